@@ -1,0 +1,69 @@
+"""The `jitkern` command: one file per subcommand. The only place where errors become text and exit codes.
+
+Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted, 75 timeout,
+130 interrupted. stdout carries data, stderr progress and errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from jitkern import __version__, config
+from jitkern.errors import CacheError, JitkernError, NotCached, TargetError
+
+COMMANDS = {
+    "prewarm": "fill the cache, for this machine or any target",
+    "list": "the ops that are installed",
+    "explain": "where an op's kernels come from, what is cached, and why something is not",
+    "doctor": "what works on this machine, and the line that mends what does not",
+    "init": "write a new kernel folder",
+    "cache": "look at the cache directory and clean it",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with contextlib.ExitStack() as settings:
+            args = _parse(arguments)
+            if args.cache_dir:
+                path = config.Path(args.cache_dir).expanduser().absolute()
+                settings.enter_context(config.using(cache_dir=path, cache_dir_origin="--cache-dir"))
+            code: int = args.run(args)
+            return code
+    except JitkernError as e:
+        print(f"jitkern: {e}", file=sys.stderr)
+        return 3 if isinstance(e, CacheError) and not isinstance(e, NotCached) else 2 if isinstance(e, TargetError) else 1
+    except ValueError as e:  # a setting in the environment
+        print(f"jitkern: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jitkern: interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our stdout went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--cache-dir", metavar="DIR", help="the cache root (default: JITKERN_CACHE_DIR, else the user's cache)")
+    parser = argparse.ArgumentParser(
+        prog="jitkern", description="PyTorch kernels that compile on first use, and never again.", epilog=__doc__
+    )
+    parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        # Only the module of the command in hand is imported: `jitkern cache` must not wait for the others.
+        chosen = name == next((a for a in arguments if not a.startswith("-")), None)
+        module = importlib.import_module(f"jitkern.cli.{name}") if chosen else None
+        command = commands.add_parser(name, help=summary, description=module.__doc__ if module else None, parents=[shared])
+        if module:
+            module.configure(command, shared)
+    return parser.parse_args(arguments)

@@ -1,0 +1,63 @@
+"""Which ops and targets a command line means."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
+
+from jitkern.errors import JitkernError
+from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.register import Op
+
+
+class UnknownOp(JitkernError):
+    """No op, namespace or package has this name."""
+
+
+def choose_ops(names: list[str]) -> list[Op]:
+    """The ops that `names` mean: `softmax`, `ns::softmax`, a namespace or a package; default: every installed one.
+
+    Raises UnknownOp, listing what there is.
+    """
+    from jitkern import ops as _shipped  # noqa: F401  declares them
+    from jitkern.declare import discover, installed
+    from jitkern.register import OPS
+
+    packages = installed()
+    for module in packages.values():
+        importlib.import_module(module)
+    chosen: dict[str, Op] = {}
+    for name in names:
+        before = set(OPS)
+        found = _named(name)
+        if not found and "::" not in name and _is_package(name):
+            importlib.import_module(name)
+            discover(name)
+            found = [op for op in OPS.values() if op.name not in before] or _named(name)
+        if not found:
+            raise UnknownOp(f"`{name}` is not an op, a namespace or a package with kernels; there are: {', '.join(sorted(OPS))}")
+        chosen.update((op.name, op) for op in found)
+    return sorted((chosen or OPS).values(), key=lambda op: op.name)
+
+
+def _named(name: str) -> list[Op]:
+    from jitkern.register import OPS
+
+    wanted = {name, f"jitkern::{name}"}
+    return [op for op in OPS.values() if op.name in wanted or op.name.split("::")[0] == name]
+
+
+def _is_package(name: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return bool(spec and spec.submodule_search_locations)
+
+
+def choose_targets(texts: list[str]) -> list[Target]:
+    """The targets that were spelled, by default those of this machine. Raises TargetError."""
+    return [Target.parse(text) for text in texts] or Target.visible()

@@ -1,0 +1,72 @@
+"""Data on stdout, as text or JSON; progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+from jitkern import config
+
+
+def print_json(**fields: object) -> None:
+    """The last line of stdout under `--json`."""
+    print(json.dumps({"schema": 1, **fields}))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Left-aligned columns."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+def human_bytes(size: float) -> str:
+    """`1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
+def human_age(seconds: float) -> str:
+    """`3 h`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def styled(text: str, code: str) -> str:
+    """`text` in an ANSI style where stdout is a terminal that wants it."""
+    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() and config.current().color else text
+
+
+class Progress:
+    """A live bar on a terminal, a line per item elsewhere; all on stderr."""
+
+    WIDTH = 24
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.live = sys.stderr.isatty()
+
+    def step(self, line: str) -> None:
+        """One more item is finished; `line` says which and how."""
+        self.done += 1
+        if not self.live:
+            print(f"[{self.done}/{self.total}] {line}", file=sys.stderr, flush=True)
+            return
+        filled = self.WIDTH * self.done // max(1, self.total)
+        bar = "#" * filled + "." * (self.WIDTH - filled)
+        sys.stderr.write(f"\r\033[K[{bar}] {self.done}/{self.total} {line[:100]}")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self.live:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

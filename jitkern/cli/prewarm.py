@@ -1,0 +1,181 @@
+"""Compile ahead of the first call, for this machine or for any target, with or without its device.
+
+A second run compiles nothing. What this machine cannot build is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+
+from jitkern import config
+from jitkern.cli.choose import choose_ops, choose_targets
+from jitkern.cli.output import Progress, print_json, print_table
+from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
+from jitkern.kernel import Variant
+from jitkern.target import Target
+
+MEMORY_PER_JOB = 2 << 30  # a build with Torch's headers takes 1.5 to 3 GB
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to build, or why it cannot even be tried."""
+
+    op: str
+    target: Target
+    variant: Variant | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report; status is built, hit, failed or skipped."""
+
+    op: str
+    variant: str
+    target: str
+    status: str
+    seconds: float = 0.0
+    path: str = ""
+    reason: str = ""
+
+
+def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="an op, a namespace or a package (default: all)")
+    parser.add_argument("--target", action="append", default=[], metavar="T", help="e.g. cuda-sm_90-cu130-torch2.11.0; repeatable")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="builds at once (default: from cores and free memory)")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a failed build")
+    parser.add_argument("--shard", type=_shard, metavar="I/N", help="build only part I (from 1) of N")
+    parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
+    parser.add_argument("--fail-on-miss", action="store_true", help="exit 1 if anything was skipped")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from jitkern import jit
+
+    started = time.perf_counter()
+    targets = choose_targets(args.target)
+    items = _plan(args.what, targets)
+    if args.shard:
+        part, parts = args.shard
+        items = [item for item in items if _number(item) % parts == part - 1]
+    jit.open_cache()
+    results = _build(items, args.jobs or _default_jobs(), keep_going=args.keep_going, refresh=args.refresh)
+    count = {status: sum(r.status == status for r in results) for status in ("built", "hit", "failed", "skipped")}
+    seconds = round(time.perf_counter() - started, 3)
+    if args.json:
+        print_json(
+            built=count["built"], hits=count["hit"], failed=count["failed"], skipped=count["skipped"], seconds=seconds,
+            results=[asdict(result) for result in results],
+        )  # fmt: skip
+    else:
+        _print(results)
+        print(
+            f"{count['built']} built, {count['hit']} already there, {count['failed']} failed, {count['skipped']} skipped "
+            f"in {seconds:.1f} s, in {config.current().cache_dir}"
+        )
+    return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
+
+
+def _plan(what: list[str], targets: list[Target]) -> list[Item]:
+    """Every variant of every source that the samples use, for every target."""
+    items = []
+    for op in choose_ops(what):
+        for target in targets:
+            for source in op.sources.get(target.device, ()):
+                try:
+                    items += [Item(op.name, target, variant) for variant in op.variants(source, target.device)]
+                except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
+                    items.append(Item(op.name, target, None, f"its launch function failed on its samples: {e}"))
+    return items
+
+
+def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> list[Result]:
+    """Build in threads: compilers are child processes, or (NVRTC) release the interpreter lock."""
+    progress = Progress(len(items))
+    stop = threading.Event()
+    results: dict[Future[Result], Result] = {}
+    pool = ThreadPoolExecutor(jobs, thread_name_prefix="prewarm")
+    futures = [pool.submit(_build_one, item, stop, refresh) for item in items]
+    try:
+        left = set(futures)
+        while left:
+            done, left = wait(left, return_when=FIRST_COMPLETED)
+            for future in done:
+                result = results[future] = future.result()
+                progress.step(f"{result.status:7} {result.op} {result.variant} {result.target} {result.seconds:.2f} s")
+                if result.status == "failed" and not keep_going:
+                    stop.set()
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+        progress.close()
+    return [results[future] for future in futures]
+
+
+def _build_one(item: Item, stop: threading.Event, refresh: bool) -> Result:  # noqa: FBT001
+    from jitkern import jit
+
+    variant = item.variant
+    if variant is None:
+        return Result(item.op, "", str(item.target), "failed", reason=item.problem)
+    target = str(jit.exact_target(variant, item.target))
+    if stop.is_set():
+        return Result(item.op, variant.label, target, "skipped", reason="not tried after a failed build; see --keep-going")
+    started = time.perf_counter()
+    try:
+        entry, built = jit.ensure_and_tell(variant, item.target, refresh=refresh)
+        status, path, reason = "built" if built else "hit", str(entry.path), ""
+    except (CompilerNotFound, TargetError) as e:
+        status, path, reason = "skipped", "", str(e)
+    except JitkernError as e:
+        if isinstance(e, CacheError) and not isinstance(e, NotCached):
+            raise  # nothing can be kept: no use in going on
+        status, path, reason = "failed", "", str(e)
+    return Result(item.op, variant.label, target, status, round(time.perf_counter() - started, 4), path, reason)
+
+
+def _print(results: list[Result]) -> None:
+    rows = [(r.status, r.op, r.variant, r.target, f"{r.seconds:.2f} s" if r.status in ("built", "hit") else "") for r in results]
+    if rows:
+        print_table(("status", "op", "variant", "target", "time"), rows)
+    for reason in dict.fromkeys((r.status, r.reason) for r in results if r.reason):
+        print(f"{reason[0]}: {reason[1]}", file=sys.stderr)
+
+
+def _number(item: Item) -> int:
+    """The same for an item on every host, so that shards split the work without talking."""
+    return int(hashlib.sha256(f"{item.op} {item.target} {item.variant and item.variant.label}".encode()).hexdigest(), 16)
+
+
+def _default_jobs() -> int:
+    if config.current().jobs:
+        return config.current().jobs
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return cores
+    return max(1, min(cores, free // MEMORY_PER_JOB))
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
+    return int(text)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"`{text}` is not I/N with I from 1 to N")
+    return int(part), int(parts)

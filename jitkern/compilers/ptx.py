@@ -1,0 +1,94 @@
+"""A CUDA kernel's parameter types, as the compiler saw them.
+
+PTX `.param` lines tell sizes but not pointer types, so a probe kernel whose template argument is the
+kernel's own type is compiled along: its mangled name spells the types of every parameter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+from jitkern.kernel import DTYPES
+
+PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
+_ENTRY = re.compile(r"\.entry\s+(\w+)")
+_CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | {"char": "i8", "long": "i64", "unsigned long": "u64"}
+
+
+def probe(expression: str) -> str:
+    """The probe's name expression for a kernel's."""
+    return f"jitkern_probe<decltype(&{expression}), &{expression}>"
+
+
+def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
+    """(symbol, parameter codes) of the probed kernel in PTX `text`.
+
+    A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else, or ""
+    for a parameter that no argument can be passed for (a struct by value).
+    """
+    entries = _ENTRY.findall(text)
+    spelled = {entry: _demangle(entry) for entry in entries}
+    name = next(name for name in spelled.values() if name.startswith("void jitkern_probe<"))
+    types, _, kernel = name.removeprefix("void jitkern_probe<void (*)").rpartition(", &")
+    kernel = kernel.removesuffix(">()")
+    if kernel.startswith("(") and kernel.endswith("))"):
+        kernel = kernel[1:-1]
+    if not symbol:
+        symbol = next(e for e, s in spelled.items() if s == kernel or s.startswith(f"{kernel}(") or kernel.startswith(f"{e}("))
+    return symbol, [_code(parameter) for parameter in _split(types)]
+
+
+def parameter_count(text: str, symbol: str) -> int:
+    """How many parameters the entry `symbol` takes."""
+    found = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.S)
+    return found.group(1).count(".param") if found else 0
+
+
+def _split(types: str) -> list[str]:
+    """The parameters of `(float*, long long)`, commas inside <> and () apart."""
+    depth, parts, start = 0, [], 1
+    end = _closing(types)
+    for i in range(1, end):
+        depth += (types[i] in "<(") - (types[i] in ">)")
+        if types[i] == "," and depth == 0:
+            parts.append(types[start:i])
+            start = i + 1
+    return [part.strip() for part in [*parts, types[start:end]] if part.strip()]
+
+
+def _closing(types: str) -> int:
+    depth = 0
+    for i, c in enumerate(types):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return i
+    return len(types)
+
+
+def _code(parameter: str) -> str:
+    base = re.sub(r"\b(const|volatile|__restrict__|restrict)\b|\s*\*", "", parameter).strip()
+    code = _CODES.get(base, "")
+    return f"*{code}" if "*" in parameter and "(" not in parameter else code
+
+
+def _demangle(symbol: str) -> str:
+    library = _libstdcxx()
+    status = ctypes.c_int()
+    text = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
+    if not text:
+        return symbol
+    try:
+        return ctypes.string_at(text).decode()
+    finally:
+        _libc().free(ctypes.c_void_p(text))
+
+
+def _libstdcxx() -> ctypes.CDLL:
+    library = ctypes.CDLL("libstdc++.so.6")
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    return library
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

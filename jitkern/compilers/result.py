@@ -1,0 +1,79 @@
+"""What every compiler file shares: its result, running a tool, and turning a tool's output into an error."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jitkern import config
+from jitkern.errors import CacheError, CompileError
+from jitkern.kernel import Source, Variant
+from jitkern.manifest import LOG
+from jitkern.target import Target
+
+_FIRST_ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.M)
+
+
+@dataclass(frozen=True)
+class Built:
+    """meta: what loading needs (symbols, parameters); compiler: who built it."""
+
+    compiler: dict[str, str]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+def run(command: Sequence[str], *, source: Source, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a tool in `folder` in the scrubbed environment; stderr joins stdout."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=config.current().build_environment(tuple(source.environment)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
+def write_log(staging: Path, command: Sequence[str], output: str) -> None:
+    """Keep the command and all it printed beside the artifacts."""
+    (staging / LOG).write_text(f"$ {shlex.join(command)}\n{output}", encoding="utf-8")
+
+
+def compile_error(variant: Variant, target: Target, command: Sequence[str], output: str, hint: str = "") -> CompileError:
+    """The error for a tool that refused the source: its first complaint, then what to do."""
+    if "No space left on device" in output or "Disk quota exceeded" in output:
+        raise CacheError(f"{variant.op} for {target}: no space is left to compile in; free some, or set JITKERN_CACHE_DIR")
+    first = _FIRST_ERROR.search(output)
+    lines = output.strip().splitlines()
+    said = first.group(0).strip() if first else lines[-1] if lines else "it said nothing"
+    what = f"`{variant.function}`" if variant.function else "its Extension"
+    return CompileError(
+        f"could not compile {what} of {variant.op} for {target}: {said}" + (f"\n{hint}" if hint else ""),
+        op=variant.op,
+        target=str(target),
+        command=shlex.join(command),
+        log=output,
+    )
+
+
+def missing_function(variant: Variant, found: Sequence[str]) -> str:
+    """A hint for a function name that the source does not contain, or ""."""
+    path = variant.source.paths[0]
+    if not variant.function or re.search(rf"\b{re.escape(variant.function)}\b", path.read_text(errors="replace")):
+        return ""
+    return f"{path} has no function `{variant.function}`; it has: {', '.join(found) or 'none'}"
+
+
+def read_dependencies(depfile: Path) -> list[str]:
+    """The files that a make-style dependency file lists."""
+    text = depfile.read_text(errors="replace").replace("\\\n", " ")
+    _, _, files = text.partition(": ")
+    return [name.replace("\0", " ") for name in files.replace("\\ ", "\0").split()]

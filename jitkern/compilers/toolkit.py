@@ -1,0 +1,111 @@
+"""Where the CUDA toolchain is: pip wheels first (no CUDA_HOME needed), then an installed toolkit."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from jitkern import config
+from jitkern.errors import CompilerNotFound, TargetError
+from jitkern.target import Target
+
+# Which wheel holds a header that NVRTC could not open.
+HEADER_WHEELS = (
+    (r"crt/", "nvidia-cuda-crt"),
+    (r"(cub|thrust|cuda|nv)/|cooperative_groups", "nvidia-cuda-cccl"),
+    (r"cuda_\w+\.h|cuda_(fp16|bf16|fp8)|mma\.h|vector_", "nvidia-cuda-runtime"),
+)
+
+
+def pip_line(wheel: str, version: tuple[int, int]) -> str:
+    """The pip line that installs `wheel` (named as for CUDA 13) for this CUDA version."""
+    major, minor = version
+    name = wheel if major >= 13 else f"{wheel}-cu{major}"
+    return f'pip install "{name}=={major}.{minor}.*"'
+
+
+@functools.cache
+def cuda_homes() -> list[Path]:
+    """Toolkit directories: CUDA_HOME, nvcc's own, then /usr/local/cuda*, newest first."""
+    settings = config.current()
+    nvcc = shutil.which("nvcc", path=settings.environment.get("PATH"))
+    homes = [settings.cuda_home] if settings.cuda_home else []
+    if nvcc:
+        homes.append(Path(nvcc).resolve().parent.parent)
+    homes += sorted(Path("/usr/local").glob("cuda*"), reverse=True)
+    return list(dict.fromkeys(home.resolve() for home in homes if (home / "include" / "cuda.h").is_file()))
+
+
+@functools.cache
+def wheel_prefixes() -> list[Path]:
+    """`nvidia/cu13` and the like (CUDA 13), `nvidia/cuda_nvrtc` and its siblings (CUDA 12)."""
+    roots = [Path(entry, "nvidia") for entry in sys.path if entry]
+    return [p for root in roots for pattern in ("cu[0-9]*", "cuda_*") for p in sorted(root.glob(pattern)) if p.is_dir()]
+
+
+@functools.cache
+def include_directories() -> list[Path]:
+    """Directories with the toolkit's headers."""
+    prefixes = [p / "include" for p in (*wheel_prefixes(), *cuda_homes())]
+    return [d for p in prefixes for d in (p, p / "cccl") if d.is_dir()]
+
+
+@functools.cache
+def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
+    """Every NVRTC on this machine: (major, minor) -> (path, library)."""
+    paths = [p for prefix in wheel_prefixes() for p in sorted((prefix / "lib").glob("libnvrtc.so.*"))]
+    paths += [p for home in cuda_homes() for p in sorted((home / "lib64").glob("libnvrtc.so.*"))]
+    found: dict[tuple[int, int], tuple[str, ctypes.CDLL]] = {}
+    for path in [*map(str, paths), "libnvrtc.so.13", "libnvrtc.so.12"]:
+        if ".alt." in path:
+            continue
+        try:
+            for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+                if ".alt." not in builtins.name:
+                    ctypes.CDLL(str(builtins))  # NVRTC <= 13.0 finds it only when it is loaded already
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        if not library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)):
+            found.setdefault((major.value, minor.value), (path, library))
+    return found
+
+
+def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
+    """The newest NVRTC that may build for `target`: same major, no newer minor.
+
+    Raises CompilerNotFound where there is none at all, TargetError where all are of other versions.
+    """
+    wanted = target.cuda_version
+    libraries = nvrtc_libraries()
+    remedy = pip_line("nvidia-cuda-nvrtc", wanted)
+    fitting = [version for version in libraries if version[0] == wanted[0] and version[1] <= wanted[1]]
+    if fitting:
+        return max(fitting), libraries[max(fitting)][1]
+    if not libraries:
+        raise CompilerNotFound(f"no NVRTC to build for {target}: {remedy}", remedy=remedy)
+    here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))
+    raise TargetError(f"NVRTC {here} cannot build for {target}, which wants {wanted[0]}.{wanted[1]} or older: {remedy}")
+
+
+@functools.cache
+def nvcc() -> tuple[str, tuple[int, int]] | None:
+    """(path, version) of nvcc, or None."""
+    settings = config.current()
+    path = shutil.which("nvcc", path=settings.environment.get("PATH"))
+    tools = [home / "bin" / "nvcc" for home in (*cuda_homes(), *wheel_prefixes())]
+    for tool in ([path] if path else []) + [str(tool) for tool in tools if tool.is_file()]:
+        try:
+            done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
+        except OSError:
+            continue
+        release = re.search(r"release (\d+)\.(\d+)", done.stdout)
+        if release:
+            return tool, (int(release.group(1)), int(release.group(2)))
+    return None

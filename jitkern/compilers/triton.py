@@ -1,0 +1,136 @@
+"""Triton, for `@triton.jit` functions: compiled without a GPU; cubin, metadata and signature go into our entry.
+
+Triton runs in a child process (`triton_worker`) with a scrubbed environment: neither its 500 MB library nor
+its own cache enters the user's process, and a crash of the compiler is an error message.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jitkern import config
+from jitkern import closure as closures
+from jitkern.closure import Closure
+from jitkern.compilers.result import Built, compile_error, write_log
+from jitkern.errors import CompileError, CompilerNotFound, TargetError
+from jitkern.kernel import Source, Variant
+from jitkern.target import Target
+
+REMEDY = "pip install triton"
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # launch keywords that Triton compiles in
+_workers = threading.local()
+
+
+class TritonCompiler:
+    """One specialisation of one function per cubin."""
+
+    def target(self, source: Source, target: Target) -> Target:
+        return target.for_device_code()
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        return tuple(source.flags)
+
+    def identity(self) -> dict[str, str]:
+        if importlib.util.find_spec("triton") is None:
+            raise CompilerNotFound(f"Triton is not installed: {REMEDY}", remedy=REMEDY)
+        return {"name": "triton", "version": importlib.metadata.version("triton")}
+
+    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        identity = self.identity()
+        if target.device != "cuda":
+            raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
+        request = {"variant": asdict(variant), "target": str(target), "staging": str(staging)}
+        command = [sys.executable, "-m", "jitkern.compilers.triton_worker"]
+        answer = _ask(command, request, variant)
+        write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
+        if "error" in answer:
+            raise compile_error(variant, target, command, f"{answer['error']}\n{answer.get('log', '')}")
+        closures.check(variant.source, closure, answer["opened"], (), variant.op)
+        return Built(identity, answer["meta"])
+
+
+@dataclass(frozen=True)
+class Function:
+    """A `@triton.jit` function as its text declares it: what a launch needs to know without Triton."""
+
+    parameters: tuple[str, ...]
+    constexprs: frozenset[str]
+    plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
+    unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
+
+
+@functools.cache
+def functions(path: str, stamp: int) -> dict[str, Function]:
+    """The jit functions of a file; `stamp` (its mtime) only keys the memo."""
+    tree = ast.parse(Path(path).read_bytes(), path)
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and (decorator := _jit_decorator(node)):
+            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            annotated = [a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.annotation]
+            found[node.name] = Function(
+                tuple(names),
+                frozenset(a.arg for a in annotated if "constexpr" in ast.unparse(a.annotation or a)),
+                frozenset(_named(decorator, "do_not_specialize", names)),
+                frozenset(_named(decorator, "do_not_specialize_on_alignment", names)),
+            )
+    return found
+
+
+def _jit_decorator(node: ast.FunctionDef) -> ast.expr | None:
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if ast.unparse(called).split(".")[-1] == "jit":
+            return decorator
+    return None
+
+
+def _named(decorator: ast.expr, keyword: str, names: list[str]) -> list[str]:
+    """Parameters that a list keyword of the decorator gives, by name or position."""
+    for item in decorator.keywords if isinstance(decorator, ast.Call) else []:
+        if item.arg == keyword:
+            with contextlib.suppress(ValueError):
+                return [names[v] if isinstance(v, int) else str(v) for v in ast.literal_eval(item.value)]
+    return []
+
+
+def _ask(command: list[str], request: dict[str, object], variant: Variant) -> dict[str, object]:
+    """Send one request to this thread's worker, which is started when there is none, and ends when idle."""
+    for attempt in (1, 2):
+        worker: subprocess.Popen[str] | None = getattr(_workers, "process", None)
+        if worker is None or worker.poll() is not None or _workers.pid != os.getpid():
+            worker = _workers.process = _start(command, variant.source)
+            _workers.pid = os.getpid()
+        assert worker.stdin and worker.stdout
+        try:
+            worker.stdin.write(json.dumps(request) + "\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            answer: dict[str, object] = json.loads(line)
+            return answer
+        _workers.process = None
+        if attempt == 2 or worker.wait() != 0:  # 0: it ended for being idle, just before we wrote
+            break
+    raise CompileError(
+        f"{variant.op}: Triton's compiler process ended with status {worker.returncode} on `{variant.function}`", op=variant.op
+    )
+
+
+def _start(command: list[str], source: Source) -> subprocess.Popen[str]:
+    environment = config.current().build_environment(tuple(source.environment))
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)

@@ -1,0 +1,178 @@
+"""The child process that runs Triton: one JSON request a line on stdin, one JSON answer a line on stdout.
+
+It ends when its parent closes the pipe (or dies), or after being idle for a while.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import io
+import json
+import re
+import select
+import sys
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jitkern.compilers import ptx
+from jitkern.kernel import DTYPES, SOURCES, Source, Variant
+from jitkern.target import Target
+
+IDLE = 20.0  # seconds
+
+
+def main() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a kernel's module prints must not reach the pipe
+    while select.select([sys.stdin], [], [], IDLE)[0]:
+        line = sys.stdin.readline()
+        if not line:
+            return
+        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    variant = _variant(request["variant"])
+    log = io.StringIO()
+    try:
+        with redirect_stdout(log), redirect_stderr(log):
+            meta, opened = _compile(variant, Target.parse(request["target"]), Path(request["staging"]))
+    except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
+        return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
+    return {"meta": meta, "opened": opened, "log": log.getvalue()}
+
+
+def _variant(fields: dict[str, Any]) -> Variant:
+    source = fields.pop("source")
+    include = [i["path"] for i in source.pop("include")]
+    for name in ("template", "options"):
+        fields[name] = tuple(map(tuple, fields[name]))
+    return Variant(source=SOURCES["triton"](include=include, **source), signature=tuple(fields.pop("signature")), **fields)
+
+
+def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str, Any], list[str]]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    triton.knobs.cache.dir = str(staging / "build")
+    fn = _function(variant)
+    template = {name: _constant(value) for name, value in variant.template}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    classes = iter(variant.signature)
+    parameters = []
+    for index, name in enumerate(fn.arg_names):
+        if name in template:
+            signature[name], constants[index,] = "constexpr", template[name]
+            continue
+        kind, _, aligned = next(classes).partition(":")
+        if kind in ("1", "None"):
+            signature[name], constants[index,] = "constexpr", {"1": 1, "None": None}[kind]
+            continue
+        pointer = "*" if kind.startswith("*") else ""
+        signature[name] = pointer + DTYPES[kind.removeprefix("*")].triton
+        if aligned:
+            attributes[index,] = [["tt.divisibility", int(aligned)]]
+        parameters.append(kind)
+    source = ASTSource(fn, signature, constants, attributes)
+    arch = int(re.sub(r"\D", "", target.arch))
+    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(variant.options))
+    (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+    return _meta(kernel, parameters), _modules(fn)
+
+
+def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
+    metadata = kernel.metadata
+    scratch = ptx.parameter_count(kernel.asm["ptx"], metadata.name) - len(parameters)
+    for name in ("global_scratch_size", "profile_scratch_size"):
+        if getattr(metadata, name, 0):
+            raise NotImplementedError(f"the kernel needs scratch memory ({name}), which jitkern does not allocate yet")
+    return {
+        "artifact": "kernel.cubin",
+        "symbol": metadata.name,
+        "parameters": parameters,
+        "scratch": scratch,
+        "block": 32 * metadata.num_warps,
+        "smem": metadata.shared,
+        "cluster": metadata.num_ctas,
+        "pdl": bool(getattr(metadata, "launch_pdl", False)),
+        "cooperative": bool(getattr(metadata, "launch_cooperative_grid", False)),
+    }
+
+
+def _function(variant: Variant) -> Any:
+    from triton.runtime.jit import JITFunction
+
+    module = _module(variant.source)
+    fn = getattr(module, variant.function, None)
+    if isinstance(fn, JITFunction):
+        return fn
+    path = variant.source.paths[0]
+    if fn is not None:
+        raise TypeError(f"`{variant.function}` in {path} is a {type(fn).__name__}, not a plain @triton.jit function")
+    names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
+    raise AttributeError(f"{path} has no function `{variant.function}`; it has: {', '.join(names) or 'none'}")
+
+
+def _module(source: Source) -> ModuleType:
+    path = source.paths[0]
+    if source.package:
+        return importlib.import_module(f"{source.package}.{path.stem}")
+    spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _modules(fn: Any) -> list[str]:
+    """The files of this jit function and of every jit function it calls, Triton's own apart."""
+    from triton.runtime.jit import JITFunction
+
+    files, queue, seen = [], [fn], set()
+    while queue:
+        f = queue.pop()
+        if f in seen or f.fn.__module__.partition(".")[0] == "triton":
+            continue
+        seen.add(f)
+        files.append(inspect.getfile(f.fn))
+        used = {*f.fn.__code__.co_names}
+        values = [f.fn.__globals__.get(name) for name in used]
+        values += [getattr(v, n, None) for v in values if isinstance(v, ModuleType) for n in used]
+        queue += [value for value in values if isinstance(value, JITFunction)]
+    return files
+
+
+def _constant(value: Any) -> Any:
+    """A constexpr: a dtype's short name becomes Triton's dtype, all else stays."""
+    import triton.language as tl
+
+    return getattr(tl, _LANGUAGE.get(DTYPES[value].triton, DTYPES[value].torch)) if isinstance(value, str) else value
+
+
+_LANGUAGE = {"i1": "int1", "fp8e4nv": "float8e4nv", "fp8e5": "float8e5"}
+
+
+def _explain(e: Exception, variant: Variant) -> str:
+    """`file(line): error: message`, the form of the other compilers."""
+    path, line = str(variant.source.paths[0]), None
+    node = getattr(e, "node", None)
+    if isinstance(e, SyntaxError):
+        path, line = e.filename or path, e.lineno
+    elif node is not None:
+        text = Path(path).read_text().splitlines()
+        start = next((n for n, row in enumerate(text, 1) if re.match(rf"\s*def {re.escape(variant.function)}\b", row)), 1)
+        line = start + node.lineno - 1
+    message = next((row for row in reversed(str(e).splitlines()) if row.strip()), type(e).__name__)
+    return f"{path}{f'({line})' if line else ''}: error: {message.strip()}"
+
+
+if __name__ == "__main__":
+    main()

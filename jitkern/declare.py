@@ -1,0 +1,64 @@
+"""All that a kernel author sees: `kernel(...)`, the kinds of source, and how modules of ops are found."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from jitkern.errors import DeclarationError
+from jitkern.kernel import Cpp, Cuda, Extension, Include, Source, Triton
+from jitkern.register import OPS, Op
+
+__all__ = ["Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "discover", "installed", "kernel"]
+
+ENTRY_POINTS = "jitkern.kernels"
+_ALLOWED = {"cuda": (Cuda, Triton, Extension), "cpu": (Cpp, Extension)}
+
+
+def kernel(
+    schema: str,
+    *,
+    cuda: Source | Sequence[Source] = (),
+    cpu: Source | Sequence[Source] = (),
+    fusible: bool = False,
+) -> Op:
+    """Declare and register an op, and return it: it is the public function.
+
+    schema: a Torch schema; `name(...)` goes to the namespace `jitkern`, a package writes `mylib::name(...)`.
+    cuda, cpu: where the kernels' code is, best first; files are relative to the calling file's folder.
+    fusible: whether torch.compile should rather fuse the reference than call the kernel.
+
+    Raises DeclarationError.
+    """
+    caller = sys._getframe(1).f_globals
+    folder = str(Path(caller.get("__file__", "kernel.py")).absolute().parent)
+    package = caller.get("__package__") or ""
+    declared = {"cuda": cuda, "cpu": cpu}
+    sources: dict[str, tuple[Source, ...]] = {}
+    for device, given in declared.items():
+        listed = (given,) if isinstance(given, Source) else tuple(given)
+        wrong = [source for source in listed if not isinstance(source, _ALLOWED[device])]
+        if wrong:
+            names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
+            raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
+        sources[device] = tuple(replace(source, folder=folder, package=package) for source in listed)
+    return Op(schema, sources, fusible=fusible)
+
+
+def discover(package: str) -> list[Op]:
+    """Import `<package>/<folder>/kernel.py` of every folder, and return the ops they declare, by name."""
+    paths = importlib.import_module(package).__path__
+    before = set(OPS)
+    for root in paths:
+        for path in sorted(Path(root).glob("*/kernel.py")):
+            importlib.import_module(f"{package}.{path.parent.name}.kernel")
+    return sorted((op for name, op in OPS.items() if name not in before), key=lambda op: op.name)
+
+
+def installed() -> dict[str, str]:
+    """The modules that installed packages list under the entry-point group `jitkern.kernels`: name -> module."""
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}

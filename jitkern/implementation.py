@@ -1,0 +1,137 @@
+"""What Torch calls for an op on one device type: the first source that fits, else the reference."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitkern import config, jit
+from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
+from jitkern.gradient import recording
+from jitkern.kernel import Extension, Source, Variant
+from jitkern.launch.python import Kernels, Runner
+from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.register import Op
+
+_log = logging.getLogger(__name__)
+
+
+class Implementation:
+    """Registered once per op and device type, and never replaced: replacing races with calls inside Torch."""
+
+    def __init__(self, op: Op, device: str) -> None:
+        self.op = op
+        self.device = device
+        self._runners: dict[tuple[int, int | None], Runner] = {}
+        self._announced: set[str] = set()
+        self._pinned = False  # to the reference: gradients were recorded through it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        device = self._device_of(args)
+        reasons: list[JitkernError] = []
+        for source in () if self._pinned else self._sources():
+            try:
+                return self._run(source, device, args, kwargs)
+            except (CompilerNotFound, TargetError, CacheError) as e:
+                if e.launched:
+                    raise  # a second try could apply an in-place change twice
+                reasons.append(e)
+                if isinstance(e, NotCached) and config.current().compile == "background":
+                    self._build_later(source, device, e)
+        return self._fall_back(reasons, args, kwargs)
+
+    def _sources(self) -> list[Source]:
+        preferred = config.current().prefer
+        return sorted(self.op.sources.get(self.device, ()), key=lambda source: source.kind != preferred)
+
+    def _run(self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        runner = self._runner(source, device)
+        if isinstance(source, Extension):
+            return runner.extension()(*args, **kwargs)
+        kernels = Kernels(runner)
+        try:
+            return self.op.launcher(source, self.device)(kernels, *args, **kwargs)
+        except JitkernError as e:
+            e.launched = kernels.launched
+            raise
+
+    def _runner(self, source: Source, device: torch.device) -> Runner:
+        key = (id(source), device.index)
+        runner = self._runners.get(key)
+        if runner is None:
+            target = Target.current(self.device, device.index)
+            may_compile = config.current().compile != "background"
+            runner = self._runners.setdefault(key, Runner(self.op.name, source, target, device, may_compile=may_compile))
+        return runner
+
+    def _device_of(self, args: Sequence[Any]) -> torch.device:
+        for arg in args:
+            for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
+                    return tensor.device
+        return torch.device(self.device, torch.cuda.current_device() if self.device == "cuda" else None)
+
+    def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
+        variant: Variant = missing.variant  # type: ignore[attr-defined]
+        runner = self._runner(source, device)
+
+        def build() -> None:
+            try:
+                jit.ensure(variant, runner.target)
+            except JitkernError as e:
+                _log.warning("%s", e)
+            else:
+                runner.forget(variant)
+
+        if runner.claim(variant):
+            threading.Thread(target=build, name=f"jitkern {variant.op}", daemon=True).start()
+
+    def _fall_back(self, reasons: list[JitkernError], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        settings = config.current()
+        waiting = settings.compile == "background" and any(isinstance(e, NotCached) for e in reasons)
+        unavailable = all(isinstance(e, (CompilerNotFound, TargetError)) for e in reasons)
+        asked = settings.fallback == "reference"
+        if settings.fallback == "raise" or not (asked or unavailable or waiting or self._pinned):
+            raise self._error(reasons)
+        if waiting and recording():
+            self._pinned = True  # the numerics would change between two steps
+        why = "; ".join(map(str, reasons)) or f"no kernel is declared for {self.device}"
+        if why not in self._announced and not self._pinned:
+            self._announced.add(why)
+            _log.warning("%s on %s runs its PyTorch reference: %s", self.op.name, self.device, why)
+        return self._reference(args, kwargs)
+
+    def _error(self, reasons: list[JitkernError]) -> JitkernError:
+        if not reasons:
+            return TargetError(f"{self.op.name} has no kernel for {self.device}, and JITKERN_FALLBACK=raise")
+        telling = next((e for e in reasons if isinstance(e, CacheError)), reasons[0])
+        if len(reasons) == 1:
+            return telling
+        listed = "".join(f"\n  {source.kind}: {e}" for source, e in zip(self._sources(), reasons))
+        return type(telling)(f"{self.op.name} cannot run on {self.device}:{listed}", **vars(telling))
+
+    def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The reference's result, with the strides that the kernel's would have (and torch.compile was told)."""
+        result = self.op.run_reference(*args, **kwargs)
+        promised = self.op.overload(*map(_meta, args), **{name: _meta(value) for name, value in kwargs.items()})
+        if isinstance(result, torch.Tensor):
+            return _restride(result, promised)
+        return result and tuple(_restride(r, p) for r, p in zip(result, promised))
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return [_meta(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _restride(result: Any, promised: Any) -> Any:
+    if not isinstance(result, torch.Tensor) or result.stride() == promised.stride():
+        return result
+    return torch.empty_strided(result.shape, promised.stride(), dtype=result.dtype, device=result.device).copy_(result)

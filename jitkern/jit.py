@@ -1,0 +1,230 @@
+"""The path of one call: key, lookup, and on a miss lock, compile, publish.
+
+`ensure` serves first use, prewarm and the tests alike: prewarm is first use without the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jitkern import config, lock
+from jitkern.cache import Cache, Entry, private_root
+from jitkern.closure import closure_of
+from jitkern.compilers import Compiler, compiler_for
+from jitkern.errors import CacheError, CompileError, CompilerNotFound, JitkernError, LoadError, NotCached, UntrustedCache
+from jitkern.key import Key, make_key
+from jitkern.kernel import Variant
+from jitkern.launch.loaded import load
+from jitkern.manifest import Manifest
+from jitkern.target import Target
+
+_log = logging.getLogger(__name__)
+_callbacks: list[Callable[[Event], None]] = []
+_counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0}
+_loaded: dict[str, Any] = {}
+_locks: dict[str, threading.Lock] = {}
+_guard = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a variant: status is `hit`, `built` or `failed`; seconds is what it took."""
+
+    op: str
+    variant: str
+    target: str
+    status: str
+    seconds: float
+    path: str = ""
+    reason: str = ""
+
+
+def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
+    """Call `callback` with an Event for every hit and every compile; returns a function that stops it."""
+    _callbacks.append(callback)
+    return lambda: _callbacks.remove(callback)
+
+
+def stats() -> dict[str, float]:
+    """This process so far: hits, compiles, failures, and the seconds spent compiling."""
+    return dict(_counts)
+
+
+def exact_target(variant: Variant, target: Target) -> Target:
+    """`target` with as much as this variant's artifact depends on: platform, ABI, instruction set."""
+    return compiler_for(variant.source).target(variant.source, target)
+
+
+def key_of(variant: Variant, target: Target) -> Key:
+    """The key under which `variant` for `target` is cached. Needs no compiler."""
+    exact = exact_target(variant, target)
+    return make_key(variant, exact, compiler_for(variant.source).flags(variant.source, exact), closure_of(variant.source))
+
+
+def ensure(variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True) -> Entry:
+    """The published entry of `variant` for `target`, compiled if no layer of the cache has it.
+
+    Raises NotCached where compiling is off, CompilerNotFound, TargetError, CompileError, CacheError.
+    """
+    return ensure_and_tell(variant, target, refresh=refresh, may_compile=may_compile)[0]
+
+
+def ensure_and_tell(variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True) -> tuple[Entry, bool]:
+    """What `ensure` returns, and whether it was compiled just now."""
+    started = time.perf_counter()
+    key = key_of(variant, target)
+    entry = None if refresh else _find(key, variant)
+    if entry is None:
+        if not may_compile or config.current().compile == "never" or _capturing():
+            raise _not_cached(variant, key)
+        with _one_at_a_time(key.digest), lock.held(key.digest[:32], f"{variant.op} for {key.target}"):
+            entry = None if refresh else _find(key, variant)
+            if entry is None:
+                return _compile(variant, target, started, refresh=refresh), True
+    _report(variant, key, "hit", started, entry)
+    return entry, False
+
+
+def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any:
+    """What `variant` compiles to, callable in this process (see launch.loaded.load). Raises what `ensure` does, and LoadError."""
+    entry = ensure(variant, target, may_compile=may_compile)
+    digest = entry.manifest.digest
+    with _one_at_a_time(f"load {digest}"):
+        if digest not in _loaded:
+            try:
+                _loaded[digest] = load(variant.source, entry)
+            except LoadError as e:
+                _log.warning("%s; compiling it again", e)
+                open_cache().quarantine(entry)
+                _loaded[digest] = load(variant.source, ensure(variant, target, refresh=True, may_compile=may_compile))
+        return _loaded[digest]
+
+
+def open_cache() -> Cache:
+    """The cache of the current settings, or, warned of once, a private one where that is not trusted."""
+    settings = config.current()
+    return _open_cache(settings.cache_dir, settings.system_cache, settings.verify, settings.fsync, settings.fallback)
+
+
+@functools.lru_cache(maxsize=8)
+def _open_cache(root: Path, layers: tuple[Path, ...], verify: str, fsync: bool, fallback: str) -> Cache:  # noqa: FBT001
+    try:
+        return Cache.open(config.current())
+    except UntrustedCache as e:
+        if fallback == "raise":
+            raise
+        _log.warning("%s. Until then kernels are compiled into %s, for this process alone", e, private_root())
+        return Cache(private_root(), layers, verify=verify, fsync=False)
+
+
+def _find(key: Key, variant: Variant) -> Entry | None:
+    cache = open_cache()
+    entry = cache.find(key) or (_spill().find(key) if _spilled else None)
+    if entry and config.current().compiler == "exact":
+        with contextlib.suppress(CompilerNotFound):
+            if compiler_for(variant.source).identity() != entry.manifest.compiler:
+                return None
+    return entry
+
+
+def _compile(variant: Variant, target: Target, started: float, *, refresh: bool) -> Entry:
+    compiler = compiler_for(variant.source)
+    try:
+        entry = _into_a_cache(variant, target, compiler, started, refresh=refresh)
+    except JitkernError as e:
+        key = key_of(variant, target)
+        _counts["failures"] += 1
+        _report(variant, key, "failed", started, reason=str(e))
+        if isinstance(e, CacheError) and variant.op not in str(e):
+            raise type(e)(f"{variant.op} for {key.target}: {e}", **vars(e)) from e
+        raise
+    _counts["compiles"] += 1
+    _counts["seconds"] += time.perf_counter() - started
+    return entry
+
+
+def _into_a_cache(variant: Variant, target: Target, compiler: Compiler, started: float, *, refresh: bool) -> Entry:
+    try:
+        return _publish(open_cache(), variant, target, compiler, started, refresh=refresh)
+    except CacheError as e:
+        readonly = getattr(e, "errno", None) in (errno.EACCES, errno.EROFS, errno.EPERM)
+        if not readonly or config.current().fallback == "raise":
+            raise
+        if not _spilled:
+            _log.warning("%s. Until then kernels are compiled into %s, for this process alone", e, private_root())
+            _spilled.append(True)
+        return _publish(_spill(), variant, target, compiler, started, refresh=refresh)
+
+
+_spilled: list[bool] = []
+
+
+def _spill() -> Cache:
+    return Cache(private_root(), fsync=False)
+
+
+def _publish(cache: Cache, variant: Variant, target: Target, compiler: Compiler, started: float, *, refresh: bool) -> Entry:
+    """Compile in staging and publish, again if a source was edited meanwhile."""
+    for _ in range(3):
+        with cache.staging() as staging:
+            key = key_of(variant, target)
+            exact = compiler.target(variant.source, target)
+            built = compiler.compile(variant, exact, closure_of(variant.source), staging)
+            if key_of(variant, target) != key:
+                continue
+            if (refresh or config.current().compiler == "exact") and (old := cache.find(key)):
+                cache.replace(old)
+            seconds = round(time.perf_counter() - started, 4)
+            entry = cache.publish(key, staging, lambda artifacts: Manifest(key.inputs, artifacts, built.meta, built.compiler, seconds))
+            _report(variant, key, "built", started, entry)
+            return entry
+    raise CompileError(f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles", op=variant.op)
+
+
+def _report(variant: Variant, key: Key, status: str, started: float, entry: Entry | None = None, reason: str = "") -> None:
+    if status == "hit":
+        _counts["hits"] += 1
+    event = Event(variant.op, variant.label, key.target, status, time.perf_counter() - started, str(entry.path) if entry else "", reason)
+    level = logging.DEBUG if status == "hit" else logging.INFO
+    _log.log(level, "%s %s.%s for %s in %.3f s: %s", status, event.op, event.variant, event.target, event.seconds, event.path or reason)
+    _log.debug("key inputs: %s", key.inputs)
+    for callback in tuple(_callbacks):
+        callback(event)
+
+
+def _not_cached(variant: Variant, key: Key) -> NotCached:
+    why = (
+        "and a CUDA graph is being captured, during which nothing can be compiled" if _capturing()
+        else "and compiling is off (JITKERN_COMPILE=never)" if config.current().compile == "never"
+        else "and is being compiled in the background"
+    )  # fmt: skip
+    what = f"{variant.op} ({variant.label})" if variant.label else variant.op
+    namespace = variant.op.removeprefix("jitkern::")
+    return NotCached(
+        f"{what} for {key.target} is not cached in {open_cache().root}, {why}. "
+        f"Prewarm it: jitkern prewarm {namespace} --target {key.target}",
+        path=key.name,
+    )
+
+
+def _capturing() -> bool:
+    torch = sys.modules.get("torch")
+    return bool(torch and torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+@contextlib.contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    with _guard:
+        this = _locks.setdefault(name, threading.Lock())
+    with this:
+        yield

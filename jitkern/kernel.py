@@ -1,0 +1,188 @@
+"""Plain data: where a kernel's code comes from, and which specialisation of it is meant.
+
+Nothing here imports Torch, so a compiler's child process reads it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from jitkern.errors import DeclarationError
+
+Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
+
+
+class Dtype(NamedTuple):
+    """One element type, as Torch, CUDA C++, host C++ and Triton call it."""
+
+    torch: str
+    cuda: str
+    host: str
+    triton: str
+
+
+DTYPES = {
+    "f16": Dtype("float16", "__half", "float16", "fp16"),
+    "bf16": Dtype("bfloat16", "__nv_bfloat16", "bfloat16", "bf16"),
+    "f32": Dtype("float32", "float", "float", "fp32"),
+    "f64": Dtype("float64", "double", "double", "fp64"),
+    "f8e4m3": Dtype("float8_e4m3fn", "__nv_fp8_e4m3", "", "fp8e4nv"),
+    "f8e5m2": Dtype("float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5"),
+    "bool": Dtype("bool", "bool", "bool", "i1"),
+    "i8": Dtype("int8", "signed char", "signed char", "i8"),
+    "i16": Dtype("int16", "short", "short", "i16"),
+    "i32": Dtype("int32", "int", "int", "i32"),
+    "i64": Dtype("int64", "long long", "long long", "i64"),
+    "u8": Dtype("uint8", "unsigned char", "unsigned char", "u8"),
+    "u16": Dtype("uint16", "unsigned short", "unsigned short", "u16"),
+    "u32": Dtype("uint32", "unsigned int", "unsigned int", "u32"),
+    "u64": Dtype("uint64", "unsigned long long", "unsigned long long", "u64"),
+}
+
+
+@dataclass(frozen=True)
+class Include:
+    """A directory that `#include` searches.
+
+    Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version stands for them.
+    """
+
+    path: str
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one kind in a kernel's folder, and how to compile them.
+
+    files: names relative to the folder that declares the kernel.
+    include: more directories for `#include`; the folder and the `include` beside it are always searched.
+    flags: more compiler flags; they enter the key as they are.
+    environment: names of variables the build depends on; their values are passed on and enter the key.
+    min_compiler: the oldest compiler version that may build it, e.g. "12.8".
+    """
+
+    kind: ClassVar[str] = ""
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    one_file: ClassVar[bool] = True
+
+    files: str | Sequence[str]
+    include: Sequence[str | Include] = field(default=(), kw_only=True)
+    flags: Sequence[str] = field(default=(), kw_only=True)
+    environment: Sequence[str] = field(default=(), kw_only=True)
+    min_compiler: str = field(default="", kw_only=True)
+    folder: str = field(default="", kw_only=True)
+    package: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        files = (self.files,) if isinstance(self.files, str) else tuple(self.files)
+        include = tuple(Include(i) if isinstance(i, str) else i for i in self.include)
+        for name, value in (("files", files), ("include", include)):
+            object.__setattr__(self, name, value)
+        for name in ("flags", "environment"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        wrong = [file for file in files if Path(file).suffix not in self.suffixes]
+        if wrong or not files or (self.one_file and len(files) > 1):
+            raise DeclarationError(
+                f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "
+                f"{' or '.join(self.suffixes)}, got `{', '.join(files)}`"
+            )
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, found."""
+        return [Path(self.folder, file) for file in self.files]
+
+    @property
+    def roots(self) -> list[Include]:
+        """Where `#include` looks, in order."""
+        shared = Path(self.folder).parent / "include"
+        beside = [Include(str(shared))] if shared.is_dir() else []
+        return [Include(self.folder), *beside, *(Include(str(Path(self.folder, i.path)), i.version) for i in self.include)]
+
+
+@dataclass(frozen=True)
+class Cuda(Source):
+    """A `.cu` file of `__global__` functions, compiled by NVRTC (or nvcc where it needs host headers)."""
+
+    kind: ClassVar[str] = "nvrtc"
+    suffixes: ClassVar[tuple[str, ...]] = (".cu",)
+
+
+@dataclass(frozen=True)
+class Cpp(Source):
+    """C or C++ for the CPU: `extern "C"` functions over raw pointers, no Torch header.
+
+    native: compile for the instruction set of the machine (or the one that the target names).
+    openmp: compile and link with OpenMP.
+    """
+
+    kind: ClassVar[str] = "cc"
+    suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".c")
+
+    native: bool = field(default=False, kw_only=True)
+    openmp: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Triton(Source):
+    """A `.py` file of `@triton.jit` functions."""
+
+    kind: ClassVar[str] = "triton"
+    suffixes: ClassVar[tuple[str, ...]] = (".py",)
+
+
+@dataclass(frozen=True)
+class Extension(Source):
+    """C++ or CUDA against Torch's headers that registers itself; built by `load_inline`.
+
+    function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a plain
+    name for a pybind function (the source holds its PYBIND11_MODULE). It takes the op's arguments.
+    """
+
+    kind: ClassVar[str] = "extension"
+    suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".cu")
+    one_file: ClassVar[bool] = False
+
+    function: str = field(kw_only=True)
+
+    @property
+    def pybind(self) -> bool:
+        """Whether the artifact is a Python module rather than a library that registers ops."""
+        return "::" not in self.function
+
+
+SOURCES: dict[str, type[Source]] = {kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One specialisation of one source of one op: what is compiled as a unit.
+
+    function: the `__global__`, `extern "C"` or `@triton.jit` function; empty for an Extension.
+    template: template arguments, macros or constexprs, by name, in order.
+    signature: Triton's classes of the other arguments, e.g. `*f32:16`, `i32:16`, `1`.
+    options: Triton's compile options, e.g. num_warps.
+    """
+
+    op: str
+    source: Source
+    function: str = ""
+    template: tuple[tuple[str, Constant], ...] = ()
+    signature: tuple[str, ...] = ()
+    options: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """A short readable name, not unique: `f32`, `rows.f16.BLOCK1024`."""
+        base = self.op.split("::")[-1]
+        values = [v if isinstance(v, str) else f"{name}{v}" for name, v in self.template]
+        if self.source.kind == "triton":
+            values = sorted({part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}) + values
+        parts = ([self.function] if self.function not in ("", base) else []) + values
+        text = ".".join(parts) or (self.source.kind if self.source.kind == "extension" else "")
+        return re.sub(r"[^\w.-]", "_", text)[:80]

@@ -1,0 +1,1 @@
+"""Running a launch function, and loading and starting what was compiled."""

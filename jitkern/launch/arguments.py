@@ -1,0 +1,74 @@
+"""Checking the arguments of a kernel call against the parameters that the compiler recorded."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jitkern.errors import LaunchError
+from jitkern.kernel import DTYPES
+
+SHORT = {getattr(torch, dtype.torch): code for code, dtype in DTYPES.items() if hasattr(torch, dtype.torch)}
+CTYPES: dict[str, Any] = {
+    "*": ctypes.c_void_p, "bool": ctypes.c_bool, "f32": ctypes.c_float, "f64": ctypes.c_double,
+    "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
+    "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64,
+}  # fmt: skip
+_RANGES = {
+    f"{sign}{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1)) if sign == "i" else (0, 2**bits)
+    for sign in "iu"
+    for bits in (8, 16, 32, 64)
+}
+
+
+def values_of(what: str, parameters: Sequence[str], args: Sequence[object], device: torch.device) -> list[float | None]:
+    """What to pass for each argument: a tensor's address, or the number itself.
+
+    Raises LaunchError for a wrong count, type, dtype or device, and for a number out of range: nothing is
+    ever truncated.
+    """
+    if len(args) != len(parameters):
+        raise LaunchError(f"{what} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(args)}")
+    return [_value(what, i, code, arg, device) for i, (code, arg) in enumerate(zip(parameters, args))]
+
+
+def _value(what: str, position: int, code: str, arg: object, device: torch.device) -> float | None:
+    if code[:1] == "*":
+        if arg is None:
+            return None
+        if isinstance(arg, torch.Tensor):
+            if arg.device.type == device.type and (device.index is None or arg.device.index == device.index):
+                if _same_type(code[1:], SHORT.get(arg.dtype, "")):
+                    return arg.data_ptr()
+                raise _wrong(what, position, f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}")
+            raise _wrong(what, position, f"a tensor on {device}", f"one on {arg.device}")
+    elif isinstance(arg, bool) or code == "bool":
+        if isinstance(arg, bool) and code == "bool":
+            return arg
+    elif code in _RANGES:
+        if isinstance(arg, int):
+            low, high = _RANGES[code]
+            if low <= arg < high:
+                return arg
+            raise _wrong(what, position, f"an integer that fits {code}", str(arg))
+    elif code in ("f32", "f64") and isinstance(arg, (int, float)):
+        return float(arg)
+    elif not code:
+        raise LaunchError(f"{what}: parameter {position} has a type that no argument can be passed for (a struct by value?)")
+    raise _wrong(what, position, "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`")
+
+
+def _same_type(pointee: str, dtype: str) -> bool:
+    """Equal, or integers (and bool) of one width, or a pointer to a type Torch has not."""
+    if pointee in ("", dtype):
+        return True
+    widths = {"bool": "8"}
+    integers = pointee in _RANGES and (dtype in _RANGES or dtype == "bool")
+    return integers and pointee[1:] == widths.get(dtype, dtype[1:])
+
+
+def _wrong(what: str, position: int, wanted: str, got: str) -> LaunchError:
+    return LaunchError(f"{what}: argument {position} must be {wanted}, got {got}")

@@ -1,0 +1,121 @@
+"""The CUDA driver through ctypes: loading a cubin once for all devices, and launching it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, Union, c_byte, c_int, c_uint, c_void_p
+from typing import Any
+
+from jitkern.errors import LaunchError, LoadError
+from jitkern.launch.arguments import CTYPES
+
+_INVALID_CONTEXT = 201
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_DEFAULT_SHARED = 48 << 10
+_COOPERATIVE, _CLUSTER, _PDL = 2, 4, 6  # CUlaunchAttributeID
+
+
+class _Value(Union):
+    _fields_ = (("pad", c_byte * 64), ("cluster", c_uint * 3), ("flag", c_int))
+
+
+class _Attribute(Structure):
+    _fields_ = (("id", c_int), ("pad", c_byte * 4), ("value", _Value))
+
+
+class _Config(Structure):
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("smem", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_Attribute)),
+        ("count", c_uint),
+    )
+
+
+class CudaFunction:
+    """A `__global__` function of a loaded cubin. `meta` is the manifest's."""
+
+    def __init__(self, cubin: bytes, meta: dict[str, Any], what: str) -> None:
+        self.parameters: list[str] = meta["parameters"]
+        self.meta = meta
+        self._what = what
+        self._image = cubin  # the driver may read it lazily
+        self._shared: dict[int, int] = {}
+        library, self._kernel = c_void_p(), c_void_p()
+        driver = _driver()
+        _check(driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0), f"loading {what}", LoadError)
+        symbol = meta["symbol"].encode()
+        _check(driver.cuLibraryGetKernel(ctypes.byref(self._kernel), library, symbol), f"finding `{meta['symbol']}` in {what}", LoadError)
+
+    def launch(
+        self,
+        values: Sequence[float | None],
+        device: int,
+        stream: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        smem: int = 0,
+        cluster: tuple[int, int, int] | None = None,
+        *,
+        cooperative: bool = False,
+        pdl: bool = False,
+    ) -> None:
+        """Start it on `stream` of `device`; `values` match `parameters`. A grid with a 0 launches nothing.
+
+        Raises LaunchError with the driver's reason and the launch configuration.
+        """
+        if 0 in grid:
+            return
+        if smem > _DEFAULT_SHARED:
+            self._allow_shared(smem, device)
+        cells = [CTYPES[code[0] if code[0] == "*" else code](value) for code, value in zip(self.parameters, values)]
+        cells += [c_void_p()] * self.meta.get("scratch", 0)
+        pointers = (c_void_p * max(1, len(cells)))(*[ctypes.addressof(cell) for cell in cells])
+        attributes = _attributes(cluster, cooperative=cooperative, pdl=pdl)
+        config = _Config((c_uint * 3)(*grid), (c_uint * 3)(*block), smem, stream, attributes, len(attributes))
+        driver = _driver()
+        result = driver.cuLaunchKernelEx(ctypes.byref(config), self._kernel, pointers, None)
+        if result == _INVALID_CONTEXT:  # a thread that has not used CUDA yet: nothing was launched
+            _enter_primary_context(device)
+            result = driver.cuLaunchKernelEx(ctypes.byref(config), self._kernel, pointers, None)
+        if result:
+            _check(result, f"launching {self._what} with grid={grid} block={block} smem={smem}", LaunchError)
+
+    def _allow_shared(self, smem: int, device: int) -> None:
+        if self._shared.get(device, 0) < smem:
+            result = _driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, smem, self._kernel, device)
+            _check(result, f"reserving {smem} bytes of shared memory for {self._what}", LaunchError)
+            self._shared[device] = smem
+
+
+def _attributes(cluster: tuple[int, int, int] | None, *, cooperative: bool, pdl: bool) -> ctypes.Array[_Attribute]:
+    chosen: list[_Attribute] = []
+    if cluster:
+        chosen.append(_Attribute(_CLUSTER, value=_Value(cluster=(c_uint * 3)(*cluster))))
+    chosen += [_Attribute(name, value=_Value(flag=1)) for name, wanted in ((_COOPERATIVE, cooperative), (_PDL, pdl)) if wanted]
+    return (_Attribute * len(chosen))(*chosen)
+
+
+def _enter_primary_context(device: int) -> None:
+    context = c_void_p()
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"entering device {device}", LaunchError)
+    _check(_driver().cuCtxSetCurrent(context), f"entering device {device}", LaunchError)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as e:
+        raise LoadError(f"no CUDA driver: {e}") from e
+
+
+def _check(result: int, doing: str, error: type[LoadError | LaunchError]) -> None:
+    if result:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(text))
+        raise error(f"CUDA error {result} ({(text.value or b'unknown').decode()}) when {doing}", code=result)

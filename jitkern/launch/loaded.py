@@ -1,0 +1,67 @@
+"""Making a published entry callable in this process. No compiler, no Triton, no subprocess."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from jitkern.cache import Entry
+from jitkern.errors import LoadError
+from jitkern.kernel import Source
+from jitkern.launch.arguments import CTYPES
+from jitkern.launch.driver import CudaFunction
+
+
+class HostFunction:
+    """An `extern "C"` function of a loaded library."""
+
+    def __init__(self, entry: Entry) -> None:
+        meta = entry.manifest.meta
+        self.parameters: list[str] = meta["parameters"]
+        self._function = _open(entry)[meta["symbol"]]
+        self._function.restype = None
+        self._function.argtypes = [CTYPES.get(code[:1] if code[:1] == "*" else code) for code in self.parameters]
+
+    def call(self, values: list[float | None]) -> None:
+        """Run it; `values` match `parameters`."""
+        self._function(*values)
+
+
+def load(source: Source, entry: Entry) -> Any:
+    """A CudaFunction, a HostFunction, or for an Extension the function itself. Raises LoadError."""
+    try:
+        if source.kind in ("nvrtc", "triton"):
+            meta = entry.manifest.meta
+            return CudaFunction(entry.read(meta["artifact"]), meta, f"`{meta['symbol']}`")
+        return HostFunction(entry) if source.kind == "cc" else _extension(entry)
+    except (OSError, ImportError, AttributeError, ValueError, KeyError, TypeError) as e:
+        raise LoadError(f"could not load {entry.path}: {e}") from e
+
+
+def _open(entry: Entry) -> ctypes.CDLL:
+    """dlopen knows a library by its path; artifact names carry a digest of their content, so a rebuilt one is another."""
+    return ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
+
+
+def _extension(entry: Entry) -> Callable[..., Any]:
+    import torch
+
+    meta = entry.manifest.meta
+    path = str(entry.path / meta["artifact"])
+    if meta["module"]:
+        loader = importlib.machinery.ExtensionFileLoader(meta["module"], path)
+        spec = importlib.util.spec_from_file_location(meta["module"], path, loader=loader)
+        assert spec
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        sys.modules.setdefault(meta["module"], module)
+        found: Callable[..., Any] = getattr(module, meta["function"])
+        return found
+    torch.ops.load_library(path)
+    namespace, _, name = meta["function"].partition("::")
+    overload: Callable[..., Any] = getattr(getattr(torch.ops, namespace), name).default
+    return overload

@@ -1,0 +1,76 @@
+"""`manifest.json`, the last file written into an entry: every key input in clear, and each artifact's hash.
+
+Canonical JSON whose last field is the SHA-256 of the bytes before it. Parsing is strict and size-capped:
+anything odd is a ValueError, which the cache treats as a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jitkern.key import canonical, digest_of
+
+NAME = "manifest.json"
+LOG = "compile.log"
+MAX_BYTES = 4 << 20
+_SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}\n')
+_SEAL_BYTES = len(b',"sha256":""}\n') + 64
+_ARTIFACT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Size in bytes and SHA-256, in hex, of a file."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Artifact:
+        """The artifact that `data` is."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an entry holds and what it was made from.
+
+    meta: what loading needs to know (symbols, parameters); compiler: who built it; seconds: how long it took.
+    """
+
+    inputs: dict[str, Any]
+    artifacts: dict[str, Artifact]
+    meta: dict[str, Any] = field(default_factory=dict)
+    compiler: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def digest(self) -> str:
+        """Recomputed from the inputs, so that an entry cannot claim to be another."""
+        return digest_of(self.inputs)
+
+    def encode(self) -> bytes:
+        """The file's bytes."""
+        body = canonical(asdict(self))[:-1]
+        return body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """The manifest in `data`. Raises ValueError for anything that `encode` would not have written."""
+        seal = _SEAL.fullmatch(data[-_SEAL_BYTES:])
+        body = data[:-_SEAL_BYTES]
+        if not seal or hashlib.sha256(body).hexdigest().encode() != seal.group(1):
+            raise ValueError("its checksum does not match its content")
+        fields = json.loads(body + b"}")
+        try:
+            artifacts = {name: Artifact(**artifact) for name, artifact in fields.pop("artifacts").items()}
+            manifest = cls(artifacts=artifacts, **fields)
+        except (AttributeError, KeyError, TypeError) as e:
+            raise ValueError(f"it has not the expected fields: {e}") from e
+        if not artifacts or not all(map(_ARTIFACT_NAME.fullmatch, artifacts)):
+            raise ValueError("it lists no artifact, or one with an odd name")
+        return manifest

@@ -1,0 +1,164 @@
+"""An op in Torch: schema, kernels per device, fake and gradient, one registration per key, made at declaration.
+
+What is registered is a Python function that readies the kernel on its first call and stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from jitkern.errors import DeclarationError
+from jitkern.gradient import Gradient
+from jitkern.implementation import Implementation
+from jitkern.kernel import Extension, Source, Variant
+from jitkern.launch.python import Kernels, ignore, variant_of, with_light_torch
+
+OPS: dict[str, Op] = {}
+DEVICES = ("cuda", "cpu")
+_libraries: dict[str, torch.library.Library] = {}
+
+Function = Callable[..., Any]
+
+
+class Op:
+    """One op: a PyTorch reference, and kernels that compute it faster. Calling it calls the registered op.
+
+    `sources` maps "cuda" and "cpu" to the sources declared for them, in order of preference. The
+    decorators `reference`, `launch`, `fake`, `backward` and `samples` complete the declaration.
+    """
+
+    def __init__(self, schema: str, sources: dict[str, tuple[Source, ...]], *, fusible: bool = False) -> None:
+        self.name, self.schema = _parse(schema)
+        self.sources = sources
+        self.fusible = fusible
+        self.launchers: dict[str, Function] = {}
+        self.gradient: Gradient | None = None
+        self._reference: Function | None = None
+        self._fake: Function | None = None
+        self._samples: Callable[[str], Iterator[Any]] | None = None
+        _check_extensions(self.name, sources)
+        self.overload = self._register()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.overload(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<op {self.schema}>"
+
+    def reference(self, function: Function) -> Function:
+        """Decorator: the op in plain Torch, its oracle and its fallback."""
+        self._reference = function
+        return function
+
+    def launch(self, *kinds: str) -> Callable[[Function], Function]:
+        """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds of source."""
+        known = {*DEVICES, "nvrtc", "triton", "cc"}
+        if not kinds or not known.issuperset(kinds):
+            raise DeclarationError(f"{self.name}: launch() takes some of {', '.join(sorted(known))}, got {kinds}")
+
+        def keep(function: Function) -> Function:
+            self.launchers.update(dict.fromkeys(kinds, with_light_torch(function)))
+            return function
+
+        return keep
+
+    def fake(self, function: Function) -> Function:
+        """Decorator: shapes, dtypes and strides of the outputs; without it the launch function tells them."""
+        self._fake = with_light_torch(function)
+        return function
+
+    def backward(self, function: Function) -> Function:
+        """Decorator: the gradient. See `jitkern.gradient.Gradient` for what it is called with and returns."""
+        if self.gradient:
+            raise DeclarationError(f"{self.name}: it has a backward already")
+        self.gradient = Gradient(self.name, self.overload, function)
+        _library(self.name).impl(self.name.split("::")[1], self.gradient, "Autograd")
+        return function
+
+    def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
+        """Decorator: `f(device)` yields argument tuples (or a lone tensor) for tests, benches and prewarm."""
+        self._samples = function
+        return function
+
+    def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
+        """The samples as argument tuples."""
+        drawn = self._samples(device) if self._samples else ()
+        return [sample if isinstance(sample, tuple) else (sample,) for sample in drawn]
+
+    def run_reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The reference on these arguments. Raises DeclarationError if the op has none."""
+        if self._reference is None:
+            raise DeclarationError(f"{self.name} has no reference")
+        return self._reference(*args, **kwargs)
+
+    def launcher(self, source: Source, device: str) -> Function:
+        """The launch function for this source. Raises DeclarationError where there is none."""
+        found = self.launchers.get(source.kind) or self.launchers.get(device)
+        if not found:
+            raise DeclarationError(f"{self.name} has no launch function for {source.kind}: add @{self.name.split('::')[1]}.launch({device!r})")
+        return found
+
+    def variants(self, source: Source, device: str) -> list[Variant]:
+        """The variants of `source` that the samples use, found on meta tensors: no device is needed."""
+        if isinstance(source, Extension):
+            return [Variant(self.name, source)]
+        found: dict[Variant, None] = {}
+        launcher = self.launcher(source, device)
+        kernels = Kernels(lambda call: found.update({variant_of(self.name, source, call)[0]: None}))
+        for args in self.sample_inputs("meta"):
+            launcher(kernels, *args)
+        return list(found)
+
+    def _register(self) -> Any:
+        library, name = _library(self.name), self.name.split("::")[1]
+        if self.name in OPS:
+            raise DeclarationError(f"{self.name} is declared twice")
+        library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
+        for device in DEVICES:
+            library.impl(name, Implementation(self, device), device.upper())
+        library.impl(name, lambda *args, **kwargs: self.run_reference(*args, **kwargs), "CompositeExplicitAutograd")
+        torch.library.register_fake(self.name, self._run_fake, lib=library)
+        OPS[self.name] = self
+        return getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
+
+    def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fake:
+            return self._fake(*args, **kwargs)
+        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        for kind in (*(s.kind for s in self.sources.get(device, ())), device, *self.launchers):
+            if kind in self.launchers:
+                return self.launchers[kind](Kernels(ignore), *args, **kwargs)
+        return self.run_reference(*args, **kwargs)
+
+
+def _library(op: str) -> torch.library.Library:
+    """One for all ops of a namespace: dropping it would take their registrations back."""
+    namespace = op.split("::")[0]
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    return _libraries[namespace]
+
+
+def _parse(schema: str) -> tuple[str, str]:
+    """(qualified name, qualified schema); the namespace is `jitkern` where none is given. Raises DeclarationError."""
+    if not re.match(r"\w+::", schema):
+        schema = f"jitkern::{schema}"
+    try:
+        parsed = torch._C.parse_schema(schema)
+    except RuntimeError as e:
+        raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).splitlines()[0]}") from e
+    if any(value.alias_info for value in parsed.returns):
+        raise DeclarationError(f"`{schema}`: torch.compile refuses an op that returns an argument; return only new tensors")
+    if any(str(value.type) in ("number", "Scalar") for value in parsed.arguments):
+        raise DeclarationError(f"`{schema}`: Scalar arguments are not supported; use float or int")
+    return parsed.name, schema
+
+
+def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None:
+    for source in (source for declared in sources.values() for source in declared):
+        if isinstance(source, Extension) and source.function == name:
+            raise DeclarationError(f"{name}: the Extension {source.files[0]} must register its function under another name")

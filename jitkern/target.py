@@ -1,0 +1,208 @@
+"""What an artifact is built for: `cuda-sm_90-cu130-torch2.11.0`, `cpu-x86_64-torch2.13.0`.
+
+Device code (cubins) is keyed by that alone and crosses machines. Host code carries more: its platform
+(`…-linux_x86_64`) and, for an Extension, the ABI it was compiled against (`…-cxx11_glibc2.36_cp311`).
+A CPU arch may name its instruction set (`x86_64_v3`); without one, a build that asks for the native
+instruction set takes that of the machine it runs on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass, replace
+
+from jitkern import config
+from jitkern.errors import TargetError
+
+EXAMPLES = "`cuda-sm_90-cu130-torch2.11.0` or `cpu-x86_64-torch2.13.0`"
+_PATTERN = re.compile(
+    r"""(?:cuda-(?P<sm>sm_[1-9]\d{1,2}[af]?)-cu(?P<cuda>\d{2,3}) | cpu-(?P<cpu>[a-z][a-z0-9_]*))
+        -torch(?P<torch>\d+\.\d[\w.+!]*)
+        (?:-(?P<platform>[a-z]+_[a-z0-9_]+))?
+        (?:-(?P<abi>cxx11[\w.]*))?""",
+    re.VERBOSE,
+)
+_PUBLIC = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+)?)(?:\+(?:cpu|cu\d+|rocm[\d.]+|xpu))?")
+_LEVELS = (  # x86-64 psABI levels, each on top of the one before
+    ("v2", {"sse4_1", "sse4_2", "ssse3", "popcnt", "cx16"}),
+    ("v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}),
+    ("v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device, its arch, and the CUDA and Torch versions to build for. `Target.parse(str(t)) == t`."""
+
+    device: str
+    arch: str
+    cuda: str
+    torch: str
+    platform: str = ""
+    abi: str = ""
+
+    def __str__(self) -> str:
+        toolkit = f"-cu{self.cuda}" if self.cuda else ""
+        tail = "".join(f"-{part}" for part in (self.platform, self.abi) if part)
+        return f"{self.device}-{self.arch}{toolkit}-torch{self.torch}{tail}"
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """The target that `text` spells. Raises TargetError."""
+        match = _PATTERN.fullmatch(text)
+        if not match:
+            raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}")
+        part = match.groupdict(default="")
+        device, arch = ("cuda", part["sm"]) if part["sm"] else ("cpu", part["cpu"])
+        return cls(device, arch, part["cuda"], short_version(part["torch"]), part["platform"], part["abi"])
+
+    @classmethod
+    def current(cls, device: str = "cpu", index: int | None = None) -> Target:
+        """The target of this machine's `device`; for `cuda`, of the GPU `index` (default: the first).
+
+        No CUDA context is created to find it. Raises TargetError where there is no such device.
+        """
+        import torch
+
+        if device == "cpu":
+            return cls("cpu", _machine(), "", short_version(torch.__version__))
+        if device != "cuda":
+            raise TargetError(f"`{device}` is not a device jitkern compiles for: expected `cuda` or `cpu`")
+        if not torch.version.cuda:
+            raise TargetError(f"Torch {torch.__version__} is built without CUDA, so this machine has no cuda target")
+        return cls._cuda(_capability(index or 0), torch.version.cuda, torch.__version__)
+
+    @classmethod
+    def visible(cls) -> list[Target]:
+        """Every target of this machine: the CPU, then each arch among the visible GPUs."""
+        import torch
+
+        targets = [cls.current("cpu")]
+        if torch.version.cuda:
+            found = {capability: None for capability in _nvml_capabilities()}
+            targets += [cls._cuda(c, torch.version.cuda, torch.__version__) for c in found]
+        return targets
+
+    @classmethod
+    def _cuda(cls, capability: tuple[int, int], cuda: str, torch_version: str) -> Target:
+        major, minor = capability
+        return cls("cuda", f"sm_{major}{minor}", cuda.replace(".", ""), short_version(torch_version))
+
+    @property
+    def cuda_version(self) -> tuple[int, int]:
+        """(major, minor) of the CUDA toolkit."""
+        return int(self.cuda[:-1]), int(self.cuda[-1])
+
+    def for_device_code(self) -> Target:
+        """Without what only host code depends on."""
+        return replace(self, platform="", abi="")
+
+    def for_host_code(self, *, abi: str = "", native: bool = False) -> Target:
+        """With the platform, and where asked the ABI and the native instruction set, spelled out."""
+        arch = self.arch
+        if self.device == "cpu":
+            base, _, level = arch.partition("_v")
+            arch = base if not native else arch if level else base + _isa_level()
+        return replace(self, arch=arch, platform=self.platform or this_platform(), abi=abi or self.abi)
+
+
+def short_version(version: str) -> str:
+    """`2.11.0` for any public build of release 2.11.0; any other version whole."""
+    match = _PUBLIC.fullmatch(version)
+    return match.group(1) if match else version
+
+
+def this_platform() -> str:
+    """`linux_x86_64` and the like."""
+    return f"{sys.platform}_{_machine()}"
+
+
+def this_abi(*, python: bool) -> str:
+    """What an Extension built here depends on besides Torch: C++ ABI, glibc, and Python where pybind."""
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if sys.platform == "linux" else None
+    tag = f"_cp{sys.version_info.major}{sys.version_info.minor}" if python else ""
+    return "cxx11_" + (libc or "libc").replace(" ", "") + tag
+
+
+def _machine() -> str:
+    return {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+
+
+@functools.cache
+def _isa_level() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    except OSError:
+        return ""
+    level = ""
+    for name, needed in _LEVELS:
+        if not needed <= flags:
+            break
+        level = f"_{name}"
+    return level
+
+
+def _capability(index: int) -> tuple[int, int]:
+    import torch
+
+    if torch.cuda.is_initialized():
+        return torch.cuda.get_device_capability(index)
+    found = _nvml_capabilities()
+    if index < len(found):
+        return found[index]
+    if not found:
+        raise TargetError(f"no visible GPU; to build without one, name the target, e.g. {EXAMPLES}")
+    raise TargetError(f"there is no GPU {index}: {len(found)} visible")
+
+
+def _nvml_capabilities() -> list[tuple[int, int]]:
+    """Compute capability of each visible GPU, asked of NVML, which needs no CUDA context."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    if nvml.nvmlInit_v2():
+        return []
+    try:
+        return [found for device in _visible_devices(nvml) if (found := _nvml_capability(nvml, device))]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _visible_devices(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
+    """NVML handles in the order of CUDA_VISIBLE_DEVICES, which names them by number or UUID."""
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    handles: list[ctypes.c_void_p] = []
+    uuids: list[str] = []
+    for number in range(count.value):
+        handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
+        nvml.nvmlDeviceGetUUID(handle, uuid, len(uuid))
+        handles.append(handle)
+        uuids.append(uuid.value.decode())
+    wanted = config.current().visible_devices
+    if wanted is None:
+        return handles
+    chosen = []
+    for name in wanted.split(","):
+        name = name.strip()
+        if name.isdigit() and int(name) < len(handles):
+            chosen.append(handles[int(name)])
+        elif name and (matches := [h for h, uuid in zip(handles, uuids) if uuid.startswith(name)]):
+            chosen.append(matches[0])
+        else:
+            break  # CUDA hides every device from the first name it does not know
+    return chosen
+
+
+def _nvml_capability(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> tuple[int, int] | None:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    failed = nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+    return None if failed else (major.value, minor.value)

@@ -1,0 +1,43 @@
+// out = a * b + c on the CPU, on LibTorch's stable ABI: the same library runs on every Torch from 2.10 up.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename T>
+static void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& c) {
+  T* o = static_cast<T*>(out.data_ptr());
+  const T *x = static_cast<const T*>(a.data_ptr()), *y = static_cast<const T*>(b.data_ptr()),
+          *z = static_cast<const T*>(c.data_ptr());
+  for (int64_t i = 0; i < out.numel(); i++) o[i] = x[i] * y[i] + z[i];
+}
+
+static Tensor muladd(Tensor a, Tensor b, Tensor c) {
+  STD_TORCH_CHECK(a.numel() == b.numel() && a.numel() == c.numel(), "muladd: sizes differ, ", a.numel(), ", ", b.numel(),
+                  " and ", c.numel());
+  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type() && a.scalar_type() == c.scalar_type(), "muladd: dtypes differ");
+  a = torch::stable::contiguous(a);
+  b = torch::stable::contiguous(b);
+  c = torch::stable::contiguous(c);
+  Tensor out = torch::stable::empty_like(a);
+  switch (a.scalar_type()) {
+    case ScalarType::Float: run<float>(out, a, b, c); break;
+    case ScalarType::Double: run<double>(out, a, b, c); break;
+    case ScalarType::Half: run<torch::headeronly::Half>(out, a, b, c); break;
+    case ScalarType::BFloat16: run<torch::headeronly::BFloat16>(out, a, b, c); break;
+    default: STD_TORCH_CHECK(false, "muladd: unsupported dtype");
+  }
+  return out;
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(jitkern_extension, m) {
+  m.def("muladd_cpu(Tensor a, Tensor b, Tensor c) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(jitkern_extension, CPU, m) {
+  m.impl("muladd_cpu", TORCH_BOX(&muladd));
+}
