@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from jitkern import __version__, config
 from jitkern.errors import CacheError, JitkernError, NotCached, TargetError
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as settings:
             args = _parse(arguments)
             if args.cache_dir:
-                path = config.Path(args.cache_dir).expanduser().absolute()
+                path = Path(args.cache_dir).expanduser().absolute()
                 settings.enter_context(config.using(cache_dir=path, cache_dir_origin="--cache-dir"))
             code: int = args.run(args)
             return code

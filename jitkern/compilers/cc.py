@@ -160,7 +160,7 @@ def _prototype(variant: Variant, text: str) -> list[str]:
     names |= {"long int": "i64", "long long int": "i64", "long unsigned int": "u64", "long long unsigned int": "u64"}
     parameters = []
     for parameter in found.group(1).split(",") if found.group(1) != "void" else []:
-        words = re.sub(r"\b(const|restrict|__restrict|volatile)\b", " ", parameter)
-        base = " ".join(words.replace("*", " ").split())
+        words = re.sub(r"\b(const|restrict|volatile)\b", " ", parameter).replace("*", " * ").split()[:-1]  # less its name
+        base = " ".join(word for word in words if word != "*")
         parameters.append(("*" if "*" in words else "") + names.get(base, ""))
     return parameters

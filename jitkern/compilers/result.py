@@ -16,7 +16,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.manifest import LOG
 from jitkern.target import Target
 
-_FIRST_ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.M)
+_ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.M)
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,11 @@ def write_log(staging: Path, command: Sequence[str], output: str) -> None:
 
 
 def compile_error(variant: Variant, target: Target, command: Sequence[str], output: str, hint: str = "") -> CompileError:
-    """The error for a tool that refused the source: its first complaint, then what to do."""
+    """The error for a tool that refused the source: its first complaints, then what to do."""
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise CacheError(f"{variant.op} for {target}: no space is left to compile in; free some, or set JITKERN_CACHE_DIR")
-    first = _FIRST_ERROR.search(output)
     lines = output.strip().splitlines()
-    said = first.group(0).strip() if first else lines[-1] if lines else "it said nothing"
+    said = "\n".join(line.strip() for line in _ERROR.findall(output)[:3]) or (lines[-1] if lines else "it said nothing")
     what = f"`{variant.function}`" if variant.function else "its Extension"
     return CompileError(
         f"could not compile {what} of {variant.op} for {target}: {said}" + (f"\n{hint}" if hint else ""),

@@ -105,32 +105,57 @@ def _named(decorator: ast.expr, keyword: str, names: list[str]) -> list[str]:
     return []
 
 
-def _ask(command: list[str], request: dict[str, object], variant: Variant) -> dict[str, object]:
-    """Send one request to this thread's worker, which is started when there is none, and ends when idle."""
-    for attempt in (1, 2):
-        worker: subprocess.Popen[str] | None = getattr(_workers, "process", None)
-        if worker is None or worker.poll() is not None or _workers.pid != os.getpid():
-            worker = _workers.process = _start(command, variant.source)
-            _workers.pid = os.getpid()
-        assert worker.stdin and worker.stdout
+class Worker:
+    """A child process that runs Triton for one thread; it ends by itself when it is idle or its parent is gone."""
+
+    def __init__(self, command: list[str], source: Source) -> None:
+        environment = config.current().build_environment(tuple(source.environment))
+        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        self.owner = os.getpid()
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is alive and belongs to this process, not to one that forked it."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def ask(self, request: dict[str, object]) -> dict[str, object] | int:
+        """The answer, or the status with which the process ended instead."""
+        assert self._process.stdin and self._process.stdout
         try:
-            worker.stdin.write(json.dumps(request) + "\n")
-            worker.stdin.flush()
-            line = worker.stdout.readline()
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if line:
-            answer: dict[str, object] = json.loads(line)
+        if not line:
+            self.close()
+            return self._process.returncode
+        answer: dict[str, object] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process by closing its pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe
+                pipe.close()
+        if self.owner == os.getpid():
+            self._process.wait()
+
+    __del__ = close
+
+
+def _ask(command: list[str], request: dict[str, object], variant: Variant) -> dict[str, object]:
+    """Send one request to this thread's worker, which is started when there is none."""
+    for _ in range(2):
+        worker: Worker | None = getattr(_workers, "worker", None)
+        if worker is None or not worker.usable:
+            worker = _workers.worker = Worker(command, variant.source)
+        answer = worker.ask(request)
+        if isinstance(answer, dict):
             return answer
-        _workers.process = None
-        if attempt == 2 or worker.wait() != 0:  # 0: it ended for being idle, just before we wrote
+        _workers.worker = None
+        if answer != 0:  # 0: it ended for being idle, just as we wrote
             break
-    raise CompileError(
-        f"{variant.op}: Triton's compiler process ended with status {worker.returncode} on `{variant.function}`", op=variant.op
-    )
-
-
-def _start(command: list[str], source: Source) -> subprocess.Popen[str]:
-    environment = config.current().build_environment(tuple(source.environment))
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+    raise CompileError(f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`", op=variant.op)

@@ -173,24 +173,36 @@ class Runner:
             block = _three(what, "block", keywords.get("block"))
             smem = keywords.get("smem", 0)
         index = self.device.index
-        stream = torch.cuda.current_stream(index).cuda_stream
-        with torch.cuda.device(index):
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        before = torch.cuda._exchange_device(index)
+        try:
             function.launch(
                 values, index, stream, grid, block, smem, cluster,
                 cooperative=keywords.get("cooperative", False) or meta.get("cooperative", False),
                 pdl=keywords.get("pdl", False) or meta.get("pdl", False),
             )  # fmt: skip
+        finally:
+            torch.cuda._maybe_exchange_device(before)
 
 
 def with_light_torch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a `torch` whose `_check` does not import sympy, which costs 0.7 s on first use."""
-    if function.__globals__.get("torch") is not torch:  # type: ignore[attr-defined]
+    """The function with a `torch` whose `_check` does not import sympy, which costs 0.7 s on first use.
+
+    Functions of the same module that it calls see that `torch` too. What the module binds later is not seen.
+    """
+    if not isinstance(function, types.FunctionType) or function.__globals__.get("torch") is not torch:
         return function
-    scope = {**function.__globals__, "torch": _LightTorch("torch")}  # type: ignore[attr-defined]
-    copy = types.FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__  # type: ignore[attr-defined]
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
+    module = function.__globals__
+    scope = {**module, "torch": _LightTorch("torch")}
+    for name, value in module.items():
+        if isinstance(value, types.FunctionType) and value.__globals__ is module:
+            scope[name] = _rebound(value, scope)
+    return _rebound(function, scope)
+
+
+def _rebound(function: types.FunctionType, scope: dict[str, Any]) -> types.FunctionType:
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 

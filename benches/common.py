@@ -1,0 +1,144 @@
+"""What the benches share: the command line, the facts that each prints, and a fresh process."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import jitkern
+from jitkern.cli.output import print_json, print_table
+
+
+class ChildFailed(RuntimeError):
+    """A process that a bench started failed; the message is the end of what it wrote."""
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The command line of a bench, described by its docstring: --device, --rounds and --json."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    made.add_argument("--device", choices=("cpu", "cuda"), default=default, help="default here: %(default)s")
+    made.add_argument("--rounds", type=_positive, metavar="N", help="how often each is measured; the median counts")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
+    return int(text)
+
+
+def parsed(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options given. Exits with code 2 where they cannot be met on this machine."""
+    options = made.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        made.error("--device cuda: Torch finds no CUDA device")
+    return options
+
+
+def report(options: argparse.Namespace, header: Sequence[str], rows: Iterable[Sequence[object]], **fields: object) -> None:
+    """Print the outcome: one JSON object under --json, else what it was measured on and a table."""
+    facts = {"device": device_name(options.device), "commit": commit(), "versions": versions()}
+    if options.json:
+        print_json(**facts, **fields)
+        return
+    print(f"{facts['device']}, commit {facts['commit']}")
+    print(", ".join(f"{name} {version}" for name, version in versions().items()) + "\n")
+    print_table(header, rows)
+
+
+def versions() -> dict[str, str]:
+    """What was measured with what; `none` for what is not installed."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "triton": _installed("triton"),
+        "cupy": next((v for v in map(_installed, ("cupy", "cupy-cuda13x", "cupy-cuda12x")) if v != "none"), "none"),
+        "gcc": _output(["gcc", "-dumpfullversion"]) or "none",
+        "nvcc": _first(r"release ([\d.]+)", _output(["nvcc", "--version"])),
+        "jitkern": jitkern.__version__,
+    }
+
+
+def device_name(device: str) -> str:
+    """The model of the GPU, or of the processor."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        described = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        described = ""
+    return _first(r"model name\s*: (.+)", described, platform.processor() or platform.machine())
+
+
+def commit() -> str:
+    """The commit that was measured, `-dirty` where files differ from it; `unknown` outside a checkout."""
+    return _output(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]) or "unknown"
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _first(pattern: str, text: str, otherwise: str = "none") -> str:
+    found = re.search(pattern, text)
+    return found.group(1).strip() if found else otherwise
+
+
+@functools.cache
+def _ran(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout.strip()
+
+
+def _output(command: Sequence[str]) -> str:
+    return _ran(tuple(command))
+
+
+def private_environment(home: Path, **settings: str) -> dict[str, str]:
+    """The environment with every kernel cache under `home`, and of jitkern's settings these alone."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JITKERN_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # pip's ninja
+    caches = {
+        "JITKERN_CACHE_DIR": "jitkern",
+        "TORCH_EXTENSIONS_DIR": "extensions",
+        "TRITON_CACHE_DIR": "triton",
+        "CUPY_CACHE_DIR": "cupy",
+        "CUDA_CACHE_PATH": "driver",
+    }
+    return {**kept, "PATH": path, **{name: str(home / folder) for name, folder in caches.items()}, **settings}
+
+
+def fresh_process(module: str, *arguments: str, environment: dict[str, str], timeout: float = 1200) -> dict[str, Any]:
+    """What `python -m module arguments` prints last, as JSON. Raises ChildFailed."""
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired as e:
+        raise ChildFailed(f"no end after {timeout:.0f} s") from e
+    if done.returncode:
+        raise ChildFailed("\n".join((done.stdout + done.stderr).splitlines()[-40:]))
+    last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return last

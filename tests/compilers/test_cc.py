@@ -1,0 +1,130 @@
+"""The real C compiler."""
+
+import ctypes
+
+import pytest
+
+from jitkern import config, jit
+from jitkern.errors import CompileError, CompilerNotFound, TargetError
+from jitkern.kernel import Cpp, Variant
+from jitkern.target import Target
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Compile `text` as a kernel file and return its entry."""
+    folder = tmp_path / "kernels" / "k"
+    folder.mkdir(parents=True)
+
+    def run(text, function="k", template=(), name="k.cpp", target=None, **options):
+        (folder / name).write_text(text)
+        source = Cpp(name, folder=str(folder), **options)
+        return jit.ensure(Variant("test::k", source, function, template), target or Target.current("cpu"))
+
+    run.folder = folder
+    return run
+
+
+def parameters(entry):
+    return entry.manifest.meta["parameters"]
+
+
+def test_parameter_types_come_from_the_compiler(build):
+    entry = build(
+        """
+        #include <cstdint>
+        #define FLOATS const float* __restrict__
+        using size = int64_t;
+        struct opaque;
+        extern "C" void k(FLOATS a, double* b, size n, int i, unsigned u, bool f, uint8_t c, void* v, opaque* o, float s, long long l) {}
+        """
+    )
+    assert parameters(entry) == ["*f32", "*f64", "i64", "i32", "u32", "bool", "u8", "*", "*", "f32", "i64"]
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("f32", "*f32"), ("bf16", "*bf16"), ("f16", "*f16"), ("i64", "*i64"), ("bool", "*bool")])
+def test_template_arguments_become_macros(build, dtype, code):
+    (build.folder.parent / "include").mkdir()
+    (build.folder.parent / "include" / "float16.h").write_text("#pragma once\nstruct float16 { short b; };\nstruct bfloat16 { short b; };\n")
+    entry = build('#include "float16.h"\nextern "C" void k(T* x, int n) { x[0] = x[N]; }', template=(("T", dtype), ("N", 4)))
+    assert parameters(entry) == [code, "i32"]
+
+
+def test_no_parameters_and_noexcept(build):
+    assert parameters(build('extern "C" void k() noexcept {}')) == []
+
+
+def test_the_artifact_runs(build):
+    entry = build('extern "C" void k(int* x) { *x = 42; }')
+    value = ctypes.c_int()
+    ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"])).k(ctypes.byref(value))
+    assert value.value == 42
+
+
+def test_plain_c(build):
+    text = "#include <stdint.h>\nvoid k(float *restrict y, const double *x, int64_t n, unsigned char c, void *p) { y[0] = x[n - 1] + c; }"
+    assert parameters(build(text, name="k.c")) == ["*f32", "*f64", "i64", "u8", "*"]
+
+
+def test_openmp(build):
+    text = "#include <omp.h>\nextern \"C\" void k(int* x) {\n#pragma omp parallel\n*x = omp_in_parallel() || omp_get_max_threads() == 1; }"
+    assert parameters(build(text, openmp=True)) == ["*i32"]
+
+
+def test_native_goes_to_a_target_of_its_own(build):
+    text = 'extern "C" void k(int* x) {}'
+    plain, native = build(text), build(text, native=True)
+    assert plain.path.parent.name.startswith("cpu-x86_64-torch")
+    assert native.path != plain.path
+
+
+def test_the_artifact_is_free_of_paths(build, tmp_path):
+    entry = build('extern "C" const char* where() { return __FILE__; }\nextern "C" void k(int* x) {}')
+    assert str(tmp_path).encode() not in entry.read(entry.manifest.meta["artifact"])
+
+
+def test_a_syntax_error_names_file_and_line(build):
+    with pytest.raises(CompileError, match=r"`k` of test::k for cpu-.*kernels/k/k\.cpp:2:.*error: ") as caught:
+        build('extern "C" void k(int* x) {\n  *x = ;\n}')
+    assert "k.cpp" in caught.value.log
+    assert caught.value.command.startswith("c++ ")
+
+
+def test_an_undefined_macro_names_it(build):
+    with pytest.raises(CompileError, match=r"k\.cpp:1:.*T"):
+        build('extern "C" void k(T* x) {}')
+
+
+def test_a_missing_function_lists_what_there_is(build):
+    with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
+        build('extern "C" void k(int* x) {}', function="other")
+
+
+def test_cplusplus_linkage_is_refused(build):
+    with pytest.raises(CompileError, match=r'`k` in .* must be declared extern "C"'):
+        build("void k(int* x) { *x = 1; }")
+
+
+def test_an_include_outside_the_roots_is_refused(build, tmp_path):
+    (tmp_path / "stray.h").write_text("")
+    with pytest.raises(CompileError, match=rf"opened {tmp_path}/stray.h.*include="):
+        build(f'#define FILE "{tmp_path}/stray.h"\n#include FILE\nextern "C" void k(int* x) {{}}')
+
+
+def test_no_compiler_says_what_to_install(build):
+    with config.using(cxx="no-such-compiler"), pytest.raises(CompilerNotFound, match=r"apt-get install g\+\+") as caught:
+        build('extern "C" void k(int* x) {}')
+    assert caught.value.remedy
+
+
+def test_a_foreign_platform_is_refused(build):
+    with pytest.raises(TargetError, match="host code is built on its own platform"):
+        build('extern "C" void k(int* x) {}', target=Target.parse("cpu-riscv64-torch2.13.0-linux_riscv64"))
+
+
+def test_flags_reach_the_compiler(build):
+    build('#if !FAST\n#error\n#endif\nextern "C" void k(int* x) {}', flags=["-DFAST=1"])
+
+
+def test_the_log_stays_with_the_entry(build):
+    assert (build('extern "C" void k(int* x) {}').path / "compile.log").read_text().startswith("$ c++ -O3")

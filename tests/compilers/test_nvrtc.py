@@ -1,0 +1,186 @@
+"""The real NVRTC, which needs no GPU."""
+
+import pytest
+
+from jitkern import config, jit
+from jitkern.compilers import ptx, toolkit
+from jitkern.errors import CompileError, CompilerNotFound, TargetError
+from jitkern.kernel import Cuda, Include, Variant
+from jitkern.target import Target
+
+TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+
+pytestmark = pytest.mark.skipif(
+    not any(version[0] == 13 for version in toolkit.nvrtc_libraries()), reason="needs NVRTC 13: pip install jitkern[cuda]"
+)
+needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason="needs nvcc")
+
+
+@pytest.fixture
+def build(tmp_path):
+    folder = tmp_path / "kernels" / "k"
+    folder.mkdir(parents=True)
+
+    def run(text, function="k", template=(), target=TARGET, **options):
+        (folder / "k.cu").write_text(text)
+        return jit.ensure(Variant("test::k", Cuda("k.cu", folder=str(folder), **options), function, template), target)
+
+    run.folder = folder
+    return run
+
+
+def parameters(entry):
+    return entry.manifest.meta["parameters"]
+
+
+def test_parameter_types_of_an_extern_c_kernel(build):
+    entry = build('extern "C" __global__ void k(float* o, const double* x, long long n, int i, unsigned u, float s, bool b, char c, float2* v) {}')
+    assert parameters(entry) == ["*f32", "*f64", "i64", "i32", "u32", "f32", "bool", "i8", "*"]
+    assert entry.manifest.meta["symbol"] == "k"
+    assert entry.read("kernel.cubin")[:4] == b"\x7fELF"
+
+
+def test_template_arguments_go_by_name(build):
+    text = "template <int N, typename T = float, bool FLAG = false>\n__global__ void k(T* o, long n) { if (FLAG) o[n] = N; }"
+    entry = build(text, template=(("T", "f64"), ("N", 3)))
+    assert parameters(entry) == ["*f64", "i64"]
+    assert "ILi3Ed" in entry.manifest.meta["symbol"]
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("f16", "*f16"), ("bf16", "*bf16"), ("i8", "*i8"), ("u8", "*u8"), ("bool", "*bool")])
+def test_dtypes_become_cuda_types(build, dtype, code):
+    text = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\ntemplate <typename T> __global__ void k(T* o) {}"
+    assert parameters(build(text, template=(("T", dtype),))) == [code]
+
+
+def test_namespaces_launch_bounds_and_static_kernels(build):
+    assert parameters(build("namespace a { __global__ void k(int* o) {} }", function="a::k")) == ["*i32"]
+    assert parameters(build("template <typename T> __global__ void __launch_bounds__(128) k(T* o) {}", template=(("T", "f32"),))) == ["*f32"]
+    assert parameters(build("static __global__ void k(int* o) { *o = 1; }")) == ["*i32"]
+
+
+def test_a_struct_by_value_is_recorded_as_impassable(build):
+    assert parameters(build("struct S { int a[4]; };\n__global__ void k(S s, int* o) {}")) == ["", "*i32"]
+
+
+def test_local_headers_and_roots(build, tmp_path):
+    (build.folder / "near.cuh").write_text("#define A 1\n")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "far.cuh").write_text("#define B 2\n")
+    text = '#include "near.cuh"\n#include <far.cuh>\n__global__ void k(int* o) { *o = A + B; }'
+    one = build(text, include=[str(tmp_path / "far")])
+    assert any("far.cuh" in label for label in one.manifest.inputs["source"]["closure"])
+    two = build(text, include=[Include(str(tmp_path / "far"), version="1.0")])
+    assert two.manifest.inputs["source"]["versions"] == {"far": "1.0"}
+
+
+def test_cccl_and_cooperative_groups(build):
+    assert build("#include <cuda/std/cstdint>\n__global__ void k(cuda::std::int32_t* o) {}")
+
+
+def test_same_bytes_from_another_place(build, tmp_path):
+    text = "#include <cuda_fp16.h>\n__global__ void k(__half* o) { *o = __float2half(1); }"
+    first = build(text)
+    moved = tmp_path / "moved" / "k"
+    moved.mkdir(parents=True)
+    (moved / "k.cu").write_text(text)
+    with config.using(cache_dir=tmp_path / "other"):
+        second = jit.ensure(Variant("test::k", Cuda("k.cu", folder=str(moved)), "k"), TARGET)
+    assert first.path.name == second.path.name
+    assert first.read("kernel.cubin") == second.read("kernel.cubin")
+
+
+def test_nothing_is_asked_of_the_driver():
+    """`--no-cache` is always passed: without it NVRTC calls cuInit and keeps a cache of its own."""
+    import inspect
+
+    from jitkern.compilers import nvrtc
+
+    assert '"--no-cache"' in inspect.getsource(nvrtc.Nvrtc.compile)
+
+
+def test_the_arch_is_exact(build):
+    assert build("__global__ void k(int* o) {\n#if __CUDA_ARCH__ != 800\n#error\n#endif\n}", target=Target.parse("cuda-sm_80-cu130-torch2.11.0"))
+
+
+def test_a_syntax_error_names_file_and_line(build):
+    with pytest.raises(CompileError, match=r"`k` of test::k for cuda-sm_90-cu130-torch2.11.0: .*kernels/k/k\.cu\(2\): error: "):
+        build("__global__ void k(int* o) {\n  *o = ;\n}")
+
+
+def test_an_undefined_macro_names_it(build):
+    with pytest.raises(CompileError, match=r'k\.cu\(1\): error: identifier "BLOCK" is undefined'):
+        build("__global__ void k(int* o) { *o = BLOCK; }")
+
+
+def test_a_missing_kernel_lists_what_there_is(build):
+    with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
+        build("__global__ void k(int* o) {}", function="other")
+
+
+def test_a_wrong_template_name_lists_what_there_is(build):
+    with pytest.raises(CompileError, match=r"no template parameter `U`; it has: T, N"):
+        build("template <typename T, int N> __global__ void k(T* o) {}", template=(("U", "f32"),))
+
+
+def test_template_arguments_for_a_plain_kernel_are_refused(build):
+    with pytest.raises(CompileError, match=r"no template parameter `T`; it has: none"):
+        build("__global__ void k(float* o) {}", template=(("T", "f32"),))
+
+
+def test_an_unsupported_arch_lists_the_supported_ones(build):
+    with pytest.raises(TargetError, match=r"cannot build for cuda-sm_70-.*sm_90"):
+        build("__global__ void k(int* o) {}", target=Target.parse("cuda-sm_70-cu130-torch2.11.0"))
+
+
+@pytest.mark.parametrize("cuda", ["128", "140"])
+def test_another_major_version_is_refused_with_the_line_that_mends_it(build, cuda):
+    with pytest.raises(TargetError, match=r'pip install "nvidia-cuda-nvrtc'):
+        build("__global__ void k(int* o) {}", target=Target.parse(f"cuda-sm_90-cu{cuda}-torch2.11.0"))
+
+
+def test_a_newer_minor_version_is_refused(monkeypatch):
+    monkeypatch.setattr(toolkit, "nvrtc_libraries", lambda: {(13, 5): ("x", None)})
+    with pytest.raises(TargetError, match=r'NVRTC 13.5 cannot build .* pip install "nvidia-cuda-nvrtc==13.0.\*"'):
+        toolkit.nvrtc_for(TARGET)
+    monkeypatch.setattr(toolkit, "nvrtc_libraries", lambda: {(13, 5): ("x", "new"), (13, 0): ("y", "old")})
+    assert toolkit.nvrtc_for(TARGET) == ((13, 0), "old")
+
+
+def test_no_nvrtc_says_what_to_install(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
+    with pytest.raises(CompilerNotFound, match="pip install"):
+        build("__global__ void k(int* o) {}")
+
+
+TEACHING = """#include <cstdio>
+#include <cuda_runtime.h>
+template <typename T> __global__ void k(T* o, int n) { if (threadIdx.x < n) o[threadIdx.x] = T(1); }
+int main() { float* d; cudaMalloc(&d, 40); k<double><<<1, 10>>>((double*)d, 10); k<float><<<1, 10>>>(d, 10); printf("done\\n"); }
+"""
+
+
+@needs_nvcc
+def test_a_file_with_host_headers_goes_to_nvcc(build):
+    entry = build(TEACHING, template=(("T", "f32"),))
+    assert entry.manifest.compiler["name"] == "nvcc"
+    assert parameters(entry) == ["*f32", "i32"]
+    assert entry.manifest.meta["symbol"].startswith("_Z1kIf")
+
+
+def test_a_file_with_host_headers_and_no_nvcc_says_so(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError, match=r"<cstdio> is a host header, which NVRTC does not have: remove it, or install nvcc"):
+        build(TEACHING, template=(("T", "f32"),))
+
+
+def test_a_missing_cuda_header_names_its_wheel(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    monkeypatch.setattr(toolkit, "include_directories", list)
+    with pytest.raises(CompileError, match=r'pip install "nvidia-cuda-runtime==13.0.\*"'):
+        build("#include <cuda_fp16.h>\n__global__ void k(int* o) {}")
+
+
+def test_probe_names_are_read_whatever_the_kernel_is_called():
+    text = ".entry va(\n) .entry _Z13jitkern_probeIPFvPfPKfjdsEXadL_Z2vaEEEvv(\n)"
+    assert ptx.signature(text) == ("va", ["*f32", "*f32", "u32", "f64", "i16"])

@@ -1,0 +1,116 @@
+"""The real Triton, in its child process; it needs no GPU."""
+
+import importlib.util
+
+import pytest
+
+from jitkern import config, jit
+from jitkern.compilers import triton as compiler
+from jitkern.errors import CompileError, CompilerNotFound
+from jitkern.kernel import Triton, Variant
+from jitkern.target import Target
+
+TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+HEAD = "import triton\nimport triton.language as tl\n"
+COPY = HEAD + (
+    "@triton.jit\n"
+    "def k(out, x, n, scale, B: tl.constexpr):\n"
+    "    i = tl.arange(0, B)\n"
+    "    tl.store(out + i, tl.load(x + i, mask=i < n) * scale, mask=i < n)\n"
+)
+
+
+@pytest.fixture
+def build(tmp_path):
+    folder = tmp_path / "kernels" / "k"
+    folder.mkdir(parents=True)
+
+    def run(text=COPY, function="k", template=(("B", 64),), signature=("*f32:16", "*f32:16", "i32", "f32"), options=()):
+        (folder / "k.py").write_text(text)
+        variant = Variant("test::k", Triton("k.py", folder=str(folder)), function, template, signature, options)
+        return jit.ensure(variant, TARGET)
+
+    run.folder = folder
+    return run
+
+
+def test_cubin_metadata_and_signature_are_kept(build):
+    meta = build().manifest.meta
+    assert meta["parameters"] == ["*f32", "*f32", "i32", "f32"]
+    assert (meta["symbol"], meta["block"], meta["scratch"], meta["cluster"]) == ("k", 128, 2, 1)
+
+
+def test_one_and_none_are_compiled_in(build):
+    assert build(signature=("*f32:16", "*f32", "1", "f32")).manifest.meta["parameters"] == ["*f32", "*f32", "f32"]
+
+
+def test_options_reach_triton(build):
+    assert build(options=(("num_warps", 8),)).manifest.meta["block"] == 256
+
+
+def test_tritons_own_cache_is_not_used(build, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with config.using(environment={**config.current().environment, "HOME": str(tmp_path / "home")}):
+        build()
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_helper_module_outside_the_closure_is_refused(build, tmp_path):
+    (tmp_path / "helper.py").write_text(HEAD + "@triton.jit\ndef twice(x):\n    return 2 * x\n")
+    text = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom helper import twice\n" + COPY.replace("* scale", "* twice(scale)")
+    with pytest.raises(CompileError, match="helper.py, which the cache key does not cover"):
+        build(text)
+
+
+def test_a_wrong_kernel_names_file_and_line(build):
+    with pytest.raises(CompileError, match=r"kernels/k/k\.py\(6\): error: .*nothing"):
+        build(COPY.replace("* scale", "* nothing"))
+
+
+def test_a_syntax_error_names_file_and_line(build):
+    with pytest.raises(CompileError, match=r"kernels/k/k\.py\(\d\): error: "):
+        build(COPY + "def broken(:\n")
+
+
+def test_a_missing_function_lists_what_there_is(build):
+    with pytest.raises(CompileError, match=r"has no function `other`; it has: k"):
+        build(function="other")
+
+
+def test_a_function_that_is_not_plain_jit_is_refused(build):
+    text = COPY.replace("@triton.jit", "@triton.autotune([triton.Config({}, num_warps=4)], key=[])\n@triton.jit")
+    with pytest.raises(CompileError, match="is a Autotuner, not a plain @triton.jit function"):
+        build(text)
+
+
+def test_the_worker_survives_a_failure_and_serves_again(build):
+    with pytest.raises(CompileError):
+        build("import nothing_of_this_name\n")
+    worker = compiler._workers.worker
+    build()
+    assert compiler._workers.worker is worker
+
+
+def test_a_worker_that_died_is_an_error_with_its_status(build):
+    with pytest.raises(CompileError, match="ended with status 7"):
+        build("import os\nos._exit(7)\n")
+    build()
+
+
+def test_no_triton_says_what_to_install(build, monkeypatch):
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CompilerNotFound, match="pip install triton"):
+        build()
+
+
+def test_the_declaration_is_read_from_text(build):
+    (build.folder / "k.py").write_text(
+        HEAD + "@triton.jit(do_not_specialize=['n', 1], do_not_specialize_on_alignment=['x'])\n"
+        "def k(x, y, n, B: tl.constexpr, *, C: 'tl.constexpr' = 1): pass\n@other\ndef no(): pass\n"
+    )
+    found = compiler.functions(str(build.folder / "k.py"), 0)
+    assert list(found) == ["k"]
+    assert found["k"].parameters == ("x", "y", "n", "B", "C")
+    assert (found["k"].constexprs, found["k"].plain, found["k"].unaligned) == ({"B", "C"}, {"n", "y"}, {"x"})

@@ -1,0 +1,112 @@
+"""Fixtures: every test has a cache of its own, and compilers are fakes unless a test asks for real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitkern import config, jit
+from jitkern.closure import Closure
+from jitkern.compilers import COMPILERS
+from jitkern.compilers.result import Built
+from jitkern.errors import CompileError
+from jitkern.kernel import Cpp, Source, Variant
+from jitkern.target import Target
+
+REPOSITORY = Path(__file__).parent.parent
+H100 = "cuda-sm_90-cu130-torch2.11.0"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache for this test, its child processes too."""
+    root = tmp_path / "cache"
+    for name in [name for name in os.environ if name.startswith("JITKERN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
+    monkeypatch.setattr(jit, "_spilled", [])
+    monkeypatch.setattr(config, "_current", config.Config.from_env())
+    yield root
+    jit._open_cache.cache_clear()
+
+
+@pytest.fixture
+def target() -> Target:
+    return Target("cpu", "x86_64", "", "2.13.0")
+
+
+@dataclass
+class FakeCompiler:
+    """Counts, and writes a file where a compiler would. `fail` makes it refuse, `during` runs in mid-compile."""
+
+    compiles: list[Variant] = field(default_factory=list)
+    fail: bool = False
+    during: Callable[[], None] = lambda: None
+    version: str = "1"
+
+    def target(self, source: Source, target: Target) -> Target:
+        return target
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        return ("-O2", *source.flags)
+
+    def identity(self) -> dict[str, str]:
+        return {"name": "fake", "version": self.version}
+
+    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        self.compiles.append(variant)
+        self.during()
+        (staging / "compile.log").write_text("log")
+        if self.fail:
+            raise CompileError("the fake refuses", op=variant.op)
+        (staging / "out.so").write_bytes(f"code of {variant.label}".encode())
+        return Built(self.identity(), {"artifact": "out.so"})
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
+    """The compiler of Cpp sources, faked."""
+    fake = FakeCompiler()
+    monkeypatch.setitem(COMPILERS, "cc", fake)
+    return fake
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Cpp:
+    """A Cpp source in a folder of its own."""
+    folder = tmp_path / "scale"
+    folder.mkdir()
+    (folder / "scale.cpp").write_text('extern "C" void scale(float* out) { *out = 1; }\n')
+    return Cpp("scale.cpp", folder=str(folder))
+
+
+@pytest.fixture
+def variant(source: Cpp) -> Variant:
+    return Variant("test::scale", source, "scale", (("T", "f32"),))
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python code in a fresh process with this test's cache and these environment variables."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    return run

@@ -1,0 +1,272 @@
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from jitkern.cache import QUARANTINED, Cache, Entry
+from jitkern.closure import closure_of
+from jitkern.config import Config
+from jitkern.errors import CacheError, UntrustedCache
+from jitkern.key import make_key
+from jitkern.manifest import NAME, Manifest
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def key(variant, target):
+    return make_key(variant, target, (), closure_of(variant.source))
+
+
+def publish(cache, key, content=b"code"):
+    with cache.staging() as staging:
+        (staging / "out.so").write_bytes(content)
+        (staging / "compile.log").write_text("log")
+        (staging / "build").mkdir()
+        return cache.publish(key, staging, lambda artifacts: Manifest(key.inputs, artifacts))
+
+
+def test_nothing_is_made_before_something_is_staged(cache, key):
+    assert cache.find(key) is None
+    assert not cache.root.exists()
+
+
+def test_what_was_published_is_found(cache, key):
+    publish(cache, key)
+    entry = cache.find(key)
+    assert entry.read("out.so") == b"code"
+    assert entry.path == cache.root / "v1" / key.target / key.name
+
+
+def test_layout_and_modes(cache, key):
+    old = os.umask(0o002)
+    try:
+        entry = publish(cache, key)
+    finally:
+        os.umask(old)
+    assert sorted(p.name for p in entry.path.iterdir()) == ["compile.log", "manifest.json", "out.so"]
+    assert stat.S_IMODE(cache.root.stat().st_mode) == 0o700
+    assert stat.S_IMODE(entry.path.stat().st_mode) == 0o755
+    assert {stat.S_IMODE(p.stat().st_mode) for p in entry.path.iterdir()} == {0o644}
+    assert (cache.root / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert list((cache.root / "v1" / "tmp").iterdir()) == []
+    assert cache.find(key)
+
+
+def test_the_manifest_is_written_last_and_everything_is_synced(cache, key, monkeypatch):
+    synced = []
+    monkeypatch.setattr(Cache, "_sync", lambda self, path: synced.append(path))
+    entry = publish(cache, key)
+    assert [p.name for p in synced[:-2]] == ["compile.log", "out.so", NAME]
+    assert synced[-1] == entry.path.parent
+
+
+def test_the_second_publisher_gets_the_first_ones_entry(cache, key):
+    first = publish(cache, key, b"first")
+    assert publish(cache, key, b"second").path == first.path
+    assert cache.find(key).read("out.so") == b"first"
+
+
+def test_a_loser_that_cannot_see_the_winner_keeps_its_own_copy(cache, key, monkeypatch):
+    publish(cache, key, b"first")
+    monkeypatch.setattr(Cache, "find", lambda self, key: None)
+    assert publish(cache, key, b"second").read("out.so") == b"second"
+
+
+def damage_truncate(entry):
+    (entry.path / "out.so").write_bytes(b"")
+
+
+def damage_flip(entry):
+    (entry.path / "out.so").write_bytes(b"codf")
+
+
+def damage_missing(entry):
+    (entry.path / "out.so").unlink()
+
+
+def damage_no_manifest(entry):
+    (entry.path / NAME).unlink()
+
+
+def damage_manifest(entry):
+    (entry.path / NAME).write_text("{}")
+
+
+def damage_link(entry):
+    (entry.path / "out.so").rename(entry.path / "real")
+    (entry.path / "out.so").symlink_to("real")
+
+
+def damage_manifest_link(entry):
+    (entry.path / NAME).rename(entry.path / "real")
+    (entry.path / NAME).symlink_to("real")
+
+
+def damage_fifo(entry):
+    (entry.path / "out.so").unlink()
+    os.mkfifo(entry.path / "out.so")
+
+
+def damage_writable(entry):
+    entry.path.chmod(0o777)
+
+
+def damage_other(entry):
+    manifest = Manifest.decode((entry.path / NAME).read_bytes())
+    (entry.path / NAME).write_bytes(Manifest({**manifest.inputs, "op": "x"}, manifest.artifacts).encode())
+
+
+DAMAGE = [f for name, f in sorted(globals().items()) if name.startswith("damage_")]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
+def test_a_damaged_entry_is_a_miss_is_quarantined_and_heals(damage, cache, key, caplog):
+    damage(publish(cache, key))
+    assert cache.find(key) is None
+    assert "damaged" in caplog.text
+    assert len(list((cache.root / "v1" / "bad").iterdir())) == 1
+    publish(cache, key, b"again")
+    assert cache.find(key).read("out.so") == b"again"
+
+
+def test_a_file_where_the_entry_should_be_is_a_miss(cache, key):
+    entry = publish(cache, key)
+    entry.path.rename(cache.root / "gone")
+    entry.path.write_text("")
+    assert cache.find(key) is None
+    assert publish(cache, key).path.is_dir()
+
+
+def test_verify_size_notices_a_short_file_only(tmp_path, key):
+    cache = Cache(tmp_path / "cache", verify="size")
+    entry = publish(cache, key)
+    damage_flip(entry)
+    assert cache.find(key)
+    damage_truncate(entry)
+    assert cache.find(key) is None
+
+
+def test_reading_verifies_again(cache, key):
+    entry = publish(cache, key)
+    damage_flip(entry)
+    with pytest.raises(ValueError, match="out.so is not what was published"):
+        entry.read("out.so")
+
+
+def test_quarantine_is_bounded(cache, key):
+    for _ in range(QUARANTINED + 5):
+        damage_flip(publish(cache, key))
+        assert cache.find(key) is None
+    assert len(list((cache.root / "v1" / "bad").iterdir())) == QUARANTINED
+
+
+def test_a_read_only_layer_serves_and_is_never_written(tmp_path, key):
+    layer = Cache(tmp_path / "layer")
+    entry = publish(layer, key)
+    both = Cache(tmp_path / "user", (layer.root,))
+    assert both.find(key).path == entry.path
+    damage_flip(entry)
+    assert both.find(key) is None
+    assert not (layer.root / "v1" / "bad").exists()
+    assert not both.root.exists()
+
+
+def test_a_layer_that_others_can_write_is_not_used(tmp_path, key):
+    layer = Cache(tmp_path / "layer")
+    publish(layer, key)
+    layer.root.chmod(0o777)
+    assert Cache(tmp_path / "user", (layer.root,)).find(key) is None
+
+
+def test_entries_lists_whole_and_damaged_ones(cache, key, variant, target):
+    good = publish(cache, key)
+    other = make_key(variant, target, ("-x",), closure_of(variant.source))
+    bad = publish(cache, other)
+    damage_flip(bad)
+    listed = dict(cache.entries())
+    assert isinstance(listed[good.path], Entry)
+    assert isinstance(listed[bad.path], ValueError)
+
+
+def test_replace_makes_room(cache, key):
+    cache.replace(publish(cache, key, b"old"))
+    assert publish(cache, key, b"new").read("out.so") == b"new"
+
+
+def test_a_root_that_is_a_file_says_so(tmp_path, key):
+    (tmp_path / "cache").write_text("")
+    cache = Cache(tmp_path / "cache")
+    assert cache.find(key) is None
+    with pytest.raises(CacheError, match=r"cache is a file; remove it, or point JITKERN_CACHE_DIR"):
+        publish(cache, key)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(errno.ENOSPC, "no space is left"), (errno.EDQUOT, "no space is left"), (errno.EROFS, "make it writable"), (errno.EIO, "Input/output")],
+)
+@pytest.mark.parametrize("where", ["write_bytes", "rename", "mkdir", "chmod"])
+def test_a_failing_disk_is_a_clear_error_and_the_next_run_succeeds(cache, key, monkeypatch, code, says, where):
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code), "path")
+
+    real = Path.write_bytes
+    with monkeypatch.context() as patch:
+        if where == "write_bytes":  # of the manifest: the artifact is written by the compiler
+            patch.setattr(Path, where, lambda self, data: fail() if self.name == NAME else real(self, data))
+        else:
+            patch.setattr(Path, where, fail)
+        with pytest.raises(CacheError, match=says) as caught:
+            publish(cache, key)
+        assert caught.value.path == str(cache.root)
+        assert caught.value.errno == code
+    assert cache.find(key) is None
+    publish(cache, key)
+    assert cache.find(key)
+
+
+def test_stale_staging_is_swept(cache, key):
+    publish(cache, key)
+    stale, fresh = cache.root / "v1" / "tmp" / "stale", cache.root / "v1" / "tmp" / "fresh"
+    stale.mkdir()
+    fresh.mkdir()
+    os.utime(stale, (0, 0))
+    with cache.staging():
+        assert not stale.exists()
+        assert fresh.exists()
+
+
+def test_an_untrusted_root_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(UntrustedCache, match="chmod 700"):
+        Cache.open(Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path)}))
+
+
+def test_readers_never_see_part_of_an_entry(cache, key):
+    seen, stop = set(), threading.Event()
+
+    def read():
+        while not stop.is_set():
+            entry = cache.find(key)
+            if entry:
+                try:
+                    seen.add(entry.read("out.so"))
+                except FileNotFoundError:
+                    continue
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for i in range(20):
+        cache.replace(publish(cache, key, b"%d" % i * 10000))
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert seen <= {b"%d" % i * 10000 for i in range(20)}

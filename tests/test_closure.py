@@ -1,0 +1,100 @@
+import pytest
+
+from jitkern.closure import check, closure_of
+from jitkern.errors import CompileError, DeclarationError
+from jitkern.kernel import Cuda, Include, Triton
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "kernels" / "k"
+    folder.mkdir(parents=True)
+    (folder / "k.cu").write_text('#include "near.cuh"\n#include <cstdio>\n')
+    (folder / "near.cuh").write_text("")
+    return folder
+
+
+def labels(source):
+    return sorted(closure_of(source).files)
+
+
+def test_every_file_of_the_folder_is_in_but_python(folder):
+    (folder / "kernel.py").write_text("")
+    (folder / "table.bin").write_text("")
+    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh", "table.bin"]
+
+
+def test_includes_are_followed_through_the_shared_folder_beside(folder):
+    shared = folder.parent / "include"
+    shared.mkdir()
+    (shared / "a.cuh").write_text('#include "b.cuh"')
+    (shared / "b.cuh").write_text("")
+    (folder / "near.cuh").write_text("  #  include <a.cuh> // why\n")
+    assert labels(Cuda("k.cu", folder=str(folder))) == ["../include/a.cuh", "../include/b.cuh", "k.cu", "near.cuh"]
+
+
+def test_if_is_ignored(folder):
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "x.h").write_text("")
+    (folder / "near.cuh").write_text("#if 0\n#include <x.h>\n#endif")
+    assert "../other/x.h" in labels(Cuda("k.cu", folder=str(folder), include=["../other"]))
+
+
+def test_a_continued_line_is_read(folder):
+    (folder.parent / "include").mkdir()
+    (folder.parent / "include" / "x.h").write_text("")
+    (folder / "near.cuh").write_text('#include \\\n"x.h"')
+    assert "../include/x.h" in labels(Cuda("k.cu", folder=str(folder)))
+
+
+def test_including_each_other_ends(folder):
+    (folder / "near.cuh").write_text('#include "k.cu"')
+    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
+
+
+def test_a_versioned_root_enters_by_version(folder, tmp_path):
+    cutlass = tmp_path / "cutlass"
+    cutlass.mkdir()
+    (cutlass / "gemm.h").write_text("")
+    (folder / "near.cuh").write_text("#include <gemm.h>")
+    closure = closure_of(Cuda("k.cu", folder=str(folder), include=[Include(str(cutlass), version="4.7")]))
+    assert closure.versions == {"cutlass": "4.7"}
+    assert sorted(closure.files) == ["k.cu", "near.cuh"]
+
+
+def test_a_far_root_is_labelled_without_its_path(folder, tmp_path):
+    far = tmp_path / "a" / "far"
+    far.mkdir(parents=True)
+    (far / "x.h").write_text("")
+    (folder / "near.cuh").write_text("#include <x.h>")
+    names = labels(Cuda("k.cu", folder=str(folder), include=[str(far)]))
+    assert "<1>/x.h" in names
+    assert not any(str(tmp_path) in name for name in names)
+
+
+def test_a_missing_source_is_named(folder):
+    with pytest.raises(DeclarationError, match="nothing.cu does not exist"):
+        closure_of(Cuda("nothing.cu", folder=str(folder)))
+
+
+def test_triton_follows_imports_of_its_package_only(tmp_path):
+    package = tmp_path / "mylib"
+    folder = package / "kernels" / "k"
+    folder.mkdir(parents=True)
+    (package / "common.py").write_text("import torch\n")
+    (package / "deep.py").write_text("")
+    (folder / "helper.py").write_text("from mylib import deep\n")
+    (folder / "k.py").write_text("import triton\nfrom . import helper\nfrom mylib.common import f\nimport json\n")
+    (folder / "unrelated.py").write_text("")
+    found = labels(Triton("k.py", folder=str(folder), package="mylib.kernels.k"))
+    assert found == ["../../common.py", "../../deep.py", "helper.py", "k.py"]
+
+
+def test_what_the_compiler_opened_must_be_covered(folder, tmp_path):
+    source = Cuda("k.cu", folder=str(folder))
+    closure = closure_of(source)
+    check(source, closure, [folder / "near.cuh", "/usr/include/stdio.h"], ["/usr/include"], "ns::k")
+    stray = tmp_path / "stray" / "x.h"
+    with pytest.raises(CompileError, match=rf"opened {stray}.*include=\['{stray.parent}'\]"):
+        check(source, closure, [stray], ["/usr/include"], "ns::k")

@@ -1,0 +1,194 @@
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jitkern import config, jit
+from jitkern.cache import Cache, private_root
+from jitkern.errors import CacheError, CompileError, NotCached, UntrustedCache
+
+
+def test_miss_compiles_and_hit_does_not(compiler, variant, target):
+    first, built = jit.ensure_and_tell(variant, target)
+    again, built_again = jit.ensure_and_tell(variant, target)
+    assert (built, built_again, first.path) == (True, False, again.path)
+    assert len(compiler.compiles) == 1
+
+
+def test_the_manifest_holds_what_the_compiler_said(compiler, variant, target):
+    manifest = jit.ensure(variant, target).manifest
+    assert manifest.compiler == {"name": "fake", "version": "1"}
+    assert manifest.inputs["variant"]["function"] == "scale"
+    assert manifest.meta == {"artifact": "out.so"}
+
+
+def test_an_edit_compiles_again(compiler, variant, target):
+    first = jit.ensure(variant, target)
+    variant.source.paths[0].write_text("// edited\n")
+    assert jit.ensure(variant, target).path != first.path
+    assert len(compiler.compiles) == 2
+
+
+def test_an_edit_in_mid_compile_never_publishes_under_the_old_key(compiler, variant, target):
+    def edit_once():
+        if len(compiler.compiles) == 1:
+            variant.source.paths[0].write_text("// edited\n")
+
+    compiler.during = edit_once
+    entry = jit.ensure(variant, target)
+    assert entry.manifest.digest == jit.key_of(variant, target).digest
+    assert len(compiler.compiles) == 2
+    assert len(list(jit.open_cache().entries())) == 1
+
+
+def test_a_source_that_keeps_changing_is_an_error(compiler, variant, target):
+    compiler.during = lambda: variant.source.paths[0].write_text(f"// {len(compiler.compiles)}")
+    with pytest.raises(CompileError, match="keeps changing"):
+        jit.ensure(variant, target)
+
+
+def test_never_says_how_to_prewarm(compiler, variant, target):
+    with config.using(compile="never"), pytest.raises(NotCached, match=r"jitkern prewarm test::scale --target cpu-x86_64-torch2.13.0"):
+        jit.ensure(variant, target)
+    assert compiler.compiles == []
+
+
+def test_never_still_serves_what_is_cached(compiler, variant, target):
+    jit.ensure(variant, target)
+    with config.using(compile="never"):
+        jit.ensure(variant, target)
+
+
+def test_a_failed_compile_leaves_nothing_and_is_tried_again(compiler, variant, target, cache_dir):
+    compiler.fail = True
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            jit.ensure(variant, target)
+    assert list((cache_dir / "v1" / "tmp").iterdir()) == []
+    compiler.fail = False
+    jit.ensure(variant, target)
+    assert len(compiler.compiles) == 3
+
+
+def test_refresh_compiles_again_and_replaces(compiler, variant, target):
+    jit.ensure(variant, target)
+    compiler.version = "2"
+    assert jit.ensure(variant, target).manifest.compiler["version"] == "1"
+    assert jit.ensure(variant, target, refresh=True).manifest.compiler["version"] == "2"
+    assert jit.ensure(variant, target).manifest.compiler["version"] == "2"
+
+
+def test_exact_compiles_again_when_the_compiler_changed(compiler, variant, target):
+    jit.ensure(variant, target)
+    with config.using(compiler="exact"):
+        jit.ensure(variant, target)
+        assert len(compiler.compiles) == 1
+        compiler.version = "2"
+        assert jit.ensure(variant, target).manifest.compiler["version"] == "2"
+        jit.ensure(variant, target)
+    assert len(compiler.compiles) == 2
+
+
+def test_threads_compile_once(compiler, variant, target):
+    compiler.during = lambda: threading.Event().wait(0.05)
+    threads = [threading.Thread(target=jit.ensure, args=(variant, target)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiler.compiles) == 1
+
+
+def test_variants_compile_side_by_side(compiler, variant, target):
+    meet = threading.Barrier(2, timeout=20)
+    compiler.during = meet.wait
+    other = replace(variant, template=(("T", "f64"),))
+    threads = [threading.Thread(target=jit.ensure, args=(v, target)) for v in (variant, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(jit.open_cache().entries())) == 2
+
+
+def test_events_tell_of_every_hit_and_compile(compiler, variant, target):
+    events = []
+    stop = jit.on_compile(events.append)
+    before = jit.stats()
+    jit.ensure(variant, target)
+    jit.ensure(variant, target)
+    compiler.fail = True
+    with pytest.raises(CompileError):
+        jit.ensure(variant, target, refresh=True)
+    stop()
+    jit.ensure(variant, target)
+    assert [(e.op, e.variant, e.status) for e in events] == [("test::scale", "f32", s) for s in ("built", "hit", "failed")]
+    after = jit.stats()
+    assert {k: after[k] - before[k] for k in ("hits", "compiles", "failures")} == {"hits": 2, "compiles": 1, "failures": 1}
+
+
+def test_a_root_that_cannot_be_written_spills_into_a_private_one(compiler, variant, target, monkeypatch, caplog):
+    real = Cache.staging
+
+    def staging(self):
+        if self.root != private_root():
+            raise CacheError(f"the cache {self.root} cannot be written: Permission denied", errno=13)
+        return real(self)
+
+    monkeypatch.setattr(Cache, "staging", staging)
+    entry = jit.ensure(variant, target)
+    assert entry.path.is_relative_to(private_root())
+    assert "for this process alone" in caplog.text
+    jit.ensure(variant, target)
+    assert len(compiler.compiles) == 1
+    with config.using(fallback="raise"), pytest.raises(CacheError, match=r"test::scale for cpu-.*Permission denied"):
+        jit.ensure(replace(variant, template=()), target)
+
+
+def test_no_space_names_op_target_and_remedy(compiler, variant, target):
+    def full():
+        raise CacheError("the cache /c cannot be written: no space is left; free some, or point JITKERN_CACHE_DIR elsewhere", errno=28)
+
+    compiler.during = full
+    with pytest.raises(CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*no space is left; free some"):
+        jit.ensure(variant, target)
+
+
+def test_a_cache_path_that_is_a_file_names_op_target_and_remedy(compiler, variant, target, cache_dir):
+    cache_dir.write_text("")
+    with pytest.raises(CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*is a file; remove it"):
+        jit.ensure(variant, target)
+
+
+def test_an_untrusted_root_is_warned_of_and_not_used(compiler, variant, target, cache_dir, caplog):
+    cache_dir.mkdir()
+    cache_dir.chmod(0o777)
+    entry = jit.ensure(variant, target)
+    assert not entry.path.is_relative_to(cache_dir)
+    assert "not trusted" in caplog.text
+    with config.using(fallback="raise"), pytest.raises(UntrustedCache):
+        jit.ensure(variant, target)
+
+
+def test_a_corrupt_entry_is_compiled_again(compiler, variant, target, caplog):
+    entry = jit.ensure(variant, target)
+    (entry.path / "manifest.json").write_text("{")
+    assert jit.ensure(variant, target).path == entry.path
+    assert len(compiler.compiles) == 2
+    assert "damaged" in caplog.text
+
+
+def test_a_system_layer_serves(compiler, variant, target, tmp_path):
+    entry = jit.ensure(variant, target)
+    with config.using(cache_dir=tmp_path / "other", system_cache=(config.current().cache_dir,), compile="never"):
+        assert jit.ensure(variant, target).path == entry.path
+    assert not Path(tmp_path / "other").exists()
+
+
+def test_an_artifact_that_will_not_load_is_compiled_again_and_then_reported(compiler, variant, target, monkeypatch):
+    from jitkern.errors import LoadError
+
+    with pytest.raises(LoadError, match="could not load"):
+        jit.loaded(variant, target)
+    assert len(compiler.compiles) == 2

@@ -1,0 +1,106 @@
+import os
+from dataclasses import replace
+
+import pytest
+
+from jitkern import config
+from jitkern.closure import closure_of
+from jitkern.key import canonical, digest_of, make_key
+from jitkern.kernel import Cpp, Include, Variant
+from jitkern.target import Target
+
+
+@pytest.fixture
+def variant(source):
+    return Variant("test::scale", replace(source, environment=("MINE",)), "scale", (("T", "f32"),), ("*f32:16",), (("num_warps", 4),))
+
+
+def key(variant, target, flags=("-O2",)):
+    return make_key(variant, target, flags, closure_of(variant.source))
+
+
+PERTURBED = {
+    "op": lambda v, t: (replace(v, op="test::other"), t, ("-O2",)),
+    "function": lambda v, t: (replace(v, function="other"), t, ("-O2",)),
+    "template value": lambda v, t: (replace(v, template=(("T", "f16"),)), t, ("-O2",)),
+    "template name": lambda v, t: (replace(v, template=(("U", "f32"),)), t, ("-O2",)),
+    "template type": lambda v, t: (replace(v, template=(("T", 1),)), t, ("-O2",)),
+    "signature": lambda v, t: (replace(v, signature=("*f32",)), t, ("-O2",)),
+    "options": lambda v, t: (replace(v, options=(("num_warps", 8),)), t, ("-O2",)),
+    "flags": lambda v, t: (v, t, ("-O3",)),
+    "flag order": lambda v, t: (v, t, ("-O2", "-O3")),
+    "min_compiler": lambda v, t: (replace(v, source=replace(v.source, min_compiler="12")), t, ("-O2",)),
+    "root version": lambda v, t: (replace(v, source=replace(v.source, include=(Include("x", "1"),))), t, ("-O2",)),
+    "environment names": lambda v, t: (replace(v, source=replace(v.source, environment=("MINE", "YOURS"))), t, ("-O2",)),
+    "device arch": lambda v, t: (v, replace(t, arch="x86_64_v3"), ("-O2",)),
+    "torch": lambda v, t: (v, replace(t, torch="2.14.0"), ("-O2",)),
+    "cuda": lambda v, t: (v, Target("cuda", "sm_90", "130", "2.13.0"), ("-O2",)),
+    "platform": lambda v, t: (v, replace(t, platform="linux_x86_64"), ("-O2",)),
+    "abi": lambda v, t: (v, replace(t, abi="cxx11_glibc2.36"), ("-O2",)),
+}
+
+
+@pytest.mark.parametrize("change", PERTURBED)
+def test_change_of_an_input_changes_the_key(change, variant, target):
+    assert key(*PERTURBED[change](variant, target)).digest != key(variant, target).digest
+
+
+def test_every_input_is_perturbed_above_or_below(variant, target):
+    covered = {"op", "flags", "target", "variant", "source", "environment", "schema"}
+    assert set(key(variant, target).inputs) == covered
+    assert set(key(variant, target).inputs["source"]) == {"kind", "files", "closure", "versions", "min_compiler"}
+    assert set(key(variant, target).inputs["variant"]) == {"function", "template", "signature", "options"}
+
+
+def test_change_of_the_schema_changes_the_key(variant, target, monkeypatch):
+    before = key(variant, target).digest
+    monkeypatch.setattr("jitkern.key.SCHEMA", 99)
+    assert key(variant, target).digest != before
+
+
+def test_change_of_a_declared_variable_changes_the_key(variant, target):
+    before = key(variant, target).digest
+    with config.using(environment={"MINE": "1"}):
+        assert key(variant, target).digest != before
+
+
+@pytest.mark.parametrize("name", ["scale.cpp", "new.h", "sub/deep.inc"])
+def test_change_of_a_file_changes_the_key(name, variant, target):
+    before = key(variant, target).digest
+    path = os.path.join(variant.source.folder, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "a") as file:
+        file.write("// changed\n")
+    assert key(variant, target).digest != before
+
+
+def test_change_of_the_kind_changes_the_key(variant, target, tmp_path):
+    from jitkern.kernel import Extension
+
+    other = Extension("scale.cpp", folder=variant.source.folder, function="f", environment=("MINE",))
+    assert key(replace(variant, source=other), target).digest != key(variant, target).digest
+
+
+def test_what_must_not_change_the_key(variant, target, tmp_path, monkeypatch):
+    before = key(variant, target).digest
+    folder = tmp_path / "elsewhere" / "scale"
+    folder.mkdir(parents=True)
+    (folder / "scale.cpp").write_text(variant.source.paths[0].read_text())
+    (folder / "kernel.py").write_text("# the launch function is no input of the compiler\n")
+    os.utime(folder / "scale.cpp", (0, 0))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", "/nowhere")
+    with config.using(environment={"CFLAGS": "-O0", "CXX": "clang++", "PATH": "/bin"}):
+        assert key(replace(variant, source=replace(variant.source, folder=str(folder))), target).digest == before
+
+
+def test_name_is_readable_and_ends_in_the_digest(variant, target):
+    k = key(variant, target)
+    assert k.name == f"test.scale.f32-{k.digest[:16]}"
+    assert key(replace(variant, op="jitkern::scale"), target).name.startswith("scale.f32-")
+    assert k.target == "cpu-x86_64-torch2.13.0"
+
+
+def test_canonical_json_ignores_order():
+    assert canonical({"b": 1, "a": [1, "x"]}) == b'{"a":[1,"x"],"b":1}'
+    assert digest_of({"b": 1, "a": 2}) == digest_of({"a": 2, "b": 1})

@@ -1,0 +1,101 @@
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jitkern import config, lock
+
+HOLDER = """
+import sys, time
+from jitkern import lock
+with lock.held("name", "x"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path):
+    tmp_path.chmod(0o700)
+    with config.using(runtime_dir=tmp_path):
+        yield
+
+
+@pytest.fixture
+def holder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_one_at_a_time():
+    inside, worst = [], []
+
+    def work():
+        with lock.held("name", "x"):
+            inside.append(1)
+            worst.append(len(inside))
+            time.sleep(0.02)
+            inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert worst == [1, 1, 1, 1]
+
+
+def test_a_killed_holder_frees_it(holder):
+    holder.kill()
+    with lock.held("name", "x"):
+        pass
+
+
+def test_the_wait_names_the_holder_and_is_bounded(holder, monkeypatch, caplog):
+    monkeypatch.setattr(lock, "PATIENCE", 0.2)
+    with config.using(lock_timeout=0.5), lock.held("name", "the thing"):
+        pass
+    assert f"waiting for process {holder.pid} on " in caplog.text
+    assert "compiling the thing" in caplog.text
+    assert "compiling it here" in caplog.text
+
+
+def test_without_a_lock_directory_the_work_goes_on(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(blocked))
+    ran = []
+    with config.using(runtime_dir=blocked), lock.held("name", "x"):
+        ran.append(1)
+    assert ran
+
+
+def test_a_lock_that_fails_does_not_stop_the_work(monkeypatch):
+    import filelock
+
+    def fail(*args, **kwargs):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    ran = []
+    with lock.held("name", "x"):
+        ran.append(1)
+    assert ran
+
+
+def test_an_exception_inside_passes_through_and_frees():
+    with pytest.raises(KeyError), lock.held("name", "x"):
+        raise KeyError
+    with config.using(lock_timeout=0), lock.held("name", "x"):
+        pass
+
+
+def test_somebody_elses_lock_directory_is_not_used(tmp_path):
+    link = tmp_path / "jitkern"
+    link.symlink_to(tmp_path)
+    assert lock._lock_directory() != link

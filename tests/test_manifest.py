@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from jitkern.manifest import Artifact, Manifest
+
+MANIFEST = Manifest({"op": "a::b", "n": [1, None]}, {"k.cubin": Artifact.of(b"code")}, {"symbol": "k"}, {"name": "nvrtc"}, 0.5)
+
+
+def test_round_trip():
+    assert Manifest.decode(MANIFEST.encode()) == MANIFEST
+
+
+def test_it_is_json_whose_last_field_is_the_checksum():
+    fields = json.loads(MANIFEST.encode())
+    assert list(fields)[-1] == "sha256"
+    assert fields["inputs"] == MANIFEST.inputs
+
+
+def test_every_flipped_byte_is_noticed():
+    data = MANIFEST.encode()
+    for i in range(len(data)):
+        for flip in (1, 0x20, 0x80):
+            with pytest.raises(ValueError, match=r"."):
+                Manifest.decode(data[:i] + bytes([data[i] ^ flip]) + data[i + 1 :])
+
+
+def test_every_truncation_is_noticed():
+    data = MANIFEST.encode()
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match=r"."):
+            Manifest.decode(data[:end])
+
+
+def seal(fields):
+    import hashlib
+
+    body = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()[:-1]
+    return body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+GOOD = {"inputs": {}, "artifacts": {"a": {"size": 1, "sha256": "0"}}, "meta": {}, "compiler": {}, "seconds": 0}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**GOOD, "artifacts": {}},
+        {**GOOD, "artifacts": {"../a": {"size": 1, "sha256": "0"}}},
+        {**GOOD, "artifacts": {"a": {"size": 1}}},
+        {**GOOD, "artifacts": []},
+        {**GOOD, "surprise": 1},
+        {k: v for k, v in GOOD.items() if k != "inputs"},
+        {k: v for k, v in GOOD.items() if k != "artifacts"},
+    ],
+)
+def test_sealed_but_wrong_fields_are_refused(fields):
+    Manifest.decode(seal(GOOD))
+    with pytest.raises(ValueError, match=r"."):
+        Manifest.decode(seal(fields))
