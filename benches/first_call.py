@@ -24,7 +24,7 @@ from benches.common import ChildFailed
 from benches.kinds import KINDS, RAW, Kind
 
 CHILD = "benches.one_first_call"
-IMPORT = Kind("import", ("cpu", "cuda"))
+IMPORT = Kind("import jitkern.ops", ("cpu", "cuda"))
 WARM_ROUNDS = 5
 
 
@@ -41,12 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cold = bench.cold(kinds)
         warm = bench.warm([kind for kind in kinds if kind.name in cold])
         import_ops_s = bench.import_ops()
-    rows = [(name, _seconds(cold, name), _seconds(warm, name), *_times(cold, name), *_times(warm, name)) for name in cold]
-    header = ("first call", "cold s", "warm s", "load_inline is (cold)", "(warm)")
-    ratio = {"cold": _ratio(cold), "warm": _ratio(warm)}
-    ratio = {name: value for name, value in ratio.items() if value}
-    rows.append(("import jitkern.ops", "", f"{import_ops_s:.4f}", "", ""))
-    common.report(options, header, rows, cold=cold, warm=warm, ratio=ratio, import_ops_s=import_ops_s)
+    ratio = {what: ratio for what, seconds in (("cold", cold), ("warm", warm)) if (ratio := _ratio(seconds))}
+    fields = {"cold": cold, "warm": warm, "ratio": ratio, **({"import_ops_s": import_ops_s} if import_ops_s else {})}
+    rows = [(name, _seconds(cold, name), _seconds(warm, name), _times(cold, name), _times(warm, name)) for name in cold]
+    rows += [(IMPORT.name, "", f"{import_ops_s:.4f}", "", "")] if import_ops_s else []
+    common.report(options, ("first call", "cold s", "warm s", "load_inline cold", "warm"), rows, **fields)
     return 1 if bench.failed else 0
 
 
@@ -70,11 +69,11 @@ class Bench:
         rounds = {kind.name: self.rounds or WARM_ROUNDS for kind in kinds}
         return self._medians("warm", kinds, rounds, lambda kind: self._seconds(kind, JITKERN_COMPILE="never"))
 
-    def import_ops(self) -> float:
+    def import_ops(self) -> float | None:
         """Median seconds of `import jitkern.ops` over `import torch`, with the cache of a kind of ours if one ran."""
         ours = [home for name, home in self._homes.items() if KINDS[name].op]
         self._homes[IMPORT.name] = ours[0] if ours else self.scratch / IMPORT.name
-        return statistics.median(self._seconds(IMPORT) for _ in range(self.rounds or WARM_ROUNDS))
+        return self._medians("warm", [IMPORT], {IMPORT.name: self.rounds or WARM_ROUNDS}, self._seconds).get(IMPORT.name)
 
     def _cold_seconds(self, kind: Kind) -> float:
         self._homes[kind.name] = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=self.scratch))
@@ -127,9 +126,9 @@ def _seconds(seconds: Mapping[str, float], name: str) -> str:
     return f"{seconds[name]:.4f}" if name in seconds else ""
 
 
-def _times(seconds: Mapping[str, float], name: str) -> tuple[str]:
+def _times(seconds: Mapping[str, float], name: str) -> str:
     both = name in seconds and "load_inline" in seconds
-    return (f"{seconds['load_inline'] / seconds[name]:.1f}x" if both else "",)
+    return f"{seconds['load_inline'] / seconds[name]:.1f}x" if both else ""
 
 
 if __name__ == "__main__":

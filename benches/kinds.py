@@ -1,11 +1,17 @@
-"""The kinds of kernel that `first_call` compares: name, devices, and for jitkern's own what proves the kind.
+"""The kinds of kernel that the benches compare, and the proof that one of jitkern's was really of that kind.
 
-Light, because the timed process imports it too.
+Timed processes import this before their clock starts, so it imports nothing that Torch does not.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -35,3 +41,17 @@ KINDS = {
     )
 }
 RAW = ("jitkern.cuda", "jitkern.triton", "jitkern.cpp")  # ours that need no Torch header
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has finished."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def verify_events(events: Iterable[Any], op: str, compiler: str) -> None:
+    """Raise AssertionError unless one of these jitkern.Events is about an artifact of `op` by `compiler`."""
+    manifests = [Path(event.path, "manifest.json") for event in events if event.op == f"jitkern::{op}" and event.path]
+    used = {json.loads(manifest.read_bytes())["compiler"]["name"] for manifest in manifests}
+    if compiler not in used:
+        raise AssertionError(f"{op} ran kernels by {sorted(used) or 'no compiler'}, not by {compiler}")

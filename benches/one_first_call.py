@@ -1,7 +1,7 @@
 """One first call of one kind in this process, over `import torch` and the CUDA context: prints its seconds.
 
 `first_call` starts it as `python -m benches.one_first_call KIND DEVICE`, with the caches and settings of that
-kind in the environment. KIND `import` times `import jitkern.ops` alone. Nothing that a kind may import is
+kind in the environment. KIND `import jitkern.ops` times that alone. Nothing that a kind may import is
 imported here before the clock starts, but for what Torch imports itself.
 """
 
@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benches.kinds import KINDS, Kind
+from benches.kinds import KINDS, Kind, synchronize, verify_events
 from benches.rivals import RIVALS
 
-IMPORT = "import"
 _events: list[Any] = []
 
 
@@ -29,7 +27,7 @@ def main() -> None:
     kind = KINDS.get(name)
     synchronize(device)
     started = time.perf_counter()
-    out = _import_ops() if kind is None else _first_call(kind, inputs)
+    out = _first_call(kind, inputs) if kind else _import_ops()
     synchronize(device)
     seconds = time.perf_counter() - started
     if kind:
@@ -37,19 +35,15 @@ def main() -> None:
     print(json.dumps({"seconds": seconds}))
 
 
-def synchronize(device: str) -> None:
-    """Wait until the device has finished."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def _inputs(device: str) -> list[torch.Tensor]:
     torch.zeros(1, device=device)  # on a GPU: creates the context
     return [torch.rand(1024, device=device) for _ in range(3)]
 
 
-def _import_ops() -> None:
-    import jitkern.ops  # noqa: F401
+def _import_ops() -> Any:
+    import jitkern.ops
+
+    return jitkern.ops
 
 
 def _first_call(kind: Kind, inputs: list[torch.Tensor]) -> Any:
@@ -72,14 +66,6 @@ def _verify(kind: Kind, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
         wanted = "hit" if config.current().compile == "never" else "built"
         if wanted not in statuses or (wanted == "hit" and len(statuses) > 1):
             raise AssertionError(f"{kind.name}: expected `{wanted}`, but jitkern reports {sorted(statuses)}")
-
-
-def verify_events(events: list[Any], op: str, compiler: str) -> None:
-    """Raise AssertionError unless one of jitkern's events is about an artifact of `op` by `compiler`."""
-    manifests = [Path(event.path, "manifest.json") for event in events if event.op == f"jitkern::{op}" and event.path]
-    used = {json.loads(manifest.read_bytes())["compiler"]["name"] for manifest in manifests}
-    if compiler not in used:
-        raise AssertionError(f"{op} ran kernels by {sorted(used) or 'no compiler'}, not by {compiler}")
 
 
 if __name__ == "__main__":

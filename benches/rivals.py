@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 _KERNEL = """
-extern "C" __global__ void vec_add(float* __restrict__ out, const float* __restrict__ x, const float* __restrict__ y, %s n) {
+extern "C" __global__ void vec_add_kernel(float* __restrict__ out, const float* __restrict__ x, const float* __restrict__ y,
+                                          %s n) {
   const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i < n) out[i] = x[i] + y[i];
 }
@@ -28,7 +29,7 @@ torch::Tensor vec_add(torch::Tensor x, torch::Tensor y) {
 _CUDA = """
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-""" + _KERNEL.replace('extern "C" __global__ void vec_add', "__global__ void vec_add_kernel") % "long long" + """
+%s
 torch::Tensor vec_add(torch::Tensor x, torch::Tensor y) {
   TORCH_CHECK(x.sizes() == y.sizes() && x.scalar_type() == torch::kFloat && y.scalar_type() == torch::kFloat);
   const c10::cuda::CUDAGuard guard(x.device());
@@ -48,8 +49,9 @@ def load_inline(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     from torch.utils import cpp_extension
 
     if x.is_cuda:
+        kernel = _KERNEL % "long long"
         declaration = "torch::Tensor vec_add(torch::Tensor x, torch::Tensor y);"
-        module = cpp_extension.load_inline("first_call_vec_add", declaration, _CUDA, functions=["vec_add"])
+        module = cpp_extension.load_inline("first_call_vec_add", declaration, _CUDA % kernel, functions=["vec_add"])
     else:
         module = cpp_extension.load_inline("first_call_vec_add", _CPP, functions=["vec_add"])
     out: torch.Tensor = module.vec_add(x, y)
@@ -67,7 +69,7 @@ def cupy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Through CuPy's RawKernel; it takes Python integers as 64-bit values, pointers too."""
     import cupy
 
-    kernel = cupy.RawKernel(_KERNEL % "long long", "vec_add")
+    kernel = cupy.RawKernel(_KERNEL % "long long", "vec_add_kernel")
     out = torch.empty_like(x)
     with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
         kernel(((x.numel() + 255) // 256,), (256,), (out.data_ptr(), x.data_ptr(), y.data_ptr(), x.numel()))
@@ -76,7 +78,7 @@ def cupy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def compile_kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Through `torch.cuda._compile_kernel`; it passes Python integers as `int`."""
-    kernel = torch.cuda._compile_kernel(_KERNEL % "int", "vec_add")
+    kernel = torch.cuda._compile_kernel(_KERNEL % "int", "vec_add_kernel")
     out = torch.empty_like(x)
     kernel(grid=((x.numel() + 255) // 256, 1, 1), block=(256, 1, 1), args=[out, x, y, x.numel()])
     return out

@@ -50,10 +50,12 @@ def kernel(
 
 
 def discover(package: str) -> list[Op]:
-    """Import `<package>/<folder>/kernel.py` of every folder, and return the ops they declare, by name."""
+    """Import `kernel.py` of the package and of every folder in it, and return the ops they declare, by name."""
     paths = importlib.import_module(package).__path__
     before = set(OPS)
     for root in paths:
+        if Path(root, "kernel.py").is_file():
+            importlib.import_module(f"{package}.kernel")
         for path in sorted(Path(root).glob("*/kernel.py")):
             importlib.import_module(f"{package}.{path.parent.name}.kernel")
     return sorted((op for name, op in OPS.items() if name not in before), key=lambda op: op.name)

@@ -34,6 +34,7 @@ class Gradient:
         self.overload = overload
         self.function = function
         self.inputs = [argument.name for argument in schema.arguments]
+        self.defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self.tensors = [a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")]
         single = len(schema.returns) == 1
         self.outputs = [r.name or ("out" if single else f"out{i}") for i, r in enumerate(schema.returns)]
@@ -48,7 +49,8 @@ class Gradient:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())):
-            return _Recorded.apply(self, self._positional(args, kwargs), *self._tensors(args, kwargs))
+            named = {**self.defaults, **dict(zip(self.inputs, args)), **kwargs}
+            return _Recorded.apply(self, named, *(named[name] for name in self.tensors))
         with torch._C._AutoDispatchBelowAutograd():
             return self.overload(*args, **kwargs)
 
@@ -71,13 +73,6 @@ class Gradient:
                 f"{self.name}: its backward returned {len(gradients)} gradients for the tensors {', '.join(self.tensors)}"
             )
         return gradients
-
-    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**dict(zip(self.inputs, args)), **kwargs}
-
-    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        named = self._positional(args, kwargs)
-        return [named.get(name) for name in self.tensors]
 
 
 class _Recorded(torch.autograd.Function):

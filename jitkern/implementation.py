@@ -33,6 +33,7 @@ class Implementation:
         self._pinned = False  # to the reference: gradients were recorded through it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.op.complete(args, kwargs)
         device = self._device_of(args)
         reasons: list[JitkernError] = []
         for source in () if self._pinned else self._sources():

@@ -42,6 +42,7 @@ class Op:
         self._samples: Callable[[str], Iterator[Any]] | None = None
         _check_extensions(self.name, sources)
         self.overload = self._register()
+        self._arguments = self.overload._schema.arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.overload(*args, **kwargs)
@@ -93,6 +94,7 @@ class Op:
         """The reference on these arguments. Raises DeclarationError if the op has none."""
         if self._reference is None:
             raise DeclarationError(f"{self.name} has no reference")
+        args, kwargs = self.complete(args, kwargs)
         return self._reference(*args, **kwargs)
 
     def launcher(self, source: Source, device: str) -> Function:
@@ -101,6 +103,14 @@ class Op:
         if not found:
             raise DeclarationError(f"{self.name} has no launch function for {source.kind}: add @{self.name.split('::')[1]}.launch({device!r})")
         return found
+
+    def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the schema's defaults, which Torch leaves out, put in."""
+        if len(args) + len(kwargs) == len(self._arguments):
+            return args, kwargs
+        rest = [a for a in self._arguments[len(args) :] if a.name not in kwargs]
+        positional = tuple(a.default_value for a in rest if not a.kwarg_only)
+        return (*args, *positional), {**kwargs, **{a.name: a.default_value for a in rest if a.kwarg_only}}
 
     def variants(self, source: Source, device: str) -> list[Variant]:
         """The variants of `source` that the samples use, found on meta tensors: no device is needed."""
@@ -120,12 +130,13 @@ class Op:
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
             library.impl(name, Implementation(self, device), device.upper())
-        library.impl(name, lambda *args, **kwargs: self.run_reference(*args, **kwargs), "CompositeExplicitAutograd")
+        library.impl(name, self.run_reference, "CompositeExplicitAutograd")
         torch.library.register_fake(self.name, self._run_fake, lib=library)
         OPS[self.name] = self
         return getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.complete(args, kwargs)
         if self._fake:
             return self._fake(*args, **kwargs)
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")

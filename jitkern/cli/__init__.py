@@ -29,7 +29,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a submodule here
     try:
         with contextlib.ExitStack() as settings:
             args = _parse(arguments)

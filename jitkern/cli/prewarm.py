@@ -60,16 +60,14 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    from jitkern import jit
-
     started = time.perf_counter()
     targets = choose_targets(args.target)
     items = _plan(args.what, targets)
     if args.shard:
         part, parts = args.shard
         items = [item for item in items if _number(item) % parts == part - 1]
-    jit.open_cache()
-    results = _build(items, args.jobs or _default_jobs(), keep_going=args.keep_going, refresh=args.refresh)
+    with config.using(fallback="raise"):  # into a private cache instead would keep nothing
+        results = _build(items, args.jobs or _default_jobs(), keep_going=args.keep_going, refresh=args.refresh)
     count = {status: sum(r.status == status for r in results) for status in ("built", "hit", "failed", "skipped")}
     seconds = round(time.perf_counter() - started, 3)
     if args.json:
@@ -105,7 +103,7 @@ def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> 
     stop = threading.Event()
     results: dict[Future[Result], Result] = {}
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="prewarm")
-    futures = [pool.submit(_build_one, item, stop, refresh) for item in items]
+    futures = [pool.submit(_build_one, item, stop, keep_going=keep_going, refresh=refresh) for item in items]
     try:
         left = set(futures)
         while left:
@@ -113,8 +111,6 @@ def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> 
             for future in done:
                 result = results[future] = future.result()
                 progress.step(f"{result.status:7} {result.op} {result.variant} {result.target} {result.seconds:.2f} s")
-                if result.status == "failed" and not keep_going:
-                    stop.set()
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -122,7 +118,14 @@ def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> 
     return [results[future] for future in futures]
 
 
-def _build_one(item: Item, stop: threading.Event, refresh: bool) -> Result:  # noqa: FBT001
+def _build_one(item: Item, stop: threading.Event, *, keep_going: bool, refresh: bool) -> Result:
+    result = _try_one(item, stop, refresh=refresh)
+    if result.status == "failed" and not keep_going:
+        stop.set()
+    return result
+
+
+def _try_one(item: Item, stop: threading.Event, *, refresh: bool) -> Result:
     from jitkern import jit
 
     variant = item.variant

@@ -69,11 +69,11 @@ def ignore(_: Call) -> None:
     """The start of a fake: launches nothing."""
 
 
-def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int, ...]]:
-    """The variant that a call needs, and which of its arguments are passed to the compiled kernel."""
+def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int, ...] | None]:
+    """The variant that a call needs, and which of its arguments the compiled kernel takes (None: all)."""
     template = tuple((name, _constant(op, name, value)) for name, value in call.template)
     if source.kind != "triton":
-        return Variant(op, source, call.function, template), tuple(range(len(call.args)))
+        return Variant(op, source, call.function, template), None
     path = source.paths[0]
     declared = functions(str(path), path.stat().st_mtime_ns).get(call.function)
     if declared is None:
@@ -104,7 +104,7 @@ class Runner:
         self.target = target
         self.device = device
         self.may_compile = may_compile
-        self._memo: dict[tuple[Any, ...], tuple[Any, tuple[int, ...]]] = {}
+        self._memo: dict[tuple[Any, ...], tuple[Any, tuple[int, ...] | None]] = {}
         self._refused: dict[Variant, JitkernError] = {}
         self._claimed: set[Variant] = set()
         self._lock = threading.Lock()
@@ -112,14 +112,14 @@ class Runner:
     def __call__(self, call: Call) -> None:
         function, kept = self._function(call)
         what = f"`{call.function}` of {self.op}"
-        args = [call.args[i] for i in kept]
+        args = call.args if kept is None else [call.args[i] for i in kept]
         values = values_of(what, function.parameters, args, self.device)
         if self.source.kind == "cc":
             function.call(values)
         else:
             self._launch_cuda(function, values, call.keywords, what)
 
-    def _function(self, call: Call) -> tuple[Any, tuple[int, ...]]:
+    def _function(self, call: Call) -> tuple[Any, tuple[int, ...] | None]:
         classes: tuple[Any, ...] = ()
         if self.source.kind == "triton":
             variant, _ = variant_of(self.op, self.source, call)
@@ -145,7 +145,7 @@ class Runner:
         """The function of an Extension."""
         memo = ("extension",)
         if memo not in self._memo:
-            self._memo[memo] = self.loaded(Variant(self.op, self.source)), ()
+            self._memo[memo] = self.loaded(Variant(self.op, self.source)), None
         return self._memo[memo][0]
 
     def claim(self, variant: Variant) -> bool:

@@ -1,5 +1,7 @@
 """out = softmax(x) over the last dimension, with the online normalizer (Milakov & Gimelshein 2018)."""
 
+import math
+
 import torch
 
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
@@ -26,7 +28,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def _rows(x):
     torch._check(x.dim() >= 1, lambda: f"softmax: x needs at least one dimension, got {x.dim()}")
     torch._check(x.dtype in DTYPES, lambda: f"softmax: x must be floating point, got {x.dtype}")
-    return x.shape[:-1].numel(), x.shape[-1]
+    return math.prod(x.shape[:-1]), x.shape[-1]  # not .numel(), which makes a symbolic size constant
 
 
 @softmax.reference

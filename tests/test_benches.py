@@ -1,0 +1,75 @@
+"""The benches run here and print the JSON that is promised; what they measure is not judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+
+
+def run(cache_dir: Path, module: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "JITKERN_CACHE_DIR": str(cache_dir)}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def printed(cache_dir: Path, module: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """The JSON object on the last line, with what every bench prints checked."""
+    output: dict[str, Any] = json.loads(run(cache_dir, module, *arguments, code=code).stdout.splitlines()[-1])
+    assert output["schema"] == 1
+    assert output["device"] and output["commit"]
+    assert {"python", "torch", "cuda", "triton", "gcc", "jitkern"} <= set(output["versions"])
+    return output
+
+
+def positive(numbers: dict[str, float]) -> bool:
+    return bool(numbers) and all(number > 0 for number in numbers.values())
+
+
+def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> None:
+    output = printed(cache_dir, "benches.call_overhead", "--device", "cpu", "--json", "--rounds", "2")
+    ours = {f"{kind}.{form}" for kind in ("jitkern.cpp", "jitkern.differentiable") for form in ("held", "public")}
+    theirs = {"aten.held", "torch.public", "aten_softmax.held", "torch_softmax.public", "custom_op"}
+    assert set(output["us"]) == set(output["min_us"]) == ours | theirs
+    assert positive(output["us"]) and positive(output["min_us"])
+    assert all(output["min_us"][name] <= output["us"][name] for name in output["us"])
+    assert set(output["ratio"]) == {"held", "public"}
+    for ratios in output["ratio"].values():
+        assert set(ratios) == {"jitkern.cpp", "jitkern.differentiable"} and positive(ratios)
+
+
+def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
+    kinds = ("--kinds", "jitkern.cpp,jitkern.cuda", "--rounds", "1")
+    output = printed(cache_dir, "benches.first_call", "--device", "cpu", "--json", *kinds)
+    assert set(output["cold"]) == set(output["warm"]) == {"jitkern.cpp"}, "jitkern.cuda cannot run on the CPU"
+    assert positive(output["cold"]) and positive(output["warm"])
+    assert output["ratio"] == {}, "without load_inline there is nothing to compare with"
+    assert output["import_ops_s"] > 0
+    assert not cache_dir.exists(), "cold is only cold in a cache of its own"
+
+
+def test_first_call_names_a_kind_that_fails_and_leaves_it_out(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    arguments = ("--device", "cpu", "--kinds", "jitkern.cpp", "--rounds", "1", "--json")
+    done = run(cache_dir, "benches.first_call", *arguments, code=1)
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert output["cold"] == output["warm"] == {}
+    assert "jitkern.cpp is left out" in done.stderr and "no-such-compiler" in done.stderr
+
+
+def test_first_call_refuses_a_kind_it_does_not_know(cache_dir: Path) -> None:
+    done = run(cache_dir, "benches.first_call", "--device", "cpu", "--kinds", "jitkern.fortran", code=2)
+    assert "there is no kind `jitkern.fortran`" in done.stderr

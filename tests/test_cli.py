@@ -1,0 +1,230 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import H100, REPOSITORY
+
+from jitkern import config
+from jitkern.cli import main
+from jitkern.compilers import toolkit
+
+needs_nvrtc = pytest.mark.skipif(not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]")
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run the command line in this process; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        try:
+            code = main(arguments)
+        except SystemExit as e:
+            code = e.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def last_json(out):
+    return json.loads(out.splitlines()[-1])
+
+
+def test_prewarm_then_hits_then_explain_then_clear(cli, cache_dir):
+    code, out, err = cli("prewarm", "vec_add", "softmax_backward", "--json")
+    first = last_json(out)
+    assert (code, first["schema"], first["hits"], first["failed"], first["skipped"]) == (0, 1, 0, 0, 0)
+    assert first["built"] == len(first["results"]) >= 7
+    assert "[1/" in err
+    result = first["results"][0]
+    assert set(result) == {"op", "variant", "target", "status", "seconds", "path", "reason"}
+    assert result["op"].startswith("jitkern::") and Path(result["path"]).is_dir()
+
+    code, out, _ = cli("prewarm", "vec_add", "jitkern::softmax_backward")
+    assert (code, "0 built" in out) == (0, True)
+
+    code, out, _ = cli("explain", "vec_add")
+    assert code == 0 and out.count(str(cache_dir)) == 4 and "not cached" not in out
+
+    code, out, _ = cli("cache", "ls", "--json")
+    listed = last_json(out)
+    assert listed["totals"]["entries"] == first["built"]
+    assert set(listed["entries"][0]) >= {"path", "op", "variant", "target", "compiler", "bytes", "age_s", "ok"}
+    assert {e["op"] for e in listed["entries"]} == {"jitkern::vec_add", "jitkern::softmax_backward"}
+    assert {e["variant"] for e in listed["entries"] if e["op"] == "jitkern::vec_add"} == {"f32", "f16", "bf16", "f64"}
+
+    code, out, _ = cli("cache", "show", "vec_add.f32", "--json")
+    assert last_json(out)["entries"][0]["manifest"]["inputs"]["op"] == "jitkern::vec_add"
+
+    assert cli("cache", "clear", "--op", "vec_add")[0] == 2
+    assert cli("cache", "clear", "--op", "vec_add", "--dry-run")[1].count("vec_add") == 4
+    assert cli("cache", "clear", "--op", "vec_add", "--yes")[0] == 0
+    assert last_json(cli("cache", "ls", "--json")[1])["totals"]["entries"] == first["built"] - 4
+    assert cli("cache", "clear", "--yes")[0] == 0
+    assert last_json(cli("cache", "ls", "--json")[1])["totals"]["entries"] == 0
+
+
+@needs_nvrtc
+def test_prewarm_for_another_machines_gpu(cli):
+    code, out, err = cli("prewarm", "--target", H100, "--json")
+    report = last_json(out)
+    assert (code, report["failed"], report["hits"]) == (0, 0, 0), report
+    assert {r["op"] for r in report["results"] if r["status"] == "built"} == {
+        "jitkern::vec_add", "jitkern::muladd", "jitkern::softmax", "jitkern::softmax_backward"
+    }  # fmt: skip
+    skipped = [r for r in report["results"] if r["status"] == "skipped"]
+    assert all(r["variant"] == "extension" and "built with the Torch it runs on" in r["reason"] for r in skipped)
+    assert {r["target"] for r in report["results"] if r["status"] == "built"} == {H100}
+    again = last_json(cli("prewarm", "--target", H100, "--json")[1])
+    assert (again["built"], again["hits"]) == (0, report["built"])
+    assert cli("prewarm", "muladd", "--target", H100, "--fail-on-miss")[0] == (1 if skipped else 0)
+    assert "nearest entry differs in target" in cli("explain", "vec_add", "--target", H100.replace("90", "80"))[1]
+
+
+def test_shards_split_the_work(cli):
+    parts = [last_json(cli("prewarm", "vec_add", "--shard", f"{i}/2", "--json")[1])["results"] for i in (1, 2)]
+    names = [[r["variant"] for r in part] for part in parts]
+    assert sorted(names[0] + names[1]) == ["bf16", "f16", "f32", "f64"]
+
+
+def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
+    compiler.fail = True
+    code, out, err = cli("prewarm", "vec_add", "--json", "--jobs", "1")
+    report = last_json(out)
+    assert (code, report["failed"]) == (1, 1)
+    assert report["skipped"] == 3
+    report = last_json(cli("prewarm", "vec_add", "--json", "--keep-going")[1])
+    assert (report["failed"], report["skipped"]) == (4, 0)
+    assert "the fake refuses" in report["results"][0]["reason"]
+
+
+def test_refresh_compiles_again(cli, compiler):
+    cli("prewarm", "vec_add")
+    assert last_json(cli("prewarm", "vec_add", "--refresh", "--json")[1])["built"] == 4
+    assert len(compiler.compiles) == 8
+
+
+def test_no_compiler_is_skipped_with_the_remedy(cli):
+    with config.using(cxx="no-such-compiler"):
+        code, out, _ = cli("prewarm", "vec_add", "--json")
+    report = last_json(out)
+    assert (code, report["skipped"]) == (0, 4)
+    assert "apt-get install g++" in report["results"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "required"),
+        (("bogus",), 2, "invalid choice"),
+        (("prewarm", "--target", "cuda-sm_90"), 2, "`cuda-sm_90` is not a target: expected something like"),
+        (("prewarm", "--jobs", "0"), 2, "not a number from 1 up"),
+        (("prewarm", "--shard", "3/2"), 2, "not I/N"),
+        (("prewarm", "nosuch"), 1, "`nosuch` is not an op, a namespace or a package with kernels; there are: jitkern::muladd"),
+        (("explain", "nosuch"), 1, "is not an op"),
+        (("cache", "show", "nosuch"), 1, "matches `nosuch`"),
+        (("init", "not-a-name"), 2, "not a usable module name"),
+        (("init", "json"), 2, "not a usable module name"),
+    ],
+)
+def test_bad_input_has_a_message_and_a_code(cli, arguments, code, says):
+    found, out, err = cli(*arguments)
+    assert (found, says in err, out) == (code, True, ""), err
+
+
+def test_a_cache_that_is_a_file_exits_3(cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = cli("prewarm", "vec_add", "--cache-dir", str(tmp_path / "file"))
+    assert (code, "is a file; remove it" in err) == (3, True), err
+
+
+def test_an_untrusted_cache_exits_3(cli, cache_dir):
+    cache_dir.mkdir()
+    cache_dir.chmod(0o777)
+    for arguments in (("prewarm", "vec_add"), ("cache", "ls"), ("cache", "clear", "--yes")):
+        code, _, err = cli(*arguments)
+        assert (code, "is not trusted" in err) == (3, True), err
+
+
+def test_a_bad_setting_exits_2_and_names_it(tmp_path, run_python):
+    done = subprocess.run(
+        [sys.executable, "-m", "jitkern", "cache", "dir"], env={"JITKERN_VERIFY": "maybe", "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "JITKERN_VERIFY=`maybe`" in done.stderr) == (2, True), done.stderr
+
+
+def test_list_is_the_shipped_ops(cli):
+    ops = {op["op"]: op for op in last_json(cli("list", "jitkern", "--json")[1])["ops"]}
+    assert set(ops) == {"jitkern::vec_add", "jitkern::muladd", "jitkern::softmax", "jitkern::softmax_backward"}
+    assert ops["jitkern::softmax"]["kernels"] == {"cuda": ["nvrtc", "triton", "extension"], "cpu": ["cc"]}
+    assert ops["jitkern::softmax"]["differentiable"] and ops["jitkern::vec_add"]["fusible"]
+    assert "jitkern::softmax(Tensor x) -> Tensor" in cli("list")[1]
+
+
+def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
+    code, out, _ = cli("doctor", "--json")
+    report = last_json(out)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert (code, report["ok"], checks["nvrtc"]["ok"]) == (1, False, False)
+    assert checks["nvrtc"]["remedy"].startswith('pip install "nvidia-cuda-nvrtc==')
+    assert {"torch", "cc", "c++", "triton", "ninja", "cache", "cache writable", "JITKERN_CACHE_DIR"} <= set(checks)
+    assert set(checks["torch"]) == {"name", "ok", "value", "origin", "remedy"}
+    assert "FAIL nvrtc" in cli("doctor")[1]
+
+
+def test_cache_commands_load_no_torch(tmp_path):
+    code = "import sys; from jitkern.cli import main; main(['cache', 'ls']); main(['cache', 'dir']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_init_writes_a_kernel_that_works(cli, tmp_path, monkeypatch, run_python):
+    monkeypatch.chdir(tmp_path)
+    assert cli("init", "scale")[0] == 0
+    assert cli("init", "scale")[0] == 1
+    done = run_python(
+        "import torch, scale.kernel as s\nx = torch.randn(5, dtype=torch.float64, requires_grad=True)\n"
+        "assert torch.equal(s.scale(x, 3.0), 3 * x)\nassert torch.autograd.gradcheck(s.scale, (x, 0.5))\n"
+        "torch.library.opcheck(s.scale.overload, (x, 0.5))\nprint(torch.ops.scale.scale(x, 2.0).shape)"
+    )
+    assert done.stdout == "torch.Size([5])\n", done.stderr
+    target = ["--target", H100] if toolkit.nvrtc_libraries() else []
+    command = [sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "scale", "--json", *target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert last_json(done.stdout)["built"] in (1, 2), done.stderr
+
+
+def test_the_wheel_is_pure_and_holds_the_kernels(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", str(REPOSITORY), "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    source = tmp_path / "source"
+    subprocess.run(["git", "clone", "-q", str(REPOSITORY), str(source)], check=True)
+    command[4] = str(source)
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"jitkern/kernels_src/softmax/softmax.cu", "jitkern/kernels_src/softmax/kernel.py", "jitkern/cache_tools/listing.py",
+            "jitkern/kernels_src/include/float16.h", "jitkern/py.typed"} <= set(names)  # fmt: skip
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc", ".cubin"))]
+    assert not [name for name in names if name.startswith(("tests", "benches"))]
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True, capture_output=True)
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+        "import torch, jitkern, jitkern.ops\nassert jitkern.__file__.startswith(sys.path[0]), jitkern.__file__\n"
+        "from jitkern.cli import main\nassert torch.equal(jitkern.ops.vec_add(torch.ones(2), torch.ones(2)), 2 * torch.ones(2))\n"
+        "sys.exit(main(['prewarm', 'vec_add', '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = last_json(done.stdout)
+    assert (report["built"], report["hits"]) == (3, 1)

@@ -1,0 +1,137 @@
+"""Launch functions run in Python, with the real C compiler underneath."""
+
+import sys
+
+import pytest
+import torch
+
+from jitkern.errors import LaunchError
+from jitkern.kernel import Cpp, Cuda, Triton
+from jitkern.launch.python import Call, Kernels, Runner, ignore, variant_of, with_light_torch
+from jitkern.target import Target
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def kernels(tmp_path):
+    folder = tmp_path / "k"
+    folder.mkdir()
+    (folder / "k.cpp").write_text('extern "C" void fill(T* x, long n, T value) { for (long i = 0; i < n; i++) x[i] = value; }')
+    return Kernels(Runner("test::k", Cpp("k.cpp", folder=str(folder)), Target.current("cpu"), CPU))
+
+
+def test_a_launch_runs_the_kernel(kernels):
+    x = torch.zeros(5)
+    kernels.fill[{"T": x.dtype}](x, 3, 7.0)
+    assert x.tolist() == [7, 7, 7, 0, 0]
+    assert kernels.launched == 1
+
+
+def test_each_template_argument_is_a_variant(kernels):
+    x, y = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    kernels.fill[{"T": x.dtype}](x, 2, 1.5)
+    kernels.fill[{"T": y.dtype}](y, 2, 2**40)
+    assert (x.tolist(), y.tolist()) == ([1.5, 1.5], [2**40, 2**40])
+
+
+def test_wrong_arguments_never_reach_the_kernel(kernels):
+    x = torch.zeros(2)
+    with pytest.raises(LaunchError, match=r"`fill` of test::k takes 3 arguments"):
+        kernels.fill[{"T": x.dtype}](x)
+    with pytest.raises(LaunchError, match="argument 0 must be a float32 tensor"):
+        kernels.fill[{"T": x.dtype}](x.double(), 2, 1.0)
+    assert kernels.launched == 0
+
+
+def test_an_unknown_keyword_is_refused(kernels):
+    with pytest.raises(LaunchError, match="unknown keyword `gird`"):
+        kernels.fill(1, gird=1)
+
+
+@pytest.mark.parametrize("value", ["float", object(), torch.float32.__class__, torch.quint8])
+def test_a_wrong_template_argument_is_refused(kernels, value):
+    with pytest.raises(LaunchError, match="template argument T=.* must be a dtype, bool, int or float"):
+        kernels.fill[{"T": value}](torch.zeros(1), 1, 1.0)
+
+
+def test_a_fake_launches_nothing():
+    k = Kernels(ignore)
+    k.anything[{"T": 1}](1, 2, grid=3)
+    assert k.launched == 1
+
+
+@pytest.fixture
+def triton_source(tmp_path):
+    (tmp_path / "k.py").write_text(
+        "import triton\nimport triton.language as tl\n@triton.jit(do_not_specialize=['m'])\ndef k(out, n, m, s, B: tl.constexpr): pass\n"
+    )
+    return Triton("k.py", folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("args", "signature", "kept"),
+    [
+        ((torch.empty(32), 16, 16, 0.5), ("*f32:16", "i32:16", "i32", "f32"), (0, 1, 2, 3)),
+        ((torch.empty(32)[1:], 1, 1, 1.0), ("*f32", "1", "i32", "f32"), (0, 2, 3)),
+        ((torch.empty(32, device="meta")[4:], 2**31, -(2**31), 2.0), ("*f32:16", "i64:16", "i32", "f32"), (0, 1, 2, 3)),
+        ((None, 2**63, True, 2.0), ("None", "u64:16", "bool", "f32"), (1, 2, 3)),
+    ],
+)
+def test_triton_specialises_as_triton_does(triton_source, args, signature, kept):
+    call = Call("k", (("B", 64),), args, {"grid": 1, "num_warps": 8})
+    variant, found = variant_of("test::k", triton_source, call)
+    assert (variant.signature, found, variant.options) == (signature, kept, (("num_warps", 8),))
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "count", "says"),
+    [("k", (), 4, r"missing or unknown: \['B'\]"), ("k", (("B", 1), ("C", 1)), 4, r"\['C'\]"), ("k", (("B", 1),), 3, "a number of arguments"),
+     ("other", (), 0, "has no @triton.jit function `other`")],
+)  # fmt: skip
+def test_a_wrong_triton_call_says_what_is_wrong(triton_source, name, template, count, says):
+    with pytest.raises(LaunchError, match=says):
+        variant_of("test::k", triton_source, Call(name, template, (1,) * count, {}))
+
+
+def test_triton_is_not_imported_to_find_a_variant(run_python):
+    done = run_python(
+        "import sys, torch, jitkern.ops; from jitkern.register import OPS\n"
+        "op = OPS['jitkern::softmax']; print(len(op.variants(op.sources['cuda'][1], 'cuda')), 'triton' in sys.modules)"
+    )
+    assert done.stdout.split()[1] == "False", done.stderr
+    assert int(done.stdout.split()[0]) >= 12
+
+
+def helper(condition):
+    torch._check(condition, lambda: "the helper says no")
+
+
+def test_check_raises_the_authors_message_without_sympy(run_python):
+    def launch(k, x):
+        torch._check(x > 0, lambda: f"x must be positive, got {x}")
+        helper(x < 10)
+        return torch.float32
+
+    light = with_light_torch(launch)
+    assert light(None, 1) is torch.float32
+    with pytest.raises(RuntimeError, match="x must be positive, got -1"):
+        light(None, -1)
+    with pytest.raises(RuntimeError, match="the helper says no"):
+        light(None, 11)
+    done = run_python("import sys, torch, jitkern.ops; jitkern.ops.vec_add(torch.ones(1), torch.ones(1)); print('sympy' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_cuda_needs_grid_and_block(tmp_path, monkeypatch):
+    class Loaded:
+        parameters: tuple = ()
+        meta: dict = {"symbol": "k"}
+
+    runner = Runner("test::k", Cuda("k.cu", folder=str(tmp_path)), Target.parse("cuda-sm_90-cu130-torch2.11.0"), torch.device("cuda", 0))
+    monkeypatch.setattr(Runner, "loaded", lambda self, variant: Loaded())
+    k = Kernels(runner)
+    for keywords, says in [({}, "`grid` must be one to three sizes, got None"), ({"grid": 1}, "`block` must be"), ({"grid": 2**31, "block": 1}, "`grid`"),
+                           ({"grid": (1, 1, 1, 1), "block": 1}, "`grid`"), ({"grid": -1, "block": 1}, "`grid`"), ({"grid": 1.5, "block": 1}, "`grid`")]:  # fmt: skip
+        with pytest.raises(LaunchError, match=says):
+            k.k(**keywords)

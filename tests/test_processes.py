@@ -1,0 +1,167 @@
+"""Several processes, kills and read-only disks, with the real C compiler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CALL = """
+import sys, time, pathlib
+import torch, jitkern.ops, jitkern
+ready, go = map(pathlib.Path, sys.argv[1:3])
+x = torch.arange(10.0)
+ready.touch()
+while not go.exists():
+    time.sleep(0.001)
+print(jitkern.ops.vec_add(x, x).tolist() == (2 * x).tolist(), jitkern.stats()["compiles"])
+"""
+
+
+def start(code, *args, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, args)],
+        env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_eight_processes_on_one_key_compile_once(tmp_path, cache_dir):
+    go = tmp_path / "go"
+    processes = [start(CALL, tmp_path / f"ready{i}", go) for i in range(8)]
+    while len(list(tmp_path.glob("ready*"))) < 8:
+        assert all(p.poll() is None for p in processes)
+        time.sleep(0.01)
+    go.touch()
+    answers = [p.communicate(timeout=120) for p in processes]
+    assert all(out.startswith("True ") for out, _ in answers), answers
+    assert sum(int(out.split()[1]) for out, _ in answers) == 1
+    assert len(list(cache_dir.glob("v1/cpu-*/vec_add.f32-*"))) == 1
+
+
+def slow_compiler(tmp_path: Path) -> str:
+    """A c++ that says it has begun, waits, and then does its work."""
+    tool = tmp_path / "slow-c++"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {tmp_path}/begun; sleep 2 ;; esac\nexec c++ "$@"\n')
+    tool.chmod(0o755)
+    return str(tool)
+
+
+def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
+    (tmp_path / "go").touch()
+    victim = start(CALL, tmp_path / "ready", tmp_path / "go", CXX=slow_compiler(tmp_path))
+    while not (tmp_path / "begun").exists():
+        assert victim.poll() is None, victim.communicate()
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    assert not list(cache_dir.glob("v1/cpu-*/*"))
+    out, err = start(CALL, tmp_path / "ready", tmp_path / "go").communicate(timeout=60)
+    assert out == "True 1\n", err
+
+
+def test_ctrl_c_in_mid_compile_leaves_nothing_behind(tmp_path, cache_dir):
+    command = [sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "vec_add", "--jobs", "1"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "CXX": slow_compiler(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert not list((cache_dir / "v1" / "tmp").iterdir())
+
+
+READ_ONLY_CALL = (
+    "import torch, jitkern.ops, jitkern; x = torch.ones(3, dtype=torch.{}); "
+    "print((jitkern.ops.vec_add(x, x) == 2).all().item(), jitkern.stats()['compiles'])"
+)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root, whom no mode stops: the read-only mount below stands for it")
+def test_a_cache_without_write_permission_serves_when_warm_and_says_so_when_cold(cache_dir, run_python):
+    assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
+    directories = [path for path in (cache_dir, *cache_dir.rglob("*")) if path.is_dir()]
+    for path in directories:
+        path.chmod(0o555)
+    try:
+        warm, cold = run_python(READ_ONLY_CALL.format("float32")), run_python(READ_ONLY_CALL.format("float64"))
+    finally:
+        for path in directories:
+            path.chmod(0o755)
+    assert warm.stdout == "True 0\n", warm.stderr
+    assert (cold.stdout, "cannot be written: Permission denied" in cold.stderr) == ("True 1\n", True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_a_read_only_mount_serves_when_warm_and_says_so_when_cold(tmp_path, cache_dir, run_python):
+    assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
+    mounted = subprocess.run(["mount", "--bind", "-o", "ro", cache_dir, cache_dir], capture_output=True, text=True, check=False)
+    if mounted.returncode or subprocess.run(["mount", "-o", "remount,ro,bind", cache_dir], check=False).returncode:
+        pytest.skip(f"cannot mount here: {mounted.stderr}")
+    try:
+        warm, cold = run_python(READ_ONLY_CALL.format("float32")), run_python(READ_ONLY_CALL.format("float64"))
+        strict = run_python(READ_ONLY_CALL.format("float64"), JITKERN_FALLBACK="raise")
+    finally:
+        subprocess.run(["umount", cache_dir], check=True)
+    assert warm.stdout == "True 0\n", warm.stderr
+    assert (cold.stdout, cold.stderr.count("Read-only file system")) == ("True 1\n", 1)
+    assert "CacheError: jitkern::vec_add for cpu-" in strict.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_a_full_disk_is_a_clear_error_and_space_mends_it(tmp_path, cache_dir, run_python):
+    cache_dir.mkdir(mode=0o700)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", cache_dir], check=False).returncode:
+        pytest.skip("cannot mount here")
+    code = "import torch, jitkern.ops; print(jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist())"
+    try:
+        (cache_dir / "filler").write_bytes(bytes(48 << 10))
+        full = run_python(code)
+        (cache_dir / "filler").unlink()
+        mended = run_python(code)
+    finally:
+        subprocess.run(["umount", cache_dir], check=True)
+    assert "CacheError: jitkern::vec_add for cpu-" in full.stderr and "no space is left" in full.stderr
+    assert mended.stdout == "[2.0, 2.0, 2.0]\n", mended.stderr
+
+
+def test_a_warm_start_needs_no_compiler_and_no_subprocess(run_python):
+    code = """
+import subprocess, sys, torch, jitkern.ops, jitkern
+if {warm}:
+    def refuse(*a, **k): raise AssertionError("a subprocess")
+    subprocess.Popen.__init__ = refuse
+x = torch.randn(4, 5)
+jitkern.ops.vec_add(x, x), jitkern.ops.softmax(x)
+print(jitkern.stats()["compiles"], [m for m in ("triton", "sympy", "filelock") if m in sys.modules])
+"""
+    assert run_python(code.format(warm=False)).stdout.startswith("2 ")
+    done = run_python(code.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
+    assert done.stdout == "0 []\n", done.stderr
+
+
+def test_a_forked_child_computes(run_python):
+    done = run_python(
+        "import os, torch, jitkern.ops\nx = torch.ones(3)\njitkern.ops.vec_add(x, x)\n"
+        "pid = os.fork()\n"
+        "if not pid: os._exit(0 if jitkern.ops.vec_add(x, x.clone()).sum() == 6 and jitkern.ops.vec_add(x.double(), x.double()).sum() == 6 else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    assert done.stdout == "0\n", done.stderr
+
+
+def test_import_compiles_nothing_makes_no_directory_and_asks_no_device(tmp_path, cache_dir, run_python):
+    done = run_python(
+        "import sys\nimport jitkern\nassert 'torch' not in sys.modules\nimport torch\nbefore = set(sys.modules)\nimport jitkern.ops\n"
+        "print(torch.cuda.is_initialized(), jitkern.stats()['compiles'], [m for m in ('triton', 'filelock', 'sympy') if m in set(sys.modules) - before])"
+    )
+    assert done.stdout == "False 0 []\n", done.stderr
+    assert not cache_dir.exists()

@@ -1,0 +1,60 @@
+"""The names that users rely on."""
+
+import pytest
+
+import jitkern
+import jitkern.declare
+
+NAMES = {
+    "Cache", "CacheError", "CompileError", "CompilerNotFound", "Config", "DeclarationError", "JitkernError", "LaunchError", "LoadError",
+    "NotCached", "Target", "TargetError", "UntrustedCache", "cache_tools", "declare", "on_compile", "ops", "stats", "using",
+}  # fmt: skip
+
+
+def test_all_is_what_was_promised():
+    assert set(jitkern.__all__) == NAMES
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_name_resolves(name):
+    assert getattr(jitkern, name) is not None
+    assert name in dir(jitkern)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute `nothing`"):
+        jitkern.nothing
+
+
+def test_names_do_not_collide_with_submodules():
+    import pkgutil
+
+    assert {m.name for m in pkgutil.iter_modules(jitkern.__path__)} & NAMES <= {"declare", "ops", "cache_tools"}
+
+
+def test_declare_has_all_that_a_kernel_author_needs():
+    assert set(jitkern.declare.__all__) == {"Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "discover", "installed", "kernel"}
+
+
+def test_the_shipped_ops_are_functions_of_jitkern_ops():
+    import torch
+
+    for name in ("vec_add", "muladd", "softmax", "softmax_backward"):
+        op = getattr(jitkern.ops, name)
+        assert op.overload is getattr(torch.ops.jitkern, name).default
+
+
+def test_every_public_thing_has_a_docstring():
+    import importlib
+    import inspect
+    import pkgutil
+
+    for info in pkgutil.walk_packages(jitkern.__path__, "jitkern."):
+        if info.name.endswith("__main__") or "kernels_src." in info.name:
+            continue
+        module = importlib.import_module(info.name)
+        assert module.__doc__, info.name
+        for name, thing in vars(module).items():
+            if not name.startswith("_") and getattr(thing, "__module__", "") == info.name and (inspect.isclass(thing) or inspect.isfunction(thing)):
+                if name not in ("configure", "run", "main") and not name.startswith("run_"):
+                    assert inspect.getdoc(thing), f"{info.name}.{name}"

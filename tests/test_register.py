@@ -1,0 +1,326 @@
+"""Ops in Torch: schema rules, dispatch, fallback, fake and gradient."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from jitkern import config, implementation, jit
+from jitkern.compilers import COMPILERS
+from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
+from jitkern.errors import CacheError, CompileError, CompilerNotFound, DeclarationError, NotCached, TargetError
+
+_number = itertools.count()
+
+
+@pytest.fixture
+def declare(tmp_path):
+    """A fresh op `jitkern_test::scaleN(Tensor x, float alpha=2.0) -> Tensor` on the real C compiler."""
+
+    def make(schema="{name}(Tensor x, float alpha=2.0) -> Tensor", *, cpu=True, launch=True, reference=True):
+        name = f"scale{next(_number)}"
+        (tmp_path / "scale.cpp").write_text(
+            'extern "C" void scale(T* out, const T* x, double alpha, long n) { for (long i = 0; i < n; i++) out[i] = T(alpha) * x[i]; }'
+        )
+        source = Cpp(str(tmp_path / "scale.cpp"))
+        op = kernel("jitkern_test::" + schema.format(name=name), cpu=source if cpu else ())
+        if reference:
+            op.reference(lambda x, alpha=2.0: alpha * x)
+        if launch:
+
+            @op.launch("cpu")
+            def _(k, x, alpha=2.0):
+                torch._check(x.dim() > 0, lambda: f"scale: no scalars, got shape {tuple(x.shape)}")
+                x = x.contiguous()
+                out = torch.empty_like(x)
+                k.scale[{"T": x.dtype}](out, x, alpha, x.numel())
+                return out
+
+        return op
+
+    return make
+
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_the_kernel_computes_and_defaults_and_keywords_work(declare):
+    op = declare()
+    assert torch.equal(op(X), 2 * X)
+    assert torch.equal(op(X, 3.0), 3 * X)
+    assert torch.equal(op(x=X, alpha=4.0), 4 * X)
+    assert torch.equal(op.overload(X), 2 * X)
+
+
+def test_the_schemas_defaults_are_filled_in(declare):
+    op = declare(launch=False)
+    op.launch("cpu")(lambda k, x, alpha: x * alpha)
+    op.reference(lambda x, alpha: x * alpha)
+    assert torch.equal(op(X), 2 * X)
+    assert op(X.to("meta")).shape == X.shape
+    with config.using(cxx="no-such-compiler"):
+        assert torch.equal(op(X), 2 * X)
+
+
+def test_keyword_only_arguments(declare):
+    op = declare("{name}(Tensor x, *, float alpha=2.0) -> Tensor")
+    assert torch.equal(op(X, alpha=5.0), 5 * X)
+    assert torch.equal(op(X), 2 * X)
+
+
+def test_the_authors_check_reaches_the_user(declare):
+    with pytest.raises(RuntimeError, match=r"scale: no scalars, got shape \(\)"):
+        declare()(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("{name}(Tensor(a!) x) -> Tensor(a!)", "refuses an op that returns an argument"),
+        ("{name}(Tensor x, Scalar s) -> Tensor", "Scalar arguments are not supported"),
+        ("{name}(Tensor x -> Tensor", "is not a Torch schema"),
+        ("{name}(Tenser x) -> Tensor", "is not a Torch schema"),
+    ],
+)
+def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
+    with pytest.raises(DeclarationError, match=says):
+        declare(schema)
+
+
+def test_declaring_twice_is_refused(declare):
+    op = declare()
+    with pytest.raises(DeclarationError, match="declared twice"):
+        kernel(op.schema)
+
+
+@pytest.mark.parametrize("given", [{"cpu": Cuda("x.cu")}, {"cuda": Cpp("x.cpp")}, {"cpu": [Triton("x.py")]}], ids=str)
+def test_a_source_for_the_wrong_device_is_refused(given):
+    with pytest.raises(DeclarationError, match=r"= takes .*, got"):
+        kernel(f"jitkern_test::wrong{next(_number)}(Tensor x) -> Tensor", **given)
+
+
+def test_an_extension_must_not_take_the_ops_own_name():
+    name = f"jitkern_test::ext{next(_number)}"
+    with pytest.raises(DeclarationError, match="must register its function under another name"):
+        kernel(f"{name}(Tensor x) -> Tensor", cpu=Extension("x.cpp", function=name))
+
+
+def test_launch_takes_known_kinds(declare):
+    with pytest.raises(DeclarationError, match="launch\\(\\) takes some of"):
+        declare().launch("gpu")
+
+
+def test_no_kernel_for_the_device_runs_the_reference_with_one_line(declare, caplog):
+    op = declare(cpu=False, launch=False)
+    assert torch.equal(op(X), 2 * X)
+    op(X)
+    assert caplog.text.count("runs its PyTorch reference: no kernel is declared for cpu") == 1
+    with config.using(fallback="raise"), pytest.raises(TargetError, match="has no kernel for cpu"):
+        op(X)
+
+
+def test_no_compiler_runs_the_reference_and_raise_raises(declare, caplog):
+    op = declare()
+    with config.using(cxx="no-such-compiler"):
+        assert torch.equal(op(X), 2 * X)
+        assert "apt-get install g++" in caplog.text
+        with config.using(fallback="raise"), pytest.raises(CompilerNotFound, match="apt-get"):
+            op(X)
+
+
+def test_the_reference_is_restrided_to_what_the_kernel_would_return(declare):
+    op = declare()
+    with config.using(cxx="no-such-compiler"):
+        assert op(X.T).stride() == (2, 1)
+    assert torch.equal(op(X.T), 2 * X.T)
+
+
+def test_a_failed_compile_always_raises(declare, compiler):
+    compiler.fail = True
+    op = declare()
+    for fallback in ("", "reference", "raise"):
+        with config.using(fallback=fallback), pytest.raises(CompileError):
+            op(X)
+
+
+def test_never_raises_unless_the_reference_is_asked_for(declare):
+    op = declare()
+    with config.using(compile="never"):
+        with pytest.raises(NotCached, match="jitkern prewarm jitkern_test::scale"):
+            op(X)
+    op = declare()
+    with config.using(compile="never", fallback="reference"):
+        assert torch.equal(op(X), 2 * X)
+
+
+def test_a_cache_that_is_a_file_is_an_error_that_says_so(declare, cache_dir):
+    cache_dir.write_text("")
+    op = declare()
+    with pytest.raises(CacheError, match=rf"{op.name} for cpu-.*is a file; remove it"):
+        op(X)
+    with config.using(fallback="reference"):
+        assert torch.equal(op(X), 2 * X)
+
+
+def test_prefer_chooses_among_the_sources(tmp_path, caplog):
+    op = kernel(f"jitkern_test::two{next(_number)}(Tensor x) -> Tensor", cpu=[Cpp("a.cpp"), Extension("b.cpp", function="f")])
+    chosen = implementation.Implementation(op, "cpu")
+    assert [s.kind for s in chosen._sources()] == ["cc", "extension"]
+    with config.using(prefer="extension"):
+        assert [s.kind for s in chosen._sources()] == ["extension", "cc"]
+    with config.using(prefer="triton"):
+        assert [s.kind for s in chosen._sources()] == ["cc", "extension"]
+
+
+def test_background_serves_the_reference_until_the_kernel_is_there(declare, monkeypatch):
+    gate = threading.Event()
+    real = COMPILERS["cc"].compile
+    monkeypatch.setattr(COMPILERS["cc"], "compile", lambda *args: (gate.wait(20), real(*args))[1])
+    op = declare()
+    with config.using(compile="background"):
+        assert torch.equal(op(X), 2 * X)
+        before = jit.stats()["hits"]
+        gate.set()
+        for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
+            thread.join()
+        assert torch.equal(op(X), 2 * X)
+        assert jit.stats()["hits"] == before + 1
+
+
+def test_background_stays_with_the_reference_where_gradients_were_recorded(declare):
+    op = declare()
+    op.backward(lambda grad, alpha: op(grad, alpha))
+    with config.using(compile="background"):
+        x = X.clone().requires_grad_()
+        op(x).sum().backward()
+        assert torch.equal(x.grad, torch.full_like(X, 2))
+        for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
+            thread.join()
+        before = jit.stats()["hits"]
+        op(X)
+        assert jit.stats()["hits"] == before
+
+
+def test_threads_make_their_first_calls_together(declare):
+    ops = [declare() for _ in range(100)]
+    errors = []
+    barrier = threading.Barrier(8)
+
+    def work(number):
+        barrier.wait()
+        for op in ops[number:] + ops[:number]:
+            try:
+                assert torch.equal(op(X, 3.0), 3 * X)
+            except Exception as e:  # noqa: BLE001
+                errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(i * 12,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_an_inplace_op(tmp_path):
+    (tmp_path / "inc.cpp").write_text('extern "C" void inc(float* x, long n) { for (long i = 0; i < n; i++) x[i] += 1; }')
+    op = kernel(f"jitkern_test::inc{next(_number)}(Tensor(a!) x) -> ()", cpu=Cpp(str(tmp_path / "inc.cpp")))
+
+    @op.reference
+    def _(x):
+        x += 1
+
+    @op.launch("cpu")
+    def _(k, x):
+        k.inc(x, x.numel())
+
+    x = torch.zeros(3)
+    assert op(x) is None
+    assert x.tolist() == [1, 1, 1]
+    torch.library.opcheck(op.overload, (torch.zeros(3),))
+    with config.using(cxx="no-such-compiler"):
+        op(x)
+
+
+def test_several_outputs_optional_tensors_and_their_gradient(tmp_path):
+    (tmp_path / "two.cpp").write_text(
+        'extern "C" void two(double* a, double* b, const double* x, const double* w, long n)'
+        "{ for (long i = 0; i < n; i++) { a[i] = x[i] * (w ? w[i] : 1); b[i] = -x[i]; } }"
+    )
+    op = kernel(f"jitkern_test::two{next(_number)}(Tensor x, Tensor? w=None) -> (Tensor a, Tensor b)", cpu=Cpp(str(tmp_path / "two.cpp")))
+
+    @op.reference
+    def _(x, w=None):
+        return (x * w if w is not None else x.clone()), -x
+
+    @op.launch("cpu")
+    def _(k, x, w=None):
+        a, b = torch.empty_like(x), torch.empty_like(x)
+        k.two(a, b, x, w, x.numel())
+        return a, b
+
+    @op.backward
+    def _(grad_a, grad_b, x, w):
+        return (grad_a * w if w is not None else grad_a) - grad_b, grad_a * x if w is not None else None
+
+    x, w = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(op, (x, w))
+    assert torch.autograd.gradcheck(op, (x,))
+    torch.library.opcheck(op.overload, (x, w))
+
+
+def test_backward_may_ask_only_for_what_there_is(declare):
+    with pytest.raises(DeclarationError, match=r"its backward asks for y; it may ask for: alpha, grad, needs, out, x"):
+        declare().backward(lambda grad, y: grad)
+
+
+def test_backward_must_return_a_gradient_for_each_tensor(declare):
+    op = declare()
+    op.backward(lambda grad: (grad, grad))
+    with pytest.raises(DeclarationError, match="returned 2 gradients for the tensors x"):
+        op(X.clone().requires_grad_()).sum().backward()
+
+
+def test_backward_is_told_which_gradients_are_needed(declare):
+    op, seen = declare(), []
+    op.backward(lambda grad, needs: seen.append(needs) or grad)
+    op(X.clone().requires_grad_()).sum().backward()
+    assert seen == [(True,)]
+
+
+def test_backward_keeps_only_what_it_asks_for(declare):
+    op = declare()
+    op.backward(lambda grad, alpha: grad * alpha)
+    out = op(X.clone().requires_grad_(), 3.0)
+    assert out.grad_fn.saved_tensors == ()
+
+
+def test_an_op_that_changes_its_arguments_cannot_have_a_backward():
+    op = kernel(f"jitkern_test::inc{next(_number)}(Tensor(a!) x) -> ()")
+    with pytest.raises(DeclarationError, match="changes its arguments"):
+        op.backward(lambda grad: grad)
+
+
+def test_the_fake_has_the_kernels_strides(declare):
+    op = declare()
+    assert op(torch.empty(3, 2, device="meta").T).stride() == (3, 1)
+    op.fake(lambda x, alpha=2.0: torch.empty_like(x))
+    assert op(torch.empty(3, 2, device="meta").T).stride() == (1, 2)
+
+
+def test_compile_does_not_break_the_graph_and_dynamic_shapes_do_not_specialise(declare):
+    op = declare()
+    compiled = torch.compile(lambda x: op(x + 1) * 2, fullgraph=True, backend="aot_eager", dynamic=True)
+    counts = torch._dynamo.utils.counters
+    counts.clear()
+    for n in (4, 5, 9, 33):
+        x = torch.randn(n, n + 1)
+        torch.testing.assert_close(compiled(x), (x + 1) * 4)
+    assert counts["stats"]["unique_graphs"] == 1
+
+
+def test_another_device_runs_the_reference(declare):
+    op = declare()
+    with torch._subclasses.FakeTensorMode():
+        assert op(torch.empty(2, 3)).shape == (2, 3)
