@@ -2,8 +2,9 @@
 
 `held` is an overload object (`torch.ops.jitkern.vec_add.default`), `public` the function that users call; both
 sides of a ratio are called in the same form, through a local name, with the same inputs, and no gradient is
-recorded. On a GPU it is the cost of issuing: the device is waited for between rounds, not inside. Ratios are of
-medians. jitkern.differentiable is softmax, and is compared with Torch's softmax; all else is x + y.
+recorded. On a GPU it is the cost of issuing: the device is waited for between rounds, not inside. On a CPU there
+is one thread: Torch would split even a softmax of 16 floats. Ratios are of medians. jitkern.differentiable is
+softmax, and is compared with Torch's softmax; all else is x + y.
 """
 
 from __future__ import annotations
@@ -50,12 +51,15 @@ class Contender:
         """Calls the function through a local name, with arguments in locals."""
         names = ", ".join(f"a{i}" for i in range(len(self.args)))
         setup = f"f = function; {names}, = args"
-        return timeit.Timer(f"f({names})", setup, globals={"function": self.function, "args": self.args})
+        return timeit.Timer(
+            f"f({names})", setup, globals={"function": self.function, "args": self.args}
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     options = common.parsed(common.parser(__doc__), arguments)
+    torch.set_num_threads(1)
     wanted = list(contenders(options.device))
     ready = prepared(wanted)
     times = measured(ready, options.device, options.rounds or ROUNDS)
@@ -63,35 +67,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ratio = {form: ratios(us, form) for form in BASELINES}
     of = {f"{kind}.{form}": value for form, kinds in ratio.items() for kind, value in kinds.items()}
     least = {name: min(rounds) for name, rounds in times.items()}
-    rows = [(name, f"{us[name]:.2f}", f"{least[name]:.2f}", f"{of[name]:.2f}" if name in of else "") for name in us]
-    common.report(options, ("one call", "median us", "min us", "ratio"), rows, us=us, min_us=least, ratio=ratio)
+    rows = [
+        (name, f"{us[name]:.2f}", f"{least[name]:.2f}", f"{of[name]:.2f}" if name in of else "")
+        for name in us
+    ]
+    common.report(
+        options,
+        ("one call", "median us", "min us", "ratio"),
+        rows,
+        us=us,
+        min_us=least,
+        ratio=ratio,
+    )
     return 0 if len(ready) == len(wanted) else 1
 
 
 def contenders(device: str) -> Iterator[Contender]:
     """All that this device can run, Torch's own first."""
     x, y = torch.rand(16, device=device), torch.rand(16, device=device)
-    rows = torch.rand(4, 4, device=device)
+    row = torch.rand(1, 16, device=device)
     ops: Any = jitkern.ops
     yield Contender("aten.held", torch.ops.aten.add.Tensor, (x, y))
     yield Contender("torch.public", torch.add, (x, y))
     for kind in KINDS.values():
         if kind.op == "vec_add" and device in kind.devices:
-            yield Contender(f"{kind.name}.held", torch.ops.jitkern.vec_add.default, (x, y), kind.prefer)
+            yield Contender(
+                f"{kind.name}.held", torch.ops.jitkern.vec_add.default, (x, y), kind.prefer
+            )
             yield Contender(f"{kind.name}.public", ops.vec_add, (x, y), kind.prefer)
     yield Contender("custom_op", _custom_op(), (x, y))
     if device == "cuda" and importlib.util.find_spec("triton"):
         from benches.vec_add_triton import vec_add
 
         yield Contender("triton", vec_add, (x, y))
-    yield Contender("aten_softmax.held", torch.ops.aten._softmax.default, (rows, -1, False), softmax=True)
-    yield Contender("torch_softmax.public", torch.softmax, (rows, -1), softmax=True)
-    yield Contender("jitkern.differentiable.held", torch.ops.jitkern.softmax.default, (rows,), softmax=True)
-    yield Contender("jitkern.differentiable.public", ops.softmax, (rows,), softmax=True)
+    yield Contender(
+        "aten_softmax.held", torch.ops.aten._softmax.default, (row, -1, False), softmax=True
+    )
+    yield Contender("torch_softmax.public", torch.softmax, (row, -1), softmax=True)
+    yield Contender(
+        "jitkern.differentiable.held", torch.ops.jitkern.softmax.default, (row,), softmax=True
+    )
+    yield Contender("jitkern.differentiable.public", ops.softmax, (row,), softmax=True)
 
 
 def _custom_op() -> Callable[..., Any]:
-    @torch.library.custom_op("benches::vec_add", mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor")
+    @torch.library.custom_op(
+        "benches::vec_add", mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
+    )
     def vec_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y
 
@@ -113,7 +135,11 @@ def prepared(wanted: Sequence[Contender]) -> list[Contender]:
         except (ImportError, RuntimeError) as e:
             print(f"FAILED: {contender.name} is left out: {e}", file=sys.stderr)
             continue
-        expected = torch.softmax(contender.args[0], -1) if contender.softmax else contender.args[0] + contender.args[1]
+        expected = (
+            torch.softmax(contender.args[0], -1)
+            if contender.softmax
+            else contender.args[0] + contender.args[1]
+        )
         if not torch.allclose(out, expected):
             raise AssertionError(f"{contender.name} is wrong: {out} instead of {expected}")
         for kind in KINDS.values():
@@ -139,9 +165,17 @@ def measured(ready: Sequence[Contender], device: str, rounds: int) -> dict[str, 
 
 def ratios(us: dict[str, float], form: str) -> dict[str, float]:
     """Each kind of jitkern's against Torch's own call of the same form."""
-    kinds = {name.removesuffix(f".{form}") for name in us if name.startswith("jitkern.") and name.endswith(f".{form}")}
+    kinds = {
+        name.removesuffix(f".{form}")
+        for name in us
+        if name.startswith("jitkern.") and name.endswith(f".{form}")
+    }
     baselines = {kind: BASELINES[form].get(kind, BASELINES[form][""]) for kind in sorted(kinds)}
-    return {kind: us[f"{kind}.{form}"] / us[baseline] for kind, baseline in baselines.items() if baseline in us}
+    return {
+        kind: us[f"{kind}.{form}"] / us[baseline]
+        for kind, baseline in baselines.items()
+        if baseline in us
+    }
 
 
 if __name__ == "__main__":

@@ -27,10 +27,19 @@ class ChildFailed(RuntimeError):
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """The command line of a bench, described by its docstring: --device, --rounds and --json."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     default = "cuda" if torch.cuda.is_available() else "cpu"
-    made.add_argument("--device", choices=("cpu", "cuda"), default=default, help="default here: %(default)s")
-    made.add_argument("--rounds", type=_positive, metavar="N", help="how often each is measured; the median counts")
+    made.add_argument(
+        "--device", choices=("cpu", "cuda"), default=default, help="default here: %(default)s"
+    )
+    made.add_argument(
+        "--rounds",
+        type=_positive,
+        metavar="N",
+        help="how often each is measured; the median counts",
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -49,7 +58,12 @@ def parsed(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> ar
     return options
 
 
-def report(options: argparse.Namespace, header: Sequence[str], rows: Iterable[Sequence[object]], **fields: object) -> None:
+def report(
+    options: argparse.Namespace,
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    **fields: object,
+) -> None:
     """Print the outcome: one JSON object under --json, else what it was measured on and a table."""
     facts = {"device": device_name(options.device), "commit": commit(), "versions": versions()}
     if options.json:
@@ -67,7 +81,10 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
         "triton": _installed("triton"),
-        "cupy": next((v for v in map(_installed, ("cupy", "cupy-cuda13x", "cupy-cuda12x")) if v != "none"), "none"),
+        "cupy": next(
+            (v for v in map(_installed, ("cupy", "cupy-cuda13x", "cupy-cuda12x")) if v != "none"),
+            "none",
+        ),
         "gcc": _output(["gcc", "-dumpfullversion"]) or "none",
         "nvcc": _first(r"release ([\d.]+)", _output(["nvcc", "--version"])),
         "jitkern": jitkern.__version__,
@@ -87,7 +104,20 @@ def device_name(device: str) -> str:
 
 def commit() -> str:
     """The commit that was measured, `-dirty` where files differ from it; `unknown` outside a checkout."""
-    return _output(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]) or "unknown"
+    return (
+        _output(
+            [
+                "git",
+                "-C",
+                str(Path(__file__).parent),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=12",
+            ]
+        )
+        or "unknown"
+    )
 
 
 def _installed(package: str) -> str:
@@ -116,9 +146,15 @@ def _output(command: Sequence[str]) -> str:
 
 
 def private_environment(home: Path, **settings: str) -> dict[str, str]:
-    """The environment with every kernel cache under `home`, and of jitkern's settings these alone."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("JITKERN_")}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # pip's ninja
+    """The environment with every kernel cache under `home`, and of jitkern's settings these alone.
+
+    Python may write its bytecode: without it every process would compile the modules that it imports.
+    """
+    ours = ("JITKERN_", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    )  # pip's ninja
     caches = {
         "JITKERN_CACHE_DIR": "jitkern",
         "TORCH_EXTENSIONS_DIR": "extensions",
@@ -126,15 +162,28 @@ def private_environment(home: Path, **settings: str) -> dict[str, str]:
         "CUPY_CACHE_DIR": "cupy",
         "CUDA_CACHE_PATH": "driver",
     }
-    return {**kept, "PATH": path, **{name: str(home / folder) for name, folder in caches.items()}, **settings}
+    return {
+        **kept,
+        "PATH": path,
+        **{name: str(home / folder) for name, folder in caches.items()},
+        **settings,
+    }
 
 
-def fresh_process(module: str, *arguments: str, environment: dict[str, str], timeout: float = 1200) -> dict[str, Any]:
-    """What `python -m module arguments` prints last, as JSON. Raises ChildFailed."""
-    command = [sys.executable, "-m", module, *arguments]
+def fresh_process(
+    *arguments: str, environment: dict[str, str], timeout: float = 1200
+) -> dict[str, Any]:
+    """What `python arguments` prints last, as JSON. Raises ChildFailed."""
+    command = [sys.executable, *arguments]
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
     except subprocess.TimeoutExpired as e:
         raise ChildFailed(f"no end after {timeout:.0f} s") from e

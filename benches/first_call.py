@@ -5,11 +5,12 @@ finished. Cold: every kernel cache is empty. Warm: the same caches again in a ne
 with JITKERN_COMPILE=never, which proves that nothing compiles. Every result is compared with Torch's, and
 every artifact of jitkern with the kind that was asked for. All kinds compute x + y on 1024 floats, but for
 jitkern.extension, which computes a * b + c. A kind that fails is named on stderr and left out; the exit code
-is then 1.
+is then 1. Importing is timed, but of modules whose bytecode is written already.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import statistics
 import sys
@@ -24,28 +25,53 @@ from benches.common import ChildFailed
 from benches.kinds import KINDS, RAW, Kind
 
 CHILD = "benches.one_first_call"
-IMPORT = Kind("import jitkern.ops", ("cpu", "cuda"))
+IMPORT = Kind("import jitkern.ops", ("cpu", "cuda"), "jitkern.ops")
 WARM_ROUNDS = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     parser = common.parser(__doc__)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help=f"some of {','.join(KINDS)}")
+    parser.add_argument(
+        "--kinds",
+        type=lambda text: text.split(","),
+        default=list(KINDS),
+        help=f"some of {','.join(KINDS)}",
+    )
     options = common.parsed(parser, arguments)
     if unknown := [name for name in options.kinds if name not in KINDS]:
         parser.error(f"there is no kind `{unknown[0]}`: expected some of {','.join(KINDS)}")
-    kinds = [kind for kind in KINDS.values() if kind.name in options.kinds and _runs(kind, options.device)]
-    with tempfile.TemporaryDirectory(prefix="jitkern-bench-", ignore_cleanup_errors=True) as scratch:
+    kinds = [
+        kind
+        for kind in KINDS.values()
+        if kind.name in options.kinds and _runs(kind, options.device)
+    ]
+    with tempfile.TemporaryDirectory(
+        prefix="jitkern-bench-", ignore_cleanup_errors=True
+    ) as scratch:
         bench = Bench(Path(scratch), options.device, options.rounds)
         cold = bench.cold(kinds)
         warm = bench.warm([kind for kind in kinds if kind.name in cold])
         import_ops_s = bench.import_ops()
-    ratio = {what: ratio for what, seconds in (("cold", cold), ("warm", warm)) if (ratio := _ratio(seconds))}
-    fields = {"cold": cold, "warm": warm, "ratio": ratio, **({"import_ops_s": import_ops_s} if import_ops_s else {})}
-    rows = [(name, _seconds(cold, name), _seconds(warm, name), _times(cold, name), _times(warm, name)) for name in cold]
+    ratio = {
+        what: ratio
+        for what, seconds in (("cold", cold), ("warm", warm))
+        if (ratio := _ratio(seconds))
+    }
+    fields = {
+        "cold": cold,
+        "warm": warm,
+        "ratio": ratio,
+        **({"import_ops_s": import_ops_s} if import_ops_s else {}),
+    }
+    rows = [
+        (name, _seconds(cold, name), _seconds(warm, name), _times(cold, name), _times(warm, name))
+        for name in cold
+    ]
     rows += [(IMPORT.name, "", f"{import_ops_s:.4f}", "", "")] if import_ops_s else []
-    common.report(options, ("first call", "cold s", "warm s", "load_inline cold", "warm"), rows, **fields)
+    common.report(
+        options, ("first call", "cold s", "warm s", "load_inline cold", "warm"), rows, **fields
+    )
     return 1 if bench.failed else 0
 
 
@@ -61,19 +87,33 @@ class Bench:
 
     def cold(self, kinds: Sequence[Kind]) -> dict[str, float]:
         """Median seconds of each kind over empty caches."""
+        self._warm_up(kinds)
         rounds = {kind.name: self.rounds or kind.cold_rounds for kind in kinds}
         return self._medians("cold", kinds, rounds, self._cold_seconds)
 
     def warm(self, kinds: Sequence[Kind]) -> dict[str, float]:
         """Median seconds of each kind over the caches that its last cold round left."""
         rounds = {kind.name: self.rounds or WARM_ROUNDS for kind in kinds}
-        return self._medians("warm", kinds, rounds, lambda kind: self._seconds(kind, JITKERN_COMPILE="never"))
+        return self._medians(
+            "warm", kinds, rounds, lambda kind: self._seconds(kind, JITKERN_COMPILE="never")
+        )
 
     def import_ops(self) -> float | None:
         """Median seconds of `import jitkern.ops` over `import torch`, with the cache of a kind of ours if one ran."""
         ours = [home for name, home in self._homes.items() if KINDS[name].op]
         self._homes[IMPORT.name] = ours[0] if ours else self.scratch / IMPORT.name
-        return self._medians("warm", [IMPORT], {IMPORT.name: self.rounds or WARM_ROUNDS}, self._seconds).get(IMPORT.name)
+        return self._medians(
+            "warm", [IMPORT], {IMPORT.name: self.rounds or WARM_ROUNDS}, self._seconds
+        ).get(IMPORT.name)
+
+    def _warm_up(self, kinds: Sequence[Kind]) -> None:
+        """Import what the kinds import once, untimed: bytecode gets written, and files read from disk, only once."""
+        environment = common.private_environment(self.scratch)
+        for module in sorted({kind.imports for kind in kinds}):
+            with contextlib.suppress(ChildFailed):  # the kind itself will say so
+                common.fresh_process(
+                    "-c", f"import torch, {module}; print(0)", environment=environment
+                )
 
     def _cold_seconds(self, kind: Kind) -> float:
         self._homes[kind.name] = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=self.scratch))
@@ -83,10 +123,18 @@ class Bench:
         if kind.op:
             settings |= {"JITKERN_PREFER": kind.prefer, "JITKERN_FALLBACK": "raise"}
         environment = common.private_environment(self._homes[kind.name], **settings)
-        return float(common.fresh_process(CHILD, kind.name, self.device, environment=environment)["seconds"])
+        return float(
+            common.fresh_process("-m", CHILD, kind.name, self.device, environment=environment)[
+                "seconds"
+            ]
+        )
 
     def _medians(
-        self, what: str, kinds: Sequence[Kind], rounds: Mapping[str, int], measure: Callable[[Kind], float]
+        self,
+        what: str,
+        kinds: Sequence[Kind],
+        rounds: Mapping[str, int],
+        measure: Callable[[Kind], float],
     ) -> dict[str, float]:
         """The kinds take turns, so that a slow minute of the machine hits all of them."""
         measured: dict[str, list[float]] = {kind.name: [] for kind in kinds}
@@ -100,8 +148,15 @@ class Bench:
                     self.failed.add(kind.name)
                     print(f"FAILED: {what} {kind.name} is left out:\n{e}", file=sys.stderr)
                 else:
-                    print(f"{what} {kind.name} {number}/{rounds[kind.name]}: {measured[kind.name][-1]:.4f} s", file=sys.stderr)
-        return {name: statistics.median(times) for name, times in measured.items() if times and name not in self.failed}
+                    print(
+                        f"{what} {kind.name} {number}/{rounds[kind.name]}: {measured[kind.name][-1]:.4f} s",
+                        file=sys.stderr,
+                    )
+        return {
+            name: statistics.median(times)
+            for name, times in measured.items()
+            if times and name not in self.failed
+        }
 
 
 def _runs(kind: Kind, device: str) -> bool:

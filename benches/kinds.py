@@ -20,6 +20,7 @@ class Kind:
 
     name: str
     devices: tuple[str, ...]
+    imports: str = ""  # the module that it starts with, for the most part
     needs: str = ""  # a package that must be installed
     op: str = ""  # jitkern's op, where it is one of ours
     prefer: str = ""
@@ -30,14 +31,31 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("jitkern.cuda", ("cuda",), op="vec_add", prefer="nvrtc", compiler="nvrtc"),
-        Kind("jitkern.triton", ("cuda",), "triton", op="vec_add", prefer="triton", compiler="triton"),
-        Kind("jitkern.cpp", ("cpu",), op="vec_add", prefer="cc", compiler="cc"),
-        Kind("jitkern.extension", ("cpu", "cuda"), op="muladd", prefer="extension", compiler="load_inline"),
-        Kind("load_inline", ("cpu", "cuda"), cold_rounds=1),
-        Kind("triton", ("cuda",), "triton"),
-        Kind("cupy", ("cuda",), "cupy"),
-        Kind("compile_kernel", ("cuda",)),
+        Kind(
+            "jitkern.cuda", ("cuda",), "jitkern.ops", op="vec_add", prefer="nvrtc", compiler="nvrtc"
+        ),
+        Kind(
+            "jitkern.triton",
+            ("cuda",),
+            "jitkern.ops",
+            "triton",
+            op="vec_add",
+            prefer="triton",
+            compiler="triton",
+        ),
+        Kind("jitkern.cpp", ("cpu",), "jitkern.ops", op="vec_add", prefer="cc", compiler="cc"),
+        Kind(
+            "jitkern.extension",
+            ("cpu", "cuda"),
+            "jitkern.ops",
+            op="muladd",
+            prefer="extension",
+            compiler="load_inline",
+        ),
+        Kind("load_inline", ("cpu", "cuda"), "torch.utils.cpp_extension", cold_rounds=1),
+        Kind("triton", ("cuda",), "triton", "triton"),
+        Kind("cupy", ("cuda",), "cupy", "cupy"),
+        Kind("compile_kernel", ("cuda",), "torch.cuda"),
     )
 }
 RAW = ("jitkern.cuda", "jitkern.triton", "jitkern.cpp")  # ours that need no Torch header
@@ -51,7 +69,13 @@ def synchronize(device: str) -> None:
 
 def verify_events(events: Iterable[Any], op: str, compiler: str) -> None:
     """Raise AssertionError unless one of these jitkern.Events is about an artifact of `op` by `compiler`."""
-    manifests = [Path(event.path, "manifest.json") for event in events if event.op == f"jitkern::{op}" and event.path]
+    manifests = [
+        Path(event.path, "manifest.json")
+        for event in events
+        if event.op == f"jitkern::{op}" and event.path
+    ]
     used = {json.loads(manifest.read_bytes())["compiler"]["name"] for manifest in manifests}
     if compiler not in used:
-        raise AssertionError(f"{op} ran kernels by {sorted(used) or 'no compiler'}, not by {compiler}")
+        raise AssertionError(
+            f"{op} ran kernels by {sorted(used) or 'no compiler'}, not by {compiler}"
+        )

@@ -65,7 +65,9 @@ def _verify(kind: Kind, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
         statuses = {event.status for event in _events}
         wanted = "hit" if config.current().compile == "never" else "built"
         if wanted not in statuses or (wanted == "hit" and len(statuses) > 1):
-            raise AssertionError(f"{kind.name}: expected `{wanted}`, but jitkern reports {sorted(statuses)}")
+            raise AssertionError(
+                f"{kind.name}: expected `{wanted}`, but jitkern reports {sorted(statuses)}"
+            )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ def load_inline(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.is_cuda:
         kernel = _KERNEL % "long long"
         declaration = "torch::Tensor vec_add(torch::Tensor x, torch::Tensor y);"
-        module = cpp_extension.load_inline("first_call_vec_add", declaration, _CUDA % kernel, functions=["vec_add"])
+        module = cpp_extension.load_inline(
+            "first_call_vec_add", declaration, _CUDA % kernel, functions=["vec_add"]
+        )
     else:
         module = cpp_extension.load_inline("first_call_vec_add", _CPP, functions=["vec_add"])
     out: torch.Tensor = module.vec_add(x, y)
@@ -72,7 +74,11 @@ def cupy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     kernel = cupy.RawKernel(_KERNEL % "long long", "vec_add_kernel")
     out = torch.empty_like(x)
     with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-        kernel(((x.numel() + 255) // 256,), (256,), (out.data_ptr(), x.data_ptr(), y.data_ptr(), x.numel()))
+        kernel(
+            ((x.numel() + 255) // 256,),
+            (256,),
+            (out.data_ptr(), x.data_ptr(), y.data_ptr(), x.numel()),
+        )
     return out
 
 
@@ -84,4 +90,9 @@ def compile_kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
-RIVALS = {"load_inline": load_inline, "triton": triton, "cupy": cupy, "compile_kernel": compile_kernel}
+RIVALS = {
+    "load_inline": load_inline,
+    "triton": triton,
+    "cupy": cupy,
+    "compile_kernel": compile_kernel,
+}

@@ -38,7 +38,8 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
     return [
         (_row(path, entry), entry)
         for path, entry in cache.entries()
-        if isinstance(entry, Entry) and (text in path.name or entry.manifest.digest.startswith(text))
+        if isinstance(entry, Entry)
+        and (text in path.name or entry.manifest.digest.startswith(text))
     ]
 
 
@@ -71,9 +72,20 @@ def _row(path: Path, found: Entry | ValueError) -> Row:
     age = round(max(0.0, time.time() - published), 1)
     label = path.name.rpartition("-")[0]
     if isinstance(found, ValueError):
-        return Row(str(path), "", label, path.parent.name, "", size, age, ok=False, problem=str(found))
+        return Row(
+            str(path), "", label, path.parent.name, "", size, age, ok=False, problem=str(found)
+        )
     manifest = found.manifest
     op = str(manifest.inputs["op"])
     base = op.removeprefix("jitkern::").replace("::", ".")
     compiler = " ".join(manifest.compiler.values())
-    return Row(str(path), op, label.removeprefix(base).removeprefix("."), manifest.inputs["target"], compiler, size, age, ok=True)
+    return Row(
+        str(path),
+        op,
+        label.removeprefix(base).removeprefix("."),
+        manifest.inputs["target"],
+        compiler,
+        size,
+        age,
+        ok=True,
+    )

@@ -24,8 +24,8 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jitkern import trust
@@ -57,7 +57,14 @@ class Entry:
 class Cache:
     """A user root that is written to, and read-only layers below it."""
 
-    def __init__(self, root: Path, layers: tuple[Path, ...] = (), *, verify: str = "always", fsync: bool = True) -> None:
+    def __init__(
+        self,
+        root: Path,
+        layers: tuple[Path, ...] = (),
+        *,
+        verify: str = "always",
+        fsync: bool = True,
+    ) -> None:
         self.root = root
         self.layers = layers
         self.verify = verify
@@ -102,8 +109,8 @@ class Cache:
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    def publish(self, key: Key, staging: Path, describe: Callable[[dict[str, Artifact]], Manifest]) -> Entry:
-        """Make the files of `staging` the entry of `key` by one rename; `describe` gives its manifest.
+    def publish(self, key: Key, staging: Path, manifest: Manifest) -> Entry:
+        """Make the files of `staging` the entry of `key` by one rename; the manifest is completed with their hashes.
 
         If another process published first, its entry is returned. Raises CacheError.
         """
@@ -111,7 +118,12 @@ class Cache:
             files = sorted(path for path in staging.iterdir() if path.is_file())
             for path in set(staging.iterdir()).difference(files):
                 shutil.rmtree(path)
-            manifest = describe({path.name: Artifact.of(path.read_bytes()) for path in files if path.suffix != ".log"})
+            manifest = replace(
+                manifest,
+                artifacts={
+                    p.name: Artifact.of(p.read_bytes()) for p in files if p.suffix != ".log"
+                },
+            )
             (staging / NAME).write_bytes(manifest.encode())
             for path in (*files, staging / NAME):
                 path.chmod(0o644)
@@ -132,7 +144,9 @@ class Cache:
     def _after_losing(self, staging: Path, final: Path, manifest: Manifest) -> Entry:
         try:
             staging.rename(final)  # what stood there was damaged, and is in quarantine now
-        except OSError:  # the winner exists but cannot be seen yet (NFS caches lookups): use our own copy
+        except (
+            OSError
+        ):  # the winner exists but cannot be seen yet (NFS caches lookups): use our own copy
             final = private_root() / final.name
             shutil.copytree(staging, final, dirs_exist_ok=True)
         return Entry(final, manifest)
@@ -182,14 +196,17 @@ class Cache:
         if path.name.rpartition("-")[2] != recomputed[:16] or digest not in (None, recomputed):
             raise ValueError("its manifest belongs to another entry")
         for name, artifact in manifest.artifacts.items():
-            try:
-                if self.verify == "always":
-                    _read_verified(path / name, artifact)
-                elif (path / name).lstat().st_size != artifact.size:
-                    raise ValueError(f"{name} has the wrong size")
-            except FileNotFoundError as e:
-                raise ValueError(f"{name} is missing") from e
+            self._check_artifact(path / name, artifact)
         return Entry(path, manifest)
+
+    def _check_artifact(self, path: Path, artifact: Artifact) -> None:
+        try:
+            if self.verify == "always":
+                _read_verified(path, artifact)
+            elif path.lstat().st_size != artifact.size:
+                raise ValueError(f"{path.name} has the wrong size")
+        except FileNotFoundError as e:
+            raise ValueError(f"{path.name} is missing") from e
 
     def _quarantine(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -228,7 +245,9 @@ class Cache:
             yield
         except OSError as e:
             raise CacheError(
-                f"the cache {self.root} cannot be written: {_reason(e)}", path=str(self.root), errno=e.errno
+                f"the cache {self.root} cannot be written: {_reason(e)}",
+                path=str(self.root),
+                errno=e.errno,
             ) from e
 
 
@@ -237,7 +256,9 @@ def private_root() -> Path:
     """A temporary root of this process alone, removed when it ends: for where no other can be written."""
     path = Path(tempfile.mkdtemp(prefix="jitkern-"))
     owner = os.getpid()
-    atexit.register(lambda: shutil.rmtree(path, ignore_errors=True) if os.getpid() == owner else None)
+    atexit.register(
+        lambda: shutil.rmtree(path, ignore_errors=True) if os.getpid() == owner else None
+    )
     return path
 
 

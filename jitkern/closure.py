@@ -19,7 +19,10 @@ from pathlib import Path
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.kernel import Source
 
-_INCLUDE = re.compile(rb'^[ \t]*(?:#|%:)[ \t]*(?:include|include_next|import|embed)[ \t]*(["<])([^">\n]+)[">]', re.M)
+_INCLUDE = re.compile(
+    rb'^[ \t]*(?:#|%:)[ \t]*(?:include|include_next|import|embed)[ \t]*(["<])([^">\n]+)[">]',
+    re.MULTILINE,
+)
 _CONTINUED = re.compile(rb"\\\r?\n")
 
 
@@ -42,7 +45,7 @@ def closure_of(source: Source) -> Closure:
         if not path.is_file():
             raise DeclarationError(f"the kernel source {path} does not exist")
     found = _modules(source) if source.kind == "triton" else _headers(source)
-    files = {label: path for label, path in sorted(found)}
+    files = dict(sorted(found))
     return Closure(
         {label: hashlib.sha256(path.read_bytes()).hexdigest() for label, path in files.items()},
         {Path(root.path).name: root.version for root in source.roots if root.version},
@@ -50,7 +53,13 @@ def closure_of(source: Source) -> Closure:
     )
 
 
-def check(source: Source, closure: Closure, opened: Iterable[str | Path], known: Iterable[str | Path], op: str) -> None:
+def check(
+    source: Source,
+    closure: Closure,
+    opened: Iterable[str | Path],
+    known: Iterable[str | Path],
+    op: str,
+) -> None:
     """Raise CompileError if the compiler opened a file outside the closure, versioned and `known` roots."""
     roots = [Path(root.path).resolve() for root in source.roots if root.version]
     roots += [Path(root).resolve() for root in known]
@@ -80,7 +89,9 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
         seen.add(resolved)
         yield label, path
         for quote, name in _INCLUDE.findall(_CONTINUED.sub(b"", path.read_bytes())):
-            header = _resolve(source, path, name.decode(errors="surrogateescape"), quoted=quote == b'"')
+            header = _resolve(
+                source, path, name.decode(errors="surrogateescape"), quoted=quote == b'"'
+            )
             if header:
                 queue.append(header)
 
@@ -104,7 +115,7 @@ def _resolve(source: Source, includer: Path, name: str, *, quoted: bool) -> tupl
 def _label(source: Source, path: Path) -> str:
     """Relative to the folder where that is near, else to the include root it was found in."""
     relative = os.path.relpath(path, source.folder)
-    if not relative.startswith(os.path.join("..", "..")):
+    if not relative.startswith(f"..{os.sep}.."):
         return Path(relative).as_posix()
     for number, root in enumerate(source.roots):
         if path.is_relative_to(root.path):
@@ -148,10 +159,15 @@ def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> li
         base = importer.parents[level - 1]
     else:
         package = source.package.split(".") if source.package else []
-        shared = len(os.path.commonprefix([parts, package]))
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(parts, package)) if a != b),
+            min(len(parts), len(package)),
+        )
         if package and not shared:
             return []
         base = Path(source.folder, *[".."] * (len(package) - shared))
         parts = parts[shared:]
     stem = Path(os.path.normpath(base.joinpath(*parts)))
-    return [path for path in (stem.with_name(stem.name + ".py"), stem / "__init__.py") if path.is_file()]
+    return [
+        path for path in (stem.with_name(stem.name + ".py"), stem / "__init__.py") if path.is_file()
+    ]

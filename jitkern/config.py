@@ -46,7 +46,7 @@ class Config:
     visible_devices: str | None = None
     runtime_dir: Path | None = None
     color: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -88,7 +88,11 @@ class Config:
 
     def build_environment(self, extra: tuple[str, ...] = ()) -> dict[str, str]:
         """The scrubbed environment for a compiler, with the variables that a source declares."""
-        kept = {name: self.environment[name] for name in (*BUILD_VARIABLES, *extra) if name in self.environment}
+        kept = {
+            name: self.environment[name]
+            for name in (*BUILD_VARIABLES, *extra)
+            if name in self.environment
+        }
         return {"PATH": os.defpath, **kept, "LC_ALL": "C.UTF-8"}
 
 

@@ -45,7 +45,9 @@ def kernel(
         if wrong:
             names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
-        sources[device] = tuple(replace(source, folder=folder, package=package) for source in listed)
+        sources[device] = tuple(
+            replace(source, folder=folder, package=package) for source in listed
+        )
     return Op(schema, sources, fusible=fusible)
 
 
@@ -63,4 +65,6 @@ def discover(package: str) -> list[Op]:
 
 def installed() -> dict[str, str]:
     """The modules that installed packages list under the entry-point group `jitkern.kernels`: name -> module."""
-    return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return {
+        point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)
+    }

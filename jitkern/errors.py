@@ -22,9 +22,11 @@ class JitkernError(RuntimeError):
     """Base of all errors; keyword arguments become attributes.
 
     launched: how many kernels the failed call had started; 0 means it changed nothing.
+    variant: the kernel.Variant that could not be had, where one is at fault.
     """
 
     launched: int = 0
+    variant: object = None
 
     def __init__(self, message: str, **data: object) -> None:
         super().__init__(message)

@@ -35,22 +35,32 @@ class Gradient:
         self.function = function
         self.inputs = [argument.name for argument in schema.arguments]
         self.defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-        self.tensors = [a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")]
+        self.tensors = [
+            a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")
+        ]
         single = len(schema.returns) == 1
-        self.outputs = [r.name or ("out" if single else f"out{i}") for i, r in enumerate(schema.returns)]
+        self.outputs = [
+            r.name or ("out" if single else f"out{i}") for i, r in enumerate(schema.returns)
+        ]
         self.grads = ["grad"] if single else [f"grad_{output}" for output in self.outputs]
         self.asked = list(inspect.signature(function).parameters)
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
-            raise DeclarationError(f"{name}: an op that changes its arguments cannot have a backward")
+            raise DeclarationError(
+                f"{name}: an op that changes its arguments cannot have a backward"
+            )
         if not known.issuperset(self.asked):
             unknown = ", ".join(sorted({*self.asked} - known))
-            raise DeclarationError(f"{name}: its backward asks for {unknown}; it may ask for: {', '.join(sorted(known))}")
+            raise DeclarationError(
+                f"{name}: its backward asks for {unknown}; it may ask for: {', '.join(sorted(known))}"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())):
+        if torch.is_grad_enabled() and any(
+            isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())
+        ):
             named = {**self.defaults, **dict(zip(self.inputs, args)), **kwargs}
-            return _Recorded.apply(self, named, *(named[name] for name in self.tensors))
+            return _Recorded.apply(self, named, *(named[name] for name in self.tensors))  # type: ignore[no-untyped-call]
         with torch._C._AutoDispatchBelowAutograd():
             return self.overload(*args, **kwargs)
 
@@ -63,7 +73,9 @@ class Gradient:
         finally:
             _recording.depth -= 1
 
-    def backward(self, grads: tuple[Any, ...], kept: dict[str, Any], needs: tuple[bool, ...]) -> tuple[Any, ...]:
+    def backward(
+        self, grads: tuple[Any, ...], kept: dict[str, Any], needs: tuple[bool, ...]
+    ) -> tuple[Any, ...]:
         """One gradient for each tensor input."""
         known = {**kept, **dict(zip(self.grads, grads)), "needs": needs}
         result = self.function(**{name: known[name] for name in self.asked})
@@ -87,11 +99,15 @@ class _Recorded(torch.autograd.Function):
         kept = [name for name in gradient.asked if isinstance(known.get(name), torch.Tensor)]
         ctx.save_for_backward(*(known[name] for name in kept))
         ctx.gradient, ctx.kept = gradient, kept
-        ctx.plain = {name: known.get(name) for name in gradient.asked if name in known and name not in kept}
-        ctx.mark_non_differentiable(*(r for r in results if isinstance(r, torch.Tensor) and not r.is_floating_point()))
+        ctx.plain = {
+            name: known.get(name) for name in gradient.asked if name in known and name not in kept
+        }
+        ctx.mark_non_differentiable(
+            *(r for r in results if isinstance(r, torch.Tensor) and not r.is_floating_point())
+        )
         return result
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Any) -> Any:
         kept = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
         return None, None, *ctx.gradient.backward(grads, kept, ctx.needs_input_grad[2:])

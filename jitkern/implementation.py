@@ -49,9 +49,13 @@ class Implementation:
 
     def _sources(self) -> list[Source]:
         preferred = config.current().prefer
-        return sorted(self.op.sources.get(self.device, ()), key=lambda source: source.kind != preferred)
+        return sorted(
+            self.op.sources.get(self.device, ()), key=lambda source: source.kind != preferred
+        )
 
-    def _run(self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         runner = self._runner(source, device)
         if isinstance(source, Extension):
             return runner.extension()(*args, **kwargs)
@@ -68,7 +72,9 @@ class Implementation:
         if runner is None:
             target = Target.current(self.device, device.index)
             may_compile = config.current().compile != "background"
-            runner = self._runners.setdefault(key, Runner(self.op.name, source, target, device, may_compile=may_compile))
+            runner = self._runners.setdefault(
+                key, Runner(self.op.name, source, target, device, may_compile=may_compile)
+            )
         return runner
 
     def _device_of(self, args: Sequence[Any]) -> torch.device:
@@ -76,10 +82,15 @@ class Implementation:
             for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
                     return tensor.device
-        return torch.device(self.device, torch.cuda.current_device() if self.device == "cuda" else None)
+        return (
+            torch.device("cuda", torch.cuda.current_device())
+            if self.device == "cuda"
+            else torch.device("cpu")
+        )
 
     def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
-        variant: Variant = missing.variant  # type: ignore[attr-defined]
+        variant = missing.variant
+        assert isinstance(variant, Variant)
         runner = self._runner(source, device)
 
         def build() -> None:
@@ -93,9 +104,13 @@ class Implementation:
         if runner.claim(variant):
             threading.Thread(target=build, name=f"jitkern {variant.op}", daemon=True).start()
 
-    def _fall_back(self, reasons: list[JitkernError], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _fall_back(
+        self, reasons: list[JitkernError], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         settings = config.current()
-        waiting = settings.compile == "background" and any(isinstance(e, NotCached) for e in reasons)
+        waiting = settings.compile == "background" and any(
+            isinstance(e, NotCached) for e in reasons
+        )
         unavailable = all(isinstance(e, (CompilerNotFound, TargetError)) for e in reasons)
         asked = settings.fallback == "reference"
         if settings.fallback == "raise" or not (asked or unavailable or waiting or self._pinned):
@@ -110,17 +125,23 @@ class Implementation:
 
     def _error(self, reasons: list[JitkernError]) -> JitkernError:
         if not reasons:
-            return TargetError(f"{self.op.name} has no kernel for {self.device}, and JITKERN_FALLBACK=raise")
+            return TargetError(
+                f"{self.op.name} has no kernel for {self.device}, and JITKERN_FALLBACK=raise"
+            )
         telling = next((e for e in reasons if isinstance(e, CacheError)), reasons[0])
         if len(reasons) == 1:
             return telling
         listed = "".join(f"\n  {source.kind}: {e}" for source, e in zip(self._sources(), reasons))
-        return type(telling)(f"{self.op.name} cannot run on {self.device}:{listed}", **vars(telling))
+        return type(telling)(
+            f"{self.op.name} cannot run on {self.device}:{listed}", **vars(telling)
+        )
 
     def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The reference's result, with the strides that the kernel's would have (and torch.compile was told)."""
         result = self.op.run_reference(*args, **kwargs)
-        promised = self.op.overload(*map(_meta, args), **{name: _meta(value) for name, value in kwargs.items()})
+        promised = self.op.overload(
+            *map(_meta, args), **{name: _meta(value) for name, value in kwargs.items()}
+        )
         if isinstance(result, torch.Tensor):
             return _restride(result, promised)
         return result and tuple(_restride(r, p) for r, p in zip(result, promised))
@@ -135,4 +156,6 @@ def _meta(value: Any) -> Any:
 def _restride(result: Any, promised: Any) -> Any:
     if not isinstance(result, torch.Tensor) or result.stride() == promised.stride():
         return result
-    return torch.empty_strided(result.shape, promised.stride(), dtype=result.dtype, device=result.device).copy_(result)
+    return torch.empty_strided(
+        result.shape, promised.stride(), dtype=result.dtype, device=result.device
+    ).copy_(result)

@@ -14,16 +14,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jitkern import config, lock
 from jitkern.cache import Cache, Entry, private_root
 from jitkern.closure import closure_of
 from jitkern.compilers import Compiler, compiler_for
-from jitkern.errors import CacheError, CompileError, CompilerNotFound, JitkernError, LoadError, NotCached, UntrustedCache
-from jitkern.key import Key, make_key
+from jitkern.config import Config
+from jitkern.errors import (
+    CacheError,
+    CompileError,
+    CompilerNotFound,
+    JitkernError,
+    LoadError,
+    NotCached,
+    UntrustedCache,
+)
 from jitkern.kernel import Variant
+from jitkern.key import Key, make_key
 from jitkern.launch.loaded import load
 from jitkern.manifest import Manifest
 from jitkern.target import Target
@@ -68,10 +76,17 @@ def exact_target(variant: Variant, target: Target) -> Target:
 def key_of(variant: Variant, target: Target) -> Key:
     """The key under which `variant` for `target` is cached. Needs no compiler."""
     exact = exact_target(variant, target)
-    return make_key(variant, exact, compiler_for(variant.source).flags(variant.source, exact), closure_of(variant.source))
+    return make_key(
+        variant,
+        exact,
+        compiler_for(variant.source).flags(variant.source, exact),
+        closure_of(variant.source),
+    )
 
 
-def ensure(variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True) -> Entry:
+def ensure(
+    variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True
+) -> Entry:
     """The published entry of `variant` for `target`, compiled if no layer of the cache has it.
 
     Raises NotCached where compiling is off, CompilerNotFound, TargetError, CompileError, CacheError.
@@ -79,7 +94,9 @@ def ensure(variant: Variant, target: Target, *, refresh: bool = False, may_compi
     return ensure_and_tell(variant, target, refresh=refresh, may_compile=may_compile)[0]
 
 
-def ensure_and_tell(variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True) -> tuple[Entry, bool]:
+def ensure_and_tell(
+    variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True
+) -> tuple[Entry, bool]:
     """What `ensure` returns, and whether it was compiled just now."""
     started = time.perf_counter()
     key = key_of(variant, target)
@@ -87,7 +104,10 @@ def ensure_and_tell(variant: Variant, target: Target, *, refresh: bool = False, 
     if entry is None:
         if not may_compile or config.current().compile == "never" or _capturing():
             raise _not_cached(variant, key)
-        with _one_at_a_time(key.digest), lock.held(key.digest[:32], f"{variant.op} for {key.target}"):
+        with (
+            _one_at_a_time(key.digest),
+            lock.held(key.digest[:32], f"{variant.op} for {key.target}"),
+        ):
             entry = None if refresh else _find(key, variant)
             if entry is None:
                 return _compile(variant, target, started, refresh=refresh), True
@@ -106,25 +126,28 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
             except LoadError as e:
                 _log.warning("%s; compiling it again", e)
                 open_cache().quarantine(entry)
-                _loaded[digest] = load(variant.source, ensure(variant, target, refresh=True, may_compile=may_compile))
+                _loaded[digest] = load(
+                    variant.source, ensure(variant, target, refresh=True, may_compile=may_compile)
+                )
         return _loaded[digest]
 
 
 def open_cache() -> Cache:
     """The cache of the current settings, or, warned of once, a private one where that is not trusted."""
-    settings = config.current()
-    return _open_cache(settings.cache_dir, settings.system_cache, settings.verify, settings.fsync, settings.fallback)
+    return _open_cache(config.current())
 
 
 @functools.lru_cache(maxsize=8)
-def _open_cache(root: Path, layers: tuple[Path, ...], verify: str, fsync: bool, fallback: str) -> Cache:  # noqa: FBT001
+def _open_cache(settings: Config) -> Cache:
     try:
-        return Cache.open(config.current())
+        return Cache.open(settings)
     except UntrustedCache as e:
-        if fallback == "raise":
+        if settings.fallback == "raise":
             raise
-        _log.warning("%s. Until then kernels are compiled into %s, for this process alone", e, private_root())
-        return Cache(private_root(), layers, verify=verify, fsync=False)
+        _log.warning(
+            "%s. Until then kernels are compiled into %s, for this process alone", e, private_root()
+        )
+        return Cache(private_root(), settings.system_cache, verify=settings.verify, fsync=False)
 
 
 def _find(key: Key, variant: Variant) -> Entry | None:
@@ -153,7 +176,9 @@ def _compile(variant: Variant, target: Target, started: float, *, refresh: bool)
     return entry
 
 
-def _into_a_cache(variant: Variant, target: Target, compiler: Compiler, started: float, *, refresh: bool) -> Entry:
+def _into_a_cache(
+    variant: Variant, target: Target, compiler: Compiler, started: float, *, refresh: bool
+) -> Entry:
     try:
         return _publish(open_cache(), variant, target, compiler, started, refresh=refresh)
     except CacheError as e:
@@ -161,7 +186,11 @@ def _into_a_cache(variant: Variant, target: Target, compiler: Compiler, started:
         if not readonly or config.current().fallback == "raise":
             raise
         if not _spilled:
-            _log.warning("%s. Until then kernels are compiled into %s, for this process alone", e, private_root())
+            _log.warning(
+                "%s. Until then kernels are compiled into %s, for this process alone",
+                e,
+                private_root(),
+            )
             _spilled.append(True)
         return _publish(_spill(), variant, target, compiler, started, refresh=refresh)
 
@@ -173,7 +202,15 @@ def _spill() -> Cache:
     return Cache(private_root(), fsync=False)
 
 
-def _publish(cache: Cache, variant: Variant, target: Target, compiler: Compiler, started: float, *, refresh: bool) -> Entry:
+def _publish(
+    cache: Cache,
+    variant: Variant,
+    target: Target,
+    compiler: Compiler,
+    started: float,
+    *,
+    refresh: bool,
+) -> Entry:
     """Compile in staging and publish, again if a source was edited meanwhile."""
     for _ in range(3):
         with cache.staging() as staging:
@@ -185,18 +222,49 @@ def _publish(cache: Cache, variant: Variant, target: Target, compiler: Compiler,
             if (refresh or config.current().compiler == "exact") and (old := cache.find(key)):
                 cache.replace(old)
             seconds = round(time.perf_counter() - started, 4)
-            entry = cache.publish(key, staging, lambda artifacts: Manifest(key.inputs, artifacts, built.meta, built.compiler, seconds))
+            manifest = Manifest(
+                key.inputs, meta=built.meta, compiler=built.compiler, seconds=seconds
+            )
+            entry = cache.publish(key, staging, manifest)
             _report(variant, key, "built", started, entry)
             return entry
-    raise CompileError(f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles", op=variant.op)
+    raise CompileError(
+        f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles",
+        op=variant.op,
+    )
 
 
-def _report(variant: Variant, key: Key, status: str, started: float, entry: Entry | None = None, reason: str = "") -> None:
+def _report(
+    variant: Variant,
+    key: Key,
+    status: str,
+    started: float,
+    entry: Entry | None = None,
+    reason: str = "",
+) -> None:
     if status == "hit":
         _counts["hits"] += 1
-    event = Event(variant.op, variant.label, key.target, status, time.perf_counter() - started, str(entry.path) if entry else "", reason)
+    seconds = time.perf_counter() - started
+    event = Event(
+        variant.op,
+        variant.label,
+        key.target,
+        status,
+        seconds,
+        str(entry.path) if entry else "",
+        reason,
+    )
     level = logging.DEBUG if status == "hit" else logging.INFO
-    _log.log(level, "%s %s.%s for %s in %.3f s: %s", status, event.op, event.variant, event.target, event.seconds, event.path or reason)
+    _log.log(
+        level,
+        "%s %s.%s for %s in %.3f s: %s",
+        status,
+        event.op,
+        event.variant,
+        event.target,
+        event.seconds,
+        event.path or reason,
+    )
     _log.debug("key inputs: %s", key.inputs)
     for callback in tuple(_callbacks):
         callback(event)
@@ -219,7 +287,12 @@ def _not_cached(variant: Variant, key: Key) -> NotCached:
 
 def _capturing() -> bool:
     torch = sys.modules.get("torch")
-    return bool(torch and torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return bool(
+        torch
+        and torch.cuda.is_available()
+        and torch.cuda.is_initialized()
+        and torch.cuda.is_current_stream_capturing()
+    )
 
 
 @contextlib.contextmanager

@@ -102,7 +102,14 @@ class Source:
         """Where `#include` looks, in order."""
         shared = Path(self.folder).parent / "include"
         beside = [Include(str(shared))] if shared.is_dir() else []
-        return [Include(self.folder), *beside, *(Include(str(Path(self.folder, i.path)), i.version) for i in self.include)]
+        declared = [
+            i for i in self.include if isinstance(i, Include)
+        ]  # all are, after __post_init__
+        return [
+            Include(self.folder),
+            *beside,
+            *(Include(str(Path(self.folder, i.path)), i.version) for i in declared),
+        ]
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,12 @@ class Variant:
         base = self.op.split("::")[-1]
         values = [v if isinstance(v, str) else f"{name}{v}" for name, v in self.template]
         if self.source.kind == "triton":
-            values = sorted({part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}) + values
+            values = (
+                sorted(
+                    {part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}
+                )
+                + values
+            )
         parts = ([self.function] if self.function not in ("", base) else []) + values
         text = ".".join(parts) or (self.source.kind if self.source.kind == "extension" else "")
         return re.sub(r"[^\w.-]", "_", text)[:80]

@@ -59,9 +59,15 @@ def _acquire(lock: object, owner: Path, what: str) -> bool:
             return True
         except filelock.Timeout:
             with contextlib.suppress(OSError):
-                _log.warning("waiting for %s, which is compiling %s", owner.read_text() or "another process", what)
+                _log.warning(
+                    "waiting for %s, which is compiling %s",
+                    owner.read_text() or "another process",
+                    what,
+                )
             if left <= PATIENCE:
-                _log.warning("waited %g s for %s; compiling it here", config.current().lock_timeout, what)
+                _log.warning(
+                    "waited %g s for %s; compiling it here", config.current().lock_timeout, what
+                )
                 return False
         except (OSError, NotImplementedError) as e:  # ENOLCK, ENOSYS, EROFS, EACCES: no locks here
             _log.info("no lock for %s (%s); going on without", what, e)

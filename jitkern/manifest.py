@@ -43,7 +43,7 @@ class Manifest:
     """
 
     inputs: dict[str, Any]
-    artifacts: dict[str, Artifact]
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     compiler: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -67,7 +67,9 @@ class Manifest:
             raise ValueError("its checksum does not match its content")
         fields = json.loads(body + b"}")
         try:
-            artifacts = {name: Artifact(**artifact) for name, artifact in fields.pop("artifacts").items()}
+            artifacts = {
+                name: Artifact(**artifact) for name, artifact in fields.pop("artifacts").items()
+            }
             manifest = cls(artifacts=artifacts, **fields)
         except (AttributeError, KeyError, TypeError) as e:
             raise ValueError(f"it has not the expected fields: {e}") from e

@@ -31,7 +31,9 @@ class Op:
     decorators `reference`, `launch`, `fake`, `backward` and `samples` complete the declaration.
     """
 
-    def __init__(self, schema: str, sources: dict[str, tuple[Source, ...]], *, fusible: bool = False) -> None:
+    def __init__(
+        self, schema: str, sources: dict[str, tuple[Source, ...]], *, fusible: bool = False
+    ) -> None:
         self.name, self.schema = _parse(schema)
         self.sources = sources
         self.fusible = fusible
@@ -59,7 +61,9 @@ class Op:
         """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds of source."""
         known = {*DEVICES, "nvrtc", "triton", "cc"}
         if not kinds or not known.issuperset(kinds):
-            raise DeclarationError(f"{self.name}: launch() takes some of {', '.join(sorted(known))}, got {kinds}")
+            raise DeclarationError(
+                f"{self.name}: launch() takes some of {', '.join(sorted(known))}, got {kinds}"
+            )
 
         def keep(function: Function) -> Function:
             self.launchers.update(dict.fromkeys(kinds, with_light_torch(function)))
@@ -101,16 +105,23 @@ class Op:
         """The launch function for this source. Raises DeclarationError where there is none."""
         found = self.launchers.get(source.kind) or self.launchers.get(device)
         if not found:
-            raise DeclarationError(f"{self.name} has no launch function for {source.kind}: add @{self.name.split('::')[1]}.launch({device!r})")
+            raise DeclarationError(
+                f"{self.name} has no launch function for {source.kind}: add @{self.name.split('::')[1]}.launch({device!r})"
+            )
         return found
 
-    def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def complete(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the schema's defaults, which Torch leaves out, put in."""
         if len(args) + len(kwargs) == len(self._arguments):
             return args, kwargs
         rest = [a for a in self._arguments[len(args) :] if a.name not in kwargs]
         positional = tuple(a.default_value for a in rest if not a.kwarg_only)
-        return (*args, *positional), {**kwargs, **{a.name: a.default_value for a in rest if a.kwarg_only}}
+        return (*args, *positional), {
+            **kwargs,
+            **{a.name: a.default_value for a in rest if a.kwarg_only},
+        }
 
     def variants(self, source: Source, device: str) -> list[Variant]:
         """The variants of `source` that the samples use, found on meta tensors: no device is needed."""
@@ -148,7 +159,7 @@ class Op:
 
 def _library(op: str) -> torch.library.Library:
     """One for all ops of a namespace: dropping it would take their registrations back."""
-    namespace = op.split("::")[0]
+    namespace = op.split("::", maxsplit=1)[0]
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     return _libraries[namespace]
@@ -163,7 +174,9 @@ def _parse(schema: str) -> tuple[str, str]:
     except RuntimeError as e:
         raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).splitlines()[0]}") from e
     if any(value.alias_info for value in parsed.returns):
-        raise DeclarationError(f"`{schema}`: torch.compile refuses an op that returns an argument; return only new tensors")
+        raise DeclarationError(
+            f"`{schema}`: torch.compile refuses an op that returns an argument; return only new tensors"
+        )
     if any(str(value.type) in ("number", "Scalar") for value in parsed.arguments):
         raise DeclarationError(f"`{schema}`: Scalar arguments are not supported; use float or int")
     return parsed.name, schema
@@ -172,4 +185,6 @@ def _parse(schema: str) -> tuple[str, str]:
 def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None:
     for source in (source for declared in sources.values() for source in declared):
         if isinstance(source, Extension) and source.function == name:
-            raise DeclarationError(f"{name}: the Extension {source.files[0]} must register its function under another name")
+            raise DeclarationError(
+                f"{name}: the Extension {source.files[0]} must register its function under another name"
+            )

@@ -59,7 +59,9 @@ class Target:
             raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}")
         part = match.groupdict(default="")
         device, arch = ("cuda", part["sm"]) if part["sm"] else ("cpu", part["cpu"])
-        return cls(device, arch, part["cuda"], short_version(part["torch"]), part["platform"], part["abi"])
+        return cls(
+            device, arch, part["cuda"], short_version(part["torch"]), part["platform"], part["abi"]
+        )
 
     @classmethod
     def current(cls, device: str = "cpu", index: int | None = None) -> Target:
@@ -72,9 +74,13 @@ class Target:
         if device == "cpu":
             return cls("cpu", _machine(), "", short_version(torch.__version__))
         if device != "cuda":
-            raise TargetError(f"`{device}` is not a device jitkern compiles for: expected `cuda` or `cpu`")
+            raise TargetError(
+                f"`{device}` is not a device jitkern compiles for: expected `cuda` or `cpu`"
+            )
         if not torch.version.cuda:
-            raise TargetError(f"Torch {torch.__version__} is built without CUDA, so this machine has no cuda target")
+            raise TargetError(
+                f"Torch {torch.__version__} is built without CUDA, so this machine has no cuda target"
+            )
         return cls._cuda(_capability(index or 0), torch.version.cuda, torch.__version__)
 
     @classmethod
@@ -84,14 +90,16 @@ class Target:
 
         targets = [cls.current("cpu")]
         if torch.version.cuda:
-            found = {capability: None for capability in _nvml_capabilities()}
+            found = dict.fromkeys(_nvml_capabilities())
             targets += [cls._cuda(c, torch.version.cuda, torch.__version__) for c in found]
         return targets
 
     @classmethod
     def _cuda(cls, capability: tuple[int, int], cuda: str, torch_version: str) -> Target:
         major, minor = capability
-        return cls("cuda", f"sm_{major}{minor}", cuda.replace(".", ""), short_version(torch_version))
+        return cls(
+            "cuda", f"sm_{major}{minor}", cuda.replace(".", ""), short_version(torch_version)
+        )
 
     @property
     def cuda_version(self) -> tuple[int, int]:
@@ -108,7 +116,9 @@ class Target:
         if self.device == "cpu":
             base, _, level = arch.partition("_v")
             arch = base if not native else arch if level else base + _isa_level()
-        return replace(self, arch=arch, platform=self.platform or this_platform(), abi=abi or self.abi)
+        return replace(
+            self, arch=arch, platform=self.platform or this_platform(), abi=abi or self.abi
+        )
 
 
 def short_version(version: str) -> str:
@@ -170,7 +180,9 @@ def _nvml_capabilities() -> list[tuple[int, int]]:
     if nvml.nvmlInit_v2():
         return []
     try:
-        return [found for device in _visible_devices(nvml) if (found := _nvml_capability(nvml, device))]
+        return [
+            found for device in _visible_devices(nvml) if (found := _nvml_capability(nvml, device))
+        ]
     finally:
         nvml.nvmlShutdown()
 
@@ -191,8 +203,7 @@ def _visible_devices(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
     if wanted is None:
         return handles
     chosen = []
-    for name in wanted.split(","):
-        name = name.strip()
+    for name in map(str.strip, wanted.split(",")):
         if name.isdigit() and int(name) < len(handles):
             chosen.append(handles[int(name)])
         elif name and (matches := [h for h, uuid in zip(handles, uuids) if uuid.startswith(name)]):
@@ -204,5 +215,7 @@ def _visible_devices(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
 
 def _nvml_capability(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> tuple[int, int] | None:
     major, minor = ctypes.c_int(), ctypes.c_int()
-    failed = nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+    failed = nvml.nvmlDeviceGetCudaComputeCapability(
+        device, ctypes.byref(major), ctypes.byref(minor)
+    )
     return None if failed else (major.value, minor.value)

@@ -9,13 +9,19 @@ CPU = torch.device("cpu")
 
 def test_values_pass_as_they_are():
     x = torch.zeros(3)
-    assert values_of("k", ["*f32", "i64", "f32", "bool", "*f32"], [x, 2**40, 0.5, True, None], CPU) == [x.data_ptr(), 2**40, 0.5, True, None]
+    assert values_of(
+        "k", ["*f32", "i64", "f32", "bool", "*f32"], [x, 2**40, 0.5, True, None], CPU
+    ) == [x.data_ptr(), 2**40, 0.5, True, None]
 
 
 @pytest.mark.parametrize(
     ("code", "arg", "says"),
     [
-        ("*f32", torch.zeros(1, dtype=torch.float64), "argument 0 must be a float32 tensor, got a tensor of torch.float64"),
+        (
+            "*f32",
+            torch.zeros(1, dtype=torch.float64),
+            "argument 0 must be a float32 tensor, got a tensor of torch.float64",
+        ),
         ("*f32", 3, "must be a tensor, got int `3`"),
         ("*f32", torch.zeros(1, device="meta"), "must be a tensor on cpu, got one on meta"),
         ("i32", 2**31, "must be an integer that fits i32, got 2147483648"),
@@ -41,13 +47,31 @@ def test_a_wrong_count_lists_the_parameters(args):
         values_of("k", ["*f32", "i64"], args, CPU)
 
 
-@pytest.mark.parametrize(("code", "dtype"), [("*u8", torch.bool), ("*i8", torch.uint8), ("*i64", torch.int64), ("*", torch.complex64), ("*bool", torch.bool)])
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [
+        ("*u8", torch.bool),
+        ("*i8", torch.uint8),
+        ("*i64", torch.int64),
+        ("*", torch.complex64),
+        ("*bool", torch.bool),
+    ],
+)
 def test_integers_of_one_width_are_compatible(code, dtype):
     x = torch.zeros(1, dtype=dtype)
     assert values_of("k", [code], [x], CPU) == [x.data_ptr()]
 
 
-@pytest.mark.parametrize(("code", "dtype"), [("*i32", torch.int64), ("*f16", torch.bfloat16), ("*i32", torch.float32), ("*f32", torch.int32), ("*i16", torch.bool)])
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [
+        ("*i32", torch.int64),
+        ("*f16", torch.bfloat16),
+        ("*i32", torch.float32),
+        ("*f32", torch.int32),
+        ("*i16", torch.bool),
+    ],
+)
 def test_other_dtypes_are_not(code, dtype):
     with pytest.raises(LaunchError):
         values_of("k", [code], [torch.zeros(1, dtype=dtype)], CPU)

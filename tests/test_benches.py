@@ -16,7 +16,9 @@ REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 
 
-def run(cache_dir: Path, module: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    cache_dir: Path, module: str, *arguments: str, code: int = 0
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "JITKERN_CACHE_DIR": str(cache_dir)}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -28,7 +30,9 @@ def run(cache_dir: Path, module: str, *arguments: str, code: int = 0) -> subproc
 
 def printed(cache_dir: Path, module: str, *arguments: str, code: int = 0) -> dict[str, Any]:
     """The JSON object on the last line, with what every bench prints checked."""
-    output: dict[str, Any] = json.loads(run(cache_dir, module, *arguments, code=code).stdout.splitlines()[-1])
+    output: dict[str, Any] = json.loads(
+        run(cache_dir, module, *arguments, code=code).stdout.splitlines()[-1]
+    )
     assert output["schema"] == 1
     assert output["device"] and output["commit"]
     assert {"python", "torch", "cuda", "triton", "gcc", "jitkern"} <= set(output["versions"])
@@ -40,8 +44,14 @@ def positive(numbers: dict[str, float]) -> bool:
 
 
 def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> None:
-    output = printed(cache_dir, "benches.call_overhead", "--device", "cpu", "--json", "--rounds", "2")
-    ours = {f"{kind}.{form}" for kind in ("jitkern.cpp", "jitkern.differentiable") for form in ("held", "public")}
+    output = printed(
+        cache_dir, "benches.call_overhead", "--device", "cpu", "--json", "--rounds", "2"
+    )
+    ours = {
+        f"{kind}.{form}"
+        for kind in ("jitkern.cpp", "jitkern.differentiable")
+        for form in ("held", "public")
+    }
     theirs = {"aten.held", "torch.public", "aten_softmax.held", "torch_softmax.public", "custom_op"}
     assert set(output["us"]) == set(output["min_us"]) == ours | theirs
     assert positive(output["us"]) and positive(output["min_us"])
@@ -54,14 +64,18 @@ def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> No
 def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
     kinds = ("--kinds", "jitkern.cpp,jitkern.cuda", "--rounds", "1")
     output = printed(cache_dir, "benches.first_call", "--device", "cpu", "--json", *kinds)
-    assert set(output["cold"]) == set(output["warm"]) == {"jitkern.cpp"}, "jitkern.cuda cannot run on the CPU"
+    assert set(output["cold"]) == set(output["warm"]) == {"jitkern.cpp"}, (
+        "jitkern.cuda cannot run on the CPU"
+    )
     assert positive(output["cold"]) and positive(output["warm"])
     assert output["ratio"] == {}, "without load_inline there is nothing to compare with"
     assert output["import_ops_s"] > 0
     assert not cache_dir.exists(), "cold is only cold in a cache of its own"
 
 
-def test_first_call_names_a_kind_that_fails_and_leaves_it_out(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_call_names_a_kind_that_fails_and_leaves_it_out(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     arguments = ("--device", "cpu", "--kinds", "jitkern.cpp", "--rounds", "1", "--json")
     done = run(cache_dir, "benches.first_call", *arguments, code=1)
@@ -71,5 +85,7 @@ def test_first_call_names_a_kind_that_fails_and_leaves_it_out(cache_dir: Path, m
 
 
 def test_first_call_refuses_a_kind_it_does_not_know(cache_dir: Path) -> None:
-    done = run(cache_dir, "benches.first_call", "--device", "cpu", "--kinds", "jitkern.fortran", code=2)
+    done = run(
+        cache_dir, "benches.first_call", "--device", "cpu", "--kinds", "jitkern.fortran", code=2
+    )
     assert "there is no kind `jitkern.fortran`" in done.stderr

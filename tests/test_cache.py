@@ -29,7 +29,7 @@ def publish(cache, key, content=b"code"):
         (staging / "out.so").write_bytes(content)
         (staging / "compile.log").write_text("log")
         (staging / "build").mkdir()
-        return cache.publish(key, staging, lambda artifacts: Manifest(key.inputs, artifacts))
+        return cache.publish(key, staging, Manifest(key.inputs))
 
 
 def test_nothing_is_made_before_something_is_staged(cache, key):
@@ -50,11 +50,19 @@ def test_layout_and_modes(cache, key):
         entry = publish(cache, key)
     finally:
         os.umask(old)
-    assert sorted(p.name for p in entry.path.iterdir()) == ["compile.log", "manifest.json", "out.so"]
+    assert sorted(p.name for p in entry.path.iterdir()) == [
+        "compile.log",
+        "manifest.json",
+        "out.so",
+    ]
     assert stat.S_IMODE(cache.root.stat().st_mode) == 0o700
     assert stat.S_IMODE(entry.path.stat().st_mode) == 0o755
     assert {stat.S_IMODE(p.stat().st_mode) for p in entry.path.iterdir()} == {0o644}
-    assert (cache.root / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert (
+        (cache.root / "CACHEDIR.TAG")
+        .read_text()
+        .startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    )
     assert list((cache.root / "v1" / "tmp").iterdir()) == []
     assert cache.find(key)
 
@@ -120,7 +128,9 @@ def damage_writable(entry):
 
 def damage_other(entry):
     manifest = Manifest.decode((entry.path / NAME).read_bytes())
-    (entry.path / NAME).write_bytes(Manifest({**manifest.inputs, "op": "x"}, manifest.artifacts).encode())
+    (entry.path / NAME).write_bytes(
+        Manifest({**manifest.inputs, "op": "x"}, manifest.artifacts).encode()
+    )
 
 
 DAMAGE = [f for name, f in sorted(globals().items()) if name.startswith("damage_")]
@@ -210,17 +220,26 @@ def test_a_root_that_is_a_file_says_so(tmp_path, key):
 
 @pytest.mark.parametrize(
     ("code", "says"),
-    [(errno.ENOSPC, "no space is left"), (errno.EDQUOT, "no space is left"), (errno.EROFS, "make it writable"), (errno.EIO, "Input/output")],
+    [
+        (errno.ENOSPC, "no space is left"),
+        (errno.EDQUOT, "no space is left"),
+        (errno.EROFS, "make it writable"),
+        (errno.EIO, "Input/output"),
+    ],
 )
 @pytest.mark.parametrize("where", ["write_bytes", "rename", "mkdir", "chmod"])
-def test_a_failing_disk_is_a_clear_error_and_the_next_run_succeeds(cache, key, monkeypatch, code, says, where):
+def test_a_failing_disk_is_a_clear_error_and_the_next_run_succeeds(
+    cache, key, monkeypatch, code, says, where
+):
     def fail(*args, **kwargs):
         raise OSError(code, os.strerror(code), "path")
 
     real = Path.write_bytes
     with monkeypatch.context() as patch:
         if where == "write_bytes":  # of the manifest: the artifact is written by the compiler
-            patch.setattr(Path, where, lambda self, data: fail() if self.name == NAME else real(self, data))
+            patch.setattr(
+                Path, where, lambda self, data: fail() if self.name == NAME else real(self, data)
+            )
         else:
             patch.setattr(Path, where, fail)
         with pytest.raises(CacheError, match=says) as caught:

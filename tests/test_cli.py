@@ -15,7 +15,9 @@ from jitkern import config
 from jitkern.cli import main
 from jitkern.compilers import toolkit
 
-needs_nvrtc = pytest.mark.skipif(not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]")
+needs_nvrtc = pytest.mark.skipif(
+    not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
+)
 
 
 @pytest.fixture
@@ -40,7 +42,13 @@ def last_json(out):
 def test_prewarm_then_hits_then_explain_then_clear(cli, cache_dir):
     code, out, err = cli("prewarm", "vec_add", "softmax_backward", "--json")
     first = last_json(out)
-    assert (code, first["schema"], first["hits"], first["failed"], first["skipped"]) == (0, 1, 0, 0, 0)
+    assert (code, first["schema"], first["hits"], first["failed"], first["skipped"]) == (
+        0,
+        1,
+        0,
+        0,
+        0,
+    )
     assert first["built"] == len(first["results"]) >= 7
     assert "[1/" in err
     result = first["results"][0]
@@ -56,9 +64,23 @@ def test_prewarm_then_hits_then_explain_then_clear(cli, cache_dir):
     code, out, _ = cli("cache", "ls", "--json")
     listed = last_json(out)
     assert listed["totals"]["entries"] == first["built"]
-    assert set(listed["entries"][0]) >= {"path", "op", "variant", "target", "compiler", "bytes", "age_s", "ok"}
+    assert set(listed["entries"][0]) >= {
+        "path",
+        "op",
+        "variant",
+        "target",
+        "compiler",
+        "bytes",
+        "age_s",
+        "ok",
+    }
     assert {e["op"] for e in listed["entries"]} == {"jitkern::vec_add", "jitkern::softmax_backward"}
-    assert {e["variant"] for e in listed["entries"] if e["op"] == "jitkern::vec_add"} == {"f32", "f16", "bf16", "f64"}
+    assert {e["variant"] for e in listed["entries"] if e["op"] == "jitkern::vec_add"} == {
+        "f32",
+        "f16",
+        "bf16",
+        "f64",
+    }
 
     code, out, _ = cli("cache", "show", "vec_add.f32", "--json")
     assert last_json(out)["entries"][0]["manifest"]["inputs"]["op"] == "jitkern::vec_add"
@@ -80,16 +102,25 @@ def test_prewarm_for_another_machines_gpu(cli):
         "jitkern::vec_add", "jitkern::muladd", "jitkern::softmax", "jitkern::softmax_backward"
     }  # fmt: skip
     skipped = [r for r in report["results"] if r["status"] == "skipped"]
-    assert all(r["variant"] == "extension" and "built with the Torch it runs on" in r["reason"] for r in skipped)
+    assert all(
+        r["variant"] == "extension" and "built with the Torch it runs on" in r["reason"]
+        for r in skipped
+    )
     assert {r["target"] for r in report["results"] if r["status"] == "built"} == {H100}
     again = last_json(cli("prewarm", "--target", H100, "--json")[1])
     assert (again["built"], again["hits"]) == (0, report["built"])
     assert cli("prewarm", "muladd", "--target", H100, "--fail-on-miss")[0] == (1 if skipped else 0)
-    assert "nearest entry differs in target" in cli("explain", "vec_add", "--target", H100.replace("90", "80"))[1]
+    assert (
+        "nearest entry differs in target"
+        in cli("explain", "vec_add", "--target", H100.replace("90", "80"))[1]
+    )
 
 
 def test_shards_split_the_work(cli):
-    parts = [last_json(cli("prewarm", "vec_add", "--shard", f"{i}/2", "--json")[1])["results"] for i in (1, 2)]
+    parts = [
+        last_json(cli("prewarm", "vec_add", "--shard", f"{i}/2", "--json")[1])["results"]
+        for i in (1, 2)
+    ]
     names = [[r["variant"] for r in part] for part in parts]
     assert sorted(names[0] + names[1]) == ["bf16", "f16", "f32", "f64"]
 
@@ -124,10 +155,18 @@ def test_no_compiler_is_skipped_with_the_remedy(cli):
     [
         ((), 2, "required"),
         (("bogus",), 2, "invalid choice"),
-        (("prewarm", "--target", "cuda-sm_90"), 2, "`cuda-sm_90` is not a target: expected something like"),
+        (
+            ("prewarm", "--target", "cuda-sm_90"),
+            2,
+            "`cuda-sm_90` is not a target: expected something like",
+        ),
         (("prewarm", "--jobs", "0"), 2, "not a number from 1 up"),
         (("prewarm", "--shard", "3/2"), 2, "not I/N"),
-        (("prewarm", "nosuch"), 1, "`nosuch` is not an op, a namespace or a package with kernels; there are: jitkern::muladd"),
+        (
+            ("prewarm", "nosuch"),
+            1,
+            "`nosuch` is not an op, a namespace or a package with kernels; there are: jitkern::muladd",
+        ),
         (("explain", "nosuch"), 1, "is not an op"),
         (("cache", "show", "nosuch"), 1, "matches `nosuch`"),
         (("init", "not-a-name"), 2, "not a usable module name"),
@@ -163,8 +202,16 @@ def test_a_bad_setting_exits_2_and_names_it(tmp_path, run_python):
 
 def test_list_is_the_shipped_ops(cli):
     ops = {op["op"]: op for op in last_json(cli("list", "jitkern", "--json")[1])["ops"]}
-    assert set(ops) == {"jitkern::vec_add", "jitkern::muladd", "jitkern::softmax", "jitkern::softmax_backward"}
-    assert ops["jitkern::softmax"]["kernels"] == {"cuda": ["nvrtc", "triton", "extension"], "cpu": ["cc"]}
+    assert set(ops) == {
+        "jitkern::vec_add",
+        "jitkern::muladd",
+        "jitkern::softmax",
+        "jitkern::softmax_backward",
+    }
+    assert ops["jitkern::softmax"]["kernels"] == {
+        "cuda": ["nvrtc", "triton", "extension"],
+        "cpu": ["cc"],
+    }
     assert ops["jitkern::softmax"]["differentiable"] and ops["jitkern::vec_add"]["fusible"]
     assert "jitkern::softmax(Tensor x) -> Tensor" in cli("list")[1]
 
@@ -176,7 +223,16 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
     checks = {check["name"]: check for check in report["checks"]}
     assert (code, report["ok"], checks["nvrtc"]["ok"]) == (1, False, False)
     assert checks["nvrtc"]["remedy"].startswith('pip install "nvidia-cuda-nvrtc==')
-    assert {"torch", "cc", "c++", "triton", "ninja", "cache", "cache writable", "JITKERN_CACHE_DIR"} <= set(checks)
+    assert {
+        "torch",
+        "cc",
+        "c++",
+        "triton",
+        "ninja",
+        "cache",
+        "cache writable",
+        "JITKERN_CACHE_DIR",
+    } <= set(checks)
     assert set(checks["torch"]) == {"name", "ok", "value", "origin", "remedy"}
     assert "FAIL nvrtc" in cli("doctor")[1]
 
@@ -198,13 +254,34 @@ def test_init_writes_a_kernel_that_works(cli, tmp_path, monkeypatch, run_python)
     )
     assert done.stdout == "torch.Size([5])\n", done.stderr
     target = ["--target", H100] if toolkit.nvrtc_libraries() else []
-    command = [sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "scale", "--json", *target]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "jitkern",
+        "prewarm",
+        "scale",
+        "--json",
+        *target,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert last_json(done.stdout)["built"] in (1, 2), done.stderr
 
 
 def test_the_wheel_is_pure_and_holds_the_kernels(tmp_path):
-    command = [sys.executable, "-m", "pip", "wheel", str(REPOSITORY), "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        str(REPOSITORY),
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(tmp_path),
+    ]
     source = tmp_path / "source"
     subprocess.run(["git", "clone", "-q", str(REPOSITORY), str(source)], check=True)
     command[4] = str(source)
@@ -217,14 +294,34 @@ def test_the_wheel_is_pure_and_holds_the_kernels(tmp_path):
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc", ".cubin"))]
     assert not [name for name in names if name.startswith(("tests", "benches"))]
     site = tmp_path / "site"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(site),
+            str(wheel),
+        ],
+        check=True,
+        capture_output=True,
+    )
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r}); sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
         "import torch, jitkern, jitkern.ops\nassert jitkern.__file__.startswith(sys.path[0]), jitkern.__file__\n"
         "from jitkern.cli import main\nassert torch.equal(jitkern.ops.vec_add(torch.ones(2), torch.ones(2)), 2 * torch.ones(2))\n"
         "sys.exit(main(['prewarm', 'vec_add', '--json']))"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     report = last_json(done.stdout)
     assert (report["built"], report["hits"]) == (3, 1)

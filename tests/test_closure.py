@@ -30,7 +30,12 @@ def test_includes_are_followed_through_the_shared_folder_beside(folder):
     (shared / "a.cuh").write_text('#include "b.cuh"')
     (shared / "b.cuh").write_text("")
     (folder / "near.cuh").write_text("  #  include <a.cuh> // why\n")
-    assert labels(Cuda("k.cu", folder=str(folder))) == ["../include/a.cuh", "../include/b.cuh", "k.cu", "near.cuh"]
+    assert labels(Cuda("k.cu", folder=str(folder))) == [
+        "../include/a.cuh",
+        "../include/b.cuh",
+        "k.cu",
+        "near.cuh",
+    ]
 
 
 def test_if_is_ignored(folder):
@@ -58,7 +63,9 @@ def test_a_versioned_root_enters_by_version(folder, tmp_path):
     cutlass.mkdir()
     (cutlass / "gemm.h").write_text("")
     (folder / "near.cuh").write_text("#include <gemm.h>")
-    closure = closure_of(Cuda("k.cu", folder=str(folder), include=[Include(str(cutlass), version="4.7")]))
+    closure = closure_of(
+        Cuda("k.cu", folder=str(folder), include=[Include(str(cutlass), version="4.7")])
+    )
     assert closure.versions == {"cutlass": "4.7"}
     assert sorted(closure.files) == ["k.cu", "near.cuh"]
 
@@ -85,7 +92,9 @@ def test_triton_follows_imports_of_its_package_only(tmp_path):
     (package / "common.py").write_text("import torch\n")
     (package / "deep.py").write_text("")
     (folder / "helper.py").write_text("from mylib import deep\n")
-    (folder / "k.py").write_text("import triton\nfrom . import helper\nfrom mylib.common import f\nimport json\n")
+    (folder / "k.py").write_text(
+        "import triton\nfrom . import helper\nfrom mylib.common import f\nimport json\n"
+    )
     (folder / "unrelated.py").write_text("")
     found = labels(Triton("k.py", folder=str(folder), package="mylib.kernels.k"))
     assert found == ["../../common.py", "../../deep.py", "helper.py", "k.py"]

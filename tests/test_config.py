@@ -11,7 +11,14 @@ from jitkern.config import Config
 
 def test_defaults():
     c = Config.from_env({"HOME": "/home/u"})
-    assert (c.compile, c.fallback, c.compiler, c.verify, c.fsync, c.prefer) == ("auto", "", "any", "always", True, "")
+    assert (c.compile, c.fallback, c.compiler, c.verify, c.fsync, c.prefer) == (
+        "auto",
+        "",
+        "any",
+        "always",
+        True,
+        "",
+    )
     assert c.cache_dir.is_absolute() and c.cache_dir_origin == "default"
 
 
@@ -36,7 +43,13 @@ def test_variable_sets_field(name, value, field, expected):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("JITKERN_COMPILE", "sometimes"), ("JITKERN_JOBS", "many"), ("JITKERN_JOBS", "-1"), ("JITKERN_VERIFY", "no"), ("JITKERN_LOCK_TIMEOUT", "nan")],
+    [
+        ("JITKERN_COMPILE", "sometimes"),
+        ("JITKERN_JOBS", "many"),
+        ("JITKERN_JOBS", "-1"),
+        ("JITKERN_VERIFY", "no"),
+        ("JITKERN_LOCK_TIMEOUT", "nan"),
+    ],
 )
 def test_bad_value_names_the_variable_and_what_it_takes(name, value):
     with pytest.raises(ValueError, match=rf"{name}=`{value}` is not usable: expected"):
@@ -56,7 +69,16 @@ def test_using_is_undone():
 
 
 def test_build_environment_is_scrubbed():
-    c = Config.from_env({"PATH": "/bin", "CFLAGS": "-O0", "CPATH": "/x", "NVCC_APPEND_FLAGS": "-g", "TRITON_DEBUG": "1", "MINE": "2"})
+    c = Config.from_env(
+        {
+            "PATH": "/bin",
+            "CFLAGS": "-O0",
+            "CPATH": "/x",
+            "NVCC_APPEND_FLAGS": "-g",
+            "TRITON_DEBUG": "1",
+            "MINE": "2",
+        }
+    )
     assert set(c.build_environment()) == {"PATH", "LC_ALL"}
     assert c.build_environment(("MINE",))["MINE"] == "2"
 
@@ -64,5 +86,9 @@ def test_build_environment_is_scrubbed():
 def test_no_other_file_reads_the_environment():
     root = Path(jitkern.__file__).parent
     for path in [*root.rglob("*.py"), *(root.parent / "cache_tools").rglob("*.py")]:
-        read = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        read = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        }
         assert path.name == "config.py" or not read & {"environ", "getenv"}, path

@@ -5,7 +5,11 @@ import pytest
 from jitkern import errors
 from jitkern.errors import CompileError, JitkernError
 
-KINDS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, JitkernError)]
+KINDS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, JitkernError)
+]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

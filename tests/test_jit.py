@@ -49,7 +49,12 @@ def test_a_source_that_keeps_changing_is_an_error(compiler, variant, target):
 
 
 def test_never_says_how_to_prewarm(compiler, variant, target):
-    with config.using(compile="never"), pytest.raises(NotCached, match=r"jitkern prewarm test::scale --target cpu-x86_64-torch2.13.0"):
+    with (
+        config.using(compile="never"),
+        pytest.raises(
+            NotCached, match=r"jitkern prewarm test::scale --target cpu-x86_64-torch2.13.0"
+        ),
+    ):
         jit.ensure(variant, target)
     assert compiler.compiles == []
 
@@ -123,17 +128,27 @@ def test_events_tell_of_every_hit_and_compile(compiler, variant, target):
         jit.ensure(variant, target, refresh=True)
     stop()
     jit.ensure(variant, target)
-    assert [(e.op, e.variant, e.status) for e in events] == [("test::scale", "f32", s) for s in ("built", "hit", "failed")]
+    assert [(e.op, e.variant, e.status) for e in events] == [
+        ("test::scale", "f32", s) for s in ("built", "hit", "failed")
+    ]
     after = jit.stats()
-    assert {k: after[k] - before[k] for k in ("hits", "compiles", "failures")} == {"hits": 2, "compiles": 1, "failures": 1}
+    assert {k: after[k] - before[k] for k in ("hits", "compiles", "failures")} == {
+        "hits": 2,
+        "compiles": 1,
+        "failures": 1,
+    }
 
 
-def test_a_root_that_cannot_be_written_spills_into_a_private_one(compiler, variant, target, monkeypatch, caplog):
+def test_a_root_that_cannot_be_written_spills_into_a_private_one(
+    compiler, variant, target, monkeypatch, caplog
+):
     real = Cache.staging
 
     def staging(self):
         if self.root != private_root():
-            raise CacheError(f"the cache {self.root} cannot be written: Permission denied", errno=13)
+            raise CacheError(
+                f"the cache {self.root} cannot be written: Permission denied", errno=13
+            )
         return real(self)
 
     monkeypatch.setattr(Cache, "staging", staging)
@@ -142,22 +157,34 @@ def test_a_root_that_cannot_be_written_spills_into_a_private_one(compiler, varia
     assert "for this process alone" in caplog.text
     jit.ensure(variant, target)
     assert len(compiler.compiles) == 1
-    with config.using(fallback="raise"), pytest.raises(CacheError, match=r"test::scale for cpu-.*Permission denied"):
+    with (
+        config.using(fallback="raise"),
+        pytest.raises(CacheError, match=r"test::scale for cpu-.*Permission denied"),
+    ):
         jit.ensure(replace(variant, template=()), target)
 
 
 def test_no_space_names_op_target_and_remedy(compiler, variant, target):
     def full():
-        raise CacheError("the cache /c cannot be written: no space is left; free some, or point JITKERN_CACHE_DIR elsewhere", errno=28)
+        raise CacheError(
+            "the cache /c cannot be written: no space is left; free some, or point JITKERN_CACHE_DIR elsewhere",
+            errno=28,
+        )
 
     compiler.during = full
-    with pytest.raises(CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*no space is left; free some"):
+    with pytest.raises(
+        CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*no space is left; free some"
+    ):
         jit.ensure(variant, target)
 
 
-def test_a_cache_path_that_is_a_file_names_op_target_and_remedy(compiler, variant, target, cache_dir):
+def test_a_cache_path_that_is_a_file_names_op_target_and_remedy(
+    compiler, variant, target, cache_dir
+):
     cache_dir.write_text("")
-    with pytest.raises(CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*is a file; remove it"):
+    with pytest.raises(
+        CacheError, match=r"test::scale for cpu-x86_64-torch2.13.0: .*is a file; remove it"
+    ):
         jit.ensure(variant, target)
 
 
@@ -181,12 +208,16 @@ def test_a_corrupt_entry_is_compiled_again(compiler, variant, target, caplog):
 
 def test_a_system_layer_serves(compiler, variant, target, tmp_path):
     entry = jit.ensure(variant, target)
-    with config.using(cache_dir=tmp_path / "other", system_cache=(config.current().cache_dir,), compile="never"):
+    with config.using(
+        cache_dir=tmp_path / "other", system_cache=(config.current().cache_dir,), compile="never"
+    ):
         assert jit.ensure(variant, target).path == entry.path
     assert not Path(tmp_path / "other").exists()
 
 
-def test_an_artifact_that_will_not_load_is_compiled_again_and_then_reported(compiler, variant, target, monkeypatch):
+def test_an_artifact_that_will_not_load_is_compiled_again_and_then_reported(
+    compiler, variant, target, monkeypatch
+):
     from jitkern.errors import LoadError
 
     with pytest.raises(LoadError, match="could not load"):

@@ -22,12 +22,16 @@ def cases():
                 marks = [pytest.mark.gpu] if device == "cuda" else []
                 if source.kind == "extension":
                     marks.append(pytest.mark.slow)
-                yield pytest.param(op, device, source.kind, id=f"{op.name[9:]}-{device}-{source.kind}", marks=marks)
+                yield pytest.param(
+                    op, device, source.kind, id=f"{op.name[9:]}-{device}-{source.kind}", marks=marks
+                )
 
 
 def exact(op: Op, args):
     """The reference in float64."""
-    return op.run_reference(*(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args))
+    return op.run_reference(
+        *(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
+    )
 
 
 @pytest.mark.parametrize(("op", "device", "kind"), list(cases()))
@@ -55,21 +59,30 @@ def test_opcheck(op, device):
 @pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
 def test_compile_makes_one_graph(op, device, dynamic):
     torch._dynamo.reset()
-    compiled = torch.compile(op, fullgraph=True, dynamic=dynamic, backend="inductor" if device == "cuda" else "aot_eager")
+    compiled = torch.compile(
+        op, fullgraph=True, dynamic=dynamic, backend="inductor" if device == "cuda" else "aot_eager"
+    )
     torch._dynamo.utils.counters.clear()
     samples = [args for args in op.sample_inputs(device) if args[0].dtype == torch.float32]
     for args in samples:
         torch.testing.assert_close(compiled(*args), op(*args), equal_nan=True)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     # Torch makes a graph for each rank and each size of 0 or 1; other sizes share one.
-    kinds = {tuple((tuple(min(size, 2) for size in a.shape), a.is_contiguous()) for a in args) for args in samples}
+    kinds = {
+        tuple((tuple(min(size, 2) for size in a.shape), a.is_contiguous()) for a in args)
+        for args in samples
+    }
     assert graphs == (len(kinds) if dynamic else len(samples))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", [op for op in SHIPPED if op.gradient], ids=lambda op: op.name)
 def test_gradient(op, device):
-    args = next(args for args in op.sample_inputs(device) if args[0].dtype == torch.float64 and 0 < args[0].numel() < 200)
+    args = next(
+        args
+        for args in op.sample_inputs(device)
+        if args[0].dtype == torch.float64 and 0 < args[0].numel() < 200
+    )
     assert torch.autograd.gradcheck(op, tuple(a.detach().requires_grad_() for a in args))
     compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
     grads = []
@@ -101,7 +114,16 @@ def test_samples_cover_dtypes_strides_and_nothing(op):
 @pytest.mark.parametrize("device", DEVICES)
 def test_softmax_of_masked_infinite_and_nan_rows(device):
     inf, nan = float("inf"), float("nan")
-    x = torch.tensor([[1, -inf, 2, -inf], [-inf, -inf, -inf, -inf], [inf, 0, 1, 2], [nan, 0, 1, 2], [3e38, -3e38, 0, 1]], device=device)
+    x = torch.tensor(
+        [
+            [1, -inf, 2, -inf],
+            [-inf, -inf, -inf, -inf],
+            [inf, 0, 1, 2],
+            [nan, 0, 1, 2],
+            [3e38, -3e38, 0, 1],
+        ],
+        device=device,
+    )
     for kind in ("nvrtc", "triton") if device == "cuda" else ("cc",):
         with config.using(prefer=kind):
             torch.testing.assert_close(jitkern.ops.softmax(x), torch.softmax(x, -1), equal_nan=True)

@@ -5,14 +5,21 @@ import pytest
 
 from jitkern import config
 from jitkern.closure import closure_of
+from jitkern.kernel import Include, Variant
 from jitkern.key import canonical, digest_of, make_key
-from jitkern.kernel import Cpp, Include, Variant
 from jitkern.target import Target
 
 
 @pytest.fixture
 def variant(source):
-    return Variant("test::scale", replace(source, environment=("MINE",)), "scale", (("T", "f32"),), ("*f32:16",), (("num_warps", 4),))
+    return Variant(
+        "test::scale",
+        replace(source, environment=("MINE",)),
+        "scale",
+        (("T", "f32"),),
+        ("*f32:16",),
+        (("num_warps", 4),),
+    )
 
 
 def key(variant, target, flags=("-O2",)):
@@ -29,9 +36,21 @@ PERTURBED = {
     "options": lambda v, t: (replace(v, options=(("num_warps", 8),)), t, ("-O2",)),
     "flags": lambda v, t: (v, t, ("-O3",)),
     "flag order": lambda v, t: (v, t, ("-O2", "-O3")),
-    "min_compiler": lambda v, t: (replace(v, source=replace(v.source, min_compiler="12")), t, ("-O2",)),
-    "root version": lambda v, t: (replace(v, source=replace(v.source, include=(Include("x", "1"),))), t, ("-O2",)),
-    "environment names": lambda v, t: (replace(v, source=replace(v.source, environment=("MINE", "YOURS"))), t, ("-O2",)),
+    "min_compiler": lambda v, t: (
+        replace(v, source=replace(v.source, min_compiler="12")),
+        t,
+        ("-O2",),
+    ),
+    "root version": lambda v, t: (
+        replace(v, source=replace(v.source, include=(Include("x", "1"),))),
+        t,
+        ("-O2",),
+    ),
+    "environment names": lambda v, t: (
+        replace(v, source=replace(v.source, environment=("MINE", "YOURS"))),
+        t,
+        ("-O2",),
+    ),
     "device arch": lambda v, t: (v, replace(t, arch="x86_64_v3"), ("-O2",)),
     "torch": lambda v, t: (v, replace(t, torch="2.14.0"), ("-O2",)),
     "cuda": lambda v, t: (v, Target("cuda", "sm_90", "130", "2.13.0"), ("-O2",)),
@@ -48,8 +67,19 @@ def test_change_of_an_input_changes_the_key(change, variant, target):
 def test_every_input_is_perturbed_above_or_below(variant, target):
     covered = {"op", "flags", "target", "variant", "source", "environment", "schema"}
     assert set(key(variant, target).inputs) == covered
-    assert set(key(variant, target).inputs["source"]) == {"kind", "files", "closure", "versions", "min_compiler"}
-    assert set(key(variant, target).inputs["variant"]) == {"function", "template", "signature", "options"}
+    assert set(key(variant, target).inputs["source"]) == {
+        "kind",
+        "files",
+        "closure",
+        "versions",
+        "min_compiler",
+    }
+    assert set(key(variant, target).inputs["variant"]) == {
+        "function",
+        "template",
+        "signature",
+        "options",
+    }
 
 
 def test_change_of_the_schema_changes_the_key(variant, target, monkeypatch):
@@ -77,7 +107,9 @@ def test_change_of_a_file_changes_the_key(name, variant, target):
 def test_change_of_the_kind_changes_the_key(variant, target, tmp_path):
     from jitkern.kernel import Extension
 
-    other = Extension("scale.cpp", folder=variant.source.folder, function="f", environment=("MINE",))
+    other = Extension(
+        "scale.cpp", folder=variant.source.folder, function="f", environment=("MINE",)
+    )
     assert key(replace(variant, source=other), target).digest != key(variant, target).digest
 
 
@@ -91,7 +123,10 @@ def test_what_must_not_change_the_key(variant, target, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", "/nowhere")
     with config.using(environment={"CFLAGS": "-O0", "CXX": "clang++", "PATH": "/bin"}):
-        assert key(replace(variant, source=replace(variant.source, folder=str(folder))), target).digest == before
+        assert (
+            key(replace(variant, source=replace(variant.source, folder=str(folder))), target).digest
+            == before
+        )
 
 
 def test_name_is_readable_and_ends_in_the_digest(variant, target):

@@ -1,7 +1,5 @@
 """Launch functions run in Python, with the real C compiler underneath."""
 
-import sys
-
 import pytest
 import torch
 
@@ -17,7 +15,9 @@ CPU = torch.device("cpu")
 def kernels(tmp_path):
     folder = tmp_path / "k"
     folder.mkdir()
-    (folder / "k.cpp").write_text('extern "C" void fill(T* x, long n, T value) { for (long i = 0; i < n; i++) x[i] = value; }')
+    (folder / "k.cpp").write_text(
+        'extern "C" void fill(T* x, long n, T value) { for (long i = 0; i < n; i++) x[i] = value; }'
+    )
     return Kernels(Runner("test::k", Cpp("k.cpp", folder=str(folder)), Target.current("cpu"), CPU))
 
 
@@ -51,7 +51,9 @@ def test_an_unknown_keyword_is_refused(kernels):
 
 @pytest.mark.parametrize("value", ["float", object(), torch.float32.__class__, torch.quint8])
 def test_a_wrong_template_argument_is_refused(kernels, value):
-    with pytest.raises(LaunchError, match="template argument T=.* must be a dtype, bool, int or float"):
+    with pytest.raises(
+        LaunchError, match="template argument T=.* must be a dtype, bool, int or float"
+    ):
         kernels.fill[{"T": value}](torch.zeros(1), 1, 1.0)
 
 
@@ -74,7 +76,11 @@ def triton_source(tmp_path):
     [
         ((torch.empty(32), 16, 16, 0.5), ("*f32:16", "i32:16", "i32", "f32"), (0, 1, 2, 3)),
         ((torch.empty(32)[1:], 1, 1, 1.0), ("*f32", "1", "i32", "f32"), (0, 2, 3)),
-        ((torch.empty(32, device="meta")[4:], 2**31, -(2**31), 2.0), ("*f32:16", "i64:16", "i32", "f32"), (0, 1, 2, 3)),
+        (
+            (torch.empty(32, device="meta")[4:], 2**31, -(2**31), 2.0),
+            ("*f32:16", "i64:16", "i32", "f32"),
+            (0, 1, 2, 3),
+        ),
         ((None, 2**63, True, 2.0), ("None", "u64:16", "bool", "f32"), (1, 2, 3)),
     ],
 )
@@ -119,7 +125,9 @@ def test_check_raises_the_authors_message_without_sympy(run_python):
         light(None, -1)
     with pytest.raises(RuntimeError, match="the helper says no"):
         light(None, 11)
-    done = run_python("import sys, torch, jitkern.ops; jitkern.ops.vec_add(torch.ones(1), torch.ones(1)); print('sympy' in sys.modules)")
+    done = run_python(
+        "import sys, torch, jitkern.ops; jitkern.ops.vec_add(torch.ones(1), torch.ones(1)); print('sympy' in sys.modules)"
+    )
     assert done.stdout.strip() == "False", done.stderr
 
 
@@ -128,7 +136,12 @@ def test_cuda_needs_grid_and_block(tmp_path, monkeypatch):
         parameters: tuple = ()
         meta: dict = {"symbol": "k"}
 
-    runner = Runner("test::k", Cuda("k.cu", folder=str(tmp_path)), Target.parse("cuda-sm_90-cu130-torch2.11.0"), torch.device("cuda", 0))
+    runner = Runner(
+        "test::k",
+        Cuda("k.cu", folder=str(tmp_path)),
+        Target.parse("cuda-sm_90-cu130-torch2.11.0"),
+        torch.device("cuda", 0),
+    )
     monkeypatch.setattr(Runner, "loaded", lambda self, variant: Loaded())
     k = Kernels(runner)
     for keywords, says in [({}, "`grid` must be one to three sizes, got None"), ({"grid": 1}, "`block` must be"), ({"grid": 2**31, "block": 1}, "`grid`"),

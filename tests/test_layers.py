@@ -10,7 +10,18 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ("errors", "config"),
     ("target", "kernel"),
-    ("closure", "key", "manifest", "trust", "lock", "cache", "compilers", "launch.arguments", "launch.driver", "launch.loaded"),
+    (
+        "closure",
+        "key",
+        "manifest",
+        "trust",
+        "lock",
+        "cache",
+        "compilers",
+        "launch.arguments",
+        "launch.driver",
+        "launch.loaded",
+    ),
     ("jit",),
     ("launch.python",),
     ("gradient", "implementation", "register"),
@@ -20,7 +31,9 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = {
-    path: ".".join(path.relative_to(ROOT / "jitkern").with_suffix("").parts).removesuffix(".__init__")
+    path: ".".join(path.relative_to(ROOT / "jitkern").with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
     for path in sorted((ROOT / "jitkern").rglob("*.py"))
 }
 
@@ -28,14 +41,23 @@ MODULES = {
 def imported(path):
     """Names of jitkern modules that a file imports when it runs (not only for types)."""
     tree = ast.parse(path.read_text())
-    for_types = {id(n) for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" for n in ast.walk(node)}
+    for_types = {
+        id(n)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for n in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if id(node) in for_types:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ([f"{node.module}.{alias.name}" for alias in node.names] if node.module == "jitkern" else [node.module])
+            yield from (
+                [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module == "jitkern"
+                else [node.module]
+            )
 
 
 def level(module):
@@ -46,7 +68,11 @@ def level(module):
     return None
 
 
-@pytest.mark.parametrize("path", [p for p, name in MODULES.items() if name not in ("__init__", "__main__", "launch")], ids=str)
+@pytest.mark.parametrize(
+    "path",
+    [p for p, name in MODULES.items() if name not in ("__init__", "__main__", "launch")],
+    ids=str,
+)
 def test_imports_go_down_only(path):
     own = level(MODULES[path])
     assert own is not None, f"{path} belongs to no layer"
@@ -55,25 +81,35 @@ def test_imports_go_down_only(path):
             below = level(name.removeprefix("jitkern."))
             if name.startswith("jitkern.cache_tools"):
                 below = LEVEL["cache"]
-            assert name == "jitkern.__version__" or (below is not None and below <= own), f"{path} imports {name}"
+            assert name == "jitkern.__version__" or (below is not None and below <= own), (
+                f"{path} imports {name}"
+            )
 
 
 def test_cache_tools_need_only_the_cache():
     allowed = {"jitkern.cache", "jitkern.config", "jitkern.errors", "jitkern.cache_tools"}
     for path in (ROOT / "cache_tools").glob("*.py"):
         for name in imported(path):
-            assert not name.startswith("jitkern") or any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path} imports {name}"
+            assert not name.startswith("jitkern") or any(
+                name == a or name.startswith(f"{a}.") for a in allowed
+            ), f"{path} imports {name}"
 
 
 def test_kernels_need_only_declare():
     for path in (ROOT / "kernels_src").rglob("*.py"):
         for name in imported(path):
-            assert name.split(".")[0] in ("torch", "triton", "math") or name == "jitkern.declare", f"{path} imports {name}"
+            assert name.split(".")[0] in ("torch", "triton", "math") or name == "jitkern.declare", (
+                f"{path} imports {name}"
+            )
 
 
 def test_only_the_command_line_prints_or_exits():
     children = {"triton_worker.py", "load_inline.py", "__main__.py"}
     for path in MODULES:
         if "cli" not in path.parts and path.name not in children:
-            called = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+            called = {
+                ast.unparse(node.func)
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Call)
+            }
             assert not called & {"print", "sys.exit", "exit"}, path

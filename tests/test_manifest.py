@@ -4,7 +4,13 @@ import pytest
 
 from jitkern.manifest import Artifact, Manifest
 
-MANIFEST = Manifest({"op": "a::b", "n": [1, None]}, {"k.cubin": Artifact.of(b"code")}, {"symbol": "k"}, {"name": "nvrtc"}, 0.5)
+MANIFEST = Manifest(
+    {"op": "a::b", "n": [1, None]},
+    {"k.cubin": Artifact.of(b"code")},
+    {"symbol": "k"},
+    {"name": "nvrtc"},
+    0.5,
+)
 
 
 def test_round_trip():
@@ -39,7 +45,13 @@ def seal(fields):
     return body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
 
 
-GOOD = {"inputs": {}, "artifacts": {"a": {"size": 1, "sha256": "0"}}, "meta": {}, "compiler": {}, "seconds": 0}
+GOOD = {
+    "inputs": {},
+    "artifacts": {"a": {"size": 1, "sha256": "0"}},
+    "meta": {},
+    "compiler": {},
+    "seconds": 0,
+}
 
 
 @pytest.mark.parametrize(

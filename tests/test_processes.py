@@ -46,7 +46,9 @@ def test_eight_processes_on_one_key_compile_once(tmp_path, cache_dir):
 def slow_compiler(tmp_path: Path) -> str:
     """A c++ that says it has begun, waits, and then does its work."""
     tool = tmp_path / "slow-c++"
-    tool.write_text(f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {tmp_path}/begun; sleep 2 ;; esac\nexec c++ "$@"\n')
+    tool.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {tmp_path}/begun; sleep 2 ;; esac\nexec c++ "$@"\n'
+    )
     tool.chmod(0o755)
     return str(tool)
 
@@ -67,7 +69,12 @@ def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
 def test_ctrl_c_in_mid_compile_leaves_nothing_behind(tmp_path, cache_dir):
     command = [sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "vec_add", "--jobs", "1"]
     process = subprocess.Popen(
-        command, env={**os.environ, "CXX": slow_compiler(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        command,
+        env={**os.environ, "CXX": slow_compiler(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
     )
     while not (tmp_path / "begun").exists():
         assert process.poll() is None, process.communicate()
@@ -85,29 +92,51 @@ READ_ONLY_CALL = (
 )
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root, whom no mode stops: the read-only mount below stands for it")
-def test_a_cache_without_write_permission_serves_when_warm_and_says_so_when_cold(cache_dir, run_python):
+@pytest.mark.skipif(
+    os.geteuid() == 0,
+    reason="runs as root, whom no mode stops: the read-only mount below stands for it",
+)
+def test_a_cache_without_write_permission_serves_when_warm_and_says_so_when_cold(
+    cache_dir, run_python
+):
     assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
     directories = [path for path in (cache_dir, *cache_dir.rglob("*")) if path.is_dir()]
     for path in directories:
         path.chmod(0o555)
     try:
-        warm, cold = run_python(READ_ONLY_CALL.format("float32")), run_python(READ_ONLY_CALL.format("float64"))
+        warm, cold = (
+            run_python(READ_ONLY_CALL.format("float32")),
+            run_python(READ_ONLY_CALL.format("float64")),
+        )
     finally:
         for path in directories:
             path.chmod(0o755)
     assert warm.stdout == "True 0\n", warm.stderr
-    assert (cold.stdout, "cannot be written: Permission denied" in cold.stderr) == ("True 1\n", True)
+    assert (cold.stdout, "cannot be written: Permission denied" in cold.stderr) == (
+        "True 1\n",
+        True,
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 def test_a_read_only_mount_serves_when_warm_and_says_so_when_cold(tmp_path, cache_dir, run_python):
     assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
-    mounted = subprocess.run(["mount", "--bind", "-o", "ro", cache_dir, cache_dir], capture_output=True, text=True, check=False)
-    if mounted.returncode or subprocess.run(["mount", "-o", "remount,ro,bind", cache_dir], check=False).returncode:
+    mounted = subprocess.run(
+        ["mount", "--bind", "-o", "ro", cache_dir, cache_dir],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if (
+        mounted.returncode
+        or subprocess.run(["mount", "-o", "remount,ro,bind", cache_dir], check=False).returncode
+    ):
         pytest.skip(f"cannot mount here: {mounted.stderr}")
     try:
-        warm, cold = run_python(READ_ONLY_CALL.format("float32")), run_python(READ_ONLY_CALL.format("float64"))
+        warm, cold = (
+            run_python(READ_ONLY_CALL.format("float32")),
+            run_python(READ_ONLY_CALL.format("float64")),
+        )
         strict = run_python(READ_ONLY_CALL.format("float64"), JITKERN_FALLBACK="raise")
     finally:
         subprocess.run(["umount", cache_dir], check=True)
@@ -119,7 +148,9 @@ def test_a_read_only_mount_serves_when_warm_and_says_so_when_cold(tmp_path, cach
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 def test_a_full_disk_is_a_clear_error_and_space_mends_it(tmp_path, cache_dir, run_python):
     cache_dir.mkdir(mode=0o700)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", cache_dir], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", cache_dir], check=False
+    ).returncode:
         pytest.skip("cannot mount here")
     code = "import torch, jitkern.ops; print(jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist())"
     try:
@@ -129,7 +160,9 @@ def test_a_full_disk_is_a_clear_error_and_space_mends_it(tmp_path, cache_dir, ru
         mended = run_python(code)
     finally:
         subprocess.run(["umount", cache_dir], check=True)
-    assert "CacheError: jitkern::vec_add for cpu-" in full.stderr and "no space is left" in full.stderr
+    assert (
+        "CacheError: jitkern::vec_add for cpu-" in full.stderr and "no space is left" in full.stderr
+    )
     assert mended.stdout == "[2.0, 2.0, 2.0]\n", mended.stderr
 
 
@@ -158,7 +191,9 @@ def test_a_forked_child_computes(run_python):
     assert done.stdout == "0\n", done.stderr
 
 
-def test_import_compiles_nothing_makes_no_directory_and_asks_no_device(tmp_path, cache_dir, run_python):
+def test_import_compiles_nothing_makes_no_directory_and_asks_no_device(
+    tmp_path, cache_dir, run_python
+):
     done = run_python(
         "import sys\nimport jitkern\nassert 'torch' not in sys.modules\nimport torch\nbefore = set(sys.modules)\nimport jitkern.ops\n"
         "print(torch.cuda.is_initialized(), jitkern.stats()['compiles'], [m for m in ('triton', 'filelock', 'sympy') if m in set(sys.modules) - before])"

@@ -85,5 +85,7 @@ def test_the_gpu_is_found_without_a_context(run_python):
 
 @pytest.mark.gpu
 def test_visible_devices_are_respected(run_python):
-    done = run_python("from jitkern.target import Target; print(len(Target.visible()))", CUDA_VISIBLE_DEVICES="-1")
+    done = run_python(
+        "from jitkern.target import Target; print(len(Target.visible()))", CUDA_VISIBLE_DEVICES="-1"
+    )
     assert done.stdout.strip() == "1", done.stderr

@@ -40,7 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
     except JitkernError as e:
         print(f"jitkern: {e}", file=sys.stderr)
-        return 3 if isinstance(e, CacheError) and not isinstance(e, NotCached) else 2 if isinstance(e, TargetError) else 1
+        return (
+            3
+            if isinstance(e, CacheError) and not isinstance(e, NotCached)
+            else 2
+            if isinstance(e, TargetError)
+            else 1
+        )
     except ValueError as e:  # a setting in the environment
         print(f"jitkern: {e}", file=sys.stderr)
         return 2
@@ -54,9 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--cache-dir", metavar="DIR", help="the cache root (default: JITKERN_CACHE_DIR, else the user's cache)")
+    shared.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="the cache root (default: JITKERN_CACHE_DIR, else the user's cache)",
+    )
     parser = argparse.ArgumentParser(
-        prog="jitkern", description="PyTorch kernels that compile on first use, and never again.", epilog=__doc__
+        prog="jitkern",
+        description="PyTorch kernels that compile on first use, and never again.",
+        epilog=__doc__,
     )
     parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -64,7 +76,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         # Only the module of the command in hand is imported: `jitkern cache` must not wait for the others.
         chosen = name == next((a for a in arguments if not a.startswith("-")), None)
         module = importlib.import_module(f"jitkern.cli.{name}") if chosen else None
-        command = commands.add_parser(name, help=summary, description=module.__doc__ if module else None, parents=[shared])
+        command = commands.add_parser(
+            name, help=summary, description=module.__doc__ if module else None, parents=[shared]
+        )
         if module:
             module.configure(command, shared)
     return parser.parse_args(arguments)

@@ -22,7 +22,9 @@ def configure(parser: argparse.ArgumentParser, shared: argparse.ArgumentParser) 
     listing.add_argument("--target", help="only this target")
     listing.add_argument("--json", action="store_true", help="print one JSON object")
     listing.set_defaults(run=run_ls)
-    show = commands.add_parser("show", help="print the manifest of an entry: every input of its key", parents=[shared])
+    show = commands.add_parser(
+        "show", help="print the manifest of an entry: every input of its key", parents=[shared]
+    )
     show.add_argument("entry", help="part of an entry's name, or the beginning of its digest")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     show.set_defaults(run=run_show)
@@ -43,23 +45,41 @@ def run_ls(args: argparse.Namespace) -> int:
     rows = _chosen(args)
     total = sum(row.bytes for row in rows)
     if args.json:
-        print_json(entries=[asdict(row) for row in rows], totals={"entries": len(rows), "bytes": total})
+        print_json(
+            entries=[asdict(row) for row in rows], totals={"entries": len(rows), "bytes": total}
+        )
         return 0
     cells = [
-        (r.op or "damaged", r.variant, r.target, human_bytes(r.bytes), human_age(r.age_s), r.problem or r.compiler) for r in rows
+        (
+            r.op or "damaged",
+            r.variant,
+            r.target,
+            human_bytes(r.bytes),
+            human_age(r.age_s),
+            r.problem or r.compiler,
+        )
+        for r in rows
     ]
     print_table(("op", "variant", "target", "size", "age", "compiler"), cells)
-    print(f"{len(rows)} entries, {human_bytes(total)}, in {config.current().cache_dir}", file=sys.stderr)
+    print(
+        f"{len(rows)} entries, {human_bytes(total)}, in {config.current().cache_dir}",
+        file=sys.stderr,
+    )
     return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
     found = cache_tools.find(Cache.open(config.current()), args.entry)
     if not found:
-        print(f"jitkern: no entry of {config.current().cache_dir} matches `{args.entry}`", file=sys.stderr)
+        print(
+            f"jitkern: no entry of {config.current().cache_dir} matches `{args.entry}`",
+            file=sys.stderr,
+        )
         return 1
     if args.json:
-        print_json(entries=[{**asdict(row), "manifest": asdict(entry.manifest)} for row, entry in found])
+        print_json(
+            entries=[{**asdict(row), "manifest": asdict(entry.manifest)} for row, entry in found]
+        )
         return 0
     for row, entry in found:
         print(row.path)
@@ -91,4 +111,8 @@ def run_clear(args: argparse.Namespace) -> int:
 def _chosen(args: argparse.Namespace) -> list[Row]:
     rows = cache_tools.rows(Cache.open(config.current()))
     wanted = {args.op, f"jitkern::{args.op}"} if args.op else set()
-    return [r for r in rows if (not wanted or r.op in wanted) and (not args.target or r.target == args.target)]
+    return [
+        r
+        for r in rows
+        if (not wanted or r.op in wanted) and (not args.target or r.target == args.target)
+    ]

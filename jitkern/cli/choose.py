@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern.errors import JitkernError
@@ -32,13 +32,15 @@ def choose_ops(names: list[str]) -> list[Op]:
     for module in packages.values():
         importlib.import_module(module)
     chosen: dict[str, Op] = {}
-    sys.path.append(os.getcwd())  # a folder that `jitkern init` wrote here is a package too
+    sys.path.append(str(Path.cwd()))  # a folder that `jitkern init` wrote here is a package too
     for name in names:
         found = _named(name)
         if not found and "::" not in name and _is_package(name):
             found = discover(name) or _named(name)
         if not found:
-            raise UnknownOp(f"`{name}` is not an op, a namespace or a package with kernels; there are: {', '.join(sorted(OPS))}")
+            raise UnknownOp(
+                f"`{name}` is not an op, a namespace or a package with kernels; there are: {', '.join(sorted(OPS))}"
+            )
         chosen.update((op.name, op) for op in found)
     return sorted((chosen or OPS).values(), key=lambda op: op.name)
 

@@ -49,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         for check in checks:
             mark = styled("ok  ", "32") if check.ok else styled("FAIL", "31")
-            print(f"{mark} {check.name:16} {check.value}" + (f"  ({check.origin})" if check.origin else ""))
+            print(
+                f"{mark} {check.name:16} {check.value}"
+                + (f"  ({check.origin})" if check.origin else "")
+            )
             if not check.ok and check.remedy:
                 print(f"     {'':16} {check.remedy}")
     return 0 if ok else 1
@@ -58,7 +61,14 @@ def run(args: argparse.Namespace) -> int:
 def _python() -> list[Check]:
     tested = sys.version_info[:2] in TESTED_PYTHON
     version = sys.version.split()[0]
-    return [Check("python", ok=True, value=version if tested else f"{version}, not among the tested versions", origin=sys.executable)]
+    return [
+        Check(
+            "python",
+            ok=True,
+            value=version if tested else f"{version}, not among the tested versions",
+            origin=sys.executable,
+        )
+    ]
 
 
 def _torch() -> list[Check]:
@@ -69,7 +79,14 @@ def _torch() -> list[Check]:
     tested = short_version(torch.__version__) in TESTED_TORCH
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     note = "" if tested else f", not among the tested {', '.join(TESTED_TORCH)}"
-    return [Check("torch", ok=True, value=f"{torch.__version__}, {cuda}{note}", origin=str(Path(torch.__file__).parent))]
+    return [
+        Check(
+            "torch",
+            ok=True,
+            value=f"{torch.__version__}, {cuda}{note}",
+            origin=str(Path(torch.__file__).parent),
+        )
+    ]
 
 
 def _targets() -> list[Check]:
@@ -86,7 +103,9 @@ def _host_compiler() -> list[Check]:
     checks = []
     for name, tool in (("cc", settings.cc), ("c++", settings.cxx)):
         path = shutil.which(tool, path=settings.environment.get("PATH"))
-        checks.append(Check(name, ok=bool(path), value=path or f"`{tool}` is missing", remedy=CC_REMEDY))
+        checks.append(
+            Check(name, ok=bool(path), value=path or f"`{tool}` is missing", remedy=CC_REMEDY)
+        )
     return checks
 
 
@@ -104,21 +123,38 @@ def _nvrtc() -> list[Check]:
     wanted = _cuda_wanted()
     fitting = [v for v in libraries if v[0] == wanted[0] and v[1] <= wanted[1]]
     found = ", ".join(f"{a}.{b} at {path}" for (a, b), (path, _) in sorted(libraries.items()))
-    return [Check("nvrtc", ok=bool(fitting), value=found or "missing", remedy=toolkit.pip_line("nvidia-cuda-nvrtc", wanted))]
+    return [
+        Check(
+            "nvrtc",
+            ok=bool(fitting),
+            value=found or "missing",
+            remedy=toolkit.pip_line("nvidia-cuda-nvrtc", wanted),
+        )
+    ]
 
 
 def _cuda_headers() -> list[Check]:
     checks = []
-    for header, wheel in (("cuda_fp16.h", "runtime"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl")):
+    for header, wheel in (
+        ("cuda_fp16.h", "runtime"),
+        ("crt/mma.h", "crt"),
+        ("cub/cub.cuh", "cccl"),
+    ):
         found = next((d for d in toolkit.include_directories() if (d / header).is_file()), None)
         remedy = toolkit.pip_line(f"nvidia-cuda-{wheel}", _cuda_wanted())
-        checks.append(Check(f"<{header}>", ok=bool(found), value=str(found or "missing"), remedy=remedy))
+        checks.append(
+            Check(f"<{header}>", ok=bool(found), value=str(found or "missing"), remedy=remedy)
+        )
     return checks
 
 
 def _nvcc() -> list[Check]:
     found = toolkit.nvcc()
-    value = f"{found[1][0]}.{found[1][1]} at {found[0]}" if found else "missing: needed only for CUDA files with host headers, and Extensions"
+    value = (
+        f"{found[1][0]}.{found[1][1]} at {found[0]}"
+        if found
+        else "missing: needed only for CUDA files with host headers, and Extensions"
+    )
     return [Check("nvcc", ok=True, value=value)]
 
 
@@ -137,14 +173,32 @@ def _cache() -> list[Check]:
     settings = config.current()
     root = settings.cache_dir
     reason = trust.distrust_root(root)
-    checks = [Check("cache", ok=not reason, value=reason or str(root), origin=settings.cache_dir_origin, remedy=f"chmod 700 {root}")]
+    checks = [
+        Check(
+            "cache",
+            ok=not reason,
+            value=reason or str(root),
+            origin=settings.cache_dir_origin,
+            remedy=f"chmod 700 {root}",
+        )
+    ]
     existing = next((p for p in (root, *root.parents) if p.exists()), root)
     probe = shutil.disk_usage(existing)
     writable = os.access(existing, os.W_OK) and existing.is_dir()
     free = f"{probe.free / 2**30:.1f} GiB free"
     remedy = "point JITKERN_CACHE_DIR at a directory that can be written"
-    checks.append(Check("cache writable", ok=writable, value=free if writable else f"{existing} is not", remedy=remedy))
-    checks += [Check("system cache", ok=p.is_dir(), value=str(p), origin="JITKERN_SYSTEM_CACHE") for p in settings.system_cache]
+    checks.append(
+        Check(
+            "cache writable",
+            ok=writable,
+            value=free if writable else f"{existing} is not",
+            remedy=remedy,
+        )
+    )
+    checks += [
+        Check("system cache", ok=p.is_dir(), value=str(p), origin="JITKERN_SYSTEM_CACHE")
+        for p in settings.system_cache
+    ]
     return checks
 
 

@@ -16,7 +16,9 @@ from jitkern.target import Target
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument("op", metavar="OP", help="an op, e.g. softmax or mylib::softmax")
-    parser.add_argument("--target", action="append", default=[], metavar="T", help="default: those of this machine")
+    parser.add_argument(
+        "--target", action="append", default=[], metavar="T", help="default: those of this machine"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -26,19 +28,30 @@ def run(args: argparse.Namespace) -> int:
     found = {op: [_explain(v, t) for t in targets for s in op.sources.get(t.device, ()) for v in op.variants(s, t.device)]
              for op in choose_ops([args.op])}  # fmt: skip
     if args.json:
-        print_json(ops=[{"op": op.name, "schema": op.schema, "variants": rows} for op, rows in found.items()])
+        print_json(
+            ops=[
+                {"op": op.name, "schema": op.schema, "variants": rows} for op, rows in found.items()
+            ]
+        )
         return 0
     for op, rows in found.items():
         print(f"{op.schema}\n  declared in {_folder(op.sources)}")
         for row in rows:
-            print(f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n    {row['path'] or 'not cached: ' + row['reason']}")
+            print(
+                f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n    {row['path'] or 'not cached: ' + row['reason']}"
+            )
         if not rows:
-            print(f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there")
+            print(
+                f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there"
+            )
     return 0
 
 
 def _folder(sources: dict[str, Any]) -> str:
-    return next((source.folder for declared in sources.values() for source in declared), "no folder: it has no kernels")
+    return next(
+        (source.folder for declared in sources.values() for source in declared),
+        "no folder: it has no kernels",
+    )
 
 
 def _explain(variant: Variant, target: Target) -> dict[str, str]:
@@ -68,14 +81,20 @@ def _nearest(wanted: dict[str, Any]) -> str:
         found = differences(entry.manifest.inputs, wanted)
         if best is None or len(found) < len(best):
             best = found
-    return "nothing of this op is" if best is None else "nearest entry differs in " + "; ".join(best)
+    return (
+        "nothing of this op is" if best is None else "nearest entry differs in " + "; ".join(best)
+    )
 
 
 def differences(there: Any, wanted: Any, name: str = "") -> list[str]:
     """`name: x there, y wanted` for every named input that is not equal."""
     if isinstance(there, dict) and isinstance(wanted, dict):
         names = sorted({*there, *wanted})
-        return [line for key in names for line in differences(there.get(key), wanted.get(key), f"{name}.{key}".strip("."))]
+        return [
+            line
+            for key in names
+            for line in differences(there.get(key), wanted.get(key), f"{name}.{key}".strip("."))
+        ]
     return [] if there == wanted else [f"{name}: {_short(there)} there, {_short(wanted)} wanted"]
 
 

@@ -70,7 +70,12 @@ extern "C" void {name}(T* out, const T* x, double alpha, int64_t n) {{
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", type=_identifier, help="a Python identifier: the folder's and the op's name")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        type=_identifier,
+        help="a Python identifier: the folder's and the op's name",
+    )
     parser.set_defaults(run=run)
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from jitkern.cli.choose import choose_ops
 from jitkern.cli.output import print_json, print_table
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="an op, a namespace or a package (default: all)")
+    parser.add_argument(
+        "what", nargs="*", metavar="WHAT", help="an op, a namespace or a package (default: all)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    ops = [
+    ops: list[dict[str, Any]] = [
         {
             "op": op.name,
             "schema": op.schema,
-            "kernels": {device: [source.kind for source in sources] for device, sources in op.sources.items() if sources},
+            "kernels": {
+                device: [source.kind for source in sources]
+                for device, sources in op.sources.items()
+                if sources
+            },
             "differentiable": op.gradient is not None,
             "fusible": op.fusible,
         }
@@ -30,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows = []
     for op in ops:
-        kernels = "; ".join(f"{device}: {', '.join(kinds)}" for device, kinds in op["kernels"].items())
+        kernels = "; ".join(
+            f"{device}: {', '.join(kinds)}" for device, kinds in op["kernels"].items()
+        )
         marks = ", ".join(mark for mark in ("differentiable", "fusible") if op[mark])
         rows.append((op["schema"], kernels, marks))
     print_table(("op", "kernels", ""), rows)

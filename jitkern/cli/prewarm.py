@@ -48,13 +48,30 @@ class Result:
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="an op, a namespace or a package (default: all)")
-    parser.add_argument("--target", action="append", default=[], metavar="T", help="e.g. cuda-sm_90-cu130-torch2.11.0; repeatable")
-    parser.add_argument("--jobs", type=_positive, metavar="N", help="builds at once (default: from cores and free memory)")
+    parser.add_argument(
+        "what", nargs="*", metavar="WHAT", help="an op, a namespace or a package (default: all)"
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="T",
+        help="e.g. cuda-sm_90-cu130-torch2.11.0; repeatable",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="builds at once (default: from cores and free memory)",
+    )
     parser.add_argument("--keep-going", action="store_true", help="go on after a failed build")
-    parser.add_argument("--shard", type=_shard, metavar="I/N", help="build only part I (from 1) of N")
+    parser.add_argument(
+        "--shard", type=_shard, metavar="I/N", help="build only part I (from 1) of N"
+    )
     parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
-    parser.add_argument("--fail-on-miss", action="store_true", help="exit 1 if anything was skipped")
+    parser.add_argument(
+        "--fail-on-miss", action="store_true", help="exit 1 if anything was skipped"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -67,8 +84,13 @@ def run(args: argparse.Namespace) -> int:
         part, parts = args.shard
         items = [item for item in items if _number(item) % parts == part - 1]
     with config.using(fallback="raise"):  # into a private cache instead would keep nothing
-        results = _build(items, args.jobs or _default_jobs(), keep_going=args.keep_going, refresh=args.refresh)
-    count = {status: sum(r.status == status for r in results) for status in ("built", "hit", "failed", "skipped")}
+        results = _build(
+            items, args.jobs or _default_jobs(), keep_going=args.keep_going, refresh=args.refresh
+        )
+    count = {
+        status: sum(r.status == status for r in results)
+        for status in ("built", "hit", "failed", "skipped")
+    }
     seconds = round(time.perf_counter() - started, 3)
     if args.json:
         print_json(
@@ -91,9 +113,16 @@ def _plan(what: list[str], targets: list[Target]) -> list[Item]:
         for target in targets:
             for source in op.sources.get(target.device, ()):
                 try:
-                    items += [Item(op.name, target, variant) for variant in op.variants(source, target.device)]
+                    items += [
+                        Item(op.name, target, variant)
+                        for variant in op.variants(source, target.device)
+                    ]
                 except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
-                    items.append(Item(op.name, target, None, f"its launch function failed on its samples: {e}"))
+                    items.append(
+                        Item(
+                            op.name, target, None, f"its launch function failed on its samples: {e}"
+                        )
+                    )
     return items
 
 
@@ -103,14 +132,19 @@ def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> 
     stop = threading.Event()
     results: dict[Future[Result], Result] = {}
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="prewarm")
-    futures = [pool.submit(_build_one, item, stop, keep_going=keep_going, refresh=refresh) for item in items]
+    futures = [
+        pool.submit(_build_one, item, stop, keep_going=keep_going, refresh=refresh)
+        for item in items
+    ]
     try:
         left = set(futures)
         while left:
             done, left = wait(left, return_when=FIRST_COMPLETED)
             for future in done:
                 result = results[future] = future.result()
-                progress.step(f"{result.status:7} {result.op} {result.variant} {result.target} {result.seconds:.2f} s")
+                progress.step(
+                    f"{result.status:7} {result.op} {result.variant} {result.target} {result.seconds:.2f} s"
+                )
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -133,7 +167,13 @@ def _try_one(item: Item, stop: threading.Event, *, refresh: bool) -> Result:
         return Result(item.op, "", str(item.target), "failed", reason=item.problem)
     target = str(jit.exact_target(variant, item.target))
     if stop.is_set():
-        return Result(item.op, variant.label, target, "skipped", reason="not tried after a failed build; see --keep-going")
+        return Result(
+            item.op,
+            variant.label,
+            target,
+            "skipped",
+            reason="not tried after a failed build; see --keep-going",
+        )
     started = time.perf_counter()
     try:
         entry, built = jit.ensure_and_tell(variant, item.target, refresh=refresh)
@@ -144,11 +184,28 @@ def _try_one(item: Item, stop: threading.Event, *, refresh: bool) -> Result:
         if isinstance(e, CacheError) and not isinstance(e, NotCached):
             raise  # nothing can be kept: no use in going on
         status, path, reason = "failed", "", str(e)
-    return Result(item.op, variant.label, target, status, round(time.perf_counter() - started, 4), path, reason)
+    return Result(
+        item.op,
+        variant.label,
+        target,
+        status,
+        round(time.perf_counter() - started, 4),
+        path,
+        reason,
+    )
 
 
 def _print(results: list[Result]) -> None:
-    rows = [(r.status, r.op, r.variant, r.target, f"{r.seconds:.2f} s" if r.status in ("built", "hit") else "") for r in results]
+    rows = [
+        (
+            r.status,
+            r.op,
+            r.variant,
+            r.target,
+            f"{r.seconds:.2f} s" if r.status in ("built", "hit") else "",
+        )
+        for r in results
+    ]
     if rows:
         print_table(("status", "op", "variant", "target", "time"), rows)
     for reason in dict.fromkeys((r.status, r.reason) for r in results if r.reason):
@@ -157,13 +214,20 @@ def _print(results: list[Result]) -> None:
 
 def _number(item: Item) -> int:
     """The same for an item on every host, so that shards split the work without talking."""
-    return int(hashlib.sha256(f"{item.op} {item.target} {item.variant and item.variant.label}".encode()).hexdigest(), 16)
+    return int(
+        hashlib.sha256(
+            f"{item.op} {item.target} {item.variant and item.variant.label}".encode()
+        ).hexdigest(),
+        16,
+    )
 
 
 def _default_jobs() -> int:
     if config.current().jobs:
         return config.current().jobs
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -10,7 +10,14 @@ from pathlib import Path
 from jitkern import closure as closures
 from jitkern import config
 from jitkern.closure import Closure
-from jitkern.compilers.result import Built, compile_error, missing_function, read_dependencies, run, write_log
+from jitkern.compilers.result import (
+    Built,
+    compile_error,
+    missing_function,
+    read_dependencies,
+    run,
+    write_log,
+)
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import DTYPES, Constant, Cpp, Source, Variant
 from jitkern.target import Target, this_platform
@@ -69,14 +76,18 @@ class Cc:
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         source = variant.source
         if target.platform != this_platform():
-            raise TargetError(f"{variant.op} for {target}: host code is built on its own platform, here {this_platform()}")
+            raise TargetError(
+                f"{variant.op} for {target}: host code is built on its own platform, here {this_platform()}"
+            )
         tool = config.current().cc if _is_c(source) else config.current().cxx
         compiler = _identity(tool)
         path = source.paths[0]
         build = staging / "build"
         build.mkdir()
         unit = build / path.name
-        unit.write_text(f'#line 1 "{path}"\n' + path.read_text() + ("" if _is_c(source) else _probe(variant)))
+        unit.write_text(
+            f'#line 1 "{path}"\n' + path.read_text() + ("" if _is_c(source) else _probe(variant))
+        )
         command = [
             tool, *self.flags(source, target),
             *(f"-D{name}={_macro(variant, name, value)}" for name, value in variant.template),
@@ -89,22 +100,26 @@ class Cc:
         done = run(command, source=source, folder=build)
         write_log(staging, command, done.stdout)
         if done.returncode:
-            hint = missing_function(variant, re.findall(r'extern\s+"C"[^;{(]*?(\w+)\s*\(', path.read_text()))
+            hint = missing_function(
+                variant, re.findall(r'extern\s+"C"[^;{(]*?(\w+)\s*\(', path.read_text())
+            )
             raise compile_error(variant, target, command, done.stdout, hint)
         opened = [build / name for name in read_dependencies(build / "deps.d")]
         closures.check(source, closure, (f for f in opened if f != unit), (), variant.op)
         binary = (build / "out.so").read_bytes()
-        if _is_c(source):
-            parameters = _prototype(variant, (build / "prototypes").read_text())
-        else:
-            parameters = _parameters(binary)
+        parameters = (
+            _prototype(variant, build / "prototypes") if _is_c(source) else _parameters(binary)
+        )
         if b"\0%s\0" % variant.function.encode() not in binary:
             raise CompileError(
-                f'{variant.op}: `{variant.function}` in {path} must be declared extern "C", and not static', op=variant.op
+                f'{variant.op}: `{variant.function}` in {path} must be declared extern "C", and not static',
+                op=variant.op,
             )
         artifact = f"{variant.function}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
         (staging / artifact).write_bytes(binary)
-        return Built(compiler, {"artifact": artifact, "symbol": variant.function, "parameters": parameters})
+        return Built(
+            compiler, {"artifact": artifact, "symbol": variant.function, "parameters": parameters}
+        )
 
 
 def _is_c(source: Source) -> bool:
@@ -125,13 +140,17 @@ def _macro(variant: Variant, name: str, value: Constant) -> str:
     if not isinstance(value, str):
         return repr(value)
     if not DTYPES[value].host:
-        raise CompileError(f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op)
+        raise CompileError(
+            f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op
+        )
     return DTYPES[value].host
 
 
 def _probe(variant: Variant) -> str:
     undefine = "\n".join(f"#undef {name}" for name, _ in variant.template)
-    codes = "\n".join(f"template <> constexpr char code<{name}> = '{code}';" for code, name in _SPELLED.items())
+    codes = "\n".join(
+        f"template <> constexpr char code<{name}> = '{code}';" for code, name in _SPELLED.items()
+    )
     codes += "".join(
         f"\ntemplate <> constexpr char code<{sign}{name}> = '{code}';"
         for sign, code in (("", "l"), ("unsigned ", "L"))
@@ -146,21 +165,48 @@ def _parameters(binary: bytes) -> list[str]:
     start = binary.index(_MARK) + len(_MARK)
     text = binary[start : binary.index(b"\0", start)].decode()
     half = len(text) // 2
-    return [("*" if pointer == "*" else "") + _CODES[code] for pointer, code in zip(text[:half], text[half:])]
+    return [
+        ("*" if pointer == "*" else "") + _CODES[code]
+        for pointer, code in zip(text[:half], text[half:])
+    ]
 
 
-def _prototype(variant: Variant, text: str) -> list[str]:
+def _prototype(variant: Variant, listing: Path) -> list[str]:
     """Parameter codes from gcc's -aux-info, which lists the prototypes of a C file."""
-    found = re.search(rf"\b{re.escape(variant.function)} \(([^()]*)\);", text)
+    found = re.search(rf"\b{re.escape(variant.function)} \(([^()]*)\);", listing.read_text())
     if not found:
-        raise CompileError(f"{variant.op}: {variant.source.paths[0]} has no function `{variant.function}`", op=variant.op)
+        raise CompileError(
+            f"{variant.op}: {variant.source.paths[0]} has no function `{variant.function}`",
+            op=variant.op,
+        )
     names = {name: _CODES[code] for code, name in _SPELLED.items()}
-    names |= {"char": "i8", "void": "", "_Bool": "bool", "long": "i64", "unsigned long": "u64", "unsigned int": "u32", "short int": "i16"}
-    names |= {f"{sign}int{bits}_t": f"{code}{bits}" for sign, code in (("", "i"), ("u", "u")) for bits in (8, 16, 32, 64)}
-    names |= {"long int": "i64", "long long int": "i64", "long unsigned int": "u64", "long long unsigned int": "u64"}
+    names |= {
+        "char": "i8",
+        "void": "",
+        "_Bool": "bool",
+        "long": "i64",
+        "unsigned long": "u64",
+        "unsigned int": "u32",
+        "short int": "i16",
+    }
+    names |= {
+        f"{sign}int{bits}_t": f"{code}{bits}"
+        for sign, code in (("", "i"), ("u", "u"))
+        for bits in (8, 16, 32, 64)
+    }
+    names |= {
+        "long int": "i64",
+        "long long int": "i64",
+        "long unsigned int": "u64",
+        "long long unsigned int": "u64",
+    }
     parameters = []
     for parameter in found.group(1).split(",") if found.group(1) != "void" else []:
-        words = re.sub(r"\b(const|restrict|volatile)\b", " ", parameter).replace("*", " * ").split()[:-1]  # less its name
+        words = (
+            re.sub(r"\b(const|restrict|volatile)\b", " ", parameter)
+            .replace("*", " * ")
+            .split()[:-1]
+        )  # less its name
         base = " ".join(word for word in words if word != "*")
         parameters.append(("*" if "*" in words else "") + names.get(base, ""))
     return parameters

@@ -53,7 +53,9 @@ class LoadInline:
         environment = _environment(source, target, cuda=cuda)
         build = staging / "build"
         build.mkdir()
-        digest = hashlib.sha256(json.dumps([variant.op, str(target), closure.files], sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(
+            json.dumps([variant.op, str(target), closure.files], sort_keys=True).encode()
+        ).hexdigest()
         name = f"{variant.op.replace('::', '_')}_{digest[:8]}"
         units = {path: f'#line 1 "{path}"\n{path.read_text()}' for path in source.paths}
         flags = [*self.flags(source, target), f"-ffile-prefix-map={source.folder}=."]
@@ -83,7 +85,14 @@ class LoadInline:
         binary = library.read_bytes()
         artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
         (staging / artifact).write_bytes(binary)
-        return Built(self.identity(), {"artifact": artifact, "module": name if source.pybind else "", "function": source.function})
+        return Built(
+            self.identity(),
+            {
+                "artifact": artifact,
+                "module": name if source.pybind else "",
+                "function": source.function,
+            },
+        )
 
 
 def _check_target(variant: Variant, target: Target) -> None:
@@ -94,7 +103,11 @@ def _check_target(variant: Variant, target: Target) -> None:
     here = Target.current("cpu")
     cuda = (torch.version.cuda or "").replace(".", "")
     same = target.torch == here.torch and target.cuda in ("", cuda)
-    if same and target.abi == this_abi(python=variant.source.pybind) and target == target.for_host_code():
+    if (
+        same
+        and target.abi == this_abi(python=variant.source.pybind)
+        and target == target.for_host_code()
+    ):
         return
     raise TargetError(
         f"{variant.op}: an Extension is built with the Torch it runs on: this is Torch {torch.__version__}, which cannot "
@@ -108,8 +121,12 @@ def _environment(source: Extension, target: Target, *, cuda: bool) -> dict[str, 
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     environment["CXX"] = settings.cxx
-    environment["TORCH_EXTENSIONS_DIR"] = os.devnull  # never the shared one: build_directory is given
-    missing = [tool for tool in ("ninja", settings.cxx) if not shutil.which(tool, path=environment["PATH"])]
+    environment["TORCH_EXTENSIONS_DIR"] = (
+        os.devnull
+    )  # never the shared one: build_directory is given
+    missing = [
+        tool for tool in ("ninja", settings.cxx) if not shutil.which(tool, path=environment["PATH"])
+    ]
     if cuda:
         environment["TORCH_CUDA_ARCH_LIST"] = _arch_number(target.arch)
         nvcc = toolkit.nvcc()
@@ -119,14 +136,16 @@ def _environment(source: Extension, target: Target, *, cuda: bool) -> dict[str, 
             environment["CUDA_HOME"] = str(homes[0])
     if missing:
         remedy = _TOOLS.get(missing[0], _TOOLS["c++"])
-        raise CompilerNotFound(f"an Extension needs `{missing[0]}`, which is not on PATH: {remedy}", remedy=remedy)
+        raise CompilerNotFound(
+            f"an Extension needs `{missing[0]}`, which is not on PATH: {remedy}", remedy=remedy
+        )
     return environment
 
 
 def _arch_number(arch: str) -> str:
     """`9.0` for sm_90, `9.0a` for sm_90a."""
     digits = arch.removeprefix("sm_").rstrip("af")
-    return f"{digits[:-1]}.{digits[-1]}{arch.removeprefix('sm_')[len(digits):]}"
+    return f"{digits[:-1]}.{digits[-1]}{arch.removeprefix('sm_')[len(digits) :]}"
 
 
 def _check_opened(variant: Variant, closure: Closure, build: Path) -> None:
@@ -137,5 +156,12 @@ def _check_opened(variant: Variant, closure: Closure, build: Path) -> None:
         cwd=build, capture_output=True, text=True, check=False,
     )  # fmt: skip
     opened = [build / line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]
-    known = [build, Path(torch.__file__).parent, sys.base_prefix, "/usr", *toolkit.cuda_homes(), *toolkit.include_directories()]
+    known: list[str | Path] = [
+        build,
+        Path(torch.__file__).parent,
+        sys.base_prefix,
+        "/usr",
+        *toolkit.cuda_homes(),
+        *toolkit.include_directories(),
+    ]
     closures.check(variant.source, closure, opened, known, variant.op)

@@ -14,13 +14,20 @@ from pathlib import Path
 from jitkern import closure as closures
 from jitkern.closure import Closure
 from jitkern.compilers import ptx, toolkit
-from jitkern.compilers.result import Built, compile_error, missing_function, read_dependencies, run, write_log
-from jitkern.errors import CompileError, TargetError
+from jitkern.compilers.result import (
+    Built,
+    compile_error,
+    missing_function,
+    read_dependencies,
+    run,
+    write_log,
+)
+from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import DTYPES, Constant, Source, Variant
 from jitkern.target import Target
 
 _MISSING_HEADER = re.compile(r'(?:cannot open source file|could not open source file) "([^"]+)"')
-_KERNEL = re.compile(r"__global__[^;{]*?\b(\w+)\s*\(", re.S)
+_KERNEL = re.compile(r"__global__[^;{]*?\b(\w+)\s*\(", re.DOTALL)
 
 
 class Nvrtc:
@@ -34,10 +41,12 @@ class Nvrtc:
 
     def identity(self) -> dict[str, str]:
         libraries = toolkit.nvrtc_libraries()
-        version, library = max((version, library) for version, (_, library) in libraries.items()) if libraries else (None, None)
-        if version is None or library is None:
-            toolkit.nvrtc_for(Target.parse("cuda-sm_90-cu130-torch2.11.0"))
-        return {"name": "nvrtc", "version": _build_id(library)}
+        if not libraries:
+            raise CompilerNotFound(
+                "no NVRTC is installed: pip install jitkern[cuda]",
+                remedy="pip install jitkern[cuda]",
+            )
+        return {"name": "nvrtc", "version": _build_id(libraries[max(libraries)][1])}
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         if target.device != "cuda":
@@ -59,26 +68,40 @@ class Nvrtc:
             if missing and toolkit.nvcc():
                 return self._compile_with_nvcc(variant, target, closure, staging, unit, expression)
             if failed:
-                hint = _missing_header(missing.group(1), target) if missing else missing_function(variant, _KERNEL.findall(text))
+                hint = (
+                    _missing_header(missing.group(1), target)
+                    if missing
+                    else missing_function(variant, _KERNEL.findall(text))
+                )
                 raise compile_error(variant, target, ["nvrtc", *options, expression], output, hint)
             symbol, parameters = ptx.signature(program.text("PTX"), program.lowered(expression))
             (staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
         finally:
             program.destroy()
         trace = staging / "trace.json"
-        closures.check(variant.source, closure, _opened(trace), toolkit.include_directories(), variant.op)
+        closures.check(
+            variant.source, closure, _opened(trace), toolkit.include_directories(), variant.op
+        )
         trace.unlink()
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
         return Built({"name": "nvrtc", "version": _build_id(library)}, meta)
 
     def _compile_with_nvcc(
-        self, variant: Variant, target: Target, closure: Closure, staging: Path, unit: str, expression: str
+        self,
+        variant: Variant,
+        target: Target,
+        closure: Closure,
+        staging: Path,
+        unit: str,
+        expression: str,
     ) -> Built:
         found = toolkit.nvcc()
         assert found
         tool, version = found
         if version[0] != target.cuda_version[0] or version > target.cuda_version:
-            raise TargetError(f"{variant.op} needs nvcc, and nvcc {version[0]}.{version[1]} cannot build for {target}")
+            raise TargetError(
+                f"{variant.op} needs nvcc, and nvcc {version[0]}.{version[1]} cannot build for {target}"
+            )
         build = staging / "build"
         build.mkdir()
         source = variant.source
@@ -92,8 +115,19 @@ class Nvrtc:
         done = run(command, source=source, folder=build)
         write_log(staging, command, done.stdout)
         if done.returncode:
-            raise compile_error(variant, target, command, done.stdout, missing_function(variant, _KERNEL.findall(unit)))
-        known = [*toolkit.include_directories(), *(home for home in toolkit.cuda_homes()), "/usr", build]
+            raise compile_error(
+                variant,
+                target,
+                command,
+                done.stdout,
+                missing_function(variant, _KERNEL.findall(unit)),
+            )
+        known: list[str | Path] = [
+            *toolkit.include_directories(),
+            *toolkit.cuda_homes(),
+            "/usr",
+            build,
+        ]
         opened = [build / name for name in read_dependencies(build / "deps.d")]
         closures.check(source, closure, opened, known, variant.op)
         symbol, parameters = ptx.signature((build / "kernel.ptx").read_text())
@@ -105,12 +139,18 @@ class Nvrtc:
 class _Program:
     """One nvrtcProgram."""
 
-    def __init__(self, library: ctypes.CDLL, text: str, name: str, expressions: tuple[str, ...]) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, text: str, name: str, expressions: tuple[str, ...]
+    ) -> None:
         self._library = library
         self._handle = ctypes.c_void_p()
         # A constant absolute name in a directory that does not exist: NVRTC searches quoted includes in the
         # name's directory, and bytes of the cubin depend on the name.
-        self._ok(library.nvrtcCreateProgram(ctypes.byref(self._handle), text.encode(), name.encode(), 0, None, None))
+        self._ok(
+            library.nvrtcCreateProgram(
+                ctypes.byref(self._handle), text.encode(), name.encode(), 0, None, None
+            )
+        )
         for expression in expressions:
             self._ok(library.nvrtcAddNameExpression(self._handle, expression.encode()))
 
@@ -132,7 +172,9 @@ class _Program:
 
     def lowered(self, expression: str) -> str:
         name = ctypes.c_char_p()
-        self._ok(self._library.nvrtcGetLoweredName(self._handle, expression.encode(), ctypes.byref(name)))
+        self._ok(
+            self._library.nvrtcGetLoweredName(self._handle, expression.encode(), ctypes.byref(name))
+        )
         assert name.value
         return name.value.decode()
 
@@ -142,7 +184,9 @@ class _Program:
     def _ok(self, result: int) -> None:
         if result:
             self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
-            raise CompileError(f"NVRTC failed: {self._library.nvrtcGetErrorString(result).decode()}")
+            raise CompileError(
+                f"NVRTC failed: {self._library.nvrtcGetErrorString(result).decode()}"
+            )
 
 
 def _name_of(variant: Variant) -> str:
@@ -155,7 +199,9 @@ def _check_arch(library: ctypes.CDLL, target: Target) -> None:
     archs = (ctypes.c_int * count.value)()
     library.nvrtcGetSupportedArchs(archs)
     if int(re.sub(r"\D", "", target.arch)) not in list(archs):
-        raise TargetError(f"NVRTC cannot build for {target}: it supports {', '.join(f'sm_{arch}' for arch in archs)}")
+        raise TargetError(
+            f"NVRTC cannot build for {target}: it supports {', '.join(f'sm_{arch}' for arch in archs)}"
+        )
 
 
 @functools.cache
@@ -189,12 +235,18 @@ def _template_arguments(variant: Variant, text: str) -> str:
 
 def _template_parameters(function: str, text: str) -> list[str] | None:
     """Names of the template parameters, read from the text; None where it cannot be told."""
-    found = re.search(rf"(template\s*<([^;{{}}()]*)>\s*)?(?:static\s+|inline\s+)*__global__[^;{{}}]*?\b{re.escape(function)}\s*\(", text)
+    found = re.search(
+        rf"(template\s*<([^;{{}}()]*)>\s*)?(?:static\s+|inline\s+)*__global__[^;{{}}]*?\b{re.escape(function)}\s*\(",
+        text,
+    )
     if not found:
         return None
     if not found.group(1):
         return []
-    return [re.split(r"[\s.]+", part.partition("=")[0].strip())[-1] for part in found.group(2).split(",")]
+    return [
+        re.split(r"[\s.]+", part.partition("=")[0].strip())[-1]
+        for part in found.group(2).split(",")
+    ]
 
 
 def _argument(op: str, name: str, value: Constant) -> str:
@@ -204,7 +256,9 @@ def _argument(op: str, name: str, value: Constant) -> str:
         return str(value)
     if isinstance(value, str):
         return DTYPES[value].cuda
-    raise CompileError(f"{op}: template argument {name}={value}: a C++17 template takes no float", op=op)
+    raise CompileError(
+        f"{op}: template argument {name}={value}: a C++17 template takes no float", op=op
+    )
 
 
 def _missing_header(header: str, target: Target) -> str:

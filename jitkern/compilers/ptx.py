@@ -13,7 +13,11 @@ from jitkern.kernel import DTYPES
 
 PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
 _ENTRY = re.compile(r"\.entry\s+(\w+)")
-_CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | {"char": "i8", "long": "i64", "unsigned long": "u64"}
+_CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | {
+    "char": "i8",
+    "long": "i64",
+    "unsigned long": "u64",
+}
 
 
 def probe(expression: str) -> str:
@@ -35,13 +39,17 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     if kernel.startswith("(") and kernel.endswith("))"):
         kernel = kernel[1:-1]
     if not symbol:
-        symbol = next(e for e, s in spelled.items() if s == kernel or s.startswith(f"{kernel}(") or kernel.startswith(f"{e}("))
+        symbol = next(
+            e
+            for e, s in spelled.items()
+            if s == kernel or s.startswith(f"{kernel}(") or kernel.startswith(f"{e}(")
+        )
     return symbol, [_code(parameter) for parameter in _split(types)]
 
 
 def parameter_count(text: str, symbol: str) -> int:
     """How many parameters the entry `symbol` takes."""
-    found = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.S)
+    found = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.DOTALL)
     return found.group(1).count(".param") if found else 0
 
 

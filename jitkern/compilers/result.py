@@ -16,7 +16,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.manifest import LOG
 from jitkern.target import Target
 
-_ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.M)
+_ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class Built:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
-def run(command: Sequence[str], *, source: Source, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[str], *, source: Source, folder: Path
+) -> subprocess.CompletedProcess[str]:
     """Run a tool in `folder` in the scrubbed environment; stderr joins stdout."""
     return subprocess.run(
         command,
@@ -47,15 +49,22 @@ def write_log(staging: Path, command: Sequence[str], output: str) -> None:
     (staging / LOG).write_text(f"$ {shlex.join(command)}\n{output}", encoding="utf-8")
 
 
-def compile_error(variant: Variant, target: Target, command: Sequence[str], output: str, hint: str = "") -> CompileError:
+def compile_error(
+    variant: Variant, target: Target, command: Sequence[str], output: str, hint: str = ""
+) -> CompileError:
     """The error for a tool that refused the source: its first complaints, then what to do."""
     if "No space left on device" in output or "Disk quota exceeded" in output:
-        raise CacheError(f"{variant.op} for {target}: no space is left to compile in; free some, or set JITKERN_CACHE_DIR")
+        raise CacheError(
+            f"{variant.op} for {target}: no space is left to compile in; free some, or set JITKERN_CACHE_DIR"
+        )
     lines = output.strip().splitlines()
-    said = "\n".join(line.strip() for line in _ERROR.findall(output)[:3]) or (lines[-1] if lines else "it said nothing")
+    said = "\n".join(line.strip() for line in _ERROR.findall(output)[:3]) or (
+        lines[-1] if lines else "it said nothing"
+    )
     what = f"`{variant.function}`" if variant.function else "its Extension"
     return CompileError(
-        f"could not compile {what} of {variant.op} for {target}: {said}" + (f"\n{hint}" if hint else ""),
+        f"could not compile {what} of {variant.op} for {target}: {said}"
+        + (f"\n{hint}" if hint else ""),
         op=variant.op,
         target=str(target),
         command=shlex.join(command),
@@ -66,7 +75,9 @@ def compile_error(variant: Variant, target: Target, command: Sequence[str], outp
 def missing_function(variant: Variant, found: Sequence[str]) -> str:
     """A hint for a function name that the source does not contain, or ""."""
     path = variant.source.paths[0]
-    if not variant.function or re.search(rf"\b{re.escape(variant.function)}\b", path.read_text(errors="replace")):
+    if not variant.function or re.search(
+        rf"\b{re.escape(variant.function)}\b", path.read_text(errors="replace")
+    ):
         return ""
     return f"{path} has no function `{variant.function}`; it has: {', '.join(found) or 'none'}"
 

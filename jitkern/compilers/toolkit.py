@@ -38,14 +38,22 @@ def cuda_homes() -> list[Path]:
     if nvcc:
         homes.append(Path(nvcc).resolve().parent.parent)
     homes += sorted(Path("/usr/local").glob("cuda*"), reverse=True)
-    return list(dict.fromkeys(home.resolve() for home in homes if (home / "include" / "cuda.h").is_file()))
+    return list(
+        dict.fromkeys(home.resolve() for home in homes if (home / "include" / "cuda.h").is_file())
+    )
 
 
 @functools.cache
 def wheel_prefixes() -> list[Path]:
     """`nvidia/cu13` and the like (CUDA 13), `nvidia/cuda_nvrtc` and its siblings (CUDA 12)."""
     roots = [Path(entry, "nvidia") for entry in sys.path if entry]
-    return [p for root in roots for pattern in ("cu[0-9]*", "cuda_*") for p in sorted(root.glob(pattern)) if p.is_dir()]
+    return [
+        p
+        for root in roots
+        for pattern in ("cu[0-9]*", "cuda_*")
+        for p in sorted(root.glob(pattern))
+        if p.is_dir()
+    ]
 
 
 @functools.cache
@@ -58,7 +66,9 @@ def include_directories() -> list[Path]:
 @functools.cache
 def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
     """Every NVRTC on this machine: (major, minor) -> (path, library)."""
-    paths = [p for prefix in wheel_prefixes() for p in sorted((prefix / "lib").glob("libnvrtc.so.*"))]
+    paths = [
+        p for prefix in wheel_prefixes() for p in sorted((prefix / "lib").glob("libnvrtc.so.*"))
+    ]
     paths += [p for home in cuda_homes() for p in sorted((home / "lib64").glob("libnvrtc.so.*"))]
     found: dict[tuple[int, int], tuple[str, ctypes.CDLL]] = {}
     for path in [*map(str, paths), "libnvrtc.so.13", "libnvrtc.so.12"]:
@@ -67,7 +77,9 @@ def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
         try:
             for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
                 if ".alt." not in builtins.name:
-                    ctypes.CDLL(str(builtins))  # NVRTC <= 13.0 finds it only when it is loaded already
+                    ctypes.CDLL(
+                        str(builtins)
+                    )  # NVRTC <= 13.0 finds it only when it is loaded already
             library = ctypes.CDLL(path)
         except OSError:
             continue
@@ -85,13 +97,17 @@ def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
     wanted = target.cuda_version
     libraries = nvrtc_libraries()
     remedy = pip_line("nvidia-cuda-nvrtc", wanted)
-    fitting = [version for version in libraries if version[0] == wanted[0] and version[1] <= wanted[1]]
+    fitting = [
+        version for version in libraries if version[0] == wanted[0] and version[1] <= wanted[1]
+    ]
     if fitting:
         return max(fitting), libraries[max(fitting)][1]
     if not libraries:
         raise CompilerNotFound(f"no NVRTC to build for {target}: {remedy}", remedy=remedy)
     here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))
-    raise TargetError(f"NVRTC {here} cannot build for {target}, which wants {wanted[0]}.{wanted[1]} or older: {remedy}")
+    raise TargetError(
+        f"NVRTC {here} cannot build for {target}, which wants {wanted[0]}.{wanted[1]} or older: {remedy}"
+    )
 
 
 @functools.cache

@@ -18,9 +18,10 @@ import sys
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from jitkern import config
 from jitkern import closure as closures
+from jitkern import config
 from jitkern.closure import Closure
 from jitkern.compilers.result import Built, compile_error, write_log
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
@@ -28,7 +29,12 @@ from jitkern.kernel import Source, Variant
 from jitkern.target import Target
 
 REMEDY = "pip install triton"
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # launch keywords that Triton compiles in
+OPTIONS = (
+    "num_warps",
+    "num_stages",
+    "num_ctas",
+    "maxnreg",
+)  # launch keywords that Triton compiles in
 _workers = threading.local()
 
 
@@ -50,12 +56,18 @@ class TritonCompiler:
         identity = self.identity()
         if target.device != "cuda":
             raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
-        request = {"variant": asdict(variant), "target": str(target), "staging": str(staging)}
+        request: dict[str, Any] = {
+            "variant": asdict(variant),
+            "target": str(target),
+            "staging": str(staging),
+        }
         command = [sys.executable, "-m", "jitkern.compilers.triton_worker"]
         answer = _ask(command, request, variant)
         write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
         if "error" in answer:
-            raise compile_error(variant, target, command, f"{answer['error']}\n{answer.get('log', '')}")
+            raise compile_error(
+                variant, target, command, f"{answer['error']}\n{answer.get('log', '')}"
+            )
         closures.check(variant.source, closure, answer["opened"], (), variant.op)
         return Built(identity, answer["meta"])
 
@@ -71,17 +83,25 @@ class Function:
 
 
 @functools.cache
-def functions(path: str, stamp: int) -> dict[str, Function]:
-    """The jit functions of a file; `stamp` (its mtime) only keys the memo."""
+def functions(path: str, _stamp: int) -> dict[str, Function]:
+    """The jit functions of a file; its mtime only keys the memo."""
     tree = ast.parse(Path(path).read_bytes(), path)
     found = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and (decorator := _jit_decorator(node)):
-            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-            annotated = [a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.annotation]
+            names = [
+                a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            ]
+            annotated = [
+                a
+                for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if a.annotation
+            ]
             found[node.name] = Function(
                 tuple(names),
-                frozenset(a.arg for a in annotated if "constexpr" in ast.unparse(a.annotation or a)),
+                frozenset(
+                    a.arg for a in annotated if "constexpr" in ast.unparse(a.annotation or a)
+                ),
                 frozenset(_named(decorator, "do_not_specialize", names)),
                 frozenset(_named(decorator, "do_not_specialize_on_alignment", names)),
             )
@@ -101,7 +121,9 @@ def _named(decorator: ast.expr, keyword: str, names: list[str]) -> list[str]:
     for item in decorator.keywords if isinstance(decorator, ast.Call) else []:
         if item.arg == keyword:
             with contextlib.suppress(ValueError):
-                return [names[v] if isinstance(v, int) else str(v) for v in ast.literal_eval(item.value)]
+                return [
+                    names[v] if isinstance(v, int) else str(v) for v in ast.literal_eval(item.value)
+                ]
     return []
 
 
@@ -112,14 +134,16 @@ class Worker:
         environment = config.current().build_environment(tuple(source.environment))
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         self.owner = os.getpid()
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
 
     @property
     def usable(self) -> bool:
         """Whether it is alive and belongs to this process, not to one that forked it."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def ask(self, request: dict[str, object]) -> dict[str, object] | int:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
         """The answer, or the status with which the process ended instead."""
         assert self._process.stdin and self._process.stdout
         try:
@@ -131,7 +155,7 @@ class Worker:
         if not line:
             self.close()
             return self._process.returncode
-        answer: dict[str, object] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
@@ -146,7 +170,7 @@ class Worker:
     __del__ = close
 
 
-def _ask(command: list[str], request: dict[str, object], variant: Variant) -> dict[str, object]:
+def _ask(command: list[str], request: dict[str, Any], variant: Variant) -> dict[str, Any]:
     """Send one request to this thread's worker, which is started when there is none."""
     for _ in range(2):
         worker: Worker | None = getattr(_workers, "worker", None)
@@ -158,4 +182,7 @@ def _ask(command: list[str], request: dict[str, object], variant: Variant) -> di
         _workers.worker = None
         if answer != 0:  # 0: it ended for being idle, just as we wrote
             break
-    raise CompileError(f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`", op=variant.op)
+    raise CompileError(
+        f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`",
+        op=variant.op,
+    )

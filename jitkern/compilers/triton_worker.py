@@ -27,7 +27,10 @@ IDLE = 20.0  # seconds
 
 
 def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a kernel's module prints must not reach the pipe
+    answers, sys.stdout = (
+        sys.stdout,
+        sys.stderr,
+    )  # whatever a kernel's module prints must not reach the pipe
     while select.select([sys.stdin], [], [], IDLE)[0]:
         line = sys.stdin.readline()
         if not line:
@@ -41,7 +44,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     log = io.StringIO()
     try:
         with redirect_stdout(log), redirect_stderr(log):
-            meta, opened = _compile(variant, Target.parse(request["target"]), Path(request["staging"]))
+            meta, opened = _compile(
+                variant, Target.parse(request["target"]), Path(request["staging"])
+            )
     except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
         return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
     return {"meta": meta, "opened": opened, "log": log.getvalue()}
@@ -52,7 +57,11 @@ def _variant(fields: dict[str, Any]) -> Variant:
     include = [i["path"] for i in source.pop("include")]
     for name in ("template", "options"):
         fields[name] = tuple(map(tuple, fields[name]))
-    return Variant(source=SOURCES["triton"](include=include, **source), signature=tuple(fields.pop("signature")), **fields)
+    return Variant(
+        source=SOURCES["triton"](include=include, **source),
+        signature=tuple(fields.pop("signature")),
+        **fields,
+    )
 
 
 def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str, Any], list[str]]:
@@ -83,7 +92,9 @@ def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str,
         parameters.append(kind)
     source = ASTSource(fn, signature, constants, attributes)
     arch = int(re.sub(r"\D", "", target.arch))
-    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(variant.options))
+    kernel = triton.compile(
+        source, target=GPUTarget("cuda", arch, 32), options=dict(variant.options)
+    )
     (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
     return _meta(kernel, parameters), _modules(fn)
 
@@ -93,7 +104,9 @@ def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
     scratch = ptx.parameter_count(kernel.asm["ptx"], metadata.name) - len(parameters)
     for name in ("global_scratch_size", "profile_scratch_size"):
         if getattr(metadata, name, 0):
-            raise NotImplementedError(f"the kernel needs scratch memory ({name}), which jitkern does not allocate yet")
+            raise NotImplementedError(
+                f"the kernel needs scratch memory ({name}), which jitkern does not allocate yet"
+            )
     return {
         "artifact": "kernel.cubin",
         "symbol": metadata.name,
@@ -116,9 +129,13 @@ def _function(variant: Variant) -> Any:
         return fn
     path = variant.source.paths[0]
     if fn is not None:
-        raise TypeError(f"`{variant.function}` in {path} is a {type(fn).__name__}, not a plain @triton.jit function")
+        raise TypeError(
+            f"`{variant.function}` in {path} is a {type(fn).__name__}, not a plain @triton.jit function"
+        )
     names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
-    raise AttributeError(f"{path} has no function `{variant.function}`; it has: {', '.join(names) or 'none'}")
+    raise AttributeError(
+        f"{path} has no function `{variant.function}`; it has: {', '.join(names) or 'none'}"
+    )
 
 
 def _module(source: Source) -> ModuleType:
@@ -154,7 +171,11 @@ def _constant(value: Any) -> Any:
     """A constexpr: a dtype's short name becomes Triton's dtype, all else stays."""
     import triton.language as tl
 
-    return getattr(tl, _LANGUAGE.get(DTYPES[value].triton, DTYPES[value].torch)) if isinstance(value, str) else value
+    return (
+        getattr(tl, _LANGUAGE.get(DTYPES[value].triton, DTYPES[value].torch))
+        if isinstance(value, str)
+        else value
+    )
 
 
 _LANGUAGE = {"i1": "int1", "fp8e4nv": "float8e4nv", "fp8e5": "float8e5"}
@@ -168,7 +189,14 @@ def _explain(e: Exception, variant: Variant) -> str:
         path, line = e.filename or path, e.lineno
     elif node is not None:
         text = Path(path).read_text().splitlines()
-        start = next((n for n, row in enumerate(text, 1) if re.match(rf"\s*def {re.escape(variant.function)}\b", row)), 1)
+        start = next(
+            (
+                n
+                for n, row in enumerate(text, 1)
+                if re.match(rf"\s*def {re.escape(variant.function)}\b", row)
+            ),
+            1,
+        )
         line = start + node.lineno - 1
     message = next((row for row in reversed(str(e).splitlines()) if row.strip()), type(e).__name__)
     return f"{path}{f'({line})' if line else ''}: error: {message.strip()}"

@@ -11,7 +11,11 @@ import torch
 from jitkern.errors import LaunchError
 from jitkern.kernel import DTYPES
 
-SHORT = {getattr(torch, dtype.torch): code for code, dtype in DTYPES.items() if hasattr(torch, dtype.torch)}
+SHORT = {
+    getattr(torch, dtype.torch): code
+    for code, dtype in DTYPES.items()
+    if hasattr(torch, dtype.torch)
+}
 CTYPES: dict[str, Any] = {
     "*": ctypes.c_void_p, "bool": ctypes.c_bool, "f32": ctypes.c_float, "f64": ctypes.c_double,
     "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
@@ -24,15 +28,21 @@ _RANGES = {
 }
 
 
-def values_of(what: str, parameters: Sequence[str], args: Sequence[object], device: torch.device) -> list[float | None]:
+def values_of(
+    what: str, parameters: Sequence[str], args: Sequence[object], device: torch.device
+) -> list[float | None]:
     """What to pass for each argument: a tensor's address, or the number itself.
 
     Raises LaunchError for a wrong count, type, dtype or device, and for a number out of range: nothing is
     ever truncated.
     """
     if len(args) != len(parameters):
-        raise LaunchError(f"{what} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(args)}")
-    return [_value(what, i, code, arg, device) for i, (code, arg) in enumerate(zip(parameters, args))]
+        raise LaunchError(
+            f"{what} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(args)}"
+        )
+    return [
+        _value(what, i, code, arg, device) for i, (code, arg) in enumerate(zip(parameters, args))
+    ]
 
 
 def _value(what: str, position: int, code: str, arg: object, device: torch.device) -> float | None:
@@ -40,10 +50,14 @@ def _value(what: str, position: int, code: str, arg: object, device: torch.devic
         if arg is None:
             return None
         if isinstance(arg, torch.Tensor):
-            if arg.device.type == device.type and (device.index is None or arg.device.index == device.index):
+            if arg.device.type == device.type and (
+                device.index is None or arg.device.index == device.index
+            ):
                 if _same_type(code[1:], SHORT.get(arg.dtype, "")):
                     return arg.data_ptr()
-                raise _wrong(what, position, f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}")
+                raise _wrong(
+                    what, position, f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}"
+                )
             raise _wrong(what, position, f"a tensor on {device}", f"one on {arg.device}")
     elif isinstance(arg, bool) or code == "bool":
         if isinstance(arg, bool) and code == "bool":
@@ -57,8 +71,12 @@ def _value(what: str, position: int, code: str, arg: object, device: torch.devic
     elif code in ("f32", "f64") and isinstance(arg, (int, float)):
         return float(arg)
     elif not code:
-        raise LaunchError(f"{what}: parameter {position} has a type that no argument can be passed for (a struct by value?)")
-    raise _wrong(what, position, "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`")
+        raise LaunchError(
+            f"{what}: parameter {position} has a type that no argument can be passed for (a struct by value?)"
+        )
+    raise _wrong(
+        what, position, "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`"
+    )
 
 
 def _same_type(pointee: str, dtype: str) -> bool:

@@ -47,9 +47,17 @@ class CudaFunction:
         self._shared: dict[int, int] = {}
         library, self._kernel = c_void_p(), c_void_p()
         driver = _driver()
-        _check(driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0), f"loading {what}", LoadError)
+        _check(
+            driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0),
+            f"loading {what}",
+            LoadError,
+        )
         symbol = meta["symbol"].encode()
-        _check(driver.cuLibraryGetKernel(ctypes.byref(self._kernel), library, symbol), f"finding `{meta['symbol']}` in {what}", LoadError)
+        _check(
+            driver.cuLibraryGetKernel(ctypes.byref(self._kernel), library, symbol),
+            f"finding `{meta['symbol']}` in {what}",
+            LoadError,
+        )
 
     def launch(
         self,
@@ -72,18 +80,27 @@ class CudaFunction:
             return
         if smem > _DEFAULT_SHARED:
             self._allow_shared(smem, device)
-        cells = [CTYPES[code[0] if code[0] == "*" else code](value) for code, value in zip(self.parameters, values)]
+        cells = [
+            CTYPES[code[0] if code[0] == "*" else code](value)
+            for code, value in zip(self.parameters, values)
+        ]
         cells += [c_void_p()] * self.meta.get("scratch", 0)
         pointers = (c_void_p * max(1, len(cells)))(*[ctypes.addressof(cell) for cell in cells])
         attributes = _attributes(cluster, cooperative=cooperative, pdl=pdl)
-        config = _Config((c_uint * 3)(*grid), (c_uint * 3)(*block), smem, stream, attributes, len(attributes))
+        config = _Config(
+            (c_uint * 3)(*grid), (c_uint * 3)(*block), smem, stream, attributes, len(attributes)
+        )
         driver = _driver()
         result = driver.cuLaunchKernelEx(ctypes.byref(config), self._kernel, pointers, None)
         if result == _INVALID_CONTEXT:  # a thread that has not used CUDA yet: nothing was launched
             _enter_primary_context(device)
             result = driver.cuLaunchKernelEx(ctypes.byref(config), self._kernel, pointers, None)
         if result:
-            _check(result, f"launching {self._what} with grid={grid} block={block} smem={smem}", LaunchError)
+            _check(
+                result,
+                f"launching {self._what} with grid={grid} block={block} smem={smem}",
+                LaunchError,
+            )
 
     def _allow_shared(self, smem: int, device: int) -> None:
         if self._shared.get(device, 0) < smem:
@@ -92,17 +109,27 @@ class CudaFunction:
             self._shared[device] = smem
 
 
-def _attributes(cluster: tuple[int, int, int] | None, *, cooperative: bool, pdl: bool) -> ctypes.Array[_Attribute]:
+def _attributes(
+    cluster: tuple[int, int, int] | None, *, cooperative: bool, pdl: bool
+) -> ctypes.Array[_Attribute]:
     chosen: list[_Attribute] = []
     if cluster:
         chosen.append(_Attribute(_CLUSTER, value=_Value(cluster=(c_uint * 3)(*cluster))))
-    chosen += [_Attribute(name, value=_Value(flag=1)) for name, wanted in ((_COOPERATIVE, cooperative), (_PDL, pdl)) if wanted]
+    chosen += [
+        _Attribute(name, value=_Value(flag=1))
+        for name, wanted in ((_COOPERATIVE, cooperative), (_PDL, pdl))
+        if wanted
+    ]
     return (_Attribute * len(chosen))(*chosen)
 
 
 def _enter_primary_context(device: int) -> None:
     context = c_void_p()
-    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"entering device {device}", LaunchError)
+    _check(
+        _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+        f"entering device {device}",
+        LaunchError,
+    )
     _check(_driver().cuCtxSetCurrent(context), f"entering device {device}", LaunchError)
 
 
@@ -118,4 +145,6 @@ def _check(result: int, doing: str, error: type[LoadError | LaunchError]) -> Non
     if result:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(result, ctypes.byref(text))
-        raise error(f"CUDA error {result} ({(text.value or b'unknown').decode()}) when {doing}", code=result)
+        raise error(
+            f"CUDA error {result} ({(text.value or b'unknown').decode()}) when {doing}", code=result
+        )

@@ -24,7 +24,9 @@ class HostFunction:
         self.parameters: list[str] = meta["parameters"]
         self._function = _open(entry)[meta["symbol"]]
         self._function.restype = None
-        self._function.argtypes = [CTYPES.get(code[:1] if code[:1] == "*" else code) for code in self.parameters]
+        self._function.argtypes = [
+            CTYPES[code[:1] if code[:1] == "*" else code] for code in self.parameters if code
+        ]
 
     def call(self, values: list[float | None]) -> None:
         """Run it; `values` match `parameters`."""

@@ -45,7 +45,9 @@ class Kernels:
     def _launch(self, call: Call) -> None:
         unknown = set(call.keywords) - _KEYWORDS - set(OPTIONS)
         if unknown:
-            raise LaunchError(f"`{call.function}` was called with the unknown keyword `{min(unknown)}`")
+            raise LaunchError(
+                f"`{call.function}` was called with the unknown keyword `{min(unknown)}`"
+            )
         self._start(call)
         self.launched += 1
 
@@ -87,7 +89,11 @@ def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int,
             f"constexprs {[name for name, _ in template]}; missing or unknown: {unset + unknown or 'a number of arguments'}"
         )
     signature = tuple(
-        _triton_class(arg, special=name not in declared.plain, aligned=name not in declared.plain | declared.unaligned)
+        _triton_class(
+            arg,
+            special=name not in declared.plain,
+            aligned=name not in declared.plain | declared.unaligned,
+        )
         for name, arg in zip(names, call.args)
     )
     options = tuple((name, int(call.keywords[name])) for name in OPTIONS if name in call.keywords)
@@ -98,7 +104,15 @@ def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int,
 class Runner:
     """Starts kernels of one source on one device, remembering each variant's function."""
 
-    def __init__(self, op: str, source: Source, target: Target, device: torch.device, *, may_compile: bool = True) -> None:
+    def __init__(
+        self,
+        op: str,
+        source: Source,
+        target: Target,
+        device: torch.device,
+        *,
+        may_compile: bool = True,
+    ) -> None:
         self.op = op
         self.source = source
         self.target = target
@@ -159,7 +173,9 @@ class Runner:
         """Look again for a variant that could not be had."""
         self._refused.pop(variant, None)
 
-    def _launch_cuda(self, function: Any, values: list[float | None], keywords: dict[str, Any], what: str) -> None:
+    def _launch_cuda(
+        self, function: Any, values: list[float | None], keywords: dict[str, Any], what: str
+    ) -> None:
         grid = _three(what, "grid", keywords.get("grid"))
         meta = function.meta
         cluster = _three(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
@@ -190,7 +206,10 @@ def with_light_torch(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Functions of the same module that it calls see that `torch` too. What the module binds later is not seen.
     """
-    if not isinstance(function, types.FunctionType) or function.__globals__.get("torch") is not torch:
+    if (
+        not isinstance(function, types.FunctionType)
+        or function.__globals__.get("torch") is not torch
+    ):
         return function
     module = function.__globals__
     scope = {**module, "torch": _LightTorch("torch")}
@@ -201,7 +220,9 @@ def with_light_torch(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rebound(function: types.FunctionType, scope: dict[str, Any]) -> types.FunctionType:
-    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -217,7 +238,9 @@ class _LightTorch(types.ModuleType):
         if not isinstance(condition, bool):
             torch._check(condition, message)
         elif not condition:
-            raise RuntimeError(str(message()) if message else "Expected cond to be True, but got False")
+            raise RuntimeError(
+                str(message()) if message else "Expected cond to be True, but got False"
+            )
 
 
 def _constant(op: str, name: str, value: Any) -> Constant:
@@ -225,14 +248,24 @@ def _constant(op: str, name: str, value: Any) -> Constant:
         return value
     if isinstance(value, torch.dtype) and value in SHORT:
         return SHORT[value]
-    raise LaunchError(f"{op}: template argument {name}={value!r} must be a dtype, bool, int or float")
+    raise LaunchError(
+        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or float"
+    )
 
 
 def _three(what: str, name: str, value: Any) -> tuple[int, int, int]:
-    sizes = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list, torch.Size)) else ()
-    if not 1 <= len(sizes) <= 3 or not all(isinstance(size, int) and 0 <= size < 2**31 for size in sizes):
+    sizes = (
+        (value,)
+        if isinstance(value, int)
+        else tuple(value)
+        if isinstance(value, (tuple, list, torch.Size))
+        else ()
+    )
+    if not 1 <= len(sizes) <= 3 or not all(
+        isinstance(size, int) and 0 <= size < 2**31 for size in sizes
+    ):
         raise LaunchError(f"{what}: `{name}` must be one to three sizes, got {value!r}")
-    return (*sizes, 1, 1)[:3]  # type: ignore[return-value]
+    return (*sizes, 1, 1)[:3]
 
 
 def _triton_class(arg: Any, *, special: bool, aligned: bool) -> str:
@@ -240,7 +273,9 @@ def _triton_class(arg: Any, *, special: bool, aligned: bool) -> str:
     if arg is None:
         return "None"
     if isinstance(arg, torch.Tensor):
-        return f"*{SHORT.get(arg.dtype, '')}" + (":16" if aligned and _address(arg) % 16 == 0 else "")
+        return f"*{SHORT.get(arg.dtype, '')}" + (
+            ":16" if aligned and _address(arg) % 16 == 0 else ""
+        )
     if isinstance(arg, bool):
         return "bool"
     if isinstance(arg, int):
@@ -250,7 +285,9 @@ def _triton_class(arg: Any, *, special: bool, aligned: bool) -> str:
         return kind + (":16" if aligned and arg % 16 == 0 else "")
     if isinstance(arg, float):
         return "f32"
-    raise LaunchError(f"a Triton kernel takes tensors, numbers and None, not {type(arg).__name__} `{arg}`")
+    raise LaunchError(
+        f"a Triton kernel takes tensors, numbers and None, not {type(arg).__name__} `{arg}`"
+    )
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -6,7 +6,10 @@ from jitkern.declare import Cuda, Extension, kernel
 
 muladd = kernel(
     "muladd(Tensor a, Tensor b, Tensor c) -> Tensor",
-    cuda=[Cuda("muladd.cu"), Extension("muladd_extension.cu", function="jitkern_extension::muladd_cuda")],
+    cuda=[
+        Cuda("muladd.cu"),
+        Extension("muladd_extension.cu", function="jitkern_extension::muladd_cuda"),
+    ],
     cpu=Extension("muladd_extension.cpp", function="jitkern_extension::muladd_cpu"),
     fusible=True,
 )
@@ -24,7 +27,8 @@ def _(k, a, b, c):
         lambda: f"muladd: shapes differ, {tuple(a.shape)}, {tuple(b.shape)} and {tuple(c.shape)}",
     )
     torch._check(
-        a.dtype == b.dtype == c.dtype, lambda: f"muladd: dtypes differ, {a.dtype}, {b.dtype} and {c.dtype}"
+        a.dtype == b.dtype == c.dtype,
+        lambda: f"muladd: dtypes differ, {a.dtype}, {b.dtype} and {c.dtype}",
     )
     a, b, c = a.contiguous(), b.contiguous(), c.contiguous()
     out = torch.empty_like(a)

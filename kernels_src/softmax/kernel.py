@@ -28,7 +28,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def _rows(x):
     torch._check(x.dim() >= 1, lambda: f"softmax: x needs at least one dimension, got {x.dim()}")
     torch._check(x.dtype in DTYPES, lambda: f"softmax: x must be floating point, got {x.dtype}")
-    return math.prod(x.shape[:-1]), x.shape[-1]  # not .numel(), which makes a symbolic size constant
+    return math.prod(x.shape[:-1]), x.shape[
+        -1
+    ]  # not .numel(), which makes a symbolic size constant
 
 
 @softmax.reference

@@ -18,7 +18,9 @@ def _(x, y):
 
 
 def _inputs(x, y):
-    torch._check(x.shape == y.shape, lambda: f"vec_add: shapes differ, {tuple(x.shape)} and {tuple(y.shape)}")
+    torch._check(
+        x.shape == y.shape, lambda: f"vec_add: shapes differ, {tuple(x.shape)} and {tuple(y.shape)}"
+    )
     torch._check(x.dtype == y.dtype, lambda: f"vec_add: dtypes differ, {x.dtype} and {y.dtype}")
     x, y = x.contiguous(), y.contiguous()
     return x, y, torch.empty_like(x)
@@ -49,5 +51,8 @@ def _(k, x, y):
 def _(device):
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         for shape in ((1024,), (3, 1001), (0,), ()):
-            yield torch.randn(shape, dtype=dtype, device=device), torch.randn(shape, dtype=dtype, device=device)
+            yield (
+                torch.randn(shape, dtype=dtype, device=device),
+                torch.randn(shape, dtype=dtype, device=device),
+            )
     yield torch.randn(33, 17, device=device).T, torch.randn(17, 33, device=device)

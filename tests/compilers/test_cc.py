@@ -19,7 +19,9 @@ def build(tmp_path):
     def run(text, function="k", template=(), name="k.cpp", target=None, **options):
         (folder / name).write_text(text)
         source = Cpp(name, folder=str(folder), **options)
-        return jit.ensure(Variant("test::k", source, function, template), target or Target.current("cpu"))
+        return jit.ensure(
+            Variant("test::k", source, function, template), target or Target.current("cpu")
+        )
 
     run.folder = folder
     return run
@@ -39,14 +41,34 @@ def test_parameter_types_come_from_the_compiler(build):
         extern "C" void k(FLOATS a, double* b, size n, int i, unsigned u, bool f, uint8_t c, void* v, opaque* o, float s, long long l) {}
         """
     )
-    assert parameters(entry) == ["*f32", "*f64", "i64", "i32", "u32", "bool", "u8", "*", "*", "f32", "i64"]
+    assert parameters(entry) == [
+        "*f32",
+        "*f64",
+        "i64",
+        "i32",
+        "u32",
+        "bool",
+        "u8",
+        "*",
+        "*",
+        "f32",
+        "i64",
+    ]
 
 
-@pytest.mark.parametrize(("dtype", "code"), [("f32", "*f32"), ("bf16", "*bf16"), ("f16", "*f16"), ("i64", "*i64"), ("bool", "*bool")])
+@pytest.mark.parametrize(
+    ("dtype", "code"),
+    [("f32", "*f32"), ("bf16", "*bf16"), ("f16", "*f16"), ("i64", "*i64"), ("bool", "*bool")],
+)
 def test_template_arguments_become_macros(build, dtype, code):
     (build.folder.parent / "include").mkdir()
-    (build.folder.parent / "include" / "float16.h").write_text("#pragma once\nstruct float16 { short b; };\nstruct bfloat16 { short b; };\n")
-    entry = build('#include "float16.h"\nextern "C" void k(T* x, int n) { x[0] = x[N]; }', template=(("T", dtype), ("N", 4)))
+    (build.folder.parent / "include" / "float16.h").write_text(
+        "#pragma once\nstruct float16 { short b; };\nstruct bfloat16 { short b; };\n"
+    )
+    entry = build(
+        '#include "float16.h"\nextern "C" void k(T* x, int n) { x[0] = x[N]; }',
+        template=(("T", dtype), ("N", 4)),
+    )
     assert parameters(entry) == [code, "i32"]
 
 
@@ -67,7 +89,7 @@ def test_plain_c(build):
 
 
 def test_openmp(build):
-    text = "#include <omp.h>\nextern \"C\" void k(int* x) {\n#pragma omp parallel\n*x = omp_in_parallel() || omp_get_max_threads() == 1; }"
+    text = '#include <omp.h>\nextern "C" void k(int* x) {\n#pragma omp parallel\n*x = omp_in_parallel() || omp_get_max_threads() == 1; }'
     assert parameters(build(text, openmp=True)) == ["*i32"]
 
 
@@ -79,12 +101,16 @@ def test_native_goes_to_a_target_of_its_own(build):
 
 
 def test_the_artifact_is_free_of_paths(build, tmp_path):
-    entry = build('extern "C" const char* where() { return __FILE__; }\nextern "C" void k(int* x) {}')
+    entry = build(
+        'extern "C" const char* where() { return __FILE__; }\nextern "C" void k(int* x) {}'
+    )
     assert str(tmp_path).encode() not in entry.read(entry.manifest.meta["artifact"])
 
 
 def test_a_syntax_error_names_file_and_line(build):
-    with pytest.raises(CompileError, match=r"`k` of test::k for cpu-.*kernels/k/k\.cpp:2:.*error: ") as caught:
+    with pytest.raises(
+        CompileError, match=r"`k` of test::k for cpu-.*kernels/k/k\.cpp:2:.*error: "
+    ) as caught:
         build('extern "C" void k(int* x) {\n  *x = ;\n}')
     assert "k.cpp" in caught.value.log
     assert caught.value.command.startswith("c++ ")
@@ -112,14 +138,20 @@ def test_an_include_outside_the_roots_is_refused(build, tmp_path):
 
 
 def test_no_compiler_says_what_to_install(build):
-    with config.using(cxx="no-such-compiler"), pytest.raises(CompilerNotFound, match=r"apt-get install g\+\+") as caught:
+    with (
+        config.using(cxx="no-such-compiler"),
+        pytest.raises(CompilerNotFound, match=r"apt-get install g\+\+") as caught,
+    ):
         build('extern "C" void k(int* x) {}')
     assert caught.value.remedy
 
 
 def test_a_foreign_platform_is_refused(build):
     with pytest.raises(TargetError, match="host code is built on its own platform"):
-        build('extern "C" void k(int* x) {}', target=Target.parse("cpu-riscv64-torch2.13.0-linux_riscv64"))
+        build(
+            'extern "C" void k(int* x) {}',
+            target=Target.parse("cpu-riscv64-torch2.13.0-linux_riscv64"),
+        )
 
 
 def test_flags_reach_the_compiler(build):
@@ -127,4 +159,8 @@ def test_flags_reach_the_compiler(build):
 
 
 def test_the_log_stays_with_the_entry(build):
-    assert (build('extern "C" void k(int* x) {}').path / "compile.log").read_text().startswith("$ c++ -O3")
+    assert (
+        (build('extern "C" void k(int* x) {}').path / "compile.log")
+        .read_text()
+        .startswith("$ c++ -O3")
+    )

@@ -36,7 +36,9 @@ def variant(tmp_path):
 
     def make(text, function, **options):
         (folder / "k.cpp").write_text(text)
-        return Variant("test::k", Extension("k.cpp", folder=str(folder), function=function, **options))
+        return Variant(
+            "test::k", Extension("k.cpp", folder=str(folder), function=function, **options)
+        )
 
     return make
 
@@ -47,7 +49,9 @@ def test_a_library_that_registers_itself(variant):
     function = jit.loaded(v, Target.current("cpu"))
     assert function(torch.zeros(3)) == 10
     entry = jit.ensure(v, Target.current("cpu"))
-    assert [p.suffix for p in sorted(entry.path.iterdir())] == [".log", ".so", ".json"] or len(list(entry.path.iterdir())) == 3
+    assert [p.suffix for p in sorted(entry.path.iterdir())] == [".log", ".so", ".json"] or len(
+        list(entry.path.iterdir())
+    ) == 3
 
 
 def test_a_python_module_carries_the_python_tag(variant):
@@ -75,15 +79,28 @@ print(json.dumps([jit.loaded(v, Target.current("cpu"))(), "torch.utils.cpp_exten
 
 
 def test_a_syntax_error_names_file_and_line(variant):
-    with pytest.raises(CompileError, match=r"its Extension of test::k for cpu-.*k/k\.cpp:2:.*error: "):
+    with pytest.raises(
+        CompileError, match=r"its Extension of test::k for cpu-.*k/k\.cpp:2:.*error: "
+    ):
         jit.ensure(variant("\nint x = ;\n", "answer"), Target.current("cpu"))
 
 
 def test_another_torch_is_refused(variant):
-    with pytest.raises(TargetError, match=r"built with the Torch it runs on: this is Torch .* cpu-x86_64-torch2.11.0"):
-        jit.ensure(variant(MODULE, "answer"), Target.parse("cpu-x86_64-torch2.10.0") if torch.__version__.startswith("2.11") else Target.parse("cpu-x86_64-torch2.11.0"))
+    with pytest.raises(
+        TargetError,
+        match=r"built with the Torch it runs on: this is Torch .* cpu-x86_64-torch2.11.0",
+    ):
+        jit.ensure(
+            variant(MODULE, "answer"),
+            Target.parse("cpu-x86_64-torch2.10.0")
+            if torch.__version__.startswith("2.11")
+            else Target.parse("cpu-x86_64-torch2.11.0"),
+        )
 
 
 def test_no_compiler_says_what_to_install(variant):
-    with config.using(cxx="no-such-compiler"), pytest.raises(CompilerNotFound, match="apt-get install g"):
+    with (
+        config.using(cxx="no-such-compiler"),
+        pytest.raises(CompilerNotFound, match="apt-get install g"),
+    ):
         jit.ensure(variant(MODULE, "answer"), Target.current("cpu"))

@@ -11,7 +11,8 @@ from jitkern.target import Target
 TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
 
 pytestmark = pytest.mark.skipif(
-    not any(version[0] == 13 for version in toolkit.nvrtc_libraries()), reason="needs NVRTC 13: pip install jitkern[cuda]"
+    not any(version[0] == 13 for version in toolkit.nvrtc_libraries()),
+    reason="needs NVRTC 13: pip install jitkern[cuda]",
 )
 needs_nvcc = pytest.mark.skipif(toolkit.nvcc() is None, reason="needs nvcc")
 
@@ -23,7 +24,10 @@ def build(tmp_path):
 
     def run(text, function="k", template=(), target=TARGET, **options):
         (folder / "k.cu").write_text(text)
-        return jit.ensure(Variant("test::k", Cuda("k.cu", folder=str(folder), **options), function, template), target)
+        return jit.ensure(
+            Variant("test::k", Cuda("k.cu", folder=str(folder), **options), function, template),
+            target,
+        )
 
     run.folder = folder
     return run
@@ -34,7 +38,9 @@ def parameters(entry):
 
 
 def test_parameter_types_of_an_extern_c_kernel(build):
-    entry = build('extern "C" __global__ void k(float* o, const double* x, long long n, int i, unsigned u, float s, bool b, char c, float2* v) {}')
+    entry = build(
+        'extern "C" __global__ void k(float* o, const double* x, long long n, int i, unsigned u, float s, bool b, char c, float2* v) {}'
+    )
     assert parameters(entry) == ["*f32", "*f64", "i64", "i32", "u32", "f32", "bool", "i8", "*"]
     assert entry.manifest.meta["symbol"] == "k"
     assert entry.read("kernel.cubin")[:4] == b"\x7fELF"
@@ -47,20 +53,33 @@ def test_template_arguments_go_by_name(build):
     assert "ILi3Ed" in entry.manifest.meta["symbol"]
 
 
-@pytest.mark.parametrize(("dtype", "code"), [("f16", "*f16"), ("bf16", "*bf16"), ("i8", "*i8"), ("u8", "*u8"), ("bool", "*bool")])
+@pytest.mark.parametrize(
+    ("dtype", "code"),
+    [("f16", "*f16"), ("bf16", "*bf16"), ("i8", "*i8"), ("u8", "*u8"), ("bool", "*bool")],
+)
 def test_dtypes_become_cuda_types(build, dtype, code):
     text = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\ntemplate <typename T> __global__ void k(T* o) {}"
     assert parameters(build(text, template=(("T", dtype),))) == [code]
 
 
 def test_namespaces_launch_bounds_and_static_kernels(build):
-    assert parameters(build("namespace a { __global__ void k(int* o) {} }", function="a::k")) == ["*i32"]
-    assert parameters(build("template <typename T> __global__ void __launch_bounds__(128) k(T* o) {}", template=(("T", "f32"),))) == ["*f32"]
+    assert parameters(build("namespace a { __global__ void k(int* o) {} }", function="a::k")) == [
+        "*i32"
+    ]
+    assert parameters(
+        build(
+            "template <typename T> __global__ void __launch_bounds__(128) k(T* o) {}",
+            template=(("T", "f32"),),
+        )
+    ) == ["*f32"]
     assert parameters(build("static __global__ void k(int* o) { *o = 1; }")) == ["*i32"]
 
 
 def test_a_struct_by_value_is_recorded_as_impassable(build):
-    assert parameters(build("struct S { int a[4]; };\n__global__ void k(S s, int* o) {}")) == ["", "*i32"]
+    assert parameters(build("struct S { int a[4]; };\n__global__ void k(S s, int* o) {}")) == [
+        "",
+        "*i32",
+    ]
 
 
 def test_local_headers_and_roots(build, tmp_path):
@@ -100,11 +119,17 @@ def test_nothing_is_asked_of_the_driver():
 
 
 def test_the_arch_is_exact(build):
-    assert build("__global__ void k(int* o) {\n#if __CUDA_ARCH__ != 800\n#error\n#endif\n}", target=Target.parse("cuda-sm_80-cu130-torch2.11.0"))
+    assert build(
+        "__global__ void k(int* o) {\n#if __CUDA_ARCH__ != 800\n#error\n#endif\n}",
+        target=Target.parse("cuda-sm_80-cu130-torch2.11.0"),
+    )
 
 
 def test_a_syntax_error_names_file_and_line(build):
-    with pytest.raises(CompileError, match=r"`k` of test::k for cuda-sm_90-cu130-torch2.11.0: .*kernels/k/k\.cu\(2\): error: "):
+    with pytest.raises(
+        CompileError,
+        match=r"`k` of test::k for cuda-sm_90-cu130-torch2.11.0: .*kernels/k/k\.cu\(2\): error: ",
+    ):
         build("__global__ void k(int* o) {\n  *o = ;\n}")
 
 
@@ -136,14 +161,20 @@ def test_an_unsupported_arch_lists_the_supported_ones(build):
 @pytest.mark.parametrize("cuda", ["128", "140"])
 def test_another_major_version_is_refused_with_the_line_that_mends_it(build, cuda):
     with pytest.raises(TargetError, match=r'pip install "nvidia-cuda-nvrtc'):
-        build("__global__ void k(int* o) {}", target=Target.parse(f"cuda-sm_90-cu{cuda}-torch2.11.0"))
+        build(
+            "__global__ void k(int* o) {}", target=Target.parse(f"cuda-sm_90-cu{cuda}-torch2.11.0")
+        )
 
 
 def test_a_newer_minor_version_is_refused(monkeypatch):
     monkeypatch.setattr(toolkit, "nvrtc_libraries", lambda: {(13, 5): ("x", None)})
-    with pytest.raises(TargetError, match=r'NVRTC 13.5 cannot build .* pip install "nvidia-cuda-nvrtc==13.0.\*"'):
+    with pytest.raises(
+        TargetError, match=r'NVRTC 13.5 cannot build .* pip install "nvidia-cuda-nvrtc==13.0.\*"'
+    ):
         toolkit.nvrtc_for(TARGET)
-    monkeypatch.setattr(toolkit, "nvrtc_libraries", lambda: {(13, 5): ("x", "new"), (13, 0): ("y", "old")})
+    monkeypatch.setattr(
+        toolkit, "nvrtc_libraries", lambda: {(13, 5): ("x", "new"), (13, 0): ("y", "old")}
+    )
     assert toolkit.nvrtc_for(TARGET) == ((13, 0), "old")
 
 
@@ -170,7 +201,10 @@ def test_a_file_with_host_headers_goes_to_nvcc(build):
 
 def test_a_file_with_host_headers_and_no_nvcc_says_so(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError, match=r"<cstdio> is a host header, which NVRTC does not have: remove it, or install nvcc"):
+    with pytest.raises(
+        CompileError,
+        match=r"<cstdio> is a host header, which NVRTC does not have: remove it, or install nvcc",
+    ):
         build(TEACHING, template=(("T", "f32"),))
 
 

@@ -27,9 +27,17 @@ def build(tmp_path):
     folder = tmp_path / "kernels" / "k"
     folder.mkdir(parents=True)
 
-    def run(text=COPY, function="k", template=(("B", 64),), signature=("*f32:16", "*f32:16", "i32", "f32"), options=()):
+    def run(
+        text=COPY,
+        function="k",
+        template=(("B", 64),),
+        signature=("*f32:16", "*f32:16", "i32", "f32"),
+        options=(),
+    ):
         (folder / "k.py").write_text(text)
-        variant = Variant("test::k", Triton("k.py", folder=str(folder)), function, template, signature, options)
+        variant = Variant(
+            "test::k", Triton("k.py", folder=str(folder)), function, template, signature, options
+        )
         return jit.ensure(variant, TARGET)
 
     run.folder = folder
@@ -43,7 +51,11 @@ def test_cubin_metadata_and_signature_are_kept(build):
 
 
 def test_one_and_none_are_compiled_in(build):
-    assert build(signature=("*f32:16", "*f32", "1", "f32")).manifest.meta["parameters"] == ["*f32", "*f32", "f32"]
+    assert build(signature=("*f32:16", "*f32", "1", "f32")).manifest.meta["parameters"] == [
+        "*f32",
+        "*f32",
+        "f32",
+    ]
 
 
 def test_options_reach_triton(build):
@@ -59,7 +71,10 @@ def test_tritons_own_cache_is_not_used(build, tmp_path, monkeypatch):
 
 def test_a_helper_module_outside_the_closure_is_refused(build, tmp_path):
     (tmp_path / "helper.py").write_text(HEAD + "@triton.jit\ndef twice(x):\n    return 2 * x\n")
-    text = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom helper import twice\n" + COPY.replace("* scale", "* twice(scale)")
+    text = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom helper import twice\n"
+        + COPY.replace("* scale", "* twice(scale)")
+    )
     with pytest.raises(CompileError, match="helper.py, which the cache key does not cover"):
         build(text)
 
@@ -80,7 +95,9 @@ def test_a_missing_function_lists_what_there_is(build):
 
 
 def test_a_function_that_is_not_plain_jit_is_refused(build):
-    text = COPY.replace("@triton.jit", "@triton.autotune([triton.Config({}, num_warps=4)], key=[])\n@triton.jit")
+    text = COPY.replace(
+        "@triton.jit", "@triton.autotune([triton.Config({}, num_warps=4)], key=[])\n@triton.jit"
+    )
     with pytest.raises(CompileError, match="is a Autotuner, not a plain @triton.jit function"):
         build(text)
 
@@ -113,4 +130,8 @@ def test_the_declaration_is_read_from_text(build):
     found = compiler.functions(str(build.folder / "k.py"), 0)
     assert list(found) == ["k"]
     assert found["k"].parameters == ("x", "y", "n", "B", "C")
-    assert (found["k"].constexprs, found["k"].plain, found["k"].unaligned) == ({"B", "C"}, {"n", "y"}, {"x"})
+    assert (found["k"].constexprs, found["k"].plain, found["k"].unaligned) == (
+        {"B", "C"},
+        {"n", "y"},
+        {"x"},
+    )
