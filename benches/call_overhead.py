@@ -1,15 +1,15 @@
-"""Microseconds that one call on 16 floats costs the CPU, in one warm process, contenders taking turns.
+"""Microseconds of CPU for one call on 16 floats, in one warm process, contenders taking turns.
 
-`held` is an overload object (`torch.ops.jitkern.vec_add.default`), `public` the function that users call; both
-sides of a ratio are called in the same form, through a local name, with the same inputs, and no gradient is
-recorded. On a GPU it is the cost of issuing: the device is waited for between rounds, not inside. On a CPU there
-is one thread: Torch would split even a softmax of 16 floats. Ratios are of medians. jitkern.differentiable is
-softmax, and is compared with Torch's softmax; all else is x + y.
+`held` is an overload object (`torch.ops.jitkern.vec_add.default`), `public` the function that users
+call; both sides of a ratio are called in the same form, through a local name, with the same inputs,
+and no gradient is recorded. On a GPU it is the cost of issuing: the device is waited for between
+rounds, not inside. On a CPU there is one thread: Torch would split even a softmax of 16 floats.
+Ratios are of medians. jitkern.differentiable is softmax, and is compared with Torch's softmax; all
+else is x + y.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import sys
 import timeit
@@ -35,7 +35,7 @@ BASELINES = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A call to time. `prefer` chooses the source of jitkern's own; `softmax` is what it computes, if not x + y."""
+    """A call to time; `prefer` chooses jitkern's source, `softmax` says that it is not x + y."""
 
     name: str
     function: Callable[..., Any]
@@ -44,7 +44,7 @@ class Contender:
     softmax: bool = False
 
     def settings(self) -> AbstractContextManager[Any]:
-        """jitkern's settings for this contender: never a fallback to another source or to the reference."""
+        """The settings for this contender: it falls back to nothing, and fails instead."""
         return config.using(prefer=self.prefer, fallback="raise")
 
     def timer(self) -> timeit.Timer:
@@ -71,14 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (name, f"{us[name]:.2f}", f"{least[name]:.2f}", f"{of[name]:.2f}" if name in of else "")
         for name in us
     ]
-    common.report(
-        options,
-        ("one call", "median us", "min us", "ratio"),
-        rows,
-        us=us,
-        min_us=least,
-        ratio=ratio,
-    )
+    header = ("one call", "median us", "min us", "ratio")
+    common.report(options, header, rows, us=us, min_us=least, ratio=ratio)
     return 0 if len(ready) == len(wanted) else 1
 
 
@@ -87,26 +81,22 @@ def contenders(device: str) -> Iterator[Contender]:
     x, y = torch.rand(16, device=device), torch.rand(16, device=device)
     row = torch.rand(1, 16, device=device)
     ops: Any = jitkern.ops
+    held = torch.ops.jitkern
     yield Contender("aten.held", torch.ops.aten.add.Tensor, (x, y))
     yield Contender("torch.public", torch.add, (x, y))
     for kind in KINDS.values():
-        if kind.op == "vec_add" and device in kind.devices:
-            yield Contender(
-                f"{kind.name}.held", torch.ops.jitkern.vec_add.default, (x, y), kind.prefer
-            )
+        if kind.op == "vec_add" and device in kind.devices and not kind.missing():
+            yield Contender(f"{kind.name}.held", held.vec_add.default, (x, y), kind.prefer)
             yield Contender(f"{kind.name}.public", ops.vec_add, (x, y), kind.prefer)
     yield Contender("custom_op", _custom_op(), (x, y))
-    if device == "cuda" and importlib.util.find_spec("triton"):
+    if device == "cuda" and not KINDS["triton"].missing():
         from benches.vec_add_triton import vec_add
 
         yield Contender("triton", vec_add, (x, y))
-    yield Contender(
-        "aten_softmax.held", torch.ops.aten._softmax.default, (row, -1, False), softmax=True
-    )
+    aten_softmax = torch.ops.aten._softmax.default
+    yield Contender("aten_softmax.held", aten_softmax, (row, -1, False), softmax=True)
     yield Contender("torch_softmax.public", torch.softmax, (row, -1), softmax=True)
-    yield Contender(
-        "jitkern.differentiable.held", torch.ops.jitkern.softmax.default, (row,), softmax=True
-    )
+    yield Contender("jitkern.differentiable.held", held.softmax.default, (row,), softmax=True)
     yield Contender("jitkern.differentiable.public", ops.softmax, (row,), softmax=True)
 
 
@@ -135,11 +125,8 @@ def prepared(wanted: Sequence[Contender]) -> list[Contender]:
         except (ImportError, RuntimeError) as e:
             print(f"FAILED: {contender.name} is left out: {e}", file=sys.stderr)
             continue
-        expected = (
-            torch.softmax(contender.args[0], -1)
-            if contender.softmax
-            else contender.args[0] + contender.args[1]
-        )
+        args = contender.args
+        expected = torch.softmax(args[0], -1) if contender.softmax else torch.add(*args)
         if not torch.allclose(out, expected):
             raise AssertionError(f"{contender.name} is wrong: {out} instead of {expected}")
         for kind in KINDS.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -65,12 +65,12 @@ def report(
     **fields: object,
 ) -> None:
     """Print the outcome: one JSON object under --json, else what it was measured on and a table."""
-    facts = {"device": device_name(options.device), "commit": commit(), "versions": versions()}
+    device, measured, with_versions = device_name(options.device), commit(), versions()
     if options.json:
-        print_json(**facts, **fields)
+        print_json(device=device, commit=measured, versions=with_versions, **fields)
         return
-    print(f"{facts['device']}, commit {facts['commit']}")
-    print(", ".join(f"{name} {version}" for name, version in versions().items()) + "\n")
+    print(f"{device}, commit {measured}")
+    print(", ".join(f"{name} {version}" for name, version in with_versions.items()) + "\n")
     print_table(header, rows)
 
 
@@ -81,12 +81,9 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
         "triton": _installed("triton"),
-        "cupy": next(
-            (v for v in map(_installed, ("cupy", "cupy-cuda13x", "cupy-cuda12x")) if v != "none"),
-            "none",
-        ),
-        "gcc": _output(["gcc", "-dumpfullversion"]) or "none",
-        "nvcc": _first(r"release ([\d.]+)", _output(["nvcc", "--version"])),
+        "cupy": _installed("cupy", "cupy-cuda13x", "cupy-cuda12x"),
+        "gcc": _output("gcc", "-dumpfullversion") or "none",
+        "nvcc": _first(r"release ([\d.]+)", _output("nvcc", "--version")),
         "jitkern": jitkern.__version__,
     }
 
@@ -103,28 +100,16 @@ def device_name(device: str) -> str:
 
 
 def commit() -> str:
-    """The commit that was measured, `-dirty` where files differ from it; `unknown` outside a checkout."""
-    return (
-        _output(
-            [
-                "git",
-                "-C",
-                str(Path(__file__).parent),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=12",
-            ]
-        )
-        or "unknown"
-    )
+    """The commit measured, `-dirty` where files differ from it; `unknown` outside a checkout."""
+    checkout = ("git", "-C", str(Path(__file__).parent))
+    return _output(*checkout, "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
 
 
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+def _installed(*distributions: str) -> str:
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "none"
 
 
 def _first(pattern: str, text: str, otherwise: str = "none") -> str:
@@ -132,8 +117,7 @@ def _first(pattern: str, text: str, otherwise: str = "none") -> str:
     return found.group(1).strip() if found else otherwise
 
 
-@functools.cache
-def _ran(command: tuple[str, ...]) -> str:
+def _output(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
@@ -141,20 +125,15 @@ def _ran(command: tuple[str, ...]) -> str:
     return "" if done.returncode else done.stdout.strip()
 
 
-def _output(command: Sequence[str]) -> str:
-    return _ran(tuple(command))
-
-
 def private_environment(home: Path, **settings: str) -> dict[str, str]:
     """The environment with every kernel cache under `home`, and of jitkern's settings these alone.
 
-    Python may write its bytecode: without it every process would compile the modules that it imports.
+    Python may write its bytecode: without it every process would compile what it imports.
     """
     ours = ("JITKERN_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    path = os.pathsep.join(
-        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    )  # pip's ninja
+    scripts = str(Path(sys.executable).parent)  # pip's ninja
+    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     caches = {
         "JITKERN_CACHE_DIR": "jitkern",
         "TORCH_EXTENSIONS_DIR": "extensions",

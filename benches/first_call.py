@@ -1,24 +1,22 @@
-"""Seconds from nothing to the first result, each in a fresh process: import, declaration, build or load, call.
+"""Seconds from nothing to a first result, in a fresh process: import, declare, build or load, call.
 
-The clock starts after `import torch` and, on a GPU, the creation of its context; it stops when the device has
-finished. Cold: every kernel cache is empty. Warm: the same caches again in a new process, where jitkern runs
-with JITKERN_COMPILE=never, which proves that nothing compiles. Every result is compared with Torch's, and
-every artifact of jitkern with the kind that was asked for. All kinds compute x + y on 1024 floats, but for
-jitkern.extension, which computes a * b + c. A kind that fails is named on stderr and left out; the exit code
-is then 1. Importing is timed, but of modules whose bytecode is written already.
+The clock starts after `import torch` and, on a GPU, the creation of its context; it stops when the
+device has finished. Cold: every kernel cache is empty. Warm: the same caches again in a new
+process, where jitkern runs with JITKERN_COMPILE=never, which proves that nothing compiles.
+Importing is timed, but of modules whose bytecode is written already. Every result is compared with
+Torch's, and every artifact of jitkern with the kind that was asked for. All kinds compute x + y on
+1024 floats, but for jitkern.extension, which computes a * b + c. A kind that fails is named on
+stderr and left out; the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import torch
 
 from benches import common
 from benches.common import ChildFailed
@@ -41,37 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = common.parsed(parser, arguments)
     if unknown := [name for name in options.kinds if name not in KINDS]:
         parser.error(f"there is no kind `{unknown[0]}`: expected some of {','.join(KINDS)}")
-    kinds = [
-        kind
-        for kind in KINDS.values()
-        if kind.name in options.kinds and _runs(kind, options.device)
-    ]
-    with tempfile.TemporaryDirectory(
-        prefix="jitkern-bench-", ignore_cleanup_errors=True
-    ) as scratch:
+    asked = [kind for kind in KINDS.values() if kind.name in options.kinds]
+    kinds = [kind for kind in asked if _runs(kind, options.device)]
+    with tempfile.TemporaryDirectory(prefix="benches-", ignore_cleanup_errors=True) as scratch:
         bench = Bench(Path(scratch), options.device, options.rounds)
         cold = bench.cold(kinds)
         warm = bench.warm([kind for kind in kinds if kind.name in cold])
         import_ops_s = bench.import_ops()
-    ratio = {
-        what: ratio
-        for what, seconds in (("cold", cold), ("warm", warm))
-        if (ratio := _ratio(seconds))
-    }
-    fields = {
-        "cold": cold,
-        "warm": warm,
-        "ratio": ratio,
-        **({"import_ops_s": import_ops_s} if import_ops_s else {}),
-    }
-    rows = [
-        (name, _seconds(cold, name), _seconds(warm, name), _times(cold, name), _times(warm, name))
-        for name in cold
-    ]
-    rows += [(IMPORT.name, "", f"{import_ops_s:.4f}", "", "")] if import_ops_s else []
-    common.report(
-        options, ("first call", "cold s", "warm s", "load_inline cold", "warm"), rows, **fields
-    )
+    ratio = {**_ratio("cold", cold), **_ratio("warm", warm)}
+    alone = {"import_ops_s": import_ops_s} if import_ops_s else {}
+    rows = [(name, *_cells(cold, name), *_cells(warm, name)) for name in cold]
+    rows += [(IMPORT.name, "", "", f"{seconds:.4f}", "") for seconds in alone.values()]
+    header = ("first call", "cold s", "load_inline takes", "warm s", "load_inline takes")
+    common.report(options, header, rows, cold=cold, warm=warm, ratio=ratio, **alone)
     return 1 if bench.failed else 0
 
 
@@ -99,21 +79,19 @@ class Bench:
         )
 
     def import_ops(self) -> float | None:
-        """Median seconds of `import jitkern.ops` over `import torch`, with the cache of a kind of ours if one ran."""
+        """Median seconds of `import jitkern.ops` over `import torch`, with a warm cache if any."""
         ours = [home for name, home in self._homes.items() if KINDS[name].op]
         self._homes[IMPORT.name] = ours[0] if ours else self.scratch / IMPORT.name
-        return self._medians(
-            "warm", [IMPORT], {IMPORT.name: self.rounds or WARM_ROUNDS}, self._seconds
-        ).get(IMPORT.name)
+        rounds = {IMPORT.name: self.rounds or WARM_ROUNDS}
+        return self._medians("warm", [IMPORT], rounds, self._seconds).get(IMPORT.name)
 
     def _warm_up(self, kinds: Sequence[Kind]) -> None:
-        """Import what the kinds import once, untimed: bytecode gets written, and files read from disk, only once."""
+        """Import, untimed, what the kinds import: bytecode is written and disks are read once."""
         environment = common.private_environment(self.scratch)
         for module in sorted({kind.imports for kind in kinds}):
+            code = f"import torch, {module}; print(0)"
             with contextlib.suppress(ChildFailed):  # the kind itself will say so
-                common.fresh_process(
-                    "-c", f"import torch, {module}; print(0)", environment=environment
-                )
+                common.fresh_process("-c", code, environment=environment)
 
     def _cold_seconds(self, kind: Kind) -> float:
         self._homes[kind.name] = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=self.scratch))
@@ -123,11 +101,8 @@ class Bench:
         if kind.op:
             settings |= {"JITKERN_PREFER": kind.prefer, "JITKERN_FALLBACK": "raise"}
         environment = common.private_environment(self._homes[kind.name], **settings)
-        return float(
-            common.fresh_process("-m", CHILD, kind.name, self.device, environment=environment)[
-                "seconds"
-            ]
-        )
+        command = ("-m", CHILD, kind.name, self.device)
+        return float(common.fresh_process(*command, environment=environment)["seconds"])
 
     def _medians(
         self,
@@ -143,15 +118,14 @@ class Bench:
                 if kind.name in self.failed or number > rounds[kind.name]:
                     continue
                 try:
-                    measured[kind.name].append(measure(kind))
+                    seconds = measure(kind)
                 except ChildFailed as e:
                     self.failed.add(kind.name)
                     print(f"FAILED: {what} {kind.name} is left out:\n{e}", file=sys.stderr)
-                else:
-                    print(
-                        f"{what} {kind.name} {number}/{rounds[kind.name]}: {measured[kind.name][-1]:.4f} s",
-                        file=sys.stderr,
-                    )
+                    continue
+                measured[kind.name].append(seconds)
+                progress = f"{what} {kind.name} {number}/{rounds[kind.name]}: {seconds:.4f} s"
+                print(progress, file=sys.stderr, flush=True)
         return {
             name: statistics.median(times)
             for name, times in measured.items()
@@ -160,30 +134,25 @@ class Bench:
 
 
 def _runs(kind: Kind, device: str) -> bool:
-    """Whether this machine can run the kind; what is missing, but for the device, is said on stderr."""
-    if device not in kind.devices:
-        return False
-    missing = kind.needs if kind.needs and not importlib.util.find_spec(kind.needs) else ""
-    if kind.name == "compile_kernel" and not hasattr(torch.cuda, "_compile_kernel"):
-        missing = "torch.cuda._compile_kernel"
+    """Whether this machine can run the kind; what is missing here is said on stderr."""
+    missing = kind.missing() if device in kind.devices else ""
     if missing:
         print(f"{kind.name} is left out: there is no {missing} here", file=sys.stderr)
-    return not missing
+    return device in kind.devices and not missing
 
 
-def _ratio(seconds: Mapping[str, float]) -> float | None:
-    """How many times longer load_inline takes than our fastest kind that needs no Torch header."""
+def _ratio(what: str, seconds: Mapping[str, float]) -> dict[str, float]:
+    """How many times longer load_inline takes than the fastest of our raw kinds, where both ran."""
     raw = [seconds[name] for name in RAW if name in seconds]
-    return seconds["load_inline"] / min(raw) if raw and "load_inline" in seconds else None
+    return {what: seconds["load_inline"] / min(raw)} if raw and "load_inline" in seconds else {}
 
 
-def _seconds(seconds: Mapping[str, float], name: str) -> str:
-    return f"{seconds[name]:.4f}" if name in seconds else ""
-
-
-def _times(seconds: Mapping[str, float], name: str) -> str:
-    both = name in seconds and "load_inline" in seconds
-    return f"{seconds['load_inline'] / seconds[name]:.1f}x" if both else ""
+def _cells(seconds: Mapping[str, float], name: str) -> tuple[str, str]:
+    """Seconds, and how many times longer load_inline takes."""
+    if name not in seconds:
+        return "", ""
+    times = f"{seconds['load_inline'] / seconds[name]:.1f}x" if "load_inline" in seconds else ""
+    return f"{seconds[name]:.4f}", times
 
 
 if __name__ == "__main__":

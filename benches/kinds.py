@@ -1,10 +1,11 @@
-"""The kinds of kernel that the benches compare, and the proof that one of jitkern's was really of that kind.
+"""The kinds of kernel that the benches compare, and the proof that a call of ours was of its kind.
 
 Timed processes import this before their clock starts, so it imports nothing that Torch does not.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to a kernel. `prefer` and `compiler` are the value of JITKERN_PREFER and the name in the manifest."""
+    """One way to a kernel; for ours, `prefer` is JITKERN_PREFER, `compiler` what manifests say."""
 
     name: str
     devices: tuple[str, ...]
@@ -26,6 +27,12 @@ class Kind:
     prefer: str = ""
     compiler: str = ""
     cold_rounds: int = 3
+
+    def missing(self) -> str:
+        """What it needs of this machine's Python and does not find, or nothing."""
+        if self.name == "compile_kernel" and not hasattr(torch.cuda, "_compile_kernel"):
+            return "torch.cuda._compile_kernel"
+        return self.needs if self.needs and not importlib.util.find_spec(self.needs) else ""
 
 
 KINDS = {
@@ -68,7 +75,7 @@ def synchronize(device: str) -> None:
 
 
 def verify_events(events: Iterable[Any], op: str, compiler: str) -> None:
-    """Raise AssertionError unless one of these jitkern.Events is about an artifact of `op` by `compiler`."""
+    """Raise AssertionError unless a jitkern.Event is about an artifact of `op` by `compiler`."""
     manifests = [
         Path(event.path, "manifest.json")
         for event in events

@@ -1,8 +1,8 @@
-"""One first call of one kind in this process, over `import torch` and the CUDA context: prints its seconds.
+"""One first call of one kind in this process, over Torch and the CUDA context: prints its seconds.
 
-`first_call` starts it as `python -m benches.one_first_call KIND DEVICE`, with the caches and settings of that
-kind in the environment. KIND `import jitkern.ops` times that alone. Nothing that a kind may import is
-imported here before the clock starts, but for what Torch imports itself.
+`first_call` starts it as `python -m benches.one_first_call KIND DEVICE`, with the caches and
+settings of that kind in the environment. KIND `import jitkern.ops` times that alone. Nothing that
+a kind may import is imported here before the clock starts, but for what Torch imports itself.
 """
 
 from __future__ import annotations

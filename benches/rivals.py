@@ -1,6 +1,7 @@
-"""out = x + y as one writes it without jitkern. Each function imports, builds and calls: it is a first call.
+"""out = x + y as one writes it without jitkern; each function imports, builds, calls: a first call.
 
-They take float32 only; jitkern's op takes every dtype, contiguous or not, and compiles for the one it meets.
+They take float32 only; jitkern's op takes every dtype, contiguous or not, and compiles for the one
+that it meets.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 import torch
 
 _KERNEL = """
-extern "C" __global__ void vec_add_kernel(float* __restrict__ out, const float* __restrict__ x, const float* __restrict__ y,
-                                          %s n) {
+extern "C" __global__ void vec_add_kernel(float* __restrict__ out, const float* __restrict__ x,
+                                          const float* __restrict__ y, %s n) {
   const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i < n) out[i] = x[i] + y[i];
 }
 """
 _CPP = """
 torch::Tensor vec_add(torch::Tensor x, torch::Tensor y) {
-  TORCH_CHECK(x.sizes() == y.sizes() && x.scalar_type() == torch::kFloat && y.scalar_type() == torch::kFloat);
+  TORCH_CHECK(x.sizes() == y.sizes(), "vec_add: shapes differ");
+  TORCH_CHECK(x.scalar_type() == y.scalar_type(), "vec_add: dtypes differ");
   x = x.contiguous();
   y = y.contiguous();
   torch::Tensor out = torch::empty_like(x);
@@ -31,7 +33,8 @@ _CUDA = """
 #include <c10/cuda/CUDAStream.h>
 %s
 torch::Tensor vec_add(torch::Tensor x, torch::Tensor y) {
-  TORCH_CHECK(x.sizes() == y.sizes() && x.scalar_type() == torch::kFloat && y.scalar_type() == torch::kFloat);
+  TORCH_CHECK(x.sizes() == y.sizes(), "vec_add: shapes differ");
+  TORCH_CHECK(x.scalar_type() == y.scalar_type(), "vec_add: dtypes differ");
   const c10::cuda::CUDAGuard guard(x.device());
   x = x.contiguous();
   y = y.contiguous();

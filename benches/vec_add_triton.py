@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def vec_add_kernel(out, x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def vec_add_kernel(out, x, y, n, BLOCK: tl.constexpr):  # noqa: N803  Triton's custom
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
     tl.store(out + i, tl.load(x + i, mask=mask) + tl.load(y + i, mask=mask), mask=mask)

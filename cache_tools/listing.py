@@ -15,7 +15,10 @@ from jitkern.errors import CacheError
 
 @dataclass(frozen=True)
 class Row:
-    """One entry. bytes: of its files; age_s: seconds since it was published; problem: "" for a whole one."""
+    """One entry.
+
+    bytes: of its files; age_s: seconds since it was published; problem: "" for a whole one.
+    """
 
     path: str
     op: str

@@ -5,9 +5,9 @@
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine
 
-An entry is built in private staging, synced, and published by one rename; it is never edited. Reading
-takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up first, then the
-read-only layers, where nothing is ever written.
+An entry is built in private staging, synced, and published by one rename; it is never edited.
+Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
+first, then the read-only layers, where nothing is ever written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from jitkern.key import Key
 from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 
 VERSION = "v1"
-TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This directory is a cache of jitkern: it may be deleted at any time.\n"
+TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# This directory is a cache of jitkern: it may be deleted at any time.\n"
+)
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 QUARANTINED = 20  # entries kept for a look at what went wrong
 _NOT_ENTRIES = ("tmp", "bad")
@@ -50,7 +53,10 @@ class Entry:
     manifest: Manifest
 
     def read(self, name: str) -> bytes:
-        """The bytes of an artifact, verified. Raises ValueError where they are not what was published."""
+        """The bytes of an artifact, verified.
+
+        Raises ValueError where they are not what was published.
+        """
         return _read_verified(self.path / name, self.manifest.artifacts[name])
 
 
@@ -72,12 +78,16 @@ class Cache:
 
     @classmethod
     def open(cls, config: Config) -> Cache:
-        """The cache that the settings name. Raises UntrustedCache if others could have written the root."""
+        """The cache that the settings name.
+
+        Raises UntrustedCache if others could have written the root.
+        """
         reason = trust.distrust_root(config.cache_dir)
         if reason:
             raise UntrustedCache(
-                f"the cache {config.cache_dir} is not trusted: {reason}. Native code is loaded from it, so mend its "
-                "owner and mode (`chmod 700`), or point JITKERN_CACHE_DIR at a directory of your own",
+                f"the cache {config.cache_dir} is not trusted: {reason}. "
+                "Native code is loaded from it, so mend its owner and mode (`chmod 700`), "
+                "or point JITKERN_CACHE_DIR at a directory of your own",
                 path=str(config.cache_dir),
             )
         return cls(config.cache_dir, config.system_cache, verify=config.verify, fsync=config.fsync)
@@ -98,7 +108,10 @@ class Cache:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """A private directory to build in; whatever is left in it afterwards is removed. Raises CacheError."""
+        """A private directory to build in; whatever is left in it afterwards is removed.
+
+        Raises CacheError.
+        """
         with self._writing():
             self._create_root()
             self._sweep()
@@ -110,9 +123,10 @@ class Cache:
             shutil.rmtree(path, ignore_errors=True)
 
     def publish(self, key: Key, staging: Path, manifest: Manifest) -> Entry:
-        """Make the files of `staging` the entry of `key` by one rename; the manifest is completed with their hashes.
+        """Make the files of `staging` the entry of `key` by one rename.
 
-        If another process published first, its entry is returned. Raises CacheError.
+        The manifest is completed with their hashes. If another process published first, its entry
+        is returned. Raises CacheError.
         """
         with self._writing():
             files = sorted(path for path in staging.iterdir() if path.is_file())
@@ -165,7 +179,7 @@ class Cache:
             self._quarantine(entry.path)
 
     def entries(self) -> Iterator[tuple[Path, Entry | ValueError]]:
-        """(path, entry or what is wrong with it) of everything in the user root and the layers, in order."""
+        """(path, entry or what is wrong with it) of all in the user root and layers, in order."""
         for root in (self.root, *self.layers):
             for path in sorted((root / VERSION).glob("*/*")):
                 if path.parent.name in _NOT_ENTRIES or not path.is_dir():
@@ -253,7 +267,7 @@ class Cache:
 
 @functools.cache
 def private_root() -> Path:
-    """A temporary root of this process alone, removed when it ends: for where no other can be written."""
+    """A temporary root of this process alone, removed at its end: where no other is writable."""
     path = Path(tempfile.mkdtemp(prefix="jitkern-"))
     owner = os.getpid()
     atexit.register(

@@ -1,9 +1,9 @@
 """The files a source depends on, found by reading text, with no compiler.
 
-For C++ and CUDA: every file of the kernel's folder (Python files apart, which no C compiler opens) and
-every `#include` that resolves in the declared roots. `#if` is ignored, so this over-approximates. For
-Triton: the file and the modules of its own package that it imports, read and not imported. What a
-compiler really opened is compared with this after each build (`check`).
+For C++ and CUDA: every file of the kernel's folder (Python files apart, which no C compiler opens)
+and every `#include` that resolves in the declared roots. `#if` is ignored, so this
+over-approximates. For Triton: the file and the modules of its own package that it imports, read and
+not imported. What a compiler really opened is compared with this after each build (`check`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _CONTINUED = re.compile(rb"\\\r?\n")
 
 @dataclass(frozen=True)
 class Closure:
-    """`files`: label -> SHA-256; `versions`: versioned root -> version; `paths`: the files themselves.
+    """`files`: label -> SHA-256; `versions`: versioned root -> version; `paths`: the files.
 
-    Labels are relative to the kernel's folder (or to the root a header was found in), so they hold on
-    any machine.
+    Labels are relative to the kernel's folder (or to the root a header was found in), so they hold
+    on any machine.
     """
 
     files: dict[str, str]
@@ -40,7 +40,10 @@ class Closure:
 
 
 def closure_of(source: Source) -> Closure:
-    """Everything `source` is compiled from. Raises DeclarationError for a file that is not there."""
+    """Everything `source` is compiled from.
+
+    Raises DeclarationError for a file that is not there.
+    """
     for path in source.paths:
         if not path.is_file():
             raise DeclarationError(f"the kernel source {path} does not exist")
@@ -60,15 +63,16 @@ def check(
     known: Iterable[str | Path],
     op: str,
 ) -> None:
-    """Raise CompileError if the compiler opened a file outside the closure, versioned and `known` roots."""
+    """Raise CompileError for an opened file outside the closure, versioned and `known` roots."""
     roots = [Path(root.path).resolve() for root in source.roots if root.version]
     roots += [Path(root).resolve() for root in known]
     for name in opened:
         path = Path(name).resolve()
         if path not in closure.paths and not any(path.is_relative_to(root) for root in roots):
             raise CompileError(
-                f"{op}: the compiler opened {path}, which the cache key does not cover. Declare its directory, "
-                f"e.g. include=[{str(path.parent)!r}], or as Include({str(path.parent)!r}, version=...)",
+                f"{op}: the compiler opened {path}, which the cache key does not cover. "
+                f"Declare its directory, e.g. include=[{str(path.parent)!r}], "
+                f"or as Include({str(path.parent)!r}, version=...)",
                 op=op,
             )
 

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is scrubbed,
-# so that a builder and a server agree on the artifact.
+# What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is
+# scrubbed, so that a builder and a server agree on the artifact.
 BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "USER", "LOGNAME")
 
 
@@ -38,7 +38,6 @@ class Config:
     fsync: bool = True
     jobs: int = 0  # 0 = from cores and free memory
     lock_timeout: float = 1800.0
-    record: Path | None = None
     log: str = "warning"
     cuda_home: Path | None = None
     cc: str = "cc"
@@ -57,7 +56,6 @@ class Config:
         env = os.environ if environ is None else environ
         home = env.get("CUDA_HOME") or env.get("CUDA_PATH")
         runtime = env.get("XDG_RUNTIME_DIR")
-        record = env.get("JITKERN_RECORD")
         named = env.get("JITKERN_CACHE_DIR")
         return cls(
             cache_dir=Path(named).expanduser().absolute() if named else _default_cache_dir(),
@@ -75,7 +73,6 @@ class Config:
             fsync=_choice(env, "JITKERN_FSYNC", "1", ("1", "0")) == "1",
             jobs=_number(env, "JITKERN_JOBS", 0, int),
             lock_timeout=_number(env, "JITKERN_LOCK_TIMEOUT", 1800.0, float),
-            record=Path(record).expanduser().absolute() if record else None,
             log=_choice(env, "JITKERN_LOG", "warning", ("info", "debug")),
             cuda_home=Path(home) if home else None,
             cc=env.get("CC") or "cc",

@@ -1,4 +1,4 @@
-"""All that a kernel author sees: `kernel(...)`, the kinds of source, and how modules of ops are found."""
+"""All that a kernel author sees: `kernel(...)`, the kinds of source, and how ops are found."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def kernel(
 ) -> Op:
     """Declare and register an op, and return it: it is the public function.
 
-    schema: a Torch schema; `name(...)` goes to the namespace `jitkern`, a package writes `mylib::name(...)`.
-    cuda, cpu: where the kernels' code is, best first; files are relative to the calling file's folder.
+    schema: a Torch schema; `name(...)` goes to the namespace `jitkern`, a package writes
+        `mylib::name(...)`.
+    cuda, cpu: where the kernels' code is, best first; files are relative to the calling file's
+        folder.
     fusible: whether torch.compile should rather fuse the reference than call the kernel.
 
     Raises DeclarationError.
@@ -52,7 +54,10 @@ def kernel(
 
 
 def discover(package: str) -> list[Op]:
-    """Import `kernel.py` of the package and of every folder in it, and return the ops they declare, by name."""
+    """Import `kernel.py` of the package and of every folder in it.
+
+    Returns the ops they declare, by name.
+    """
     paths = importlib.import_module(package).__path__
     before = set(OPS)
     for root in paths:
@@ -64,7 +69,10 @@ def discover(package: str) -> list[Op]:
 
 
 def installed() -> dict[str, str]:
-    """The modules that installed packages list under the entry-point group `jitkern.kernels`: name -> module."""
+    """The modules that installed packages list under the entry-point group `jitkern.kernels`.
+
+    It maps name -> module.
+    """
     return {
         point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)
     }

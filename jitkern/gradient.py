@@ -1,4 +1,4 @@
-"""Autograd for an op: a Python function at its Autograd key that records a graph only where one is needed."""
+"""Autograd for an op: a Python function at its Autograd key that records only where needed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def recording() -> bool:
 class Gradient:
     """What is registered for Autograd, made from the function that `Op.backward` was given.
 
-    That function asks by parameter name for what it needs: `grad` (or `grad_<output>` where there are
-    several), an input by its name in the schema, an output by its name (`out`, `out0`, … where the schema
-    names none), `needs` (a bool for each tensor input). Only what it asks for is kept for the backward
-    pass. It returns one gradient, or None, for each tensor input, in order.
+    That function asks by parameter name for what it needs: `grad` (or `grad_<output>` where there
+    are several), an input by its name in the schema, an output by its name (`out`, `out0`, … where
+    the schema names none), `needs` (a bool for each tensor input). Only what it asks for is kept
+    for the backward pass. It returns one gradient, or None, for each tensor input, in order.
     """
 
     def __init__(self, name: str, overload: Any, function: Callable[..., Any]) -> None:
@@ -52,7 +52,8 @@ class Gradient:
         if not known.issuperset(self.asked):
             unknown = ", ".join(sorted({*self.asked} - known))
             raise DeclarationError(
-                f"{name}: its backward asks for {unknown}; it may ask for: {', '.join(sorted(known))}"
+                f"{name}: its backward asks for {unknown}; "
+                f"it may ask for: {', '.join(sorted(known))}"
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,13 +83,17 @@ class Gradient:
         gradients = result if isinstance(result, tuple) else (result,)
         if len(gradients) != len(self.tensors):
             raise DeclarationError(
-                f"{self.name}: its backward returned {len(gradients)} gradients for the tensors {', '.join(self.tensors)}"
+                f"{self.name}: its backward returned {len(gradients)} gradients "
+                f"for the tensors {', '.join(self.tensors)}"
             )
         return gradients
 
 
 class _Recorded(torch.autograd.Function):
-    """A node of the graph. The tensors are passed beside the named arguments so that Autograd sees them."""
+    """A node of the graph.
+
+    The tensors are passed beside the named arguments so that Autograd sees them.
+    """
 
     @staticmethod
     def forward(ctx: Any, gradient: Gradient, named: dict[str, Any], *tensors: Any) -> Any:

@@ -23,7 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class Implementation:
-    """Registered once per op and device type, and never replaced: replacing races with calls inside Torch."""
+    """Registered once per op and device type, and never replaced.
+
+    Replacing would race with calls inside Torch.
+    """
 
     def __init__(self, op: Op, device: str) -> None:
         self.op = op
@@ -137,7 +140,7 @@ class Implementation:
         )
 
     def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The reference's result, with the strides that the kernel's would have (and torch.compile was told)."""
+        """The reference's result, with the kernel's strides (which torch.compile was told)."""
         result = self.op.run_reference(*args, **kwargs)
         promised = self.op.overload(
             *map(_meta, args), **{name: _meta(value) for name, value in kwargs.items()}

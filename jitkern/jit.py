@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import logging
+import re
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from jitkern.errors import (
     JitkernError,
     LoadError,
     NotCached,
+    TargetError,
     UntrustedCache,
 )
 from jitkern.kernel import Variant
@@ -58,7 +60,7 @@ class Event:
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call `callback` with an Event for every hit and every compile; returns a function that stops it."""
+    """Call `callback` with an Event for every hit and compile; returns a function that stops it."""
     _callbacks.append(callback)
     return lambda: _callbacks.remove(callback)
 
@@ -69,7 +71,7 @@ def stats() -> dict[str, float]:
 
 
 def exact_target(variant: Variant, target: Target) -> Target:
-    """`target` with as much as this variant's artifact depends on: platform, ABI, instruction set."""
+    """`target` with what this variant's artifact depends on: platform, ABI, instruction set."""
     return compiler_for(variant.source).target(variant.source, target)
 
 
@@ -89,7 +91,8 @@ def ensure(
 ) -> Entry:
     """The published entry of `variant` for `target`, compiled if no layer of the cache has it.
 
-    Raises NotCached where compiling is off, CompilerNotFound, TargetError, CompileError, CacheError.
+    Raises NotCached where compiling is off, CompilerNotFound, TargetError, CompileError,
+    CacheError.
     """
     return ensure_and_tell(variant, target, refresh=refresh, may_compile=may_compile)[0]
 
@@ -100,7 +103,7 @@ def ensure_and_tell(
     """What `ensure` returns, and whether it was compiled just now."""
     started = time.perf_counter()
     key = key_of(variant, target)
-    entry = None if refresh else _find(key, variant)
+    entry = None if refresh else _find(key, variant, target)
     if entry is None:
         if not may_compile or config.current().compile == "never" or _capturing():
             raise _not_cached(variant, key)
@@ -108,7 +111,7 @@ def ensure_and_tell(
             _one_at_a_time(key.digest),
             lock.held(key.digest[:32], f"{variant.op} for {key.target}"),
         ):
-            entry = None if refresh else _find(key, variant)
+            entry = None if refresh else _find(key, variant, target)
             if entry is None:
                 return _compile(variant, target, started, refresh=refresh), True
     _report(variant, key, "hit", started, entry)
@@ -116,7 +119,10 @@ def ensure_and_tell(
 
 
 def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any:
-    """What `variant` compiles to, callable in this process (see launch.loaded.load). Raises what `ensure` does, and LoadError."""
+    """What `variant` compiles to, callable in this process (see launch.loaded.load).
+
+    Raises what `ensure` does, and LoadError.
+    """
     entry = ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
     with _one_at_a_time(f"load {digest}"):
@@ -133,7 +139,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
 
 
 def open_cache() -> Cache:
-    """The cache of the current settings, or, warned of once, a private one where that is not trusted."""
+    """The cache of the settings, or, warned of once, a private one where that is not trusted."""
     return _open_cache(config.current())
 
 
@@ -150,13 +156,14 @@ def _open_cache(settings: Config) -> Cache:
         return Cache(private_root(), settings.system_cache, verify=settings.verify, fsync=False)
 
 
-def _find(key: Key, variant: Variant) -> Entry | None:
+def _find(key: Key, variant: Variant, target: Target) -> Entry | None:
     cache = open_cache()
     entry = cache.find(key) or (_spill().find(key) if _spilled else None)
     if entry and config.current().compiler == "exact":
-        with contextlib.suppress(CompilerNotFound):
-            if compiler_for(variant.source).identity() != entry.manifest.compiler:
-                return None
+        exact = exact_target(variant, target)
+        with contextlib.suppress(CompilerNotFound, TargetError):  # what cannot be rebuilt is kept
+            installed = compiler_for(variant.source).identities(variant.source, exact)
+            return entry if entry.manifest.compiler in installed else None
     return entry
 
 
@@ -216,6 +223,7 @@ def _publish(
         with cache.staging() as staging:
             key = key_of(variant, target)
             exact = compiler.target(variant.source, target)
+            _check_version(variant, exact, compiler)
             built = compiler.compile(variant, exact, closure_of(variant.source), staging)
             if key_of(variant, target) != key:
                 continue
@@ -232,6 +240,24 @@ def _publish(
         f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles",
         op=variant.op,
     )
+
+
+def _check_version(variant: Variant, target: Target, compiler: Compiler) -> None:
+    wanted = variant.source.min_compiler
+    if wanted:
+        found = compiler.identities(variant.source, target)[0]
+        if _numbers(found["version"]) < _numbers(wanted):
+            raise CompilerNotFound(
+                f"{variant.op} for {target} wants {found['name']} {wanted} or newer, and this is "
+                f"{found['version']}: upgrade it",
+                remedy=f"upgrade {found['name']} to {wanted} or newer",
+            )
+
+
+def _numbers(version: str) -> list[int]:
+    """`[12, 2, 0]` for `c++ (Debian 12.2.0-14) 12.2.0`: the last version that it names."""
+    found = re.findall(r"\d+(?:\.\d+)+|\d+", version)
+    return [int(part) for part in found[-1].split(".")] if found else []
 
 
 def _report(

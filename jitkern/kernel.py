@@ -48,7 +48,8 @@ DTYPES = {
 class Include:
     """A directory that `#include` searches.
 
-    Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version stands for them.
+    Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version stands for
+    them.
     """
 
     path: str
@@ -60,9 +61,11 @@ class Source:
     """Files of one kind in a kernel's folder, and how to compile them.
 
     files: names relative to the folder that declares the kernel.
-    include: more directories for `#include`; the folder and the `include` beside it are always searched.
+    include: more directories for `#include`; the folder and the `include` beside it are always
+        searched.
     flags: more compiler flags; they enter the key as they are.
-    environment: names of variables the build depends on; their values are passed on and enter the key.
+    environment: names of variables the build depends on; their values are passed on and enter
+        the key.
     min_compiler: the oldest compiler version that may build it, e.g. "12.8".
     """
 
@@ -114,7 +117,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Cuda(Source):
-    """A `.cu` file of `__global__` functions, compiled by NVRTC (or nvcc where it needs host headers)."""
+    """A `.cu` file of `__global__` functions, compiled by NVRTC (nvcc if it needs host headers)."""
 
     kind: ClassVar[str] = "nvrtc"
     suffixes: ClassVar[tuple[str, ...]] = (".cu",)
@@ -147,8 +150,9 @@ class Triton(Source):
 class Extension(Source):
     """C++ or CUDA against Torch's headers that registers itself; built by `load_inline`.
 
-    function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a plain
-    name for a pybind function (the source holds its PYBIND11_MODULE). It takes the op's arguments.
+    function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a
+    plain name for a pybind function (the source holds its PYBIND11_MODULE). It takes the op's
+    arguments.
     """
 
     kind: ClassVar[str] = "extension"

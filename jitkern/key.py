@@ -1,7 +1,8 @@
 """The key of an entry: named inputs, kept in clear, and the SHA-256 of their canonical JSON.
 
-In: everything that can change the artifact's bytes. Out: mtimes, absolute paths, the working directory,
-`$HOME`, and the compiler's identity, which is provenance (see DESIGN in README, "The key").
+In: everything that can change the artifact's bytes. Out: mtimes, absolute paths, the working
+directory, `$HOME`, and the compiler's identity, which is provenance (see README, "The
+key").
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SCHEMA = 1  # bump when the meaning of an input, a default flag or an artifact's
 
 @dataclass(frozen=True)
 class Key:
-    """`inputs` in clear, their `digest`, and where an entry lies below the cache's version folder."""
+    """`inputs` in clear, their `digest`, and where an entry lies below the version folder."""
 
     inputs: dict[str, Any]
     digest: str

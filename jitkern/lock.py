@@ -1,8 +1,8 @@
 """One builder at a time per key on this host. It saves work; correctness never depends on it.
 
-The operating system frees the lock when its holder dies. The lock directory is node-local, since flock on
-a network file system may do nothing. Where locks are not to be had, or the wait reaches its ceiling, the
-caller goes on without: publishing is atomic, so the worst is one more compile.
+The operating system frees the lock when its holder dies. The lock directory is node-local, since
+flock on a network file system may do nothing. Where locks are not to be had, or the wait reaches
+its ceiling, the caller goes on without: publishing is atomic, so the worst is one more compile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`manifest.json`, the last file written into an entry: every key input in clear, and each artifact's hash.
+"""`manifest.json`, the last file written into an entry.
 
-Canonical JSON whose last field is the SHA-256 of the bytes before it. Parsing is strict and size-capped:
-anything odd is a ValueError, which the cache treats as a miss.
+It holds every key input in clear, and each artifact's hash, as canonical JSON whose last field is
+the SHA-256 of the bytes before it. Parsing is strict and size-capped: anything odd is a ValueError,
+which the cache treats as a miss.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Artifact:
 class Manifest:
     """What an entry holds and what it was made from.
 
-    meta: what loading needs to know (symbols, parameters); compiler: who built it; seconds: how long it took.
+    meta: what loading needs to know (symbols, parameters); compiler: who built it; seconds: how
+    long it took.
     """
 
     inputs: dict[str, Any]
@@ -60,7 +62,10 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """The manifest in `data`. Raises ValueError for anything that `encode` would not have written."""
+        """The manifest in `data`.
+
+        Raises ValueError for anything that `encode` would not have written.
+        """
         seal = _SEAL.fullmatch(data[-_SEAL_BYTES:])
         body = data[:-_SEAL_BYTES]
         if not seal or hashlib.sha256(body).hexdigest().encode() != seal.group(1):

@@ -1,6 +1,7 @@
-"""An op in Torch: schema, kernels per device, fake and gradient, one registration per key, made at declaration.
+"""An op in Torch: schema, kernels per device, fake and gradient.
 
-What is registered is a Python function that readies the kernel on its first call and stays.
+There is one registration per key, made at declaration. What is registered is a Python function that
+readies the kernel on its first call and stays.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ Function = Callable[..., Any]
 
 
 class Op:
-    """One op: a PyTorch reference, and kernels that compute it faster. Calling it calls the registered op.
+    """One op: a PyTorch reference, and kernels that compute it faster.
 
-    `sources` maps "cuda" and "cpu" to the sources declared for them, in order of preference. The
-    decorators `reference`, `launch`, `fake`, `backward` and `samples` complete the declaration.
+    Calling it calls the registered op. `sources` maps "cuda" and "cpu" to the sources declared for
+    them, in order of preference. The decorators `reference`, `launch`, `fake`, `backward` and
+    `samples` complete the declaration.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Op:
         return function
 
     def launch(self, *kinds: str) -> Callable[[Function], Function]:
-        """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds of source."""
+        """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds."""
         known = {*DEVICES, "nvrtc", "triton", "cc"}
         if not kinds or not known.issuperset(kinds):
             raise DeclarationError(
@@ -72,12 +74,15 @@ class Op:
         return keep
 
     def fake(self, function: Function) -> Function:
-        """Decorator: shapes, dtypes and strides of the outputs; without it the launch function tells them."""
+        """Decorator: shapes, dtypes and strides of the outputs; else the launch function tells."""
         self._fake = with_light_torch(function)
         return function
 
     def backward(self, function: Function) -> Function:
-        """Decorator: the gradient. See `jitkern.gradient.Gradient` for what it is called with and returns."""
+        """Decorator: the gradient.
+
+        See `jitkern.gradient.Gradient` for what it is called with and returns.
+        """
         if self.gradient:
             raise DeclarationError(f"{self.name}: it has a backward already")
         self.gradient = Gradient(self.name, self.overload, function)
@@ -85,7 +90,10 @@ class Op:
         return function
 
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
-        """Decorator: `f(device)` yields argument tuples (or a lone tensor) for tests, benches and prewarm."""
+        """Decorator: `f(device)` yields argument tuples (or a lone tensor).
+
+        They are for tests, benches and prewarm.
+        """
         self._samples = function
         return function
 
@@ -106,7 +114,8 @@ class Op:
         found = self.launchers.get(source.kind) or self.launchers.get(device)
         if not found:
             raise DeclarationError(
-                f"{self.name} has no launch function for {source.kind}: add @{self.name.split('::')[1]}.launch({device!r})"
+                f"{self.name} has no launch function for {source.kind}: "
+                f"add @{self.name.split('::')[1]}.launch({device!r})"
             )
         return found
 
@@ -124,7 +133,7 @@ class Op:
         }
 
     def variants(self, source: Source, device: str) -> list[Variant]:
-        """The variants of `source` that the samples use, found on meta tensors: no device is needed."""
+        """The variants of `source` that the samples use, found on meta tensors without a device."""
         if isinstance(source, Extension):
             return [Variant(self.name, source)]
         found: dict[Variant, None] = {}
@@ -166,7 +175,10 @@ def _library(op: str) -> torch.library.Library:
 
 
 def _parse(schema: str) -> tuple[str, str]:
-    """(qualified name, qualified schema); the namespace is `jitkern` where none is given. Raises DeclarationError."""
+    """(qualified name, qualified schema); the namespace is `jitkern` where none is given.
+
+    Raises DeclarationError.
+    """
     if not re.match(r"\w+::", schema):
         schema = f"jitkern::{schema}"
     try:
@@ -175,7 +187,8 @@ def _parse(schema: str) -> tuple[str, str]:
         raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).splitlines()[0]}") from e
     if any(value.alias_info for value in parsed.returns):
         raise DeclarationError(
-            f"`{schema}`: torch.compile refuses an op that returns an argument; return only new tensors"
+            f"`{schema}`: torch.compile refuses an op that returns an argument; "
+            "return only new tensors"
         )
     if any(str(value.type) in ("number", "Scalar") for value in parsed.arguments):
         raise DeclarationError(f"`{schema}`: Scalar arguments are not supported; use float or int")
@@ -186,5 +199,6 @@ def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None
     for source in (source for declared in sources.values() for source in declared):
         if isinstance(source, Extension) and source.function == name:
             raise DeclarationError(
-                f"{name}: the Extension {source.files[0]} must register its function under another name"
+                f"{name}: the Extension {source.files[0]} must register its function "
+                "under another name"
             )

@@ -1,9 +1,9 @@
 """What an artifact is built for: `cuda-sm_90-cu130-torch2.11.0`, `cpu-x86_64-torch2.13.0`.
 
-Device code (cubins) is keyed by that alone and crosses machines. Host code carries more: its platform
-(`…-linux_x86_64`) and, for an Extension, the ABI it was compiled against (`…-cxx11_glibc2.36_cp311`).
-A CPU arch may name its instruction set (`x86_64_v3`); without one, a build that asks for the native
-instruction set takes that of the machine it runs on.
+Device code (cubins) is keyed by that alone and crosses machines. Host code carries more: its
+platform (`…-linux_x86_64`) and, for an Extension, the ABI it was compiled against
+(`…-cxx11_glibc2.36_cp311`). A CPU arch may name its instruction set (`x86_64_v3`); without one, a
+build that asks for the native instruction set takes that of the machine it runs on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _LEVELS = (  # x86-64 psABI levels, each on top of the one before
 
 @dataclass(frozen=True)
 class Target:
-    """A device, its arch, and the CUDA and Torch versions to build for. `Target.parse(str(t)) == t`."""
+    """A device, its arch, and the CUDA and Torch versions to build for.
+
+    `Target.parse(str(t)) == t`.
+    """
 
     device: str
     arch: str
@@ -65,9 +68,10 @@ class Target:
 
     @classmethod
     def current(cls, device: str = "cpu", index: int | None = None) -> Target:
-        """The target of this machine's `device`; for `cuda`, of the GPU `index` (default: the first).
+        """The target of this machine's `device`; for `cuda`, of the GPU `index`.
 
-        No CUDA context is created to find it. Raises TargetError where there is no such device.
+        The default is the first. No CUDA context is created to find it. Raises TargetError where
+        there is no such device.
         """
         import torch
 
@@ -79,7 +83,8 @@ class Target:
             )
         if not torch.version.cuda:
             raise TargetError(
-                f"Torch {torch.__version__} is built without CUDA, so this machine has no cuda target"
+                f"Torch {torch.__version__} is built without CUDA, "
+                "so this machine has no cuda target"
             )
         return cls._cuda(_capability(index or 0), torch.version.cuda, torch.__version__)
 
@@ -111,7 +116,7 @@ class Target:
         return replace(self, platform="", abi="")
 
     def for_host_code(self, *, abi: str = "", native: bool = False) -> Target:
-        """With the platform, and where asked the ABI and the native instruction set, spelled out."""
+        """With platform, and where asked the ABI and the native instruction set, spelled out."""
         arch = self.arch
         if self.device == "cpu":
             base, _, level = arch.partition("_v")
@@ -133,7 +138,7 @@ def this_platform() -> str:
 
 
 def this_abi(*, python: bool) -> str:
-    """What an Extension built here depends on besides Torch: C++ ABI, glibc, and Python where pybind."""
+    """What an Extension built here needs besides Torch: C++ ABI, glibc, and Python where pybind."""
     libc = os.confstr("CS_GNU_LIBC_VERSION") if sys.platform == "linux" else None
     tag = f"_cp{sys.version_info.major}{sys.version_info.minor}" if python else ""
     return "cxx11_" + (libc or "libc").replace(" ", "") + tag

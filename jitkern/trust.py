@@ -13,8 +13,8 @@ from pathlib import Path
 def distrust_root(root: Path) -> str:
     """Why code must not be loaded from the user root `root`, or "" if it may.
 
-    It is owned by this user and writable by no other; a directory above it may be writable by all only if
-    it is sticky, as /tmp is. A root that does not exist yet is judged by what is above it.
+    It is owned by this user and writable by no other; a directory above it may be writable by all
+    only if it is sticky, as /tmp is. A root that does not exist yet is judged by what is above it.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -31,7 +31,10 @@ def distrust_root(root: Path) -> str:
 
 
 def distrust_layer(root: Path) -> str:
-    """Why a read-only layer must not be used, or "" if it may: owned by this user or root, writable by no other."""
+    """Why a read-only layer must not be used, or "" if it may.
+
+    It must be owned by this user or root, and writable by no other.
+    """
     if not hasattr(os, "geteuid"):
         return ""
     reason = distrust_entry(root.stat(), {os.geteuid(), 0})

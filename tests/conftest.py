@@ -64,8 +64,8 @@ class FakeCompiler:
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         return ("-O2", *source.flags)
 
-    def identity(self) -> dict[str, str]:
-        return {"name": "fake", "version": self.version}
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        return [{"name": "fake", "version": self.version}]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         self.compiles.append(variant)
@@ -74,7 +74,7 @@ class FakeCompiler:
         if self.fail:
             raise CompileError("the fake refuses", op=variant.op)
         (staging / "out.so").write_bytes(f"code of {variant.label}".encode())
-        return Built(self.identity(), {"artifact": "out.so"})
+        return Built(self.identities(variant.source, target)[0], {"artifact": "out.so"})
 
 
 @pytest.fixture

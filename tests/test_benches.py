@@ -61,6 +61,7 @@ def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> No
         assert set(ratios) == {"jitkern.cpp", "jitkern.differentiable"} and positive(ratios)
 
 
+@pytest.mark.slow
 def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
     kinds = ("--kinds", "jitkern.cpp,jitkern.cuda", "--rounds", "1")
     output = printed(cache_dir, "benches.first_call", "--device", "cpu", "--json", *kinds)

@@ -6,7 +6,7 @@ import pytest
 
 from jitkern import config, jit
 from jitkern.cache import Cache, private_root
-from jitkern.errors import CacheError, CompileError, NotCached, UntrustedCache
+from jitkern.errors import CacheError, CompileError, CompilerNotFound, NotCached, UntrustedCache
 
 
 def test_miss_compiles_and_hit_does_not(compiler, variant, target):
@@ -93,6 +93,15 @@ def test_exact_compiles_again_when_the_compiler_changed(compiler, variant, targe
         assert jit.ensure(variant, target).manifest.compiler["version"] == "2"
         jit.ensure(variant, target)
     assert len(compiler.compiles) == 2
+
+
+def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, target):
+    newer = replace(variant, source=replace(variant.source, min_compiler="1.5"))
+    compiler.version = "fake (Debian 1.2.0-14) 1.4.9"
+    with pytest.raises(CompilerNotFound, match=r"wants fake 1.5 or newer, and this is .* 1.4.9"):
+        jit.ensure(newer, target)
+    compiler.version = "V1.10.2"
+    jit.ensure(newer, target)
 
 
 def test_threads_compile_once(compiler, variant, target):

@@ -1,7 +1,9 @@
-"""The `jitkern` command: one file per subcommand. The only place where errors become text and exit codes.
+"""The `jitkern` command: one file per subcommand.
 
-Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted, 75 timeout,
-130 interrupted. stdout carries data, stderr progress and errors.
+The only place where errors become text and exit codes.
+
+Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted, 75
+timeout, 130 interrupted. stdout carries data, stderr progress and errors.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        # Only the module of the command in hand is imported: `jitkern cache` must not wait for the others.
+        # Only the module of the command in hand is imported: `jitkern cache` must not wait for the
+        # others.
         chosen = name == next((a for a in arguments if not a.startswith("-")), None)
         module = importlib.import_module(f"jitkern.cli.{name}") if chosen else None
         command = commands.add_parser(

@@ -20,9 +20,9 @@ class UnknownOp(JitkernError):
 
 
 def choose_ops(names: list[str]) -> list[Op]:
-    """The ops that `names` mean: `softmax`, `ns::softmax`, a namespace or a package; default: every installed one.
+    """The ops that `names` mean: `softmax`, `ns::softmax`, a namespace or a package.
 
-    Raises UnknownOp, listing what there is.
+    Default: every installed one. Raises UnknownOp, listing what there is.
     """
     from jitkern import ops as _shipped  # noqa: F401  declares them
     from jitkern.declare import discover, installed
@@ -39,7 +39,8 @@ def choose_ops(names: list[str]) -> list[Op]:
             found = discover(name) or _named(name)
         if not found:
             raise UnknownOp(
-                f"`{name}` is not an op, a namespace or a package with kernels; there are: {', '.join(sorted(OPS))}"
+                f"`{name}` is not an op, a namespace or a package with kernels; "
+                f"there are: {', '.join(sorted(OPS))}"
             )
         chosen.update((op.name, op) for op in found)
     return sorted((chosen or OPS).values(), key=lambda op: op.name)

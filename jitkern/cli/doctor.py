@@ -27,7 +27,7 @@ TESTED_PYTHON = ((3, 11), (3, 12))
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, what was found and where it comes from; for a failure, its remedy."""
+    """One line: what was looked at, what was found and from where; for a failure, its remedy."""
 
     name: str
     ok: bool
@@ -212,5 +212,6 @@ def _settings() -> list[Check]:
 
 
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _python, _torch, _targets, _host_compiler, _nvrtc, _cuda_headers, _nvcc, _triton, _cache, _settings,
+    _python, _torch, _targets, _host_compiler, _nvrtc, _cuda_headers, _nvcc, _triton, _cache,
+    _settings,
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Where an op's kernels come from, which of their variants are cached, and why one is not.
 
-For a variant that is not cached, the nearest entry of the same op is named with every input that differs.
+For a variant that is not cached, the nearest entry of the same op is named with every input that
+differs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 def run(args: argparse.Namespace) -> int:
     targets = choose_targets(args.target)
-    found = {op: [_explain(v, t) for t in targets for s in op.sources.get(t.device, ()) for v in op.variants(s, t.device)]
-             for op in choose_ops([args.op])}  # fmt: skip
+    found = {
+        op: [
+            _explain(variant, target)
+            for target in targets
+            for source in op.sources.get(target.device, ())
+            for variant in op.variants(source, target.device)
+        ]
+        for op in choose_ops([args.op])
+    }
     if args.json:
         print_json(
             ops=[
@@ -38,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{op.schema}\n  declared in {_folder(op.sources)}")
         for row in rows:
             print(
-                f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n    {row['path'] or 'not cached: ' + row['reason']}"
+                f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n"
+                f"    {row['path'] or 'not cached: ' + row['reason']}"
             )
         if not rows:
             print(

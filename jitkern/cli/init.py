@@ -1,6 +1,7 @@
 """Write a new kernel folder: a declaration, a CUDA kernel and a C++ kernel that work as they are.
 
-`jitkern init scale` makes `scale/`; `python -c "import scale.kernel"` declares the op `scale::scale`.
+`jitkern init scale` makes `scale/`; `python -c "import scale.kernel"` declares the op
+`scale::scale`.
 """
 
 from __future__ import annotations

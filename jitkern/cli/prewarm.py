@@ -94,14 +94,18 @@ def run(args: argparse.Namespace) -> int:
     seconds = round(time.perf_counter() - started, 3)
     if args.json:
         print_json(
-            built=count["built"], hits=count["hit"], failed=count["failed"], skipped=count["skipped"], seconds=seconds,
+            built=count["built"],
+            hits=count["hit"],
+            failed=count["failed"],
+            skipped=count["skipped"],
+            seconds=seconds,
             results=[asdict(result) for result in results],
-        )  # fmt: skip
+        )
     else:
         _print(results)
         print(
-            f"{count['built']} built, {count['hit']} already there, {count['failed']} failed, {count['skipped']} skipped "
-            f"in {seconds:.1f} s, in {config.current().cache_dir}"
+            f"{count['built']} built, {count['hit']} already there, {count['failed']} failed, "
+            f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
         )
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
 
@@ -143,7 +147,8 @@ def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> 
             for future in done:
                 result = results[future] = future.result()
                 progress.step(
-                    f"{result.status:7} {result.op} {result.variant} {result.target} {result.seconds:.2f} s"
+                    f"{result.status:7} {result.op} {result.variant} {result.target} "
+                    f"{result.seconds:.2f} s"
                 )
     finally:
         stop.set()

@@ -24,19 +24,23 @@ class Compiler(Protocol):
     """
 
     def target(self, source: Source, target: Target) -> Target:
-        """`target` with as much as the artifact depends on: platform, ABI, instruction set. No raise."""
+        """`target` with what the artifact depends on: platform, ABI, instruction set. No raise."""
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         """Every flag that can change the artifact, free of paths. No raise."""
 
-    def identity(self) -> dict[str, str]:
-        """`name`, `version` of what is installed, for the manifest. Raises CompilerNotFound."""
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        """`name` and `version` of what is installed here and could build it, the likeliest first.
+
+        One of them goes into the manifest. Raises CompilerNotFound, TargetError.
+        """
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         """Write the artifacts and `compile.log` into `staging`, and nothing outside it.
 
-        Raises CompilerNotFound, TargetError (not possible here for this target), CompileError (the source
-        is at fault); never leaves a child process behind on success. It may be called from many threads.
+        Raises CompilerNotFound, TargetError (not possible here for this target), CompileError (the
+        source is at fault); never leaves a child process behind on success. It may be called from
+        many threads.
         """
 
 

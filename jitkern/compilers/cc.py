@@ -1,4 +1,4 @@
-"""The C compiler, for kernels on the CPU: `extern "C"` functions over raw pointers, no Torch header."""
+"""The C compiler, for CPU kernels: `extern "C"` functions over raw pointers, no Torch header."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _CODES = {
     "f": "f32", "d": "f64", "h": "f16", "b": "bf16", "B": "bool", "c": "i8", "C": "u8", "s": "i16",
     "S": "u16", "i": "i32", "I": "u32", "l": "i64", "L": "u64", "v": "", "?": "",
 }  # fmt: skip
-# Appended to the source: lets the compiler itself write the function's parameter types into the artifact.
-_PROBE = r"""
+# Appended to the source: lets the compiler itself write the function's parameter types into the
+# artifact.
+_PROBE = """
 #line 1 "jitkern probe"
 %s
 struct float16;
@@ -47,11 +48,13 @@ template <typename... P> struct list<void (*)(P...)> {
 };
 template <typename... P> struct list<void (*)(P...) noexcept> : list<void (*)(P...)> {};
 }
-extern "C" __attribute__((used)) constexpr auto jitkern_parameters = jitkern_probe::list<decltype(&%s)>{};
+extern "C" __attribute__((used)) constexpr auto jitkern_parameters = \
+jitkern_probe::list<decltype(&%s)>{};
 """
 _SPELLED = {
-    "f": "float", "d": "double", "h": "float16", "b": "bfloat16", "B": "bool", "c": "signed char", "C": "unsigned char",
-    "s": "short", "S": "unsigned short", "i": "int", "I": "unsigned", "v": "void",
+    "f": "float", "d": "double", "h": "float16", "b": "bfloat16", "B": "bool",
+    "c": "signed char", "C": "unsigned char", "s": "short", "S": "unsigned short",
+    "i": "int", "I": "unsigned", "v": "void",
 }  # fmt: skip
 
 
@@ -70,16 +73,17 @@ class Cc:
         openmp = ("-fopenmp",) if source.openmp else ()
         return ("-O3", "-fPIC", "-shared", *language, *native, *openmp, *source.flags)
 
-    def identity(self) -> dict[str, str]:
-        return _identity(config.current().cxx)
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        return [_identity(_tool(source))]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         source = variant.source
         if target.platform != this_platform():
             raise TargetError(
-                f"{variant.op} for {target}: host code is built on its own platform, here {this_platform()}"
+                f"{variant.op} for {target}: host code is built on its own platform, "
+                f"here {this_platform()}"
             )
-        tool = config.current().cc if _is_c(source) else config.current().cxx
+        tool = _tool(source)
         compiler = _identity(tool)
         path = source.paths[0]
         build = staging / "build"
@@ -112,7 +116,8 @@ class Cc:
         )
         if b"\0%s\0" % variant.function.encode() not in binary:
             raise CompileError(
-                f'{variant.op}: `{variant.function}` in {path} must be declared extern "C", and not static',
+                f'{variant.op}: `{variant.function}` in {path} must be declared extern "C", '
+                "and not static",
                 op=variant.op,
             )
         artifact = f"{variant.function}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
@@ -124,6 +129,10 @@ class Cc:
 
 def _is_c(source: Source) -> bool:
     return source.files[0].endswith(".c")
+
+
+def _tool(source: Source) -> str:
+    return config.current().cc if _is_c(source) else config.current().cxx
 
 
 def _identity(tool: str) -> dict[str, str]:

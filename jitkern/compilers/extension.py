@@ -1,7 +1,10 @@
-"""`torch.utils.cpp_extension.load_inline`, for sources against Torch's headers that register themselves.
+"""`torch.utils.cpp_extension.load_inline`, for sources against Torch's headers.
 
-It builds in a child process inside our private staging, so that its lock file, its mtimes and its cache,
-which is keyed by name alone, cannot hurt; the result is loaded from our entry like any other artifact.
+The sources register themselves.
+
+It builds in a child process inside our private staging, so that its lock file, its mtimes and its
+cache, which is keyed by name alone, cannot hurt; the result is loaded from our entry like any other
+artifact.
 """
 
 from __future__ import annotations
@@ -40,10 +43,10 @@ class LoadInline:
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         return ("-O2", *source.flags)
 
-    def identity(self) -> dict[str, str]:
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         import torch
 
-        return {"name": "load_inline", "version": torch.__version__}
+        return [{"name": "load_inline", "version": torch.__version__}]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         source = variant.source
@@ -74,8 +77,8 @@ class LoadInline:
         }
         command = [sys.executable, "-m", "jitkern.compilers.load_inline"]
         done = subprocess.run(
-            command, input=json.dumps(request), cwd=build, env=environment, text=True, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            command, input=json.dumps(request), cwd=build, env=environment, text=True,
+            errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         write_log(staging, command, done.stdout)
         library = build / f"{name}.so"
@@ -86,7 +89,7 @@ class LoadInline:
         artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
         (staging / artifact).write_bytes(binary)
         return Built(
-            self.identity(),
+            self.identities(source, target)[0],
             {
                 "artifact": artifact,
                 "module": name if source.pybind else "",
@@ -96,7 +99,7 @@ class LoadInline:
 
 
 def _check_target(variant: Variant, target: Target) -> None:
-    """An Extension is built against the Torch it will run on, so only for this machine's own target."""
+    """An Extension is built against the Torch it runs on, so only for this machine's own target."""
     import torch
 
     assert isinstance(variant.source, Extension)
@@ -110,8 +113,8 @@ def _check_target(variant: Variant, target: Target) -> None:
     ):
         return
     raise TargetError(
-        f"{variant.op}: an Extension is built with the Torch it runs on: this is Torch {torch.__version__}, which cannot "
-        f"build for {target}"
+        f"{variant.op}: an Extension is built with the Torch it runs on: "
+        f"this is Torch {torch.__version__}, which cannot build for {target}"
     )
 
 

@@ -22,7 +22,7 @@ from jitkern.compilers.result import (
     run,
     write_log,
 )
-from jitkern.errors import CompileError, CompilerNotFound, TargetError
+from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import DTYPES, Constant, Source, Variant
 from jitkern.target import Target
 
@@ -39,14 +39,11 @@ class Nvrtc:
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         return ("-std=c++17", *source.flags)
 
-    def identity(self) -> dict[str, str]:
-        libraries = toolkit.nvrtc_libraries()
-        if not libraries:
-            raise CompilerNotFound(
-                "no NVRTC is installed: pip install jitkern[cuda]",
-                remedy="pip install jitkern[cuda]",
-            )
-        return {"name": "nvrtc", "version": _build_id(libraries[max(libraries)][1])}
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        _, library = toolkit.nvrtc_for(target)
+        found = [{"name": "nvrtc", "version": _build_id(library)}]
+        nvcc = toolkit.nvcc()
+        return [*found, _nvcc_identity(nvcc[1])] if nvcc else found
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         if target.device != "cuda":
@@ -100,12 +97,16 @@ class Nvrtc:
         tool, version = found
         if version[0] != target.cuda_version[0] or version > target.cuda_version:
             raise TargetError(
-                f"{variant.op} needs nvcc, and nvcc {version[0]}.{version[1]} cannot build for {target}"
+                f"{variant.op} needs nvcc, and nvcc {version[0]}.{version[1]} "
+                f"cannot build for {target}"
             )
         build = staging / "build"
         build.mkdir()
         source = variant.source
-        reference = f"\nstatic void* jitkern_used[] = {{(void*)&{expression}, (void*)&{ptx.probe(expression)}}};\n"
+        reference = (
+            f"\nstatic void* jitkern_used[] = "
+            f"{{(void*)&{expression}, (void*)&{ptx.probe(expression)}}};\n"
+        )
         (build / "kernel.cu").write_text(f'#line 1 "{source.paths[0]}"\n{unit}{reference}')
         command = [
             tool, "-cubin", f"-arch={target.arch}", *self.flags(source, target),
@@ -133,7 +134,7 @@ class Nvrtc:
         symbol, parameters = ptx.signature((build / "kernel.ptx").read_text())
         (staging / "kernel.cubin").write_bytes((build / "out.cubin").read_bytes())
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
-        return Built({"name": "nvcc", "version": f"{version[0]}.{version[1]}"}, meta)
+        return Built(_nvcc_identity(version), meta)
 
 
 class _Program:
@@ -144,8 +145,8 @@ class _Program:
     ) -> None:
         self._library = library
         self._handle = ctypes.c_void_p()
-        # A constant absolute name in a directory that does not exist: NVRTC searches quoted includes in the
-        # name's directory, and bytes of the cubin depend on the name.
+        # A constant absolute name in a directory that does not exist: NVRTC searches quoted
+        # includes in the name's directory, and bytes of the cubin depend on the name.
         self._ok(
             library.nvrtcCreateProgram(
                 ctypes.byref(self._handle), text.encode(), name.encode(), 0, None, None
@@ -189,6 +190,10 @@ class _Program:
             )
 
 
+def _nvcc_identity(version: tuple[int, int]) -> dict[str, str]:
+    return {"name": "nvcc", "version": f"{version[0]}.{version[1]}"}
+
+
 def _name_of(variant: Variant) -> str:
     return f"/jitkern/{Path(variant.source.folder).name}/{variant.source.files[0]}"
 
@@ -200,13 +205,14 @@ def _check_arch(library: ctypes.CDLL, target: Target) -> None:
     library.nvrtcGetSupportedArchs(archs)
     if int(re.sub(r"\D", "", target.arch)) not in list(archs):
         raise TargetError(
-            f"NVRTC cannot build for {target}: it supports {', '.join(f'sm_{arch}' for arch in archs)}"
+            f"NVRTC cannot build for {target}: it supports "
+            f"{', '.join(f'sm_{arch}' for arch in archs)}"
         )
 
 
 @functools.cache
 def _build_id(library: ctypes.CDLL) -> str:
-    """The full version, which nvrtcVersion does not give: `V13.0.88`, from the PTX of an empty program."""
+    """The full version, which nvrtcVersion does not give: `V13.0.88`, from an empty PTX program."""
     program = _Program(library, "", "/jitkern/empty.cu", ())
     try:
         program.compile(["--no-cache"])
@@ -217,7 +223,7 @@ def _build_id(library: ctypes.CDLL) -> str:
 
 
 def _template_arguments(variant: Variant, text: str) -> str:
-    """`<float, 4>`: the arguments in the order in which the source declares its template parameters."""
+    """`<float, 4>`: the arguments in the order of the source's template parameters."""
     given = dict(variant.template)
     if not given:
         return ""
@@ -225,8 +231,8 @@ def _template_arguments(variant: Variant, text: str) -> str:
     unknown = [name for name in given if declared is not None and name not in declared]
     if unknown:
         raise CompileError(
-            f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} has no template parameter "
-            f"`{unknown[0]}`; it has: {', '.join(declared or []) or 'none'}",
+            f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} has "
+            f"no template parameter `{unknown[0]}`; it has: {', '.join(declared or []) or 'none'}",
             op=variant.op,
         )
     order = [name for name in declared if name in given] if declared else list(given)
@@ -236,7 +242,8 @@ def _template_arguments(variant: Variant, text: str) -> str:
 def _template_parameters(function: str, text: str) -> list[str] | None:
     """Names of the template parameters, read from the text; None where it cannot be told."""
     found = re.search(
-        rf"(template\s*<([^;{{}}()]*)>\s*)?(?:static\s+|inline\s+)*__global__[^;{{}}]*?\b{re.escape(function)}\s*\(",
+        rf"(template\s*<([^;{{}}()]*)>\s*)?(?:static\s+|inline\s+)*"
+        rf"__global__[^;{{}}]*?\b{re.escape(function)}\s*\(",
         text,
     )
     if not found:
@@ -264,7 +271,8 @@ def _argument(op: str, name: str, value: Constant) -> str:
 def _missing_header(header: str, target: Target) -> str:
     for pattern, wheel in toolkit.HEADER_WHEELS:
         if re.match(pattern, header):
-            return f"<{header}> comes with the CUDA headers: {toolkit.pip_line(wheel, target.cuda_version)}"
+            remedy = toolkit.pip_line(wheel, target.cuda_version)
+            return f"<{header}> comes with the CUDA headers: {remedy}"
     return f"<{header}> is a host header, which NVRTC does not have: remove it, or install nvcc"
 
 

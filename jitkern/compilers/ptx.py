@@ -1,7 +1,7 @@
 """A CUDA kernel's parameter types, as the compiler saw them.
 
-PTX `.param` lines tell sizes but not pointer types, so a probe kernel whose template argument is the
-kernel's own type is compiled along: its mangled name spells the types of every parameter.
+PTX `.param` lines tell sizes but not pointer types, so a probe kernel whose template argument is
+the kernel's own type is compiled along: its mangled name spells the types of every parameter.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def probe(expression: str) -> str:
 def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     """(symbol, parameter codes) of the probed kernel in PTX `text`.
 
-    A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else, or ""
-    for a parameter that no argument can be passed for (a struct by value).
+    A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else,
+    or "" for a parameter that no argument can be passed for (a struct by value).
     """
     entries = _ENTRY.findall(text)
     spelled = {entry: _demangle(entry) for entry in entries}

@@ -1,4 +1,4 @@
-"""What every compiler file shares: its result, running a tool, and turning a tool's output into an error."""
+"""What every compiler file shares: its result, running a tool, and turning output into an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def compile_error(
     """The error for a tool that refused the source: its first complaints, then what to do."""
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise CacheError(
-            f"{variant.op} for {target}: no space is left to compile in; free some, or set JITKERN_CACHE_DIR"
+            f"{variant.op} for {target}: no space is left to compile in; "
+            "free some, or set JITKERN_CACHE_DIR"
         )
     lines = output.strip().splitlines()
     said = "\n".join(line.strip() for line in _ERROR.findall(output)[:3]) or (

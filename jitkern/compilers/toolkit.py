@@ -1,4 +1,4 @@
-"""Where the CUDA toolchain is: pip wheels first (no CUDA_HOME needed), then an installed toolkit."""
+"""Where the CUDA toolchain is: pip wheels (no CUDA_HOME needed), then an installed toolkit."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
         raise CompilerNotFound(f"no NVRTC to build for {target}: {remedy}", remedy=remedy)
     here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))
     raise TargetError(
-        f"NVRTC {here} cannot build for {target}, which wants {wanted[0]}.{wanted[1]} or older: {remedy}"
+        f"NVRTC {here} cannot build for {target}, "
+        f"which wants {wanted[0]}.{wanted[1]} or older: {remedy}"
     )
 
 

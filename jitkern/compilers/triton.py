@@ -1,7 +1,8 @@
-"""Triton, for `@triton.jit` functions: compiled without a GPU; cubin, metadata and signature go into our entry.
+"""Triton, for `@triton.jit` functions: compiled without a GPU.
 
-Triton runs in a child process (`triton_worker`) with a scrubbed environment: neither its 500 MB library nor
-its own cache enters the user's process, and a crash of the compiler is an error message.
+Cubin, metadata and signature go into our entry. Triton runs in a child process (`triton_worker`)
+with a scrubbed environment: neither its 500 MB library nor its own cache enters the user's process,
+and a crash of the compiler is an error message.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class TritonCompiler:
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         return tuple(source.flags)
 
-    def identity(self) -> dict[str, str]:
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         if importlib.util.find_spec("triton") is None:
             raise CompilerNotFound(f"Triton is not installed: {REMEDY}", remedy=REMEDY)
-        return {"name": "triton", "version": importlib.metadata.version("triton")}
+        return [{"name": "triton", "version": importlib.metadata.version("triton")}]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
-        identity = self.identity()
+        (identity,) = self.identities(variant.source, target)
         if target.device != "cuda":
             raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
         request: dict[str, Any] = {
@@ -74,7 +75,7 @@ class TritonCompiler:
 
 @dataclass(frozen=True)
 class Function:
-    """A `@triton.jit` function as its text declares it: what a launch needs to know without Triton."""
+    """A `@triton.jit` function as its text declares it: what a launch needs without Triton."""
 
     parameters: tuple[str, ...]
     constexprs: frozenset[str]
@@ -128,7 +129,10 @@ def _named(decorator: ast.expr, keyword: str, names: list[str]) -> list[str]:
 
 
 class Worker:
-    """A child process that runs Triton for one thread; it ends by itself when it is idle or its parent is gone."""
+    """A child process that runs Triton for one thread.
+
+    It ends by itself when it is idle or its parent is gone.
+    """
 
     def __init__(self, command: list[str], source: Source) -> None:
         environment = config.current().build_environment(tuple(source.environment))

@@ -1,4 +1,4 @@
-"""The child process that runs Triton: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""The child process that runs Triton: a JSON request a line on stdin, an answer a line on stdout.
 
 It ends when its parent closes the pipe (or dies), or after being idle for a while.
 """
@@ -130,7 +130,8 @@ def _function(variant: Variant) -> Any:
     path = variant.source.paths[0]
     if fn is not None:
         raise TypeError(
-            f"`{variant.function}` in {path} is a {type(fn).__name__}, not a plain @triton.jit function"
+            f"`{variant.function}` in {path} is a {type(fn).__name__}, "
+            "not a plain @triton.jit function"
         )
     names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
     raise AttributeError(

@@ -33,8 +33,8 @@ def values_of(
 ) -> list[float | None]:
     """What to pass for each argument: a tensor's address, or the number itself.
 
-    Raises LaunchError for a wrong count, type, dtype or device, and for a number out of range: nothing is
-    ever truncated.
+    Raises LaunchError for a wrong count, type, dtype or device, and for a number out of range:
+    nothing is ever truncated.
     """
     if len(args) != len(parameters):
         raise LaunchError(
@@ -72,7 +72,8 @@ def _value(what: str, position: int, code: str, arg: object, device: torch.devic
         return float(arg)
     elif not code:
         raise LaunchError(
-            f"{what}: parameter {position} has a type that no argument can be passed for (a struct by value?)"
+            f"{what}: parameter {position} has a type that no argument can be passed for "
+            "(a struct by value?)"
         )
     raise _wrong(
         what, position, "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`"

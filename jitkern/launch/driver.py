@@ -72,9 +72,10 @@ class CudaFunction:
         cooperative: bool = False,
         pdl: bool = False,
     ) -> None:
-        """Start it on `stream` of `device`; `values` match `parameters`. A grid with a 0 launches nothing.
+        """Start it on `stream` of `device`; `values` match `parameters`.
 
-        Raises LaunchError with the driver's reason and the launch configuration.
+        A grid with a 0 launches nothing. Raises LaunchError with the driver's reason and the launch
+        configuration.
         """
         if 0 in grid:
             return

@@ -45,7 +45,10 @@ def load(source: Source, entry: Entry) -> Any:
 
 
 def _open(entry: Entry) -> ctypes.CDLL:
-    """dlopen knows a library by its path; artifact names carry a digest of their content, so a rebuilt one is another."""
+    """dlopen knows a library by its path.
+
+    Artifact names carry a digest of their content, so a rebuilt one is another.
+    """
     return ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
 
 

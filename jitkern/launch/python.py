@@ -1,7 +1,8 @@
 """Running a launch function in Python: its first argument `k` compiles, checks and starts kernels.
 
-`k.name[{"T": x.dtype}](y, x, n, grid=rows, block=256)` is one launch. The same function also runs with a
-`k` that launches nothing (the fake) and with one that only notes the variants it would use (prewarm).
+`k.name[{"T": x.dtype}](y, x, n, grid=rows, block=256)` is one launch. The same function also runs
+with a `k` that launches nothing (the fake) and with one that only notes the variants it would use
+(prewarm).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jitkern.kernel import Constant, Source, Variant
 from jitkern.launch.arguments import SHORT, values_of
 from jitkern.target import Target
 
-_KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl"}
+_KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *OPTIONS}
 
 
 class Call(NamedTuple):
@@ -43,11 +44,9 @@ class Kernels:
         return Function(self, name, ())
 
     def _launch(self, call: Call) -> None:
-        unknown = set(call.keywords) - _KEYWORDS - set(OPTIONS)
-        if unknown:
-            raise LaunchError(
-                f"`{call.function}` was called with the unknown keyword `{min(unknown)}`"
-            )
+        if not _KEYWORDS.issuperset(call.keywords):
+            unknown = min(set(call.keywords) - _KEYWORDS)
+            raise LaunchError(f"`{call.function}` was called with the unknown keyword `{unknown}`")
         self._start(call)
         self.launched += 1
 
@@ -72,7 +71,7 @@ def ignore(_: Call) -> None:
 
 
 def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int, ...] | None]:
-    """The variant that a call needs, and which of its arguments the compiled kernel takes (None: all)."""
+    """The variant that a call needs, and which arguments the compiled kernel takes (None: all)."""
     template = tuple((name, _constant(op, name, value)) for name, value in call.template)
     if source.kind != "triton":
         return Variant(op, source, call.function, template), None
@@ -85,8 +84,9 @@ def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int,
     unknown = [name for name, _ in template if name not in declared.parameters]
     if unset or unknown or len(names) != len(call.args):
         raise LaunchError(
-            f"{op}: `{call.function}({', '.join(declared.parameters)})` got {len(call.args)} arguments and the "
-            f"constexprs {[name for name, _ in template]}; missing or unknown: {unset + unknown or 'a number of arguments'}"
+            f"{op}: `{call.function}({', '.join(declared.parameters)})` got {len(call.args)} "
+            f"arguments and the constexprs {[name for name, _ in template]}; missing or unknown: "
+            f"{unset + unknown or 'a number of arguments'}"
         )
     signature = tuple(
         _triton_class(
@@ -202,9 +202,10 @@ class Runner:
 
 
 def with_light_torch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a `torch` whose `_check` does not import sympy, which costs 0.7 s on first use.
+    """The function with a `torch` whose `_check` does not import sympy (0.7 s on first use).
 
-    Functions of the same module that it calls see that `torch` too. What the module binds later is not seen.
+    Functions of the same module that it calls see that `torch` too. What the module binds later is
+    not seen.
     """
     if (
         not isinstance(function, types.FunctionType)
@@ -269,7 +270,7 @@ def _three(what: str, name: str, value: Any) -> tuple[int, int, int]:
 
 
 def _triton_class(arg: Any, *, special: bool, aligned: bool) -> str:
-    """Triton's class of an argument: type, and where it specialises on them, ==1 and divisible by 16."""
+    """Triton's class of an argument: type, and where specialised on, ==1 and divisible by 16."""
     if arg is None:
         return "None"
     if isinstance(arg, torch.Tensor):

@@ -1,4 +1,4 @@
-"""out = softmax(x) over the last dimension, with the online normalizer (Milakov & Gimelshein 2018)."""
+"""out = softmax(x) over the last dimension; online normalizer (Milakov & Gimelshein 2018)."""
 
 import math
 

@@ -1,0 +1,36 @@
+# make demo    set up, compile the kernels for this machine, check every op against PyTorch, print the table
+# make test    set up and run the tests
+# make check   set up and run the linter and the type checker
+#
+# Everything is installed into $(VENV); nothing else is touched. Another Torch: make test TORCH=2.15.0
+PYTHON ?= python3
+TORCH ?= 2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-$(TORCH)
+
+.PHONY: demo test check clean
+
+demo: $(READY)
+	$(BIN)/jitkern prewarm --keep-going
+	$(BIN)/python -m benches.demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check jitkern cache_tools kernels_src tests benches
+	$(BIN)/ruff format --check jitkern cache_tools kernels_src tests benches
+	$(BIN)/mypy
+
+# The extra with the CUDA toolchain follows the CUDA version that Torch was built with.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q "torch==$(TORCH)"
+	extra=$$($(BIN)/python -W ignore -c "import torch; print({'13.2': 'cu132'}.get(torch.version.cuda, 'cuda'))") && \
+	$(BIN)/python -m pip install -q -e ".[test,check,$$extra]"
+	rm -f $(VENV)/.ready-*
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,53 @@
+"""Calls every shipped op from every kernel that fits this machine and compares it with PyTorch."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import jitkern.ops  # noqa: F401  declares the ops
+from jitkern import config, jit
+from jitkern.errors import JitkernError
+from jitkern.register import OPS, Op
+
+
+def main() -> int:
+    """Print one row for each op, device and kind of source; returns 1 if a result was wrong."""
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    wrong = 0
+    print(f"{'op':28} {'device':6} {'source':10} {'samples':>7}  largest error, in rounding errors")
+    for name, op in sorted(OPS.items()):
+        for device in devices:
+            for source in op.sources[device]:
+                with config.using(prefer=source.kind, fallback="raise"):
+                    try:
+                        count, error = compare(op, device)
+                    except JitkernError as e:
+                        why = str(e).splitlines()[0]
+                        print(f"{name:28} {device:6} {source.kind:10} {'-':>7}  {why}")
+                        continue
+                wrong += error > 4
+                print(f"{name:28} {device:6} {source.kind:10} {count:7}  {error:.2f}")
+    stats = jit.stats()
+    print(
+        f"{stats['compiles']:.0f} kernels compiled now, {stats['hits']:.0f} came from "
+        f"{config.current().cache_dir}"
+    )
+    return 1 if wrong else 0
+
+
+def compare(op: Op, device: str) -> tuple[int, float]:
+    """(samples, largest error against the reference in float64 in units of the dtype's epsilon)."""
+    worst = 0.0
+    samples = op.sample_inputs(device)
+    for args in samples:
+        got, want = op(*args), op.run_reference(*(a.double() for a in args))
+        if got.numel():
+            error = (got.double() - want).abs() / (want.abs() + 1) / torch.finfo(got.dtype).eps
+            worst = max(worst, error.max().item())
+    return len(samples), worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""What only a GPU can show: streams, threads, graphs, launch failures, launch attributes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+import jitkern.ops
+from jitkern import config
+from jitkern.declare import Cuda, kernel
+from jitkern.errors import LaunchError, NotCached
+
+pytestmark = pytest.mark.gpu
+_number = itertools.count()
+
+SOURCE = """
+#include <cooperative_groups.h>
+__global__ void fill(int* out, long long n, int value) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < n) out[i] = value;
+}
+__global__ void reverse(int* out, const int* x, int n) {
+  extern __shared__ int row[];
+  for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = row[n - 1 - i];
+}
+__global__ void ranks(int* out) {
+  auto cluster = cooperative_groups::this_cluster();
+  if (threadIdx.x == 0) out[blockIdx.x] = cluster.block_rank() * 100 + cluster.num_blocks();
+}
+__global__ void together(int* out) {
+  auto grid = cooperative_groups::this_grid();
+  if (grid.thread_rank() == 0) out[0] = 7;
+  grid.sync();
+  if (threadIdx.x == 0) out[1 + blockIdx.x] = out[0];
+}
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Declare an op `(Tensor x) -> Tensor` from a launch function on SOURCE."""
+    (tmp_path / "k.cu").write_text(SOURCE)
+
+    def declare(function):
+        op = kernel(
+            f"jitkern_gpu::k{next(_number)}(Tensor x) -> Tensor", cuda=Cuda(str(tmp_path / "k.cu"))
+        )
+        op.launch("cuda")(function)
+        return op
+
+    return declare
+
+
+def fill(k, x):
+    out = torch.empty_like(x)
+    k.fill(out, x.numel(), 5, grid=(x.numel() + 255) // 256, block=256)
+    return out
+
+
+X = torch.zeros(1000, dtype=torch.int32)
+
+
+def test_the_current_stream_is_used(launch):
+    op, x = launch(fill), X.cuda()
+    op(x)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        out = op(x)
+    assert not stream.query()
+    stream.synchronize()
+    assert (out == 5).all()
+
+
+def test_a_thread_that_never_used_cuda_can_launch(launch):
+    op, x = launch(fill), X.cuda()
+    op(x)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(op(x))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8 and all((out == 5).all() for out in results)
+
+
+def test_capture_and_replay():
+    x = torch.ones(1000, device="cuda")
+    jitkern.ops.vec_add(x, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = jitkern.ops.vec_add(x, x)
+    x.fill_(3)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (out == 6).all()
+
+
+def test_a_miss_during_capture_is_refused_with_the_prewarm_hint(launch):
+    op, x = launch(fill), X.cuda()
+    with (
+        pytest.raises(NotCached, match="graph is being captured.*jitkern prewarm"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        op(x)
+
+
+def test_a_failed_launch_gives_the_configuration_and_hurts_nothing(launch):
+    def bad(k, x):
+        k.fill(x, x.numel(), 5, grid=1, block=4096)
+        return torch.empty_like(x)
+
+    op, x = launch(bad), X.cuda()
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        with pytest.raises(
+            LaunchError, match=r"CUDA error 1 .*grid=\(1, 1, 1\) block=\(4096, 1, 1\) smem=0"
+        ):
+            op(x)
+    assert torch.cuda.memory_allocated() == before
+    assert (launch(fill)(x) == 5).all()
+
+
+def test_a_zero_grid_launches_nothing(launch):
+    op = launch(fill)
+    assert op(X[:0].cuda()).shape == (0,)
+
+
+def test_a_cpu_tensor_among_cuda_ones_is_named(launch):
+    def mixed(k, x):
+        k.fill(torch.empty(4, dtype=torch.int32), 4, 5, grid=1, block=32)
+        return torch.empty_like(x)
+
+    with pytest.raises(LaunchError, match="argument 0 must be a tensor on cuda:0, got one on cpu"):
+        launch(mixed)(X.cuda())
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (lambda x: (x.float(), 1, 5), "argument 0 must be a int32 tensor"),
+        (lambda x: (x, 1, 2**31), "argument 2 must be an integer that fits i32"),
+        (lambda x: (x, 1.5, 5), "argument 1 must be i64"),
+        (lambda x: (x, 1), "takes 3 arguments"),
+    ],
+)
+def test_wrong_arguments_never_reach_the_kernel(launch, args, says):
+    def wrong(k, x):
+        k.fill(*args(x), grid=1, block=32)
+        return torch.empty_like(x)
+
+    with pytest.raises(LaunchError, match=says):
+        launch(wrong)(X.cuda())
+
+
+def test_int64_is_not_truncated(launch):
+    def far(k, x):
+        out = torch.zeros_like(x)
+        k.fill(out, 2**40 + 3, 5, grid=1, block=64)
+        return out
+
+    assert (launch(far)(X.cuda())[:64] == 5).all()
+
+
+def test_more_than_48_kib_of_shared_memory(launch):
+    def reverse(k, x):
+        out = torch.empty_like(x)
+        k.reverse(out, x, x.numel(), grid=1, block=256, smem=4 * x.numel())
+        return out
+
+    x = torch.arange(25_000, dtype=torch.int32, device="cuda")
+    assert torch.equal(launch(reverse)(x), x.flip(0))
+    with pytest.raises(LaunchError, match="bytes of shared memory"):
+        launch(reverse)(torch.zeros(10_000_000, dtype=torch.int32, device="cuda"))
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
+    reason="clusters need sm_90",
+)
+def test_clusters(launch):
+    def ranks(k, x):
+        out = torch.zeros_like(x)
+        k.ranks(out, grid=8, block=32, cluster=4)
+        return out
+
+    assert launch(ranks)(X[:8].cuda()).tolist() == [4, 104, 204, 304] * 2
+
+
+def test_cooperative_launch(launch):
+    def together(k, x):
+        out = torch.zeros_like(x)
+        k.together(out, grid=16, block=64, cooperative=True)
+        return out
+
+    assert (launch(together)(X[:17].cuda()) == 7).all()
+
+
+def test_all_sources_agree():
+    x, y = torch.randn(2, 4097, device="cuda")
+    results = []
+    for kind in ("nvrtc", "triton"):
+        with config.using(prefer=kind):
+            results.append(jitkern.ops.vec_add(x, y))
+    assert torch.equal(*results)
+
+
+def test_a_warm_start_needs_no_compiler_and_imports_no_triton(run_python):
+    code = """
+import os, subprocess, sys, torch, jitkern.ops, jitkern
+from jitkern import config
+if {warm}:
+    class Hidden:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] == "triton": raise ImportError("hidden")
+    sys.meta_path.insert(0, Hidden())
+    def refuse(*a, **k): raise AssertionError("a subprocess")
+    subprocess.Popen.__init__ = refuse
+x = torch.randn(4, 48, device="cuda")
+for kind in ("nvrtc", "triton"):
+    with config.using(prefer=kind):
+        assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
+        torch.testing.assert_close(jitkern.ops.softmax(x), torch.softmax(x, -1))
+print(jitkern.stats()["compiles"], "triton" in sys.modules)
+"""
+    cold = run_python(code.format(warm=False))
+    assert cold.stdout.startswith("4 "), cold.stderr
+    warm = run_python(code.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
+    assert warm.stdout == "0 False\n", warm.stderr

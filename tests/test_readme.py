@@ -1,0 +1,88 @@
+"""Every snippet of the README is run, in order, in one directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from jitkern.compilers import toolkit
+from jitkern.config import Config
+
+README = (REPOSITORY / "README.md").read_text()
+SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def code(*languages):
+    return [text for language, text in SNIPPETS if language in languages]
+
+
+def test_python_cuda_and_cpp_snippets_run(tmp_path, run_python):
+    ran = 0
+    for text in code("cuda", "cpp", "python"):
+        named = re.match(r"(?:#|//) (scale/[\w.]+)\n", text)
+        if named:
+            path = tmp_path / named.group(1)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            continue
+    for text in code("python"):
+        if not text.startswith("# scale/"):
+            done = run_python(text)
+            assert done.returncode == 0, f"{text}\n{done.stderr}"
+            ran += 1
+    assert ran == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]")
+def test_shell_snippets_run(tmp_path):
+    scripts = Path(sys.executable).parent
+    for line in "".join(code("sh")).splitlines():
+        command = line.partition("#")[0].split()
+        environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+        if command[0] == "make":  # the real ones set up an environment and run this very test
+            command = [*command, "-n", "-C", str(REPOSITORY)]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_demo_runs():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benches.demo"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("jitkern::")]
+    assert {row[0] for row in rows} == {
+        f"jitkern::{op}" for op in ("muladd", "softmax", "softmax_backward", "vec_add")
+    }
+    assert all(float(row[-1]) <= 4 for row in rows)
+
+
+def test_every_setting_is_in_the_table():
+    documented = set(re.findall(r"`(JITKERN_[A-Z_]+)`", README))
+    read = set(
+        re.findall(r'"(JITKERN_[A-Z_]+)"', (REPOSITORY / "jitkern" / "config.py").read_text())
+    )
+    assert documented == read
+    assert {"JITKERN_VERIFY", "JITKERN_PREFER"} <= read
+    assert Config.from_env({})
+
+
+def test_every_command_line_of_the_readme_exists():
+    from jitkern.cli import COMMANDS
+
+    used = set(re.findall(r"jitkern (\w+)", "".join(code("sh"))))
+    assert used <= set(COMMANDS)
