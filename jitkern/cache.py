@@ -16,23 +16,24 @@ import atexit
 import contextlib
 import errno
 import functools
-import hashlib
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from jitkern import trust
 from jitkern.config import Config
+from jitkern.entry import Entry, read_entry
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.key import Key
-from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.manifest import NAME, Artifact, Manifest
+
+__all__ = ["VERSION", "Cache", "Entry", "private_root"]
 
 VERSION = "v1"
 TAG = (
@@ -43,21 +44,6 @@ STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swe
 QUARANTINED = 20  # entries kept for a look at what went wrong
 _NOT_ENTRIES = ("tmp", "bad")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One published directory."""
-
-    path: Path
-    manifest: Manifest
-
-    def read(self, name: str) -> bytes:
-        """The bytes of an artifact, verified.
-
-        Raises ValueError where they are not what was published.
-        """
-        return _read_verified(self.path / name, self.manifest.artifacts[name])
 
 
 class Cache:
@@ -97,13 +83,17 @@ class Cache:
         for root in (self.root, *self.layers):
             path = root / VERSION / key.target / key.name
             try:
-                return self._check(path, key.digest, root)
+                entry = self._read(path, root)
+                if entry.manifest.digest == key.digest:
+                    return entry
+                problem: Exception = ValueError("its manifest belongs to another key")
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, ValueError) as e:
-                _log.warning("%s is damaged (%s); compiling it again", path, e)
-                if root == self.root:
-                    self._quarantine(path)
+                problem = e
+            _log.warning("%s is damaged (%s); compiling it again", path, problem)
+            if root == self.root:
+                self._quarantine(path)
         return None
 
     @contextlib.contextmanager
@@ -185,42 +175,21 @@ class Cache:
                 if path.parent.name in _NOT_ENTRIES or not path.is_dir():
                     continue
                 try:
-                    yield path, self._check(path, None, root)
+                    yield path, self._read(path, root)
                 except (OSError, ValueError) as e:
                     yield path, ValueError(str(e))
 
-    def _check(self, path: Path, digest: str | None, root: Path) -> Entry:
+    def _read(self, path: Path, root: Path) -> Entry:
         owners = {os.geteuid()} if hasattr(os, "geteuid") else set()
-        status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise ValueError("it is not a directory")
         if root != self.root:
-            owners |= {0}
             reason = trust.distrust_layer(root)
             if reason:
                 raise ValueError(reason)
-        reason = trust.distrust_entry(status, owners) if owners else ""
-        if reason:
-            raise ValueError(f"it {reason}")
+            owners |= {0}
         try:
-            manifest = Manifest.decode(_read_file(path / NAME, MAX_BYTES, owners))
-        except FileNotFoundError as e:
-            raise ValueError("it has no manifest") from e
-        recomputed = manifest.digest
-        if path.name.rpartition("-")[2] != recomputed[:16] or digest not in (None, recomputed):
-            raise ValueError("its manifest belongs to another entry")
-        for name, artifact in manifest.artifacts.items():
-            self._check_artifact(path / name, artifact)
-        return Entry(path, manifest)
-
-    def _check_artifact(self, path: Path, artifact: Artifact) -> None:
-        try:
-            if self.verify == "always":
-                _read_verified(path, artifact)
-            elif path.lstat().st_size != artifact.size:
-                raise ValueError(f"{path.name} has the wrong size")
-        except FileNotFoundError as e:
-            raise ValueError(f"{path.name} is missing") from e
+            return read_entry(path, owners, verify=self.verify)
+        except ValueError:  # perhaps it was replaced just then: look once more
+            return read_entry(path, owners, verify=self.verify)
 
     def _quarantine(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -282,23 +251,3 @@ def _reason(e: OSError) -> str:
     if e.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"{e.filename} is a file; remove it, or point JITKERN_CACHE_DIR at a directory"
     return f"{e.strerror}; make it writable, or point JITKERN_CACHE_DIR at a directory that is"
-
-
-def _read_file(path: Path, limit: int, owners: set[int] | None = None) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes, links not followed."""
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise ValueError(f"{path.name} is not a regular file of at most {limit} bytes")
-        reason = trust.distrust_entry(status, owners) if owners else ""
-        if reason:
-            raise ValueError(f"{path.name} {reason}")
-        return file.read(limit)
-
-
-def _read_verified(path: Path, artifact: Artifact) -> bytes:
-    data = _read_file(path, artifact.size)
-    if len(data) != artifact.size or hashlib.sha256(data).hexdigest() != artifact.sha256:
-        raise ValueError(f"{path.name} is not what was published")
-    return data

@@ -19,11 +19,11 @@ from pathlib import Path
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.kernel import Source
 
-_INCLUDE = re.compile(
-    rb'^[ \t]*(?:#|%:)[ \t]*(?:include|include_next|import|embed)[ \t]*(["<])([^">\n]+)[">]',
-    re.MULTILINE,
+# Compiled on first use, like every pattern here: an import compiles none.
+_INCLUDE = (
+    rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:include|include_next|import|embed)[ \t]*(["<])([^">\n]+)[">]'
 )
-_CONTINUED = re.compile(rb"\\\r?\n")
+_CONTINUED = rb"\\\r?\n"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
             continue
         seen.add(resolved)
         yield label, path
-        for quote, name in _INCLUDE.findall(_CONTINUED.sub(b"", path.read_bytes())):
+        for quote, name in re.findall(_INCLUDE, re.sub(_CONTINUED, b"", path.read_bytes())):
             header = _resolve(
                 source, path, name.decode(errors="surrogateescape"), quoted=quote == b'"'
             )

@@ -14,8 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitkern import config, lock
 from jitkern.cache import Cache, Entry, private_root
@@ -46,8 +45,7 @@ _locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """What happened to a variant: status is `hit`, `built` or `failed`; seconds is what it took."""
 
     op: str

@@ -13,6 +13,12 @@ from typing import ClassVar, NamedTuple
 
 from jitkern.errors import DeclarationError
 
+TRITON_OPTIONS = (
+    "num_warps",
+    "num_stages",
+    "num_ctas",
+    "maxnreg",
+)  # launch keywords it compiles in
 Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
 
 
@@ -44,8 +50,7 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class Include:
+class Include(NamedTuple):
     """A directory that `#include` searches.
 
     Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version stands for
@@ -115,7 +120,6 @@ class Source:
         ]
 
 
-@dataclass(frozen=True)
 class Cuda(Source):
     """A `.cu` file of `__global__` functions, compiled by NVRTC (nvcc if it needs host headers)."""
 
@@ -138,7 +142,6 @@ class Cpp(Source):
     openmp: bool = field(default=False, kw_only=True)
 
 
-@dataclass(frozen=True)
 class Triton(Source):
     """A `.py` file of `@triton.jit` functions."""
 

@@ -18,9 +18,9 @@ from jitkern.key import canonical, digest_of
 NAME = "manifest.json"
 LOG = "compile.log"
 MAX_BYTES = 4 << 20
-_SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}\n')
+_SEAL = rb',"sha256":"([0-9a-f]{64})"\}\n'
 _SEAL_BYTES = len(b',"sha256":""}\n') + 64
-_ARTIFACT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_ARTIFACT_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Manifest:
 
         Raises ValueError for anything that `encode` would not have written.
         """
-        seal = _SEAL.fullmatch(data[-_SEAL_BYTES:])
+        seal = re.fullmatch(_SEAL, data[-_SEAL_BYTES:])
         body = data[:-_SEAL_BYTES]
         if not seal or hashlib.sha256(body).hexdigest().encode() != seal.group(1):
             raise ValueError("its checksum does not match its content")
@@ -78,6 +78,6 @@ class Manifest:
             manifest = cls(artifacts=artifacts, **fields)
         except (AttributeError, KeyError, TypeError) as e:
             raise ValueError(f"it has not the expected fields: {e}") from e
-        if not artifacts or not all(map(_ARTIFACT_NAME.fullmatch, artifacts)):
+        if not artifacts or not all(re.fullmatch(_ARTIFACT_NAME, name) for name in artifacts):
             raise ValueError("it lists no artifact, or one with an odd name")
         return manifest

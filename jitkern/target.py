@@ -20,14 +20,12 @@ from jitkern import config
 from jitkern.errors import TargetError
 
 EXAMPLES = "`cuda-sm_90-cu130-torch2.11.0` or `cpu-x86_64-torch2.13.0`"
-_PATTERN = re.compile(
-    r"""(?:cuda-(?P<sm>sm_[1-9]\d{1,2}[af]?)-cu(?P<cuda>\d{2,3}) | cpu-(?P<cpu>[a-z][a-z0-9_]*))
+_PATTERN = r"""(?x)
+        (?:cuda-(?P<sm>sm_[1-9]\d{1,2}[af]?)-cu(?P<cuda>\d{2,3}) | cpu-(?P<cpu>[a-z][a-z0-9_]*))
         -torch(?P<torch>\d+\.\d[\w.+!]*)
         (?:-(?P<platform>[a-z]+_[a-z0-9_]+))?
-        (?:-(?P<abi>cxx11[\w.]*))?""",
-    re.VERBOSE,
-)
-_PUBLIC = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+)?)(?:\+(?:cpu|cu\d+|rocm[\d.]+|xpu))?")
+        (?:-(?P<abi>cxx11[\w.]*))?"""
+_PUBLIC = r"(\d+\.\d+\.\d+(?:\.post\d+)?)(?:\+(?:cpu|cu\d+|rocm[\d.]+|xpu))?"
 _LEVELS = (  # x86-64 psABI levels, each on top of the one before
     ("v2", {"sse4_1", "sse4_2", "ssse3", "popcnt", "cx16"}),
     ("v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}),
@@ -57,7 +55,7 @@ class Target:
     @classmethod
     def parse(cls, text: str) -> Target:
         """The target that `text` spells. Raises TargetError."""
-        match = _PATTERN.fullmatch(text)
+        match = re.fullmatch(_PATTERN, text)
         if not match:
             raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}")
         part = match.groupdict(default="")
@@ -128,7 +126,7 @@ class Target:
 
 def short_version(version: str) -> str:
     """`2.11.0` for any public build of release 2.11.0; any other version whole."""
-    match = _PUBLIC.fullmatch(version)
+    match = re.fullmatch(_PUBLIC, version)
     return match.group(1) if match else version
 
 

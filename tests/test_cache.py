@@ -277,15 +277,18 @@ def test_readers_never_see_part_of_an_entry(cache, key):
             if entry:
                 try:
                     seen.add(entry.read("out.so"))
-                except FileNotFoundError:
+                except (FileNotFoundError, ValueError):  # replaced since: as good as a miss
                     continue
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(3)]
     for reader in readers:
         reader.start()
-    for i in range(20):
-        cache.replace(publish(cache, key, b"%d" % i * 10000))
-    stop.set()
+    try:
+        for i in range(100):
+            cache.replace(publish(cache, key, b"%d" % i * 10000))
+    finally:
+        stop.set()
     for reader in readers:
         reader.join()
-    assert seen <= {b"%d" % i * 10000 for i in range(20)}
+    assert seen <= {b"%d" % i * 10000 for i in range(100)}
+    assert not (cache.root / "v1" / "bad").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from jitkern import config, implementation, jit
-from jitkern.compilers import COMPILERS
+from jitkern.compilers import compiler_for
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
     CacheError,
@@ -195,8 +195,9 @@ def test_prefer_chooses_among_the_sources(tmp_path, caplog):
 
 def test_background_serves_the_reference_until_the_kernel_is_there(declare, monkeypatch):
     gate = threading.Event()
-    real = COMPILERS["cc"].compile
-    monkeypatch.setattr(COMPILERS["cc"], "compile", lambda *args: (gate.wait(20), real(*args))[1])
+    cc = compiler_for(Cpp("x.cpp"))
+    real = cc.compile
+    monkeypatch.setattr(cc, "compile", lambda *args: (gate.wait(20), real(*args))[1])
     op = declare()
     with config.using(compile="background"):
         assert torch.equal(op(X), 2 * X)

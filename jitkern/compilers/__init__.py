@@ -1,20 +1,25 @@
-"""One file per compiler, behind one contract."""
+"""One file per compiler, behind one contract. A file is imported when its kind of source is met."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jitkern.closure import Closure
-from jitkern.compilers.cc import Cc
-from jitkern.compilers.extension import LoadInline
-from jitkern.compilers.nvrtc import Nvrtc
-from jitkern.compilers.result import Built
-from jitkern.compilers.triton import TritonCompiler
 from jitkern.kernel import Source, Variant
 from jitkern.target import Target
 
-__all__ = ["COMPILERS", "Built", "Compiler", "compiler_for"]
+if TYPE_CHECKING:
+    from jitkern.compilers.result import Built
+
+_HOMES = {
+    "nvrtc": ("nvrtc", "Nvrtc"),
+    "cc": ("cc", "Cc"),
+    "triton": ("triton", "TritonCompiler"),
+    "extension": ("extension", "LoadInline"),
+}
+COMPILERS: dict[str, Compiler] = {}  # by kind of source, as they are met
 
 
 class Compiler(Protocol):
@@ -44,14 +49,11 @@ class Compiler(Protocol):
         """
 
 
-COMPILERS: dict[str, Compiler] = {
-    "nvrtc": Nvrtc(),
-    "cc": Cc(),
-    "triton": TritonCompiler(),
-    "extension": LoadInline(),
-}
-
-
 def compiler_for(source: Source) -> Compiler:
     """The compiler of this kind of source."""
+    if source.kind not in COMPILERS:
+        file, name = _HOMES[source.kind]
+        COMPILERS[source.kind] = getattr(
+            importlib.import_module(f"jitkern.compilers.{file}"), name
+        )()
     return COMPILERS[source.kind]

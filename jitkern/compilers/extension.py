@@ -1,10 +1,8 @@
 """`torch.utils.cpp_extension.load_inline`, for sources against Torch's headers.
 
-The sources register themselves.
-
-It builds in a child process inside our private staging, so that its lock file, its mtimes and its
-cache, which is keyed by name alone, cannot hurt; the result is loaded from our entry like any other
-artifact.
+The sources register themselves. It builds in a child process inside our private staging, so that
+its lock file, its mtimes and its cache, which is keyed by name alone, cannot hurt; the result is
+loaded from our entry like any other artifact.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def _check_arch(library: ctypes.CDLL, target: Target) -> None:
 
 @functools.cache
 def _build_id(library: ctypes.CDLL) -> str:
-    """The full version, which nvrtcVersion does not give: `V13.0.88`, from an empty PTX program."""
+    """The full version, which nvrtcVersion lacks: `V13.0.88`, from the PTX of an empty program."""
     program = _Program(library, "", "/jitkern/empty.cu", ())
     try:
         program.compile(["--no-cache"])

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from jitkern import jit
-from jitkern.compilers.triton import OPTIONS, functions
 from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, NotCached, TargetError
-from jitkern.kernel import Constant, Source, Variant
+from jitkern.kernel import TRITON_OPTIONS, Constant, Source, Variant
 from jitkern.launch.arguments import SHORT, values_of
 from jitkern.target import Target
 
-_KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *OPTIONS}
+_KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
 
 
 class Call(NamedTuple):
@@ -75,6 +74,8 @@ def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int,
     template = tuple((name, _constant(op, name, value)) for name, value in call.template)
     if source.kind != "triton":
         return Variant(op, source, call.function, template), None
+    from jitkern.launch.triton import functions
+
     path = source.paths[0]
     declared = functions(str(path), path.stat().st_mtime_ns).get(call.function)
     if declared is None:
@@ -96,7 +97,9 @@ def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int,
         )
         for name, arg in zip(names, call.args)
     )
-    options = tuple((name, int(call.keywords[name])) for name in OPTIONS if name in call.keywords)
+    options = tuple(
+        (name, int(call.keywords[name])) for name in TRITON_OPTIONS if name in call.keywords
+    )
     kept = tuple(i for i, kind in enumerate(signature) if kind not in ("1", "None"))
     return Variant(op, source, call.function, template, signature, options), kept
 

@@ -8,6 +8,7 @@ from jitkern import config, jit
 from jitkern.compilers import triton as compiler
 from jitkern.errors import CompileError, CompilerNotFound
 from jitkern.kernel import Triton, Variant
+from jitkern.launch import triton as declarations
 from jitkern.target import Target
 
 TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
@@ -127,7 +128,7 @@ def test_the_declaration_is_read_from_text(build):
         HEAD + "@triton.jit(do_not_specialize=['n', 1], do_not_specialize_on_alignment=['x'])\n"
         "def k(x, y, n, B: tl.constexpr, *, C: 'tl.constexpr' = 1): pass\n@other\ndef no(): pass\n"
     )
-    found = compiler.functions(str(build.folder / "k.py"), 0)
+    found = declarations.functions(str(build.folder / "k.py"), 0)
     assert list(found) == ["k"]
     assert found["k"].parameters == ("x", "y", "n", "B", "C")
     assert (found["k"].constexprs, found["k"].plain, found["k"].unaligned) == (
