@@ -3,7 +3,7 @@
     <root>/CACHEDIR.TAG
     <root>/v1/<target>/<op>[.<variant>]-<digest>/{manifest.json, compile.log, artifacts}
     <root>/v1/tmp/<uuid>/      staging, on the same file system
-    <root>/v1/bad/             quarantine
+    <root>/v1/bad/             quarantine, and the logs of failed builds
 
 An entry is built in private staging, synced, and published by one rename; it is never edited.
 Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
@@ -31,7 +31,7 @@ from jitkern.config import Config
 from jitkern.entry import Entry, read_entry
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.key import Key
-from jitkern.manifest import NAME, Artifact, Manifest
+from jitkern.manifest import LOG, NAME, Artifact, Manifest
 
 __all__ = ["VERSION", "Cache", "Entry", "private_root"]
 
@@ -179,6 +179,22 @@ class Cache:
                 except (OSError, ValueError) as e:
                     yield path, ValueError(str(e))
 
+    def keep_log(self, key: Key, staging: Path) -> Path:
+        """Keep the log of a build that failed, beside the damaged entries; returns its path."""
+        kept = self._bad(key.name)
+        with contextlib.suppress(OSError):
+            kept.mkdir(parents=True)
+            shutil.copy(staging / LOG, kept / LOG)
+            self._bound_quarantine()
+        return kept / LOG
+
+    def _bad(self, name: str) -> Path:
+        return self.root / VERSION / "bad" / f"{time.time_ns()}.{name}"
+
+    def _bound_quarantine(self) -> None:
+        for old in sorted((self.root / VERSION / "bad").iterdir())[:-QUARANTINED]:
+            shutil.rmtree(old, ignore_errors=True)
+
     def _read(self, path: Path, root: Path) -> Entry:
         owners = {os.geteuid()} if hasattr(os, "geteuid") else set()
         if root != self.root:
@@ -193,11 +209,10 @@ class Cache:
 
     def _quarantine(self, path: Path) -> None:
         with contextlib.suppress(OSError):
-            bad = self.root / VERSION / "bad"
-            bad.mkdir(mode=0o700, exist_ok=True)
-            path.rename(bad / f"{time.time_ns()}.{path.name}")
-            for old in sorted(bad.iterdir())[:-QUARANTINED]:
-                shutil.rmtree(old, ignore_errors=True)
+            bad = self._bad(path.name)
+            bad.parent.mkdir(mode=0o700, exist_ok=True)
+            path.rename(bad)
+            self._bound_quarantine()
 
     def _create_root(self) -> None:
         if not self.root.is_dir():

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import logging
+import os
 import re
 import sys
 import threading
@@ -43,6 +44,17 @@ _counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0}
 _loaded: dict[str, Any] = {}
 _locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A child forgets the locks that its parent's other threads held."""
+    global _guard  # noqa: PLW0603
+    _guard = threading.Lock()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Event(NamedTuple):
@@ -222,7 +234,12 @@ def _publish(
             key = key_of(variant, target)
             exact = compiler.target(variant.source, target)
             _check_version(variant, exact, compiler)
-            built = compiler.compile(variant, exact, closure_of(variant.source), staging)
+            try:
+                built = compiler.compile(variant, exact, closure_of(variant.source), staging)
+            except CompileError as e:
+                if e.log:
+                    e.args = (f"{e}\nfull log: {cache.keep_log(key, staging)}",)
+                raise
             if key_of(variant, target) != key:
                 continue
             if (refresh or config.current().compiler == "exact") and (old := cache.find(key)):

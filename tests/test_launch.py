@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from jitkern.errors import LaunchError
+from jitkern.errors import CompileError, LaunchError
 from jitkern.kernel import Cpp, Cuda, Triton
 from jitkern.launch.python import Call, Kernels, Runner, ignore, variant_of, with_light_torch
 from jitkern.target import Target
@@ -37,7 +37,7 @@ def test_each_template_argument_is_a_variant(kernels):
 
 def test_wrong_arguments_never_reach_the_kernel(kernels):
     x = torch.zeros(2)
-    with pytest.raises(LaunchError, match=r"`fill` of test::k takes 3 arguments"):
+    with pytest.raises(LaunchError, match=r"`fill` of test::k for cpu-.* takes 3 arguments"):
         kernels.fill[{"T": x.dtype}](x)
     with pytest.raises(LaunchError, match="argument 0 must be a float32 tensor"):
         kernels.fill[{"T": x.dtype}](x.double(), 2, 1.0)
@@ -98,6 +98,19 @@ def test_triton_specialises_as_triton_does(triton_source, args, signature, kept)
 def test_a_wrong_triton_call_says_what_is_wrong(triton_source, name, template, count, says):
     with pytest.raises(LaunchError, match=says):
         variant_of("test::k", triton_source, Call(name, template, (1,) * count, {}))
+
+
+def test_a_constexpr_default_is_compiled_in(tmp_path):
+    (tmp_path / "k.py").write_text(
+        "import triton\nimport triton.language as tl\n"
+        "@triton.jit\ndef k(x, B: tl.constexpr = 64, n=None): pass\n"
+    )
+    source = Triton("k.py", folder=str(tmp_path))
+    variant, _ = variant_of("test::k", source, Call("k", (), (torch.empty(1), 5), {"grid": 1}))
+    assert (variant.template, variant.signature[1]) == ((("B", 64),), "i32")
+    (tmp_path / "broken.py").write_text("\ndef k(:\n")
+    with pytest.raises(CompileError, match=r"broken.py\(2\): error: "):
+        variant_of("test::k", Triton("broken.py", folder=str(tmp_path)), Call("k", (), (), {}))
 
 
 def test_triton_is_not_imported_to_find_a_variant(run_python):

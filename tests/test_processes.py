@@ -75,6 +75,8 @@ def test_ctrl_c_in_mid_compile_leaves_nothing_behind(tmp_path, cache_dir):
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        # a runner in the background may have had us ignore it, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (tmp_path / "begun").exists():
         assert process.poll() is None, process.communicate()

@@ -195,7 +195,7 @@ def _nvcc_identity(version: tuple[int, int]) -> dict[str, str]:
 
 
 def _name_of(variant: Variant) -> str:
-    return f"/jitkern/{Path(variant.source.folder).name}/{variant.source.files[0]}"
+    return f"/jitkern/{variant.source.files[0]}"
 
 
 def _check_arch(library: ctypes.CDLL, target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.manifest import LOG
 from jitkern.target import Target
 
+_log = logging.getLogger(__name__)
 _ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.MULTILINE)
 
 
@@ -46,6 +48,7 @@ def run(
 
 def write_log(staging: Path, command: Sequence[str], output: str) -> None:
     """Keep the command and all it printed beside the artifacts."""
+    _log.debug("$ %s", shlex.join(command))
     (staging / LOG).write_text(f"$ {shlex.join(command)}\n{output}", encoding="utf-8")
 
 

@@ -69,9 +69,15 @@ def ignore(_: Call) -> None:
     """The start of a fake: launches nothing."""
 
 
-def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int, ...] | None]:
-    """The variant that a call needs, and which arguments the compiled kernel takes (None: all)."""
-    template = tuple((name, _constant(op, name, value)) for name, value in call.template)
+def variant_of(
+    op: str, source: Source, call: Call, where: str = ""
+) -> tuple[Variant, tuple[int, ...] | None]:
+    """The variant that a call needs, and which arguments the compiled kernel takes (None: all).
+
+    where: what errors name, by default the op.
+    """
+    where = where or op
+    template = tuple((name, _constant(where, name, value)) for name, value in call.template)
     if source.kind != "triton":
         return Variant(op, source, call.function, template), None
     from jitkern.launch.triton import functions
@@ -79,13 +85,15 @@ def variant_of(op: str, source: Source, call: Call) -> tuple[Variant, tuple[int,
     path = source.paths[0]
     declared = functions(str(path), path.stat().st_mtime_ns).get(call.function)
     if declared is None:
-        raise LaunchError(f"{op}: {path} has no @triton.jit function `{call.function}`")
+        raise LaunchError(f"{where}: {path} has no @triton.jit function `{call.function}`")
+    given = dict(template)
+    template += tuple(item for item in declared.defaults if item[0] not in given)
     names = [name for name in declared.parameters if name not in dict(template)]
     unset = [name for name in names if name in declared.constexprs]
     unknown = [name for name, _ in template if name not in declared.parameters]
     if unset or unknown or len(names) != len(call.args):
         raise LaunchError(
-            f"{op}: `{call.function}({', '.join(declared.parameters)})` got {len(call.args)} "
+            f"{where}: `{call.function}({', '.join(declared.parameters)})` got {len(call.args)} "
             f"arguments and the constexprs {[name for name, _ in template]}; missing or unknown: "
             f"{unset + unknown or 'a number of arguments'}"
         )
@@ -128,7 +136,7 @@ class Runner:
 
     def __call__(self, call: Call) -> None:
         function, kept = self._function(call)
-        what = f"`{call.function}` of {self.op}"
+        what = f"`{call.function}` of {self.op} for {self.target}"
         args = call.args if kept is None else [call.args[i] for i in kept]
         values = values_of(what, function.parameters, args, self.device)
         if self.source.kind == "cc":
@@ -137,13 +145,14 @@ class Runner:
             self._launch_cuda(function, values, call.keywords, what)
 
     def _function(self, call: Call) -> tuple[Any, tuple[int, ...] | None]:
+        where = f"{self.op} for {self.target}"
         classes: tuple[Any, ...] = ()
         if self.source.kind == "triton":
-            variant, _ = variant_of(self.op, self.source, call)
+            variant, _ = variant_of(self.op, self.source, call, where)
             classes = (variant.signature, variant.options)
         memo = (call.function, call.template, classes)
         if memo not in self._memo:
-            variant, kept = variant_of(self.op, self.source, call)
+            variant, kept = variant_of(self.op, self.source, call, where)
             self._memo[memo] = self.loaded(variant), kept
         return self._memo[memo]
 

@@ -1,6 +1,7 @@
 """The real C compiler."""
 
 import ctypes
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,8 @@ def test_a_syntax_error_names_file_and_line(build):
     ) as caught:
         build('extern "C" void k(int* x) {\n  *x = ;\n}')
     assert "k.cpp" in caught.value.log
+    log = str(caught.value).rpartition("full log: ")[2]
+    assert "k.cpp:2:" in Path(log).read_text()
     assert caught.value.command.startswith("c++ ")
 
 

@@ -130,6 +130,7 @@ def test_the_declaration_is_read_from_text(build):
     )
     found = declarations.functions(str(build.folder / "k.py"), 0)
     assert list(found) == ["k"]
+    assert found["k"].defaults == (("C", 1),)
     assert found["k"].parameters == ("x", "y", "n", "B", "C")
     assert (found["k"].constexprs, found["k"].plain, found["k"].unaligned) == (
         {"B", "C"},
