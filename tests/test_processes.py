@@ -67,16 +67,17 @@ def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
 
 
 def test_ctrl_c_in_mid_compile_leaves_nothing_behind(tmp_path, cache_dir):
-    command = [sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "vec_add", "--jobs", "1"]
+    code = (  # a runner in the background may have had us ignore SIGINT, and children inherit that
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from jitkern.cli import main; sys.exit(main(['prewarm', 'vec_add', '--jobs', '1']))"
+    )
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-W", "ignore", "-c", code],
         env={**os.environ, "CXX": slow_compiler(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        # a runner in the background may have had us ignore it, and children inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (tmp_path / "begun").exists():
         assert process.poll() is None, process.communicate()
