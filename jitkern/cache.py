@@ -28,7 +28,7 @@ from pathlib import Path
 
 from jitkern import trust
 from jitkern.config import Config
-from jitkern.entry import Entry, read_entry
+from jitkern.entry import Damaged, Entry, read_entry
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.key import Key
 from jitkern.manifest import LOG, NAME, Artifact, Manifest
@@ -86,14 +86,13 @@ class Cache:
                 entry = self._read(path, root)
                 if entry.manifest.digest == key.digest:
                     return entry
-                problem: Exception = ValueError("its manifest belongs to another key")
+                _log.warning("%s is of another key with the same short name", path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, ValueError) as e:
-                problem = e
-            _log.warning("%s is damaged (%s); compiling it again", path, problem)
-            if root == self.root:
-                self._quarantine(path)
+                _log.warning("%s is damaged (%s); compiling it again", path, e)
+                if root == self.root and isinstance(e, Damaged) and e.current:
+                    self._quarantine(path)
         return None
 
     @contextlib.contextmanager
@@ -202,10 +201,12 @@ class Cache:
             if reason:
                 raise ValueError(reason)
             owners |= {0}
-        try:
-            return read_entry(path, owners, verify=self.verify)
-        except ValueError:  # perhaps it was replaced just then: look once more
-            return read_entry(path, owners, verify=self.verify)
+        while True:
+            try:
+                return read_entry(path, owners, verify=self.verify)
+            except Damaged as e:
+                if e.current:
+                    raise  # else it was replaced while it was read: look again
 
     def _quarantine(self, path: Path) -> None:
         with contextlib.suppress(OSError):

@@ -33,28 +33,50 @@ class Entry:
             return _read_verified(self.path, directory, name, self.manifest.artifacts[name])
 
 
+class Damaged(ValueError):
+    """What is wrong with an entry. `current`: its path still names the directory that was read."""
+
+    def __init__(self, message: str, *, current: bool = True) -> None:
+        super().__init__(message)
+        self.current = current
+
+
 def read_entry(path: Path, owners: set[int], *, verify: str) -> Entry:
     """The entry at `path`, checked: owner and mode, manifest, and size and hash of its artifacts.
 
     verify: "always", or "size" to leave out the hashes. Raises FileNotFoundError where there is
-    none, ValueError or OSError where it is damaged.
+    none, Damaged where it is not whole.
     """
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise ValueError("it is not a directory")
-    _check_owner("it", status, owners)
+        raise Damaged("it is not a directory")
     with _opened(path) as directory:
+        status = status if directory is None else os.fstat(directory)
         try:
-            manifest = Manifest.decode(_read(path, directory, NAME, MAX_BYTES, owners))
-            if path.name.rpartition("-")[2] != manifest.digest[:16]:
-                raise ValueError("its manifest belongs to another entry")
-            for name, artifact in manifest.artifacts.items():
-                if verify == "always":
-                    _read_verified(path, directory, name, artifact)
-                elif _status(path, directory, name).st_size != artifact.size:
-                    raise ValueError(f"{name} has the wrong size")
+            _check_owner("it", status, owners)
+            return _read_opened(path, directory, owners, verify)
         except FileNotFoundError as e:
-            raise ValueError(f"{e.filename} is missing") from e
+            raise Damaged(f"{e.filename} is missing", current=_names(path, status)) from e
+        except (OSError, ValueError) as e:
+            raise Damaged(str(e), current=_names(path, status)) from e
+
+
+def _names(path: Path, status: os.stat_result) -> bool:
+    """Whether `path` names the directory of `status`; asked while that is open, so not reused."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(path.lstat(), status)
+    return False
+
+
+def _read_opened(path: Path, directory: int | None, owners: set[int], verify: str) -> Entry:
+    manifest = Manifest.decode(_read(path, directory, NAME, MAX_BYTES, owners))
+    if path.name.rpartition("-")[2] != manifest.digest[:16]:
+        raise ValueError("its manifest belongs to another entry")
+    for name, artifact in manifest.artifacts.items():
+        if verify == "always":
+            _read_verified(path, directory, name, artifact)
+        elif _status(path, directory, name).st_size != artifact.size:
+            raise ValueError(f"{name} has the wrong size")
     return Entry(path, manifest)
 
 
