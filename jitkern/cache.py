@@ -61,6 +61,7 @@ class Cache:
         self.layers = layers
         self.verify = verify
         self.fsync = fsync
+        self._distrusted: set[Path] = set()
 
     @classmethod
     def open(cls, config: Config) -> Cache:
@@ -80,7 +81,7 @@ class Cache:
 
     def find(self, key: Key) -> Entry | None:
         """The entry of `key`, whole and verified, or None."""
-        for root in (self.root, *self.layers):
+        for root in self._trusted_roots():
             path = root / VERSION / key.target / key.name
             try:
                 entry = self._read(path, root)
@@ -89,10 +90,12 @@ class Cache:
                 _log.warning("%s is of another key with the same short name", path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except (OSError, ValueError) as e:
+            except Damaged as e:
                 _log.warning("%s is damaged (%s); compiling it again", path, e)
-                if root == self.root and isinstance(e, Damaged) and e.current:
+                if root == self.root and e.current:
                     self._quarantine(path)
+            except OSError as e:
+                _log.warning("%s could not be read (%s)", path, e)
         return None
 
     @contextlib.contextmanager
@@ -155,7 +158,12 @@ class Cache:
         return Entry(final, manifest)
 
     def replace(self, entry: Entry) -> None:
-        """Move an entry aside so that the next publish takes its place. Raises CacheError."""
+        """Move an entry of the user root aside, for the next publish to take its place.
+
+        Raises CacheError.
+        """
+        if not entry.path.is_relative_to(self.root):
+            return  # a read-only layer: ours goes above it
         with self._writing():
             trash = self.root / VERSION / "tmp" / uuid.uuid4().hex
             trash.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +177,7 @@ class Cache:
 
     def entries(self) -> Iterator[tuple[Path, Entry | ValueError]]:
         """(path, entry or what is wrong with it) of all in the user root and layers, in order."""
-        for root in (self.root, *self.layers):
+        for root in self._trusted_roots():
             for path in sorted((root / VERSION).glob("*/*")):
                 if path.parent.name in _NOT_ENTRIES or not path.is_dir():
                     continue
@@ -194,12 +202,21 @@ class Cache:
         for old in sorted((self.root / VERSION / "bad").iterdir())[:-QUARANTINED]:
             shutil.rmtree(old, ignore_errors=True)
 
+    def _trusted_roots(self) -> list[Path]:
+        """The user root, and the layers that nobody else could have written."""
+        roots = [self.root]
+        for layer in self.layers:
+            reason = trust.distrust_layer(layer) if layer.is_dir() else ""
+            if not reason:
+                roots.append(layer)
+            elif layer not in self._distrusted:
+                self._distrusted.add(layer)
+                _log.warning("the read-only cache %s is not used: %s", layer, reason)
+        return roots
+
     def _read(self, path: Path, root: Path) -> Entry:
         owners = {os.geteuid()} if hasattr(os, "geteuid") else set()
         if root != self.root:
-            reason = trust.distrust_layer(root)
-            if reason:
-                raise ValueError(reason)
             owners |= {0}
         while True:
             try:

@@ -23,6 +23,9 @@ from jitkern.kernel import Source
 _INCLUDE = (
     rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:include|include_next|import|embed)[ \t]*(["<])([^">\n]+)[">]'
 )
+_NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
+    (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
+)
 _CONTINUED = rb"\\\r?\n"
 
 
@@ -81,8 +84,8 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
     folder = Path(source.folder)
     queue = [
         (path.relative_to(folder).as_posix(), path)
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc") and not path.name.startswith(".")
+        for path in _files(folder)
+        if path.suffix not in _NEVER_COMPILED
     ]
     seen: set[Path] = set()
     while queue:
@@ -98,6 +101,17 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
             )
             if header:
                 queue.append(header)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below, less hidden ones and those of virtual environments and caches."""
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if not path.is_dir():
+            yield path
+        elif not any((path / mark).exists() for mark in ("pyvenv.cfg", "CACHEDIR.TAG")):
+            yield from _files(path)
 
 
 def _resolve(source: Source, includer: Path, name: str, *, quoted: bool) -> tuple[str, Path] | None:

@@ -32,7 +32,7 @@ def kernel(
         `mylib::name(...)`.
     cuda, cpu: where the kernels' code is, best first; files are relative to the calling file's
         folder.
-    fusible: whether torch.compile should rather fuse the reference than call the kernel.
+    fusible: the reference fuses as well as the kernel runs (`jitkern list` shows it).
 
     Raises DeclarationError.
     """
@@ -50,7 +50,7 @@ def kernel(
         sources[device] = tuple(
             replace(source, folder=folder, package=package) for source in listed
         )
-    return Op(schema, sources, fusible=fusible)
+    return Op(schema, sources, fusible=fusible, module=str(caller.get("__name__", "")))
 
 
 def discover(package: str) -> list[Op]:
@@ -68,11 +68,7 @@ def discover(package: str) -> list[Op]:
     return sorted((op for name, op in OPS.items() if name not in before), key=lambda op: op.name)
 
 
-def installed() -> dict[str, str]:
-    """The modules that installed packages list under the entry-point group `jitkern.kernels`.
-
-    It maps name -> module.
-    """
-    return {
-        point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)
-    }
+def installed() -> list[str]:
+    """The modules that installed packages list under the entry-point group `jitkern.kernels`."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return list(dict.fromkeys(point.module for point in points))

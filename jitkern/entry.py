@@ -7,6 +7,7 @@ process replaces it. Whatever is odd is a ValueError, which the cache treats as 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -45,7 +46,7 @@ def read_entry(path: Path, owners: set[int], *, verify: str) -> Entry:
     """The entry at `path`, checked: owner and mode, manifest, and size and hash of its artifacts.
 
     verify: "always", or "size" to leave out the hashes. Raises FileNotFoundError where there is
-    none, Damaged where it is not whole.
+    none, Damaged where it is not whole, OSError where it could not be read this time.
     """
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -57,7 +58,11 @@ def read_entry(path: Path, owners: set[int], *, verify: str) -> Entry:
             return _read_opened(path, directory, owners, verify)
         except FileNotFoundError as e:
             raise Damaged(f"{e.filename} is missing", current=_names(path, status)) from e
-        except (OSError, ValueError) as e:
+        except OSError as e:
+            if e.errno != errno.ELOOP:  # a link where a file should be; all else may pass
+                raise
+            raise Damaged(str(e), current=_names(path, status)) from e
+        except ValueError as e:
             raise Damaged(str(e), current=_names(path, status)) from e
 
 

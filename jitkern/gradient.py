@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from jitkern.errors import DeclarationError
 
@@ -49,6 +50,14 @@ class Gradient:
             raise DeclarationError(
                 f"{name}: an op that changes its arguments cannot have a backward"
             )
+        clash = {*self.inputs} & {*self.outputs, *self.grads, "needs"}
+        if clash:
+            raise DeclarationError(
+                f"{name}: a backward cannot tell the input `{min(clash)}` from a gradient or an "
+                "output of that name; rename the argument, or name the returns in the schema"
+            )
+        if any("Tensor" in str(a.type) and a.name not in self.tensors for a in schema.arguments):
+            raise DeclarationError(f"{name}: an op with a list of tensors cannot have a backward")
         if not known.issuperset(self.asked):
             unknown = ", ".join(sorted({*self.asked} - known))
             raise DeclarationError(
@@ -57,8 +66,11 @@ class Gradient:
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and any(
-            isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())
+        if forward_ad._current_level >= 0 or (
+            torch.is_grad_enabled()
+            and any(
+                isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())
+            )
         ):
             named = {**self.defaults, **dict(zip(self.inputs, args)), **kwargs}
             return _Recorded.apply(self, named, *(named[name] for name in self.tensors))  # type: ignore[no-untyped-call]

@@ -37,6 +37,14 @@ class Implementation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.complete(args, kwargs)
+        result = self._compute(args, kwargs)
+        for name in self.op.changed:  # so that Autograd notices what it saved and we changed
+            tensor = kwargs[name] if name in kwargs else args[self.op.position(name)]
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+        return result
+
+    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(args)
         reasons: list[JitkernError] = []
         for source in () if self._pinned else self._sources():
@@ -74,10 +82,7 @@ class Implementation:
         runner = self._runners.get(key)
         if runner is None:
             target = Target.current(self.device, device.index)
-            may_compile = config.current().compile != "background"
-            runner = self._runners.setdefault(
-                key, Runner(self.op.name, source, target, device, may_compile=may_compile)
-            )
+            runner = self._runners.setdefault(key, Runner(self.op.name, source, target, device))
         return runner
 
     def _device_of(self, args: Sequence[Any]) -> torch.device:
@@ -101,8 +106,6 @@ class Implementation:
                 jit.ensure(variant, runner.target)
             except JitkernError as e:
                 _log.warning("%s", e)
-            else:
-                runner.forget(variant)
 
         if runner.claim(variant):
             threading.Thread(target=build, name=f"jitkern {variant.op}", daemon=True).start()
@@ -147,7 +150,9 @@ class Implementation:
         )
         if isinstance(result, torch.Tensor):
             return _restride(result, promised)
-        return result and tuple(_restride(r, p) for r, p in zip(result, promised))
+        if not isinstance(result, (tuple, list)):
+            return result
+        return tuple(_restride(r, p) for r, p in zip(result, promised))
 
 
 def _meta(value: Any) -> Any:

@@ -240,6 +240,15 @@ def _publish(
                 if e.log:
                     e.args = (f"{e}\nfull log: {cache.keep_log(key, staging)}",)
                 raise
+            except OSError as e:
+                if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise CacheError(
+                    f"the cache {cache.root} cannot be written: no space is left; free some, or "
+                    "point JITKERN_CACHE_DIR elsewhere",
+                    path=str(cache.root),
+                    errno=e.errno,
+                ) from e
             if key_of(variant, target) != key:
                 continue
             if (refresh or config.current().compiler == "exact") and (old := cache.find(key)):
@@ -270,9 +279,9 @@ def _check_version(variant: Variant, target: Target, compiler: Compiler) -> None
 
 
 def _numbers(version: str) -> list[int]:
-    """`[12, 2, 0]` for `c++ (Debian 12.2.0-14) 12.2.0`: the last version that it names."""
-    found = re.findall(r"\d+(?:\.\d+)+|\d+", version)
-    return [int(part) for part in found[-1].split(".")] if found else []
+    """`[12, 2, 0]` for `c++ (Debian 12.2.0-14) 12.2.0`: the first version that it names."""
+    found = re.search(r"\d+(?:\.\d+)+", version) or re.search(r"\d+", version)
+    return [int(part) for part in found.group().split(".")] if found else []
 
 
 def _report(

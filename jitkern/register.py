@@ -34,11 +34,17 @@ class Op:
     """
 
     def __init__(
-        self, schema: str, sources: dict[str, tuple[Source, ...]], *, fusible: bool = False
+        self,
+        schema: str,
+        sources: dict[str, tuple[Source, ...]],
+        *,
+        fusible: bool = False,
+        module: str = "",
     ) -> None:
         self.name, self.schema = _parse(schema)
         self.sources = sources
         self.fusible = fusible
+        self.module = module
         self.launchers: dict[str, Function] = {}
         self.gradient: Gradient | None = None
         self._reference: Function | None = None
@@ -47,6 +53,7 @@ class Op:
         _check_extensions(self.name, sources)
         self.overload = self._register()
         self._arguments = self.overload._schema.arguments
+        self.changed = [a.name for a in self._arguments if a.alias_info and a.alias_info.is_write]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.overload(*args, **kwargs)
@@ -68,14 +75,14 @@ class Op:
             )
 
         def keep(function: Function) -> Function:
-            self.launchers.update(dict.fromkeys(kinds, with_light_torch(function)))
+            self.launchers.update(dict.fromkeys(kinds, function))
             return function
 
         return keep
 
     def fake(self, function: Function) -> Function:
         """Decorator: shapes, dtypes and strides of the outputs; else the launch function tells."""
-        self._fake = with_light_torch(function)
+        self._fake = function
         return function
 
     def backward(self, function: Function) -> Function:
@@ -117,7 +124,7 @@ class Op:
                 f"{self.name} has no launch function for {source.kind}: "
                 f"add @{self.name.split('::')[1]}.launch({device!r})"
             )
-        return found
+        return with_light_torch(found)
 
     def complete(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -132,6 +139,10 @@ class Op:
             **{a.name: a.default_value for a in rest if a.kwarg_only},
         }
 
+    def position(self, name: str) -> int:
+        """Where the argument `name` stands in the schema."""
+        return next(i for i, argument in enumerate(self._arguments) if argument.name == name)
+
     def variants(self, source: Source, device: str) -> list[Variant]:
         """The variants of `source` that the samples use, found on meta tensors without a device."""
         if isinstance(source, Extension):
@@ -139,8 +150,9 @@ class Op:
         found: dict[Variant, None] = {}
         launcher = self.launcher(source, device)
         kernels = Kernels(lambda call: found.update({variant_of(self.name, source, call)[0]: None}))
-        for args in self.sample_inputs("meta"):
-            launcher(kernels, *args)
+        for sample in self.sample_inputs("meta"):
+            args, kwargs = self.complete(sample, {})
+            launcher(kernels, *args, **kwargs)
         return list(found)
 
     def _register(self) -> Any:
@@ -158,11 +170,12 @@ class Op:
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.complete(args, kwargs)
         if self._fake:
-            return self._fake(*args, **kwargs)
+            return with_light_torch(self._fake)(*args, **kwargs)
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
         for kind in (*(s.kind for s in self.sources.get(device, ())), device, *self.launchers):
             if kind in self.launchers:
-                return self.launchers[kind](Kernels(ignore), *args, **kwargs)
+                launcher = with_light_torch(self.launchers[kind])
+                return launcher(Kernels(ignore), *args, **kwargs)
         return self.run_reference(*args, **kwargs)
 
 
@@ -191,6 +204,8 @@ def _parse(schema: str) -> tuple[str, str]:
         parsed = torch._C.parse_schema(schema)
     except RuntimeError as e:
         raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).splitlines()[0]}") from e
+    if parsed.overload_name:
+        raise DeclarationError(f"`{schema}`: an op has no overloads; give each a name of its own")
     if any(value.alias_info for value in parsed.returns):
         raise DeclarationError(
             f"`{schema}`: torch.compile refuses an op that returns an argument; "

@@ -116,12 +116,12 @@ class Target:
     def for_host_code(self, *, abi: str = "", native: bool = False) -> Target:
         """With platform, and where asked the ABI and the native instruction set, spelled out."""
         arch = self.arch
+        base, _, level = arch.partition("_v")
         if self.device == "cpu":
-            base, _, level = arch.partition("_v")
             arch = base if not native else arch if level else base + _isa_level()
-        return replace(
-            self, arch=arch, platform=self.platform or this_platform(), abi=abi or self.abi
-        )
+        machine = base if self.device == "cpu" else _machine()
+        platform = self.platform or f"{sys.platform}_{machine}"
+        return replace(self, arch=arch, platform=platform, abi=abi or self.abi)
 
 
 def short_version(version: str) -> str:

@@ -195,6 +195,26 @@ def test_a_layer_that_others_can_write_is_not_used(tmp_path, key):
     assert Cache(tmp_path / "user", (layer.root,)).find(key) is None
 
 
+def test_an_error_that_may_pass_quarantines_nothing(cache, key, monkeypatch, caplog):
+    publish(cache, key)
+
+    def fail(*args, **kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fail)
+        assert cache.find(key) is None
+    assert "could not be read" in caplog.text
+    assert cache.find(key)
+
+
+def test_a_layer_is_not_touched_by_replace(tmp_path, key):
+    layer = Cache(tmp_path / "layer")
+    entry = publish(layer, key)
+    Cache(tmp_path / "user", (layer.root,)).replace(entry)
+    assert layer.find(key)
+
+
 def test_entries_lists_whole_and_damaged_ones(cache, key, variant, target):
     good = publish(cache, key)
     other = make_key(variant, target, ("-x",), closure_of(variant.source))

@@ -184,6 +184,32 @@ def test_a_cache_that_is_a_file_exits_3(cli, tmp_path):
     assert (code, "is a file; remove it" in err) == (3, True), err
 
 
+def test_the_cache_option_counts_wherever_it_stands(cli, cache_dir, tmp_path):
+    other = str(tmp_path / "other")
+    for arguments in (
+        ("cache", "--cache-dir", other, "dir"),
+        ("cache", "dir", "--cache-dir", other),
+    ):
+        assert cli(*arguments)[1] == f"{other}\n"
+
+
+def test_another_machines_cpu_is_skipped(cli):
+    for arch in ("aarch64", "banana"):
+        report = last_json(
+            cli("prewarm", "vec_add", "--target", f"cpu-{arch}-torch2.13.0", "--json")[1]
+        )
+        assert (report["built"], report["skipped"]) == (0, 4)
+        assert "host code is built on its own platform" in report["results"][0]["reason"]
+
+
+def test_clear_leaves_the_layers_alone(cli, cache_dir, tmp_path):
+    cli("prewarm", "vec_add")
+    with config.using(cache_dir=tmp_path / "user", system_cache=(cache_dir,)):
+        assert "0 entries" in cli("cache", "clear", "--yes")[2]
+        assert cli("prewarm", "vec_add", "--refresh")[0] == 0
+    assert len(list(cache_dir.glob("v1/*/vec_add*"))) == 4
+
+
 def test_an_untrusted_cache_exits_3(cli, cache_dir):
     cache_dir.mkdir()
     cache_dir.chmod(0o777)

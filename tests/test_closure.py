@@ -24,6 +24,14 @@ def test_every_file_of_the_folder_is_in_but_python(folder):
     assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh", "table.bin"]
 
 
+def test_logs_hidden_files_caches_and_environments_are_out(folder):
+    (folder / "train.log").write_text("")
+    for name in (".git/config", "venv/pyvenv.cfg", "venv/x.h", "cache/CACHEDIR.TAG", "cache/x.h"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
+    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
+
+
 def test_includes_are_followed_through_the_shared_folder_beside(folder):
     shared = folder.parent / "include"
     shared.mkdir()

@@ -44,15 +44,26 @@ def test_wrong_arguments_never_reach_the_kernel(kernels):
     assert kernels.launched == 0
 
 
+def test_equal_template_values_of_other_types_are_other_variants(tmp_path):
+    (tmp_path / "k.cpp").write_text('extern "C" void half(double* x) { *x = A / 2; }')
+    source = Cpp("k.cpp", folder=str(tmp_path))
+    k = Kernels(Runner("test::k", source, Target.current("cpu"), CPU))
+    x = torch.zeros(1, dtype=torch.float64)
+    k.half[{"A": 1}](x)
+    assert x.item() == 0
+    k.half[{"A": 1.0}](x)
+    assert x.item() == 0.5
+
+
 def test_an_unknown_keyword_is_refused(kernels):
     with pytest.raises(LaunchError, match="unknown keyword `gird`"):
         kernels.fill(1, gird=1)
 
 
-@pytest.mark.parametrize("value", ["float", object(), torch.float32.__class__, torch.quint8])
+@pytest.mark.parametrize("value", ["float", object(), float("nan"), torch.quint8])
 def test_a_wrong_template_argument_is_refused(kernels, value):
     with pytest.raises(
-        LaunchError, match="template argument T=.* must be a dtype, bool, int or float"
+        LaunchError, match="template argument T=.* must be a dtype, bool, int or finite float"
     ):
         kernels.fill[{"T": value}](torch.zeros(1), 1, 1.0)
 

@@ -1,7 +1,10 @@
 """Ops in Torch: schema rules, dispatch, fallback, fake and gradient."""
 
+import gc
+import importlib
 import itertools
 import threading
+import weakref
 
 import pytest
 import torch
@@ -169,6 +172,85 @@ def test_never_raises_unless_the_reference_is_asked_for(declare):
     op = declare()
     with config.using(compile="never", fallback="reference"):
         assert torch.equal(op(X), 2 * X)
+
+
+def test_a_refusal_ends_with_the_settings_it_was_made_under(declare):
+    op = declare()
+    with config.using(compile="never", fallback="reference"):
+        op(X)
+    compiles = jit.stats()["compiles"]
+    op(X)
+    assert jit.stats()["compiles"] == compiles + 1
+
+
+def test_a_remembered_refusal_keeps_no_call_alive(declare):
+    op = declare()
+    with config.using(cxx="no-such-compiler"):
+        op(X)
+        x = X.clone()
+        alive = weakref.ref(x)
+        op(x)
+        del x
+        gc.collect()
+        assert alive() is None
+
+
+def test_a_helper_defined_below_the_launch_function_is_found(tmp_path, monkeypatch):
+    (tmp_path / "inc.cpp").write_text('extern "C" void inc(float* x) { *x += 1; }')
+    name = f"below{next(_number)}"
+    (tmp_path / "below.py").write_text(
+        "import torch\nfrom jitkern.declare import Cpp, kernel\n"
+        f"op = kernel('jitkern_test::{name}(Tensor x) -> Tensor', cpu=Cpp('inc.cpp'))\n"
+        "@op.launch('cpu')\ndef _(k, x):\n    out = copy(x)\n    k.inc(out)\n    return out\n"
+        "def copy(x):\n    torch._check(x.dim() == 1)\n    return x.clone()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.import_module("below").op(torch.zeros(1)).item() == 1
+
+
+def test_samples_may_leave_out_defaults(declare):
+    op = declare()
+    op.launch("cpu")(lambda k, x, alpha: k.scale[{"T": x.dtype}](x, x, alpha, x.numel()))
+    op.samples(lambda device: iter([torch.ones(3, device=device)]))
+    assert [variant.label for variant in op.variants(op.sources["cpu"][0], "cpu")] == ["scale.f32"]
+
+
+def test_an_inplace_op_is_noticed_by_autograd(tmp_path):
+    (tmp_path / "inc.cpp").write_text('extern "C" void inc(float* x) { *x += 1; }')
+    op = kernel(
+        f"jitkern_test::inc{next(_number)}(Tensor(a!) x) -> ()", cpu=Cpp(str(tmp_path / "inc.cpp"))
+    )
+    op.launch("cpu")(lambda k, x: k.inc(x))
+    w = torch.ones(1, requires_grad=True)
+    e = w.exp()
+    op(e)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        e.backward()
+
+
+@pytest.mark.parametrize(
+    ("schema", "function"),
+    [
+        ("(Tensor grad, Tensor out) -> Tensor", lambda grad, out: (grad, out)),
+        ("(Tensor[] xs) -> Tensor", lambda grad: grad),
+    ],
+)
+def test_a_backward_that_would_be_silently_wrong_is_refused(schema, function):
+    op = kernel(f"jitkern_test::clash{next(_number)}{schema}")
+    with pytest.raises(DeclarationError, match="cannot tell the input `grad`|list of tensors"):
+        op.backward(function)
+
+
+def test_forward_mode_is_refused_and_not_silently_lost(declare):
+    op = declare()
+    op.backward(lambda grad, alpha: alpha * grad)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
+        op(torch.autograd.forward_ad.make_dual(X, X))
+
+
+def test_an_overload_is_refused():
+    with pytest.raises(DeclarationError, match="has no overloads"):
+        kernel("jitkern_test::q.big(Tensor x) -> Tensor")
 
 
 def test_a_cache_that_is_a_file_is_an_error_that_says_so(declare, cache_dir):

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with contextlib.ExitStack() as settings:
             args = _parse(arguments)
-            if args.cache_dir:
+            if getattr(args, "cache_dir", None):
                 path = Path(args.cache_dir).expanduser().absolute()
                 settings.enter_context(config.using(cache_dir=path, cache_dir_origin="--cache-dir"))
             code: int = args.run(args)
@@ -64,6 +64,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
         "--cache-dir",
+        default=argparse.SUPPRESS,
         metavar="DIR",
         help="the cache root (default: JITKERN_CACHE_DIR, else the user's cache)",
     )

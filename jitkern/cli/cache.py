@@ -6,11 +6,13 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from jitkern import cache_tools, config
 from jitkern.cache import Cache
 from jitkern.cache_tools import Row
 from jitkern.cli.output import human_age, human_bytes, print_json, print_table
+from jitkern.errors import CacheError
 
 
 def configure(parser: argparse.ArgumentParser, shared: argparse.ArgumentParser) -> None:
@@ -88,7 +90,8 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_clear(args: argparse.Namespace) -> int:
-    rows = _chosen(args)
+    mine = config.current().cache_dir  # never what a read-only layer holds
+    rows = [row for row in _chosen(args) if Path(row.path).is_relative_to(mine)]
     total = sum(row.bytes for row in rows)
     what = f"{len(rows)} entries, {human_bytes(total)}, of {config.current().cache_dir}"
     if args.dry_run:
@@ -109,6 +112,9 @@ def run_clear(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> list[Row]:
+    root = config.current().cache_dir
+    if root.exists() and not root.is_dir():
+        raise CacheError(f"the cache {root} is a file; remove it, or name a directory")
     rows = cache_tools.rows(Cache.open(config.current()))
     wanted = {args.op, f"jitkern::{args.op}"} if args.op else set()
     return [

@@ -28,9 +28,11 @@ def choose_ops(names: list[str]) -> list[Op]:
     from jitkern.declare import discover, installed
     from jitkern.register import OPS
 
-    packages = installed()
-    for module in packages.values():
-        importlib.import_module(module)
+    for module in installed():
+        try:
+            importlib.import_module(module)
+        except Exception as e:  # noqa: BLE001  another's broken package must not take all ops away
+            print(f"jitkern: the installed {module} is left out: {e!r}", file=sys.stderr)
     chosen: dict[str, Op] = {}
     sys.path.append(str(Path.cwd()))  # a folder that `jitkern init` wrote here is a package too
     for name in names:
@@ -39,18 +41,24 @@ def choose_ops(names: list[str]) -> list[Op]:
             found = discover(name) or _named(name)
         if not found:
             raise UnknownOp(
-                f"`{name}` is not an op, a namespace or a package with kernels; "
-                f"there are: {', '.join(sorted(OPS))}"
+                f"`{name}` is not an op, a namespace or a package with kernels; there are: "
+                f"{', '.join(sorted(OPS))}"
             )
         chosen.update((op.name, op) for op in found)
     return sorted((chosen or OPS).values(), key=lambda op: op.name)
 
 
 def _named(name: str) -> list[Op]:
+    """The ops of this name, of this namespace, or declared in this package or module."""
     from jitkern.register import OPS
 
-    wanted = {name, f"jitkern::{name}"}
-    return [op for op in OPS.values() if op.name in wanted or op.name.split("::")[0] == name]
+    return [
+        op
+        for op in OPS.values()
+        if op.name in (name, f"jitkern::{name}")
+        or op.name.split("::")[0] == name
+        or f"{op.module}.".startswith(f"{name}.")
+    ]
 
 
 def _is_package(name: str) -> bool:

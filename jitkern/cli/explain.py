@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from jitkern import config
+from jitkern.cache import Cache
 from jitkern.cli.choose import choose_ops, choose_targets
 from jitkern.cli.output import print_json
 from jitkern.kernel import Variant
@@ -67,7 +69,7 @@ def _explain(variant: Variant, target: Target) -> dict[str, str]:
     from jitkern import jit
 
     key = jit.key_of(variant, target)
-    entry = jit.open_cache().find(key)
+    entry = Cache.open(config.current()).find(key)
     reason = "" if entry else _nearest(key.inputs)
     return {
         "kind": variant.source.kind,
@@ -81,10 +83,8 @@ def _explain(variant: Variant, target: Target) -> dict[str, str]:
 
 def _nearest(wanted: dict[str, Any]) -> str:
     """In words: which inputs differ from the entry of this op that differs least."""
-    from jitkern import jit
-
     best: list[str] | None = None
-    for _, entry in jit.open_cache().entries():
+    for _, entry in Cache.open(config.current()).entries():
         if isinstance(entry, ValueError) or entry.manifest.inputs.get("op") != wanted["op"]:
             continue
         found = differences(entry.manifest.inputs, wanted)

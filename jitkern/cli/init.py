@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import keyword
 import sys
 from pathlib import Path
 
@@ -93,6 +94,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _identifier(text: str) -> str:
-    if not text.isidentifier() or text.startswith("_") or text in sys.stdlib_module_names:
+    if (
+        not text.isidentifier()
+        or keyword.iskeyword(text)
+        or text.startswith("_")
+        or text in sys.stdlib_module_names
+    ):
         raise argparse.ArgumentTypeError(f"`{text}` is not a usable module name")
     return text

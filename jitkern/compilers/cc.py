@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -93,7 +94,7 @@ class Cc:
             f'#line 1 "{path}"\n' + path.read_text() + ("" if _is_c(source) else _probe(variant))
         )
         command = [
-            tool, *self.flags(source, target),
+            *shlex.split(tool), *self.flags(source, target),
             *(f"-D{name}={_macro(variant, name, value)}" for name, value in variant.template),
             *(f"-I{root.path}" for root in source.roots),
             f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={build}=.",
@@ -136,10 +137,11 @@ def _tool(source: Source) -> str:
 
 
 def _identity(tool: str) -> dict[str, str]:
-    found = shutil.which(tool, path=config.current().environment.get("PATH"))
+    program, *rest = shlex.split(tool)  # CXX="ccache g++"
+    found = shutil.which(program, path=config.current().environment.get("PATH"))
     if not found:
         raise CompilerNotFound(f"no C compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
-    done = run([found, "--version"], source=Cpp("x.c"), folder=Path(found).parent)
+    done = run([found, *rest, "--version"], source=Cpp("x.c"), folder=Path(found).parent)
     return {"name": "cc", "version": done.stdout.partition("\n")[0].strip()}
 
 

@@ -8,6 +8,7 @@ and a crash of the compiler is an error message.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -55,7 +56,8 @@ class TritonCompiler:
             "staging": str(staging),
         }
         command = [sys.executable, "-m", "jitkern.compilers.triton_worker"]
-        answer = _ask(command, request, variant)
+        files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in closure.paths}
+        answer = _ask(command, request, variant, files)
         write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
         if "error" in answer:
             raise compile_error(
@@ -75,14 +77,19 @@ class Worker:
         environment = config.current().build_environment(tuple(source.environment))
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         self.owner = os.getpid()
+        self.imported: dict[str, str] = {}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
 
-    @property
-    def usable(self) -> bool:
-        """Whether it is alive and belongs to this process, not to one that forked it."""
-        return self.owner == os.getpid() and self._process.poll() is None
+    def usable(self, files: dict[str, str]) -> bool:
+        """Whether it may build from these files (path -> SHA-256).
+
+        It must be alive, belong to this process and not to one that forked it, and have imported
+        no other version of them.
+        """
+        stale = any(self.imported.get(path, digest) != digest for path, digest in files.items())
+        return self.owner == os.getpid() and self._process.poll() is None and not stale
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
         """The answer, or the status with which the process ended instead."""
@@ -111,12 +118,15 @@ class Worker:
     __del__ = close
 
 
-def _ask(command: list[str], request: dict[str, Any], variant: Variant) -> dict[str, Any]:
-    """Send one request to this thread's worker, which is started when there is none."""
+def _ask(
+    command: list[str], request: dict[str, Any], variant: Variant, files: dict[str, str]
+) -> dict[str, Any]:
+    """Send one request to this thread's worker; a new one is started where none is usable."""
     for _ in range(2):
         worker: Worker | None = getattr(_workers, "worker", None)
-        if worker is None or not worker.usable:
+        if worker is None or not worker.usable(files):
             worker = _workers.worker = Worker(command, variant.source)
+        worker.imported.update(files)
         answer = worker.ask(request)
         if isinstance(answer, dict):
             return answer

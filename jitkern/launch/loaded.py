@@ -12,8 +12,11 @@ from typing import Any
 from jitkern.cache import Entry
 from jitkern.errors import LoadError
 from jitkern.kernel import Source
+from jitkern.key import canonical
 from jitkern.launch.arguments import CTYPES
 from jitkern.launch.driver import CudaFunction
+
+_libraries: set[bytes] = set()
 
 
 class HostFunction:
@@ -40,7 +43,17 @@ def load(source: Source, entry: Entry) -> Any:
             meta = entry.manifest.meta
             return CudaFunction(entry.read(meta["artifact"]), meta, f"`{meta['symbol']}`")
         return HostFunction(entry) if source.kind == "cc" else _extension(entry)
-    except (OSError, ImportError, AttributeError, ValueError, KeyError, TypeError) as e:
+    except LoadError:
+        raise
+    except (
+        OSError,
+        ImportError,
+        AttributeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+    ) as e:
         raise LoadError(f"could not load {entry.path}: {e}") from e
 
 
@@ -66,7 +79,10 @@ def _extension(entry: Entry) -> Callable[..., Any]:
         sys.modules.setdefault(meta["module"], module)
         found: Callable[..., Any] = getattr(module, meta["function"])
         return found
-    torch.ops.load_library(path)
+    source = canonical([entry.manifest.inputs[name] for name in ("source", "flags", "target")])
+    if source not in _libraries:  # two ops may take functions of one source: it registers once
+        torch.ops.load_library(path)
+        _libraries.add(source)
     namespace, _, name = meta["function"].partition("::")
     overload: Callable[..., Any] = getattr(getattr(torch.ops, namespace), name).default
     return overload

@@ -7,6 +7,8 @@ with a `k` that launches nothing (the fake) and with one that only notes the var
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 import types
 from collections.abc import Callable, Mapping
@@ -14,8 +16,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jitkern import jit
-from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, NotCached, TargetError
+from jitkern import config, jit
+from jitkern.config import Config
+from jitkern.errors import (
+    CompilerNotFound,
+    DeclarationError,
+    JitkernError,
+    LaunchError,
+    NotCached,
+    TargetError,
+)
 from jitkern.kernel import TRITON_OPTIONS, Constant, Source, Variant
 from jitkern.launch.arguments import SHORT, values_of
 from jitkern.target import Target
@@ -83,6 +93,8 @@ def variant_of(
     from jitkern.launch.triton import functions
 
     path = source.paths[0]
+    if not path.is_file():
+        raise DeclarationError(f"{where}: the kernel source {path} does not exist")
     declared = functions(str(path), path.stat().st_mtime_ns).get(call.function)
     if declared is None:
         raise LaunchError(f"{where}: {path} has no @triton.jit function `{call.function}`")
@@ -121,16 +133,13 @@ class Runner:
         source: Source,
         target: Target,
         device: torch.device,
-        *,
-        may_compile: bool = True,
     ) -> None:
         self.op = op
         self.source = source
         self.target = target
         self.device = device
-        self.may_compile = may_compile
         self._memo: dict[tuple[Any, ...], tuple[Any, tuple[int, ...] | None]] = {}
-        self._refused: dict[Variant, JitkernError] = {}
+        self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claimed: set[Variant] = set()
         self._lock = threading.Lock()
 
@@ -150,21 +159,26 @@ class Runner:
         if self.source.kind == "triton":
             variant, _ = variant_of(self.op, self.source, call, where)
             classes = (variant.signature, variant.options)
-        memo = (call.function, call.template, classes)
+        kinds = tuple(type(value) for _, value in call.template)  # 1, 1.0 and True are equal
+        memo = (call.function, call.template, kinds, classes)
         if memo not in self._memo:
             variant, kept = variant_of(self.op, self.source, call, where)
             self._memo[memo] = self.loaded(variant), kept
         return self._memo[memo]
 
     def loaded(self, variant: Variant) -> Any:
-        """What `variant` compiles to; that it cannot be had is found out once, until `forget`."""
-        if variant in self._refused:
-            raise self._refused[variant]
+        """What `variant` compiles to. That it cannot be had is remembered under these settings."""
+        settings = config.current()
+        known = self._refused.get(variant)
+        if known and known[0] is settings:
+            raise known[1](known[2], variant=variant)
         try:
-            return jit.loaded(variant, self.target, may_compile=self.may_compile)
+            may_compile = settings.compile != "background"
+            return jit.loaded(variant, self.target, may_compile=may_compile)
         except (CompilerNotFound, TargetError, NotCached) as e:
             e.variant = variant
-            self._refused[variant] = e
+            if not isinstance(e, NotCached):
+                self._refused[variant] = settings, type(e), str(e)
             raise
 
     def extension(self) -> Any:
@@ -180,10 +194,6 @@ class Runner:
             first = variant not in self._claimed
             self._claimed.add(variant)
             return first
-
-    def forget(self, variant: Variant) -> None:
-        """Look again for a variant that could not be had."""
-        self._refused.pop(variant, None)
 
     def _launch_cuda(
         self, function: Any, values: list[float | None], keywords: dict[str, Any], what: str
@@ -213,11 +223,12 @@ class Runner:
             torch.cuda._maybe_exchange_device(before)
 
 
+@functools.cache
 def with_light_torch(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with a `torch` whose `_check` does not import sympy (0.7 s on first use).
 
-    Functions of the same module that it calls see that `torch` too. What the module binds later is
-    not seen.
+    Functions of the same module that it calls see that `torch` too. Made at its first call, when
+    the module has bound all its names.
     """
     if (
         not isinstance(function, types.FunctionType)
@@ -257,12 +268,12 @@ class _LightTorch(types.ModuleType):
 
 
 def _constant(op: str, name: str, value: Any) -> Constant:
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, torch.dtype) and value in SHORT:
         return SHORT[value]
     raise LaunchError(
-        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or float"
+        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float"
     )
 
 

@@ -105,10 +105,23 @@ def test_a_function_that_is_not_plain_jit_is_refused(build):
 
 def test_the_worker_survives_a_failure_and_serves_again(build):
     with pytest.raises(CompileError):
-        build("import nothing_of_this_name\n")
+        build(function="other")
     worker = compiler._workers.worker
     build()
     assert compiler._workers.worker is worker
+
+
+def test_an_edit_is_compiled_and_not_what_the_worker_imported_before(build):
+    (build.folder / "common.py").write_text("FACTOR = 2.0\n")
+    head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nimport common\n"
+    text = head + COPY.replace("* scale", "* scale * 2.0")
+    first = build(text)
+    second = build(text.replace("2.0", "7.0"))
+    assert first.read("kernel.cubin") != second.read("kernel.cubin")
+    worker = compiler._workers.worker
+    (build.folder / "common.py").write_text("FACTOR = 3.0\n")
+    build(text.replace("2.0", "7.0"))
+    assert compiler._workers.worker is not worker
 
 
 def test_a_worker_that_died_is_an_error_with_its_status(build):
