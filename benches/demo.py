@@ -7,7 +7,7 @@ import sys
 import torch
 
 import jitkern.ops  # noqa: F401  declares the ops
-from jitkern import config, jit
+from jitkern import config, events
 from jitkern.errors import JitkernError
 from jitkern.register import OPS, Op
 
@@ -32,7 +32,7 @@ def main() -> int:
                 wrong += error > 4
                 print(f"{name:28} {device:6} {source.kind:10} {count:7}  {error:.2f}")
             op.sources[device] = declared
-    stats = jit.stats()
+    stats = events.stats()
     print(
         f"{stats['compiles']:.0f} kernels compiled now, {stats['hits']:.0f} came from "
         f"{config.current().cache_dir}"

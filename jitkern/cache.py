@@ -150,9 +150,8 @@ class Cache:
     def _after_losing(self, staging: Path, final: Path, manifest: Manifest) -> Entry:
         try:
             staging.rename(final)  # what stood there was damaged, and is in quarantine now
-        except (
-            OSError
-        ):  # the winner exists but cannot be seen yet (NFS caches lookups): use our own copy
+        except OSError:
+            # The winner exists but cannot be seen yet (NFS caches lookups): use our own copy.
             final = private_root() / final.name
             shutil.copytree(staging, final, dirs_exist_ok=True)
         return Entry(final, manifest)
@@ -185,6 +184,14 @@ class Cache:
                     yield path, self._read(path, root)
                 except (OSError, ValueError) as e:
                     yield path, ValueError(str(e))
+
+    def write_error(self, e: OSError) -> CacheError:
+        """The error for a write that failed: why, and what to do."""
+        return CacheError(
+            f"the cache {self.root} cannot be written: {_reason(e)}",
+            path=str(self.root),
+            errno=e.errno,
+        )
 
     def keep_log(self, key: Key, staging: Path) -> Path:
         """Keep the log of a build that failed, beside the damaged entries; returns its path."""
@@ -260,11 +267,7 @@ class Cache:
         try:
             yield
         except OSError as e:
-            raise CacheError(
-                f"the cache {self.root} cannot be written: {_reason(e)}",
-                path=str(self.root),
-                errno=e.errno,
-            ) from e
+            raise self.write_error(e) from e
 
 
 @functools.cache

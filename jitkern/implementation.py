@@ -38,8 +38,8 @@ class Implementation:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.complete(args, kwargs)
         result = self._compute(args, kwargs)
-        for name in self.op.changed:  # so that Autograd notices what it saved and we changed
-            tensor = kwargs[name] if name in kwargs else args[self.op.position(name)]
+        for position, name in self.op.changed:  # so that Autograd notices what it had saved
+            tensor = kwargs[name] if name in kwargs else args[position]
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
         return result

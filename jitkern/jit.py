@@ -14,10 +14,10 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-from jitkern import config, lock
+from jitkern import config, events, lock
 from jitkern.cache import Cache, Entry, private_root
 from jitkern.closure import closure_of
 from jitkern.compilers import Compiler, compiler_for
@@ -39,11 +39,10 @@ from jitkern.manifest import Manifest
 from jitkern.target import Target
 
 _log = logging.getLogger(__name__)
-_callbacks: list[Callable[[Event], None]] = []
-_counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0}
 _loaded: dict[str, Any] = {}
 _locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
+_spilled: list[bool] = []  # something was compiled into the private root
 
 
 def _after_fork() -> None:
@@ -55,29 +54,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-class Event(NamedTuple):
-    """What happened to a variant: status is `hit`, `built` or `failed`; seconds is what it took."""
-
-    op: str
-    variant: str
-    target: str
-    status: str
-    seconds: float
-    path: str = ""
-    reason: str = ""
-
-
-def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call `callback` with an Event for every hit and compile; returns a function that stops it."""
-    _callbacks.append(callback)
-    return lambda: _callbacks.remove(callback)
-
-
-def stats() -> dict[str, float]:
-    """This process so far: hits, compiles, failures, and the seconds spent compiling."""
-    return dict(_counts)
 
 
 def exact_target(variant: Variant, target: Target) -> Target:
@@ -124,7 +100,7 @@ def ensure_and_tell(
             entry = None if refresh else _find(key, variant, target)
             if entry is None:
                 return _compile(variant, target, started, refresh=refresh), True
-    _report(variant, key, "hit", started, entry)
+    events.report(variant, key, "hit", started, entry)
     return entry, False
 
 
@@ -160,10 +136,14 @@ def _open_cache(settings: Config) -> Cache:
     except UntrustedCache as e:
         if settings.fallback == "raise":
             raise
-        _log.warning(
-            "%s. Until then kernels are compiled into %s, for this process alone", e, private_root()
-        )
+        _warn_of_private_root(e)
         return Cache(private_root(), settings.system_cache, verify=settings.verify, fsync=False)
+
+
+def _warn_of_private_root(why: CacheError) -> None:
+    _log.warning(
+        "%s. Until then kernels are compiled into %s, for this process alone", why, private_root()
+    )
 
 
 def _find(key: Key, variant: Variant, target: Target) -> Entry | None:
@@ -180,17 +160,13 @@ def _find(key: Key, variant: Variant, target: Target) -> Entry | None:
 def _compile(variant: Variant, target: Target, started: float, *, refresh: bool) -> Entry:
     compiler = compiler_for(variant.source)
     try:
-        entry = _into_a_cache(variant, target, compiler, started, refresh=refresh)
+        return _into_a_cache(variant, target, compiler, started, refresh=refresh)
     except JitkernError as e:
         key = key_of(variant, target)
-        _counts["failures"] += 1
-        _report(variant, key, "failed", started, reason=str(e))
+        events.report(variant, key, "failed", started, reason=str(e))
         if isinstance(e, CacheError) and variant.op not in str(e):
             raise type(e)(f"{variant.op} for {key.target}: {e}", **vars(e)) from e
         raise
-    _counts["compiles"] += 1
-    _counts["seconds"] += time.perf_counter() - started
-    return entry
 
 
 def _into_a_cache(
@@ -203,16 +179,9 @@ def _into_a_cache(
         if not readonly or config.current().fallback == "raise":
             raise
         if not _spilled:
-            _log.warning(
-                "%s. Until then kernels are compiled into %s, for this process alone",
-                e,
-                private_root(),
-            )
+            _warn_of_private_root(e)
             _spilled.append(True)
         return _publish(_spill(), variant, target, compiler, started, refresh=refresh)
-
-
-_spilled: list[bool] = []
 
 
 def _spill() -> Cache:
@@ -243,12 +212,7 @@ def _publish(
             except OSError as e:
                 if e.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                raise CacheError(
-                    f"the cache {cache.root} cannot be written: no space is left; free some, or "
-                    "point JITKERN_CACHE_DIR elsewhere",
-                    path=str(cache.root),
-                    errno=e.errno,
-                ) from e
+                raise cache.write_error(e) from e
             if key_of(variant, target) != key:
                 continue
             if (refresh or config.current().compiler == "exact") and (old := cache.find(key)):
@@ -258,7 +222,7 @@ def _publish(
                 key.inputs, meta=built.meta, compiler=built.compiler, seconds=seconds
             )
             entry = cache.publish(key, staging, manifest)
-            _report(variant, key, "built", started, entry)
+            events.report(variant, key, "built", started, entry)
             return entry
     raise CompileError(
         f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles",
@@ -282,42 +246,6 @@ def _numbers(version: str) -> list[int]:
     """`[12, 2, 0]` for `c++ (Debian 12.2.0-14) 12.2.0`: the first version that it names."""
     found = re.search(r"\d+(?:\.\d+)+", version) or re.search(r"\d+", version)
     return [int(part) for part in found.group().split(".")] if found else []
-
-
-def _report(
-    variant: Variant,
-    key: Key,
-    status: str,
-    started: float,
-    entry: Entry | None = None,
-    reason: str = "",
-) -> None:
-    if status == "hit":
-        _counts["hits"] += 1
-    seconds = time.perf_counter() - started
-    event = Event(
-        variant.op,
-        variant.label,
-        key.target,
-        status,
-        seconds,
-        str(entry.path) if entry else "",
-        reason,
-    )
-    level = logging.DEBUG if status == "hit" else logging.INFO
-    _log.log(
-        level,
-        "%s %s.%s for %s in %.3f s: %s",
-        status,
-        event.op,
-        event.variant,
-        event.target,
-        event.seconds,
-        event.path or reason,
-    )
-    _log.debug("key inputs: %s", key.inputs)
-    for callback in tuple(_callbacks):
-        callback(event)
 
 
 def _not_cached(variant: Variant, key: Key) -> NotCached:

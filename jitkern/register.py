@@ -16,7 +16,9 @@ from jitkern.errors import DeclarationError
 from jitkern.gradient import Gradient
 from jitkern.implementation import Implementation
 from jitkern.kernel import Extension, Source, Variant
-from jitkern.launch.python import Kernels, ignore, variant_of, with_light_torch
+from jitkern.launch.light_torch import with_light_torch
+from jitkern.launch.python import Kernels, ignore
+from jitkern.launch.variants import variant_of
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
@@ -53,7 +55,11 @@ class Op:
         _check_extensions(self.name, sources)
         self.overload = self._register()
         self._arguments = self.overload._schema.arguments
-        self.changed = [a.name for a in self._arguments if a.alias_info and a.alias_info.is_write]
+        self.changed = [
+            (position, argument.name)
+            for position, argument in enumerate(self._arguments)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.overload(*args, **kwargs)
@@ -138,10 +144,6 @@ class Op:
             **kwargs,
             **{a.name: a.default_value for a in rest if a.kwarg_only},
         }
-
-    def position(self, name: str) -> int:
-        """Where the argument `name` stands in the schema."""
-        return next(i for i, argument in enumerate(self._arguments) if argument.name == name)
 
     def variants(self, source: Source, device: str) -> list[Variant]:
         """The variants of `source` that the samples use, found on meta tensors without a device."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import config, jit
+from jitkern import config, events, jit
 from jitkern.cache import Cache, private_root
 from jitkern.errors import CacheError, CompileError, CompilerNotFound, NotCached, UntrustedCache
 
@@ -127,9 +127,9 @@ def test_variants_compile_side_by_side(compiler, variant, target):
 
 
 def test_events_tell_of_every_hit_and_compile(compiler, variant, target):
-    events = []
-    stop = jit.on_compile(events.append)
-    before = jit.stats()
+    seen = []
+    stop = events.on_compile(seen.append)
+    before = events.stats()
     jit.ensure(variant, target)
     jit.ensure(variant, target)
     compiler.fail = True
@@ -137,10 +137,10 @@ def test_events_tell_of_every_hit_and_compile(compiler, variant, target):
         jit.ensure(variant, target, refresh=True)
     stop()
     jit.ensure(variant, target)
-    assert [(e.op, e.variant, e.status) for e in events] == [
+    assert [(e.op, e.variant, e.status) for e in seen] == [
         ("test::scale", "f32", s) for s in ("built", "hit", "failed")
     ]
-    after = jit.stats()
+    after = events.stats()
     assert {k: after[k] - before[k] for k in ("hits", "compiles", "failures")} == {
         "hits": 2,
         "compiles": 1,

@@ -5,7 +5,9 @@ import torch
 
 from jitkern.errors import CompileError, LaunchError
 from jitkern.kernel import Cpp, Cuda, Triton
-from jitkern.launch.python import Call, Kernels, Runner, ignore, variant_of, with_light_torch
+from jitkern.launch.light_torch import with_light_torch
+from jitkern.launch.python import Kernels, Runner, ignore
+from jitkern.launch.variants import Call, variant_of
 from jitkern.target import Target
 
 CPU = torch.device("cpu")

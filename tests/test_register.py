@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from jitkern import config, implementation, jit
+from jitkern import config, events, implementation
 from jitkern.compilers import compiler_for
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
@@ -178,9 +178,9 @@ def test_a_refusal_ends_with_the_settings_it_was_made_under(declare):
     op = declare()
     with config.using(compile="never", fallback="reference"):
         op(X)
-    compiles = jit.stats()["compiles"]
+    compiles = events.stats()["compiles"]
     op(X)
-    assert jit.stats()["compiles"] == compiles + 1
+    assert events.stats()["compiles"] == compiles + 1
 
 
 def test_a_remembered_refusal_keeps_no_call_alive(declare):
@@ -283,12 +283,12 @@ def test_background_serves_the_reference_until_the_kernel_is_there(declare, monk
     op = declare()
     with config.using(compile="background"):
         assert torch.equal(op(X), 2 * X)
-        before = jit.stats()["hits"]
+        before = events.stats()["hits"]
         gate.set()
         for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
             thread.join()
         assert torch.equal(op(X), 2 * X)
-        assert jit.stats()["hits"] == before + 1
+        assert events.stats()["hits"] == before + 1
 
 
 def test_background_stays_with_the_reference_where_gradients_were_recorded(declare):
@@ -300,9 +300,9 @@ def test_background_stays_with_the_reference_where_gradients_were_recorded(decla
         assert torch.equal(x.grad, torch.full_like(X, 2))
         for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
             thread.join()
-        before = jit.stats()["hits"]
+        before = events.stats()["hits"]
         op(X)
-        assert jit.stats()["hits"] == before
+        assert events.stats()["hits"] == before
 
 
 def test_threads_make_their_first_calls_together(declare):

@@ -67,11 +67,11 @@ def test_a_warm_start_runs_no_tool(variant, run_python):
 import os, json, subprocess, sys
 def refuse(*a, **k): raise AssertionError("a subprocess")
 subprocess.Popen.__init__ = refuse
-from jitkern import jit
+from jitkern import jit, stats
 from jitkern.kernel import Extension, Variant
 from jitkern.target import Target
 v = Variant("test::k", Extension("k.cpp", folder={v.source.folder!r}, function="answer"))
-print(json.dumps([jit.loaded(v, Target.current("cpu"))(), "torch.utils.cpp_extension" in sys.modules, jit.stats()["compiles"]]))
+print(json.dumps([jit.loaded(v, Target.current("cpu"))(), "torch.utils.cpp_extension" in sys.modules, stats()["compiles"]]))
 """
     done = run_python(code, PATH="/nonexistent")
     assert done.returncode == 0, done.stderr

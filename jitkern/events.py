@@ -1,0 +1,71 @@
+"""What happens to variants, told to whoever listens: the log, the counters and callbacks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jitkern.entry import Entry
+from jitkern.kernel import Variant
+from jitkern.key import Key
+
+_log = logging.getLogger(__name__)
+
+
+class Event(NamedTuple):
+    """What happened to a variant: status is `hit`, `built` or `failed`; seconds is what it took."""
+
+    op: str
+    variant: str
+    target: str
+    status: str
+    seconds: float
+    path: str = ""
+    reason: str = ""
+
+
+_callbacks: list[Callable[[Event], None]] = []
+_counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0}
+
+
+def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
+    """Call `callback` with an Event for every hit and compile; returns a function that stops it."""
+    _callbacks.append(callback)
+    return lambda: _callbacks.remove(callback)
+
+
+def stats() -> dict[str, float]:
+    """This process so far: hits, compiles, failures, and the seconds spent compiling."""
+    return dict(_counts)
+
+
+def report(
+    variant: Variant,
+    key: Key,
+    status: str,
+    started: float,
+    entry: Entry | None = None,
+    reason: str = "",
+) -> None:
+    """Tell that `variant` was a hit, built or failed; `started` is its time.perf_counter()."""
+    seconds = time.perf_counter() - started
+    _counts[{"hit": "hits", "built": "compiles", "failed": "failures"}[status]] += 1
+    if status == "built":
+        _counts["seconds"] += seconds
+    path = str(entry.path) if entry else ""
+    event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
+    _log.log(
+        logging.DEBUG if status == "hit" else logging.INFO,
+        "%s %s.%s for %s in %.3f s: %s",
+        status,
+        event.op,
+        event.variant,
+        event.target,
+        seconds,
+        path or reason,
+    )
+    _log.debug("key inputs: %s", key.inputs)
+    for callback in tuple(_callbacks):
+        callback(event)

@@ -1,0 +1,105 @@
+"""Which variant a launch needs: template arguments, and for Triton the classes of the others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.kernel import TRITON_OPTIONS, Constant, Source, Variant
+from jitkern.launch.arguments import SHORT
+
+
+class Call(NamedTuple):
+    """One launch that a launch function asks for."""
+
+    function: str
+    template: tuple[tuple[str, Any], ...]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+def variant_of(
+    op: str, source: Source, call: Call, where: str = ""
+) -> tuple[Variant, tuple[int, ...] | None]:
+    """The variant that a call needs, and which arguments the compiled kernel takes (None: all).
+
+    where: what errors name, by default the op.
+    """
+    where = where or op
+    template = tuple((name, _constant(where, name, value)) for name, value in call.template)
+    if source.kind != "triton":
+        return Variant(op, source, call.function, template), None
+    from jitkern.launch.triton import functions
+
+    path = source.paths[0]
+    if not path.is_file():
+        raise DeclarationError(f"{where}: the kernel source {path} does not exist")
+    declared = functions(str(path), path.stat().st_mtime_ns).get(call.function)
+    if declared is None:
+        raise LaunchError(f"{where}: {path} has no @triton.jit function `{call.function}`")
+    given = dict(template)
+    template += tuple(item for item in declared.defaults if item[0] not in given)
+    names = [name for name in declared.parameters if name not in dict(template)]
+    unset = [name for name in names if name in declared.constexprs]
+    unknown = [name for name, _ in template if name not in declared.parameters]
+    if unset or unknown or len(names) != len(call.args):
+        raise LaunchError(
+            f"{where}: `{call.function}({', '.join(declared.parameters)})` got {len(call.args)} "
+            f"arguments and the constexprs {[name for name, _ in template]}; missing or unknown: "
+            f"{unset + unknown or 'a number of arguments'}"
+        )
+    signature = tuple(
+        _triton_class(
+            arg,
+            special=name not in declared.plain,
+            aligned=name not in declared.plain | declared.unaligned,
+        )
+        for name, arg in zip(names, call.args)
+    )
+    options = tuple(
+        (name, int(call.keywords[name])) for name in TRITON_OPTIONS if name in call.keywords
+    )
+    kept = tuple(i for i, kind in enumerate(signature) if kind not in ("1", "None"))
+    return Variant(op, source, call.function, template, signature, options), kept
+
+
+def _constant(op: str, name: str, value: Any) -> Constant:
+    if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, torch.dtype) and value in SHORT:
+        return SHORT[value]
+    raise LaunchError(
+        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float"
+    )
+
+
+def _triton_class(arg: Any, *, special: bool, aligned: bool) -> str:
+    """Triton's class of an argument: type, and where specialised on, ==1 and divisible by 16."""
+    if arg is None:
+        return "None"
+    if isinstance(arg, torch.Tensor):
+        return f"*{SHORT.get(arg.dtype, '')}" + (
+            ":16" if aligned and _address(arg) % 16 == 0 else ""
+        )
+    if isinstance(arg, bool):
+        return "bool"
+    if isinstance(arg, int):
+        if special and arg == 1:
+            return "1"
+        kind = "i32" if -(2**31) <= arg < 2**31 else "i64" if arg < 2**63 else "u64"
+        return kind + (":16" if aligned and arg % 16 == 0 else "")
+    if isinstance(arg, float):
+        return "f32"
+    raise LaunchError(
+        f"a Triton kernel takes tensors, numbers and None, not {type(arg).__name__} `{arg}`"
+    )
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its data begins; a meta tensor's is as aligned as a fresh allocation would be."""
+    if tensor.device.type == "meta":
+        return int(tensor.storage_offset()) * tensor.element_size()
+    return tensor.data_ptr()
