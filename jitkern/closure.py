@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.kernel import Source
+from jitkern.kernel import Generated, Source
 
 # Compiled on first use, like every pattern here: an import compiles none.
 _INCLUDE = (
@@ -47,6 +47,9 @@ def closure_of(source: Source) -> Closure:
 
     Raises DeclarationError for a file that is not there.
     """
+    if isinstance(source, Generated):
+        digest = hashlib.sha256(source.text.encode()).hexdigest()
+        return Closure({source.files[0]: digest}, {}, frozenset())
     for path in source.paths:
         if not path.is_file():
             raise DeclarationError(f"the kernel source {path} does not exist")

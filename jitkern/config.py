@@ -21,6 +21,7 @@ T = TypeVar("T")
 # What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is
 # scrubbed, so that a builder and a server agree on the artifact.
 BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "USER", "LOGNAME")
+PREFERENCES = ("", "nvrtc", "triton", "extension", "cc")  # kinds of source
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Config:
             compile=_choice(env, "JITKERN_COMPILE", "auto", ("auto", "never", "background")),
             fallback=_choice(env, "JITKERN_FALLBACK", "", ("reference", "raise")),
             compiler=_choice(env, "JITKERN_COMPILER", "any", ("any", "exact")),
-            prefer=_choice(env, "JITKERN_PREFER", "", ("nvrtc", "triton", "extension", "cc")),
+            prefer=_choice(env, "JITKERN_PREFER", "", PREFERENCES[1:]),
             verify=_choice(env, "JITKERN_VERIFY", "always", ("always", "size")),
             fsync=_choice(env, "JITKERN_FSYNC", "1", ("1", "0")) == "1",
             jobs=_number(env, "JITKERN_JOBS", 0, int),
@@ -94,6 +95,7 @@ class Config:
 
 
 _current: Config | None = None
+listeners: list[Callable[[Config], None]] = []  # told when `using` changes the settings
 
 
 def current() -> Config:
@@ -108,13 +110,19 @@ def current() -> Config:
 @contextlib.contextmanager
 def using(**settings: object) -> Iterator[Config]:
     """Run a block under changed settings, e.g. `with using(compile="never"):`."""
-    global _current  # noqa: PLW0603
     before = current()
-    _current = replace(before, **settings)  # type: ignore[arg-type]
+    _put_in_force(replace(before, **settings))  # type: ignore[arg-type]
     try:
-        yield _current
+        yield current()
     finally:
-        _current = before
+        _put_in_force(before)
+
+
+def _put_in_force(settings: Config) -> None:
+    global _current  # noqa: PLW0603
+    _current = settings
+    for listener in listeners:
+        listener(settings)
 
 
 def _default_cache_dir() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,9 @@ from jitkern import config, jit
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.gradient import recording
 from jitkern.kernel import Extension, Source, Variant
+from jitkern.launch.linker import Linker
 from jitkern.launch.python import Kernels, Runner
+from jitkern.launch.runtime import Runtime, leave_behind
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class Implementation:
     def __init__(self, op: Op, device: str) -> None:
         self.op = op
         self.device = device
+        self.linker: Linker | None = None
         self._runners: dict[tuple[int, int | None], Runner] = {}
         self._announced: set[str] = set()
         self._pinned = False  # to the reference: gradients were recorded through it
@@ -43,6 +46,11 @@ class Implementation:
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
         return result
+
+    def sibling(self, *args: Any) -> Any:
+        """What a trampoline of the runtime calls where no compiled variant fits."""
+        assert self.linker
+        return by_value(self.linker.runtime, self.linker.returns, lambda: self(*args))
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(args)
@@ -72,10 +80,15 @@ class Implementation:
             return runner.extension()(*args, **kwargs)
         kernels = Kernels(runner)
         try:
-            return self.op.launcher(source, self.device)(kernels, *args, **kwargs)
+            result = self.op.launcher(source, self.device)(kernels, *args, **kwargs)
         except JitkernError as e:
             e.launched = kernels.launched
             raise
+        if self.linker is None:
+            leave_behind()
+        else:
+            self.linker.link(self.op.written(source, self.device), runner, args)
+        return result
 
     def _runner(self, source: Source, device: torch.device) -> Runner:
         key = (id(source), device.index)
@@ -153,6 +166,33 @@ class Implementation:
         if not isinstance(result, (tuple, list)):
             return result
         return tuple(_restride(r, p) for r, p in zip(result, promised))
+
+
+class _Failure(threading.local):
+    """The exception behind the RuntimeError that Torch raises for a trampoline."""
+
+    error: BaseException | None = None
+
+
+_failure = _Failure()
+
+
+def by_value(runtime: Runtime, returns: int, compute: Callable[[], Any]) -> Any:
+    """What `compute` returns; its exception is left for the trampoline that asked, to raise."""
+    try:
+        return compute()
+    except BaseException as e:  # noqa: BLE001  it is raised again on the other side of Torch
+        _failure.error = e
+        text = str(e) if type(e) is RuntimeError or isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
+        runtime.fail(text or type(e).__name__)
+        empty = [torch.empty(0) for _ in range(returns)]
+        return empty[0] if returns == 1 else tuple(empty)
+
+
+def cause_of(error: RuntimeError) -> BaseException:
+    """The exception that a trampoline turned into `error`, or `error` itself."""
+    cause, _failure.error = _failure.error, None
+    return cause if cause is not None and str(cause) in str(error) else error
 
 
 def _meta(value: Any) -> Any:

@@ -170,6 +170,16 @@ class Extension(Source):
         return "::" not in self.function
 
 
+@dataclass(frozen=True)
+class Generated(Source):
+    """C that jitkern wrote itself, in plain C with no headers: a stub, or the launch runtime."""
+
+    kind: ClassVar[str] = "stub"
+    suffixes: ClassVar[tuple[str, ...]] = (".c",)
+
+    text: str = field(kw_only=True)
+
+
 SOURCES: dict[str, type[Source]] = {kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)}
 
 

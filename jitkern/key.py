@@ -17,7 +17,7 @@ from jitkern.closure import Closure
 from jitkern.kernel import Variant
 from jitkern.target import Target
 
-SCHEMA = 1  # bump when the meaning of an input, a default flag or an artifact's layout changes
+SCHEMA = 2  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,14 @@ from jitkern.gradient import Gradient
 from jitkern.implementation import Implementation
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.light_torch import with_light_torch
+from jitkern.launch.linker import Linker, parameters_of
 from jitkern.launch.python import Kernels, ignore
+from jitkern.launch.runtime import MUTATION, runtime
 from jitkern.launch.variants import variant_of
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
+SIBLINGS = "jitkern_python"  # the namespace of what trampolines call where they cannot serve
 _libraries: dict[str, torch.library.Library] = {}
 
 Function = Callable[..., Any]
@@ -52,6 +55,7 @@ class Op:
         self._reference: Function | None = None
         self._fake: Function | None = None
         self._samples: Callable[[str], Iterator[Any]] | None = None
+        self._has_sibling = False
         _check_extensions(self.name, sources)
         self.overload = self._register()
         self._arguments = self.overload._schema.arguments
@@ -123,14 +127,18 @@ class Op:
         return self._reference(*args, **kwargs)
 
     def launcher(self, source: Source, device: str) -> Function:
-        """The launch function for this source. Raises DeclarationError where there is none."""
+        """The launch function for this source, with a light `torch`. Raises DeclarationError."""
+        return with_light_torch(self.written(source, device))
+
+    def written(self, source: Source, device: str) -> Function:
+        """The launch function for this source as it was written. Raises DeclarationError."""
         found = self.launchers.get(source.kind) or self.launchers.get(device)
         if not found:
             raise DeclarationError(
                 f"{self.name} has no launch function for {source.kind}: "
                 f"add @{self.name.split('::')[1]}.launch({device!r})"
             )
-        return with_light_torch(found)
+        return found
 
     def complete(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -163,11 +171,44 @@ class Op:
             raise DeclarationError(f"{self.name} is declared twice")
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
-            library.impl(name, Implementation(self, device), device.upper())
+            self._implement(Implementation(self, device), library)
         library.impl(name, self.run_reference, "CompositeExplicitAutograd")
         _register_fake(self.name, self._run_fake, library)
         OPS[self.name] = self
         return getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
+
+    def _implement(self, implementation: Implementation, library: torch.library.Library) -> None:
+        """Register a device's trampoline if the runtime can serve this op, else Python itself."""
+        name, device = self.name.split("::")[1], implementation.device
+        linker = self._linker(device)
+        if linker is None:
+            library.impl(name, implementation, device.upper())
+            return
+        implementation.linker = linker
+        siblings = _library(SIBLINGS)
+        sibling = self.name.replace("::", "__")
+        if not self._has_sibling:
+            self._has_sibling = True
+            signature = re.sub(r"\(\w+!\)", "", self.schema).partition("(")[2]
+            siblings.define(f"{sibling}({signature}")
+        siblings.impl(sibling, implementation.sibling, device.upper())
+        linker.runtime.register(linker.slot, self.name, device.upper())
+
+    def _linker(self, device: str) -> Linker | None:
+        raw = any(not isinstance(source, Extension) for source in self.sources.get(device, ()))
+        if not raw or (device == "cuda" and not torch.version.cuda):
+            return None
+        found, schema = runtime(), torch._C.parse_schema(self.schema)
+        parameters = parameters_of(schema)
+        writes = any(p.kind in "Ww" for p in parameters or ())
+        if not found or not parameters or (writes and not found.provides(*MUTATION)):
+            return None
+        sibling = f"{SIBLINGS}::{self.name.replace('::', '__')}"
+        kinds = "".join(parameter.kind for parameter in parameters)
+        slot = found.declare(kinds, self.name, sibling, f"{sibling}__recorded", device)
+        if slot < 0:
+            return None
+        return Linker(found, slot, self.name, self.schema, parameters, len(schema.returns))
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.complete(args, kwargs)

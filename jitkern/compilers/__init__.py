@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "nvrtc": ("nvrtc", "Nvrtc"),
     "cc": ("cc", "Cc"),
+    "stub": ("stub", "StubCompiler"),
     "triton": ("triton", "TritonCompiler"),
     "extension": ("extension", "LoadInline"),
 }

@@ -75,7 +75,7 @@ class Cc:
         return ("-O3", "-fPIC", "-shared", *language, *native, *openmp, *source.flags)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
-        return [_identity(_tool(source))]
+        return [identity(_tool(source))]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         source = variant.source
@@ -85,7 +85,7 @@ class Cc:
                 f"here {this_platform()}"
             )
         tool = _tool(source)
-        compiler = _identity(tool)
+        compiler = identity(tool)
         path = source.paths[0]
         build = staging / "build"
         build.mkdir()
@@ -136,7 +136,8 @@ def _tool(source: Source) -> str:
     return config.current().cc if _is_c(source) else config.current().cxx
 
 
-def _identity(tool: str) -> dict[str, str]:
+def identity(tool: str) -> dict[str, str]:
+    """Name and version of the C or C++ compiler `tool`. Raises CompilerNotFound."""
     program, *rest = shlex.split(tool)  # CXX="ccache g++"
     found = shutil.which(program, path=config.current().environment.get("PATH"))
     if not found:

@@ -101,17 +101,15 @@ def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str,
 
 def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
     metadata = kernel.metadata
-    scratch = ptx.parameter_count(kernel.asm["ptx"], metadata.name) - len(parameters)
-    for name in ("global_scratch_size", "profile_scratch_size"):
-        if getattr(metadata, name, 0):
-            raise NotImplementedError(
-                f"the kernel needs scratch memory ({name}), which jitkern does not allocate yet"
-            )
+    trailing = ptx.parameter_count(kernel.asm["ptx"], metadata.name) - len(parameters)
+    sizes = [
+        getattr(metadata, name, 0) or 0 for name in ("global_scratch_size", "profile_scratch_size")
+    ]
     return {
         "artifact": "kernel.cubin",
         "symbol": metadata.name,
         "parameters": parameters,
-        "scratch": scratch,
+        "scratch": sizes[:trailing],  # bytes for each program of the grid
         "block": 32 * metadata.num_warps,
         "smem": metadata.shared,
         "cluster": metadata.num_ctas,

@@ -28,10 +28,10 @@ _RANGES = {
 }
 
 
-def values_of(
-    what: str, parameters: Sequence[str], args: Sequence[object], device: torch.device
-) -> list[float | None]:
-    """What to pass for each argument: a tensor's address, or the number itself.
+def checked(
+    what: str, parameters: Sequence[str], args: Sequence[Any], device: torch.device
+) -> Sequence[Any]:
+    """The arguments of a launch, if each is what the kernel's parameter takes.
 
     Raises LaunchError for a wrong count, type, dtype or device, and for a number out of range:
     nothing is ever truncated.
@@ -40,44 +40,36 @@ def values_of(
         raise LaunchError(
             f"{what} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(args)}"
         )
-    return [
-        _value(what, i, code, arg, device) for i, (code, arg) in enumerate(zip(parameters, args))
-    ]
+    for i, (code, arg) in enumerate(zip(parameters, args)):
+        fault = _fault(code, arg, device)
+        if fault:
+            raise LaunchError(f"{what}: argument {i} must be {fault[0]}, got {fault[1]}")
+    return args
 
 
-def _value(what: str, position: int, code: str, arg: object, device: torch.device) -> float | None:
+def _fault(code: str, arg: Any, device: torch.device) -> tuple[str, str] | None:
+    """(what is wanted, what is given) where they differ."""
     if code[:1] == "*":
         if arg is None:
             return None
         if isinstance(arg, torch.Tensor):
-            if arg.device.type == device.type and (
-                device.index is None or arg.device.index == device.index
-            ):
-                if _same_type(code[1:], SHORT.get(arg.dtype, "")):
-                    return arg.data_ptr()
-                raise _wrong(
-                    what, position, f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}"
-                )
-            raise _wrong(what, position, f"a tensor on {device}", f"one on {arg.device}")
+            if arg.device.type != device.type or device.index not in (None, arg.device.index):
+                return f"a tensor on {device}", f"one on {arg.device}"
+            if _same_type(code[1:], SHORT.get(arg.dtype, "")):
+                return None
+            return f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}"
     elif isinstance(arg, bool) or code == "bool":
         if isinstance(arg, bool) and code == "bool":
-            return arg
+            return None
     elif code in _RANGES:
         if isinstance(arg, int):
             low, high = _RANGES[code]
-            if low <= arg < high:
-                return arg
-            raise _wrong(what, position, f"an integer that fits {code}", str(arg))
+            return None if low <= arg < high else (f"an integer that fits {code}", str(arg))
     elif code in ("f32", "f64") and isinstance(arg, (int, float)):
-        return float(arg)
+        return None
     elif not code:
-        raise LaunchError(
-            f"{what}: parameter {position} has a type that no argument can be passed for "
-            "(a struct by value?)"
-        )
-    raise _wrong(
-        what, position, "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`"
-    )
+        return "of a type that launches can pass (not a struct by value)", type(arg).__name__
+    return "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`"
 
 
 def _same_type(pointee: str, dtype: str) -> bool:
@@ -88,6 +80,3 @@ def _same_type(pointee: str, dtype: str) -> bool:
     integers = pointee in _RANGES and (dtype in _RANGES or dtype == "bool")
     return integers and pointee[1:] == widths.get(dtype, dtype[1:])
 
-
-def _wrong(what: str, position: int, wanted: str, got: str) -> LaunchError:
-    return LaunchError(f"{what}: argument {position} must be {wanted}, got {got}")

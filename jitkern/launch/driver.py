@@ -59,6 +59,12 @@ class CudaFunction:
             LoadError,
         )
 
+    @property
+    def address(self) -> int:
+        """The CUkernel, as stubs take it; it belongs to no context."""
+        assert self._kernel.value
+        return self._kernel.value
+
     def launch(
         self,
         values: Sequence[float | None],
@@ -66,11 +72,10 @@ class CudaFunction:
         stream: int,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
-        smem: int = 0,
-        cluster: tuple[int, int, int] | None = None,
-        *,
-        cooperative: bool = False,
-        pdl: bool = False,
+        smem: int,
+        cluster: tuple[int, int, int] | None,
+        cooperative: bool,  # noqa: FBT001
+        pdl: bool,  # noqa: FBT001
     ) -> None:
         """Start it on `stream` of `device`; `values` match `parameters`.
 
@@ -79,13 +84,11 @@ class CudaFunction:
         """
         if 0 in grid:
             return
-        if smem > _DEFAULT_SHARED:
-            self._allow_shared(smem, device)
+        self.allow_shared(smem, device)
         cells = [
             CTYPES[code[0] if code[0] == "*" else code](value)
-            for code, value in zip(self.parameters, values)
+            for code, value in zip([*self.parameters, *("*" for _ in self.meta.get("scratch", ()))], values)
         ]
-        cells += [c_void_p()] * self.meta.get("scratch", 0)
         pointers = (c_void_p * max(1, len(cells)))(*[ctypes.addressof(cell) for cell in cells])
         attributes = _attributes(cluster, cooperative=cooperative, pdl=pdl)
         config = _Config(
@@ -103,8 +106,9 @@ class CudaFunction:
                 LaunchError,
             )
 
-    def _allow_shared(self, smem: int, device: int) -> None:
-        if self._shared.get(device, 0) < smem:
+    def allow_shared(self, smem: int, device: int) -> None:
+        """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError."""
+        if smem > _DEFAULT_SHARED and self._shared.get(device, 0) < smem:
             result = _driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, smem, self._kernel, device)
             _check(result, f"reserving {smem} bytes of shared memory for {self._what}", LaunchError)
             self._shared[device] = smem

@@ -10,9 +10,14 @@ from typing import Any
 import torch
 
 
-@functools.cache
 def with_light_torch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a `torch` whose `_check` does not import sympy (0.7 s on first use).
+    """The function with a `torch` whose `_check` does not import sympy (0.7 s on first use)."""
+    return seeing(function, _LIGHT)
+
+
+@functools.cache
+def seeing(function: Callable[..., Any], proxy: LightTorch) -> Callable[..., Any]:
+    """The function with `proxy` for `torch`.
 
     Functions of the same module that it calls see that `torch` too. Made at its first call, when
     the module has bound all its names.
@@ -23,7 +28,7 @@ def with_light_torch(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         return function
     module = function.__globals__
-    scope = {**module, "torch": _LightTorch("torch")}
+    scope = {**module, "torch": proxy}
     for name, value in module.items():
         if isinstance(value, types.FunctionType) and value.__globals__ is module:
             scope[name] = _rebound(value, scope)
@@ -38,7 +43,9 @@ def _rebound(function: types.FunctionType, scope: dict[str, Any]) -> types.Funct
     return copy
 
 
-class _LightTorch(types.ModuleType):
+class LightTorch(types.ModuleType):
+    """Torch, with a quick `_check`."""
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
         setattr(self, name, value)
@@ -52,3 +59,6 @@ class _LightTorch(types.ModuleType):
             raise RuntimeError(
                 str(message()) if message else "Expected cond to be True, but got False"
             )
+
+
+_LIGHT = LightTorch("torch")

@@ -23,13 +23,18 @@ class HostFunction:
     """An `extern "C"` function of a loaded library."""
 
     def __init__(self, entry: Entry) -> None:
-        meta = entry.manifest.meta
+        self.meta = meta = entry.manifest.meta
         self.parameters: list[str] = meta["parameters"]
         self._function = _open(entry)[meta["symbol"]]
         self._function.restype = None
         self._function.argtypes = [
             CTYPES[code[:1] if code[:1] == "*" else code] for code in self.parameters if code
         ]
+
+    @property
+    def address(self) -> int:
+        """Of the function's code, as stubs take it."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def call(self, values: list[float | None]) -> None:
         """Run it; `values` match `parameters`."""
@@ -42,6 +47,8 @@ def load(source: Source, entry: Entry) -> Any:
         if source.kind in ("nvrtc", "triton"):
             meta = entry.manifest.meta
             return CudaFunction(entry.read(meta["artifact"]), meta, f"`{meta['symbol']}`")
+        if source.kind == "stub":
+            return _open(entry)
         return HostFunction(entry) if source.kind == "cc" else _extension(entry)
     except LoadError:
         raise

@@ -7,9 +7,10 @@ with a `k` that launches nothing (the fake) and with one that only notes the var
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from jitkern import config, jit
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, NotCached, TargetError
 from jitkern.kernel import TRITON_OPTIONS, Source, Variant
-from jitkern.launch.arguments import values_of
+from jitkern.launch.arguments import checked
 from jitkern.launch.variants import Call, variant_of
 from jitkern.target import Target
 
@@ -61,6 +62,60 @@ def ignore(_: Call) -> None:
     """The start of a fake: launches nothing."""
 
 
+class Compiled(NamedTuple):
+    """What a launch needs of a variant: what loading it gave, and which arguments it takes.
+
+    kept: positions of the arguments that the compiled kernel has (None: all).
+    """
+
+    variant: Variant
+    function: Any
+    meta: dict[str, Any]
+    kept: tuple[int, ...] | None = None
+
+    @property
+    def parameters(self) -> list[str]:
+        """Codes of what it takes, e.g. `*f32`, `i64`."""
+        codes: list[str] = self.meta["parameters"]
+        return codes
+
+
+class Geometry(NamedTuple):
+    """How a kernel is spread over a GPU."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem: int
+    cluster: tuple[int, int, int] | None
+    cooperative: bool
+    pdl: bool
+
+
+def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geometry:
+    """What the keywords of a launch, and a Triton kernel's metadata, say. Raises LaunchError."""
+    meta = compiled.meta
+    grid = keywords.get("grid")
+    if callable(grid):
+        grid = grid(dict(compiled.variant.template))
+    grid = _three(what, "grid", grid)
+    cluster = _three(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
+    if compiled.variant.source.kind == "triton":
+        block, smem = (meta["block"], 1, 1), meta["smem"]
+        if meta["cluster"] > 1:
+            cluster = (meta["cluster"], 1, 1)
+            grid = (grid[0] * meta["cluster"], grid[1], grid[2])
+    else:
+        block, smem = _three(what, "block", keywords.get("block")), keywords.get("smem", 0)
+    return Geometry(
+        grid,
+        block,
+        smem,
+        cluster,
+        bool(keywords.get("cooperative", False) or meta.get("cooperative", False)),
+        bool(keywords.get("pdl", False) or meta.get("pdl", False)),
+    )
+
+
 class Runner:
     """Starts kernels of one source on one device, remembering each variant's function."""
 
@@ -75,32 +130,36 @@ class Runner:
         self.source = source
         self.target = target
         self.device = device
-        self._memo: dict[tuple[Any, ...], tuple[Any, tuple[int, ...] | None]] = {}
+        self.where = f"{op} for {target}"
+        self._memo: dict[tuple[Any, ...], Compiled] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claimed: set[Variant] = set()
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
-        function, kept = self._function(call)
-        what = f"`{call.function}` of {self.op} for {self.target}"
-        args = call.args if kept is None else [call.args[i] for i in kept]
-        values = values_of(what, function.parameters, args, self.device)
+        compiled = self.compiled(call)
+        what = f"`{call.function}` of {self.where}"
+        kept = compiled.kept
+        given = call.args if kept is None else [call.args[i] for i in kept]
+        args = checked(what, compiled.parameters, given, self.device)
+        values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args]
         if self.source.kind == "cc":
-            function.call(values)
+            compiled.function.call(values)
         else:
-            self._launch_cuda(function, values, call.keywords, what)
+            self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
 
-    def _function(self, call: Call) -> tuple[Any, tuple[int, ...] | None]:
-        where = f"{self.op} for {self.target}"
+    def compiled(self, call: Call) -> Compiled:
+        """The variant that a call needs, loaded."""
         kinds = tuple(type(value) for _, value in call.template)  # 1, 1.0 and True are equal
         memo: tuple[Any, ...] = (call.function, call.template, kinds)
         found = None
         if self.source.kind == "triton":
-            found = variant_of(self.op, self.source, call, where)
+            found = variant_of(self.op, self.source, call, self.where)
             memo += (found[0].signature, found[0].options)
         if memo not in self._memo:
-            variant, kept = found or variant_of(self.op, self.source, call, where)
-            self._memo[memo] = self.loaded(variant), kept
+            variant, kept = found or variant_of(self.op, self.source, call, self.where)
+            function = self.loaded(variant)
+            self._memo[memo] = Compiled(variant, function, function.meta, kept)
         return self._memo[memo]
 
     def loaded(self, variant: Variant) -> Any:
@@ -122,8 +181,9 @@ class Runner:
         """The function of an Extension."""
         memo = ("extension",)
         if memo not in self._memo:
-            self._memo[memo] = self.loaded(Variant(self.op, self.source)), None
-        return self._memo[memo][0]
+            variant = Variant(self.op, self.source)
+            self._memo[memo] = Compiled(variant, self.loaded(variant), {})
+        return self._memo[memo].function
 
     def claim(self, variant: Variant) -> bool:
         """True for the first caller: it is the one to build the variant in the background."""
@@ -133,29 +193,18 @@ class Runner:
             return first
 
     def _launch_cuda(
-        self, function: Any, values: list[float | None], keywords: dict[str, Any], what: str
+        self, compiled: Compiled, values: list[float | None], shape: Geometry
     ) -> None:
-        grid = _three(what, "grid", keywords.get("grid"))
-        meta = function.meta
-        cluster = _three(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
-        if self.source.kind == "triton":
-            block = (meta["block"], 1, 1)
-            smem = meta["smem"]
-            if meta["cluster"] > 1:
-                cluster = (meta["cluster"], 1, 1)
-                grid = (grid[0] * meta["cluster"], grid[1], grid[2])
-        else:
-            block = _three(what, "block", keywords.get("block"))
-            smem = keywords.get("smem", 0)
         index = self.device.index
+        scratch = [
+            torch.empty(math.prod(shape.grid) * size, dtype=torch.uint8, device=self.device)
+            for size in compiled.meta.get("scratch", ())
+        ]
+        values += [memory.data_ptr() for memory in scratch]
         stream = torch._C._cuda_getCurrentRawStream(index)
         before = torch.cuda._exchange_device(index)
         try:
-            function.launch(
-                values, index, stream, grid, block, smem, cluster,
-                cooperative=keywords.get("cooperative", False) or meta.get("cooperative", False),
-                pdl=keywords.get("pdl", False) or meta.get("pdl", False),
-            )  # fmt: skip
+            compiled.function.launch(values, index, stream, *shape)
         finally:
             torch.cuda._maybe_exchange_device(before)
 

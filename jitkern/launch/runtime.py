@@ -1,0 +1,209 @@
+"""The launch runtime in this process: `runtime.c`, bound to Torch by a table of addresses.
+
+It is compiled once per platform and cached like any artifact. A process that starts before it
+exists uses the Python launcher for good, and leaves the runtime behind for the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import platform
+import re
+import sys
+import threading
+from ctypes import c_char_p, c_int, c_ulonglong, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitkern import config, jit
+from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
+from jitkern.kernel import Generated, Variant
+from jitkern.launch.stub import FOLDER, shim
+from jitkern.target import Target
+
+MAX_ARGUMENTS, MAX_RETURNS, MAX_VARIANTS = 32, 16, 128  # as runtime.c has them
+_MACHINES = ("x86_64", "aarch64")  # whose trampolines runtime.c knows
+_log = logging.getLogger(__name__)
+# Exported by Torch since before 2.11, but by no promise: where one is missing, Python does its part.
+_MANGLED = {
+    "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
+    "forward_grad": ("c10", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE"),
+    "exclude_keys": ("c10", "_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE"),
+    "include_keys": ("c10", "_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev"),
+    "bump_version": ("torch_cpu", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"),
+    "is_inference": ("torch_cpu", "_ZN2at4_ops12is_inference4callERKNS_6TensorE"),
+    "operator_delete": ("torch_cpu", "_ZdlPv"),
+}
+_UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"
+AUTOGRAD = ("requires_grad", "forward_grad", "exclude_keys", "include_keys", "undefined")
+MUTATION = ("bump_version", "is_inference")
+
+
+def variant() -> Variant:
+    """What the runtime is compiled from."""
+    text = shim() + "\n" + (FOLDER / "runtime.c").read_text(encoding="utf-8")
+    return Variant("jitkern::runtime", Generated("runtime.c", text=text))
+
+
+@functools.cache
+def runtime() -> Runtime | None:
+    """The runtime, if the cache has it; asked when the first op is declared, and not again."""
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
+        return None
+    try:
+        return Runtime(jit.loaded(variant(), Target.current("cpu"), may_compile=False))
+    except (NotCached, TargetError) as e:
+        _log.debug("calls go through the Python launcher: %s", e)
+    except JitkernError as e:
+        _log.warning("calls go through the Python launcher: %s", e)
+    return None
+
+
+@functools.cache
+def leave_behind() -> None:
+    """Compile the runtime for the next process, in a thread; said once where that cannot be."""
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
+        return
+    if config.current().compile == "never":
+        _log.info("calls go through the Python launcher: the launch runtime is not cached")
+        return
+
+    def build() -> None:
+        try:
+            jit.ensure(variant(), Target.current("cpu"))
+        except CompilerNotFound as e:
+            _log.warning("calls go through the Python launcher, which is slower: %s", e)
+        except JitkernError as e:
+            _log.info("the launch runtime could not be built: %s", e)
+
+    threading.Thread(target=build, name="jitkern runtime").start()
+
+
+class Runtime:
+    """The loaded runtime. Its functions are called under `lock` where they change a table."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.lock = threading.Lock()
+        self._libraries: dict[tuple[str, str], c_void_p] = {}
+        self._kept: list[Any] = []  # what C holds pointers into
+        self._torch = {name: _torch_library(name) for name in ("c10", "torch_cpu")}
+        table = re.search(r"typedef struct \{ /\* runtime.py fills it.*?\} Api;", shim(), re.DOTALL)
+        assert table
+        names = re.findall(r"\(\*(\w+)\)", table.group())
+        self.addresses = {name: self._address(name) for name in names[: names.index("allocate")]}
+        undefined = c_void_p.in_dll(self._torch["c10"], _UNDEFINED)
+        self.addresses["undefined"] = ctypes.addressof(undefined)
+        for name, result in (("jitkern_trampoline", c_void_p), ("jitkern_misses", c_ulonglong)):
+            getattr(library, name).restype = result
+        self._bind()
+
+    def provides(self, *names: str) -> bool:
+        """Whether this Torch has all of these functions."""
+        return all(self.addresses.get(name) for name in names)
+
+    def declare(self, kinds: str, name: str, sibling: str, recorder: str, device: str) -> int:
+        """A slot for an op on a device type; -1 where all are taken."""
+        with self.lock:
+            names = (text.encode() for text in (kinds, name, sibling, recorder))
+            slot: int = self.library.jitkern_declare(*names, int(device == "cuda"))
+            return slot
+
+    def register(self, slot: int, name: str, key: str) -> None:
+        """Make the slot's trampoline Torch's kernel for `name` at a dispatch key, for good."""
+        namespace, _, plain = name.partition("::")
+        torch_cpu = self._torch["torch_cpu"]
+        library = self._libraries.get((namespace, key))
+        if library is None:
+            library = self._libraries[namespace, key] = c_void_p()
+            if torch_cpu.aoti_torch_library_init_impl(
+                namespace.encode(), key.encode(), b"jitkern", 0, ctypes.byref(library)
+            ):
+                raise RuntimeError(f"Torch gave no library for {namespace} at {key}")
+        trampoline = c_void_p(self.library.jitkern_trampoline(slot, int(key == "Autograd")))
+        if torch_cpu.torch_library_impl(library, plain.encode(), trampoline, self._version):
+            raise RuntimeError(f"Torch took no kernel for {name} at {key}")
+
+    def append(self, slot: int, stub: Any, kernels: list[int], device: torch.device) -> bool:
+        """Add a variant that serves `device`; False where there is no room."""
+        if device.type == "cuda" and not self.addresses["cuLaunchKernelEx"]:
+            self._bind_driver()
+        table = (c_void_p * max(1, len(kernels)))(*kernels)
+        self._kept += [stub, table]
+        function = ctypes.cast(stub.stub, c_void_p)
+        number = config.PREFERENCES.index(config.current().prefer)
+        with self.lock:
+            room = self.library.jitkern_append(slot, function, table, device.index or 0, number)
+        return bool(room >= 0)
+
+    def misses(self, slot: int) -> int:
+        """How many calls of an op asked Python."""
+        return int(self.library.jitkern_misses(slot))
+
+    def fail(self, message: str) -> None:
+        """Make the trampoline that called Python raise a RuntimeError."""
+        self.library.jitkern_fail(message.encode())
+
+    def was_broken(self) -> bool:
+        """Whether the last error of this thread came after a launch; asked once."""
+        return bool(self.library.jitkern_was_broken())
+
+    @property
+    def _version(self) -> c_ulonglong:
+        version = self._torch["torch_cpu"].aoti_torch_abi_version
+        version.restype = c_ulonglong
+        return c_ulonglong(version())
+
+    def _bind(self) -> None:
+        table = [address for name, address in self.addresses.items() if name != "undefined"]
+        array = (c_void_p * len(table))(*table)
+        self.library.jitkern_bind(
+            array, c_ulonglong(ctypes.sizeof(array)), c_ulonglong(_autograd_keys()),
+            c_void_p(self.addresses["undefined"]),
+        )  # fmt: skip
+        self._follow(config.current())
+        if self._follow not in config.listeners:
+            config.listeners.append(self._follow)
+
+    def _bind_driver(self) -> None:
+        """The driver comes later than the rest: an import asks for no device."""
+        driver = ctypes.CDLL("libcuda.so.1")
+        for name in self.addresses:
+            if name.startswith("cu"):
+                self.addresses[name] = ctypes.cast(driver[name], c_void_p).value
+        self._bind()
+
+    def _follow(self, settings: config.Config) -> None:
+        """Variants serve while the settings prefer the source that they were made under."""
+        self.library.jitkern_prefer(config.PREFERENCES.index(settings.prefer))
+
+    def _address(self, name: str) -> int | None:
+        if name.startswith("cu"):
+            return None
+        home, symbol = _MANGLED.get(name, ("torch_cpu", f"aoti_torch_{name}"))
+        if name == "get_current_cuda_stream":
+            if not torch.version.cuda:
+                return None
+            home = "torch_cuda"
+        try:
+            library = self._torch.get(home) or _torch_library(home)
+            return ctypes.cast(library[symbol], c_void_p).value
+        except (AttributeError, OSError):
+            return None
+
+
+def _torch_library(name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.so"))
+
+
+def _autograd_keys() -> int:
+    """The dispatch keys that a tensor has for Autograd: all but those of an inference tensor."""
+    plain = torch.empty(0)
+    with torch.inference_mode():
+        inference = torch.empty(0)
+    keys = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in (plain, inference)]
+    return int(keys[0] & ~keys[1])

@@ -1,0 +1,118 @@
+/* Pasted above the runtime and above every stub: what they share. Nothing is included and nothing is
+   linked; Torch, the driver and the runtime come as a table of addresses. */
+typedef int i32;
+typedef unsigned u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef void *Handle; /* an at::Tensor on the heap, as Torch's stable C shim hands them out */
+
+typedef struct { /* a tensor argument, described once per call */
+  Handle handle; /* 0: None */
+  char *data;
+  const i64 *size, *stride;
+  i64 dim, numel;
+  i32 dtype, device, index; /* as Torch numbers them */
+} Tensor;
+
+typedef struct Call Call;
+
+typedef struct { /* runtime.py fills it, by these names and in this order */
+  /* of Torch */
+  i32 (*get_dim)(Handle, i64 *);
+  i32 (*get_numel)(Handle, i64 *);
+  i32 (*get_sizes)(Handle, const i64 **);
+  i32 (*get_strides)(Handle, const i64 **);
+  i32 (*get_dtype)(Handle, i32 *);
+  i32 (*get_device_type)(Handle, i32 *);
+  i32 (*get_device_index)(Handle, i32 *);
+  i32 (*get_data_ptr)(Handle, char **);
+  i32 (*empty_strided)(i64, const i64 *, const i64 *, i32, i32, i32, Handle *);
+  i32 (*_reinterpret_tensor)(Handle, i64, const i64 *, const i64 *, i64, Handle *);
+  i32 (*new_tensor_handle)(Handle, Handle *);
+  i32 (*delete_tensor_object)(Handle);
+  i32 (*copy_)(Handle, Handle, i32);
+  i32 (*zero_)(Handle);
+  i32 (*call_dispatcher)(const char *, const char *, u64 *);
+  void (*check)(_Bool, const char *, const char *, u32, const char *);
+  _Bool (*grad_mode_is_enabled)(void);
+  i32 (*get_current_device_index)(i32 *);
+  i32 (*create_device_guard)(i32, Handle *);
+  i32 (*delete_device_guard)(Handle);
+  i32 (*get_current_cuda_stream)(i32, void **);
+  /* of Torch, by mangled names: null where this Torch has them not */
+  _Bool (*requires_grad)(const void *);
+  void **(*forward_grad)(const void *, u64, Handle);
+  void (*exclude_keys)(void *, u64);
+  void (*include_keys)(void *);
+  void (*bump_version)(Handle);
+  _Bool (*is_inference)(Handle);
+  void (*operator_delete)(void *);
+  /* of the CUDA driver: null where there is none */
+  i32 (*cuLaunchKernelEx)(const void *, void *, void **, void **);
+  i32 (*cuGetErrorString)(i32, const char **);
+  i32 (*cuDevicePrimaryCtxRetain)(void **, i32);
+  i32 (*cuCtxSetCurrent)(void *);
+  /* of the runtime, for stubs */
+  i32 (*allocate)(Call *, i64, const i64 *, const i64 *, i32, Handle *, char **);
+  i32 (*launch)(Call *, void *, const char *, const i64 *, const i64 *, const i32 *, void **);
+  i32 (*release)(Call *, Handle *, i32, i32);
+} Api;
+
+struct Call { /* one call of an op, as a stub sees it */
+  const Api *api;
+  const Tensor *tensors; /* by position in the schema, as are the values */
+  const u64 *values;
+  void *const *kernels;
+  Handle *returns;
+  char *error;
+  void *stream;
+  i32 device, index; /* where to allocate and launch */
+  i32 launched;      /* whether anything was */
+};
+
+enum { DONE, MISS, FAILED, BROKEN }; /* FAILED: before any launch; BROKEN: after one */
+
+typedef union { u64 bits; double real; } Float;
+static inline double real(u64 bits) { return ((Float){bits}).real; }
+static inline i32 same(double a, double b) { return ((Float){.real = a}).bits == ((Float){.real = b}).bits; }
+static inline i32 contiguous(const Tensor *t) {
+  i64 expected = 1;
+  for (i64 d = t->dim - 1; t->numel && d >= 0; d--) {
+    if (t->size[d] == 1) continue;
+    if (t->stride[d] != expected) return 0;
+    expected *= t->size[d];
+  }
+  return 1;
+}
+/* Python's integers: what leaves int64, or has no value, is marked as odd, and the stub misses. */
+static inline i64 add(i64 a, i64 b, i32 *odd) { i64 r; *odd |= __builtin_add_overflow(a, b, &r); return r; }
+static inline i64 sub(i64 a, i64 b, i32 *odd) { i64 r; *odd |= __builtin_sub_overflow(a, b, &r); return r; }
+static inline i64 mul(i64 a, i64 b, i32 *odd) { i64 r; *odd |= __builtin_mul_overflow(a, b, &r); return r; }
+static inline i64 floordiv(i64 a, i64 b, i32 *odd) {
+  if (b == 0 || (b == -1 && a == -a)) return *odd |= b == 0 || a != 0, 0;
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+static inline i64 mod(i64 a, i64 b, i32 *odd) { return sub(a, mul(floordiv(a, b, odd), b, odd), odd); }
+static inline i64 shl(i64 a, i64 b, i32 *odd) {
+  if (b < 0 || b > 62) return *odd = 1, 0;
+  return mul(a, 1LL << b, odd);
+}
+static inline i64 shr(i64 a, i64 b, i32 *odd) {
+  if (b < 0) return *odd = 1, 0;
+  return a >> (b > 63 ? 63 : b);
+}
+static inline i64 bit_length(i64 a, i32 *odd) {
+  *odd |= a < 0;
+  return a > 0 ? 64 - __builtin_clzll((u64)a) : 0;
+}
+static inline i64 max1(i64 a) { return a > 1 ? a : 1; }
+/* Floats: an integer must be exact as a double, a divisor not 0, a power finite, a rounded one in range. */
+static inline double exact(i64 a, i32 *odd) { *odd |= a > 1LL << 53 || a < -(1LL << 53); return (double)a; }
+static inline double quotient(double a, double b, i32 *odd) { *odd |= b == 0; return b == 0 ? 0 : a / b; }
+static inline double bounded(double a, i32 *odd) { *odd |= a - a != 0; return a; }
+static inline i64 truncated(double a, i32 *odd) {
+  if (!(a > -9e18 && a < 9e18)) return *odd = 1, 0;
+  return (i64)a;
+}
+static inline i64 floored(double a, i32 *odd) { i64 r = truncated(a, odd); return r - (a < (double)r); }
+static inline i64 ceiled(double a, i32 *odd) { i64 r = truncated(a, odd); return r + (a > (double)r); }

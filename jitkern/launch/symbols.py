@@ -1,0 +1,296 @@
+"""Numbers that stand for whatever the next call brings: what a launch function computes with.
+
+A `Symbol` is an expression in C and the value that it has now, its hint. Arithmetic makes another
+Symbol; a comparison answers with a real bool at once and records it as a guard, so that `if`, `and`,
+`min`, `while` and `torch._check` just work, and what was traced serves exactly the calls for which
+the same answers hold. The hint is never read without a guard.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_INT64 = range(-(2**63), 2**63)
+_EXACT = 2**53  # integers up to here are exact as doubles
+
+
+class Unsupported(Exception):
+    """What a launch function does and C cannot follow; the op stays with the Python launcher."""
+
+
+class Statement(NamedTuple):
+    """A line of a stub, and the line of the launch function that asked for it."""
+
+    text: str
+    line: int
+
+
+class Frozen(NamedTuple):
+    """A value that a variant holds for constant, and what it is the value of."""
+
+    what: str
+    value: Any
+
+
+class Facts:
+    """What is computed from the arguments and asked about them, in order; nothing with an effect.
+
+    line: tells the line of the launch function that is running.
+    """
+
+    def __init__(self, line: Callable[[], int]) -> None:
+        self.statements: list[Statement] = []
+        self.frozen: list[Frozen] = []
+        self.line = line
+        self._seen: set[str] = set()
+        self._values: dict[str, str] = {}
+
+    def guard(self, condition: str) -> None:
+        """Serve only calls for which this C condition holds."""
+        if condition not in self._seen:
+            self._seen.add(condition)
+            self.statements.append(Statement(f"if (!({condition})) return MISS;", self.line()))
+
+    def value(self, kind: type, expression: str, name: str = "") -> str:
+        """A name for the value of this C expression; equal expressions have one."""
+        if expression not in self._values:
+            name = self._values[expression] = name or f"v{len(self._values)}"
+            ctype = "double" if kind is float else "i64"
+            self.statements.append(Statement(f"const {ctype} {name} = {expression};", self.line()))
+        return self._values[expression]
+
+
+class Symbol:
+    """`text` in C, whose value is `hint` now; `what` it is in the user's words."""
+
+    __slots__ = ("facts", "hint", "text", "what")
+
+    def __init__(self, facts: Facts, text: str, hint: float, what: str = "") -> None:
+        self.facts = facts
+        self.text = text
+        self.hint = hint
+        self.what = what or "a value computed from them"
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """A launch function that asks `isinstance(n, int)` is told what the Python launcher tells it."""
+        return type(self.hint)
+
+    def freeze(self) -> float:
+        """The hint, guarded: another value will be another variant."""
+        if self.hint != self.hint:  # noqa: PLR0124  not a number
+            raise Unsupported("it makes a constant of a NaN")
+        same = "same({}, {})" if isinstance(self.hint, float) else "{} == {}"
+        self.facts.guard(same.format(self.text, literal(self.hint)))
+        self.facts.frozen.append(Frozen(self.what, self.hint))
+        return self.hint
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __int__(self) -> int:
+        return int(self.__trunc__().freeze()) if isinstance(self.hint, float) else int(self.freeze())
+
+    def __float__(self) -> float:
+        return float(self.freeze())
+
+    def __index__(self) -> int:
+        raise Unsupported(
+            f"it uses {self.what} as an index or in range(), which would be another number of steps "
+            "for each value: loop inside the kernel, or give the number as a template argument"
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.freeze())
+
+    def __repr__(self) -> str:
+        return repr(self.freeze())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.freeze(), spec)
+
+    def __neg__(self) -> Any:
+        return 0 - self if isinstance(self.hint, int) else -1.0 * self
+
+    def __pos__(self) -> Symbol:
+        return self
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def __pow__(self, exponent: Any, modulus: None = None) -> Any:
+        power = exponent.freeze() if is_symbol(exponent) else exponent
+        if modulus is not None or type(power) is not int or not 1 <= power <= 4:
+            return self.freeze() ** power
+        result: Any = self
+        for _ in range(power - 1):
+            result = result * self
+        if power > 1 and isinstance(result.hint, float):
+            return self._made(float, f"bounded({result.text}, &odd)", float(self.hint) ** power)
+        return result
+
+    def __rpow__(self, base: Any) -> Any:
+        return base ** self.freeze()
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __floor__(self) -> Any:
+        return self._rounded("floored", math.floor)
+
+    def __ceil__(self) -> Any:
+        return self._rounded("ceiled", math.ceil)
+
+    def __trunc__(self) -> Any:
+        return self._rounded("truncated", math.trunc)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.freeze(), digits)
+
+    def bit_length(self) -> Symbol:
+        """As of an int; of one below 0 it is not supported."""
+        if self < 0:
+            raise Unsupported("it asks for the bit_length() of a negative number")
+        return self._made(int, f"bit_length({self.text}, &odd)", int(self.hint).bit_length())
+
+    def _rounded(self, function: str, python: Callable[[float], int]) -> Any:
+        if isinstance(self.hint, int):
+            return self
+        return self._made(int, f"{function}({self.text}, &odd)", python(self.hint))
+
+    def _made(self, kind: type, expression: str, hint: float) -> Symbol:
+        if kind is int and hint not in _INT64:
+            raise Unsupported("an integer of it leaves the range of int64")
+        return Symbol(self.facts, self.facts.value(kind, expression), hint, self.what)
+
+
+def is_symbol(value: object) -> bool:
+    """Whether `value` is a Symbol; isinstance is told otherwise."""
+    return type(value) is Symbol
+
+
+def concrete(value: Any) -> Any:
+    """The value itself, guarded if it is a Symbol."""
+    return value.freeze() if is_symbol(value) else value
+
+
+def literal(value: float) -> str:
+    """A number in C."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int):
+        if value not in _INT64:
+            raise Unsupported("an integer of it leaves the range of int64")
+        return str(value) if abs(value) < 2**31 else f"{value}LL" if value > -(2**63) else "(-0x7fffffffffffffffLL - 1)"
+    if math.isinf(value):
+        return "__builtin_inf()" if value > 0 else "-__builtin_inf()"
+    return "__builtin_nan(\"\")" if math.isnan(value) else repr(value)
+
+
+def text_of(value: Any) -> str:
+    """A number or Symbol in C."""
+    return str(value.text) if is_symbol(value) else literal(value)
+
+
+def _hint(value: Any) -> Any:
+    return value.hint if is_symbol(value) else value
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(_hint(value), float)
+
+
+def _arithmetic(name: str, integer: str, floating: str) -> None:
+    """Define one operator: how C writes it for integers, and for floats where it can."""
+    compute = getattr(operator, name)
+
+    def forward(a: Any, b: Any) -> Any:
+        if not isinstance(_hint(b), (int, float)):
+            return NotImplemented
+        symbol: Symbol = a if is_symbol(a) else b
+        real = _is_float(a) or _is_float(b) or name == "truediv"
+        form = floating if real else integer
+        if not form:
+            raise Unsupported(f"it computes `{name}` of floats")
+        hint = compute(_hint(a), _hint(b))
+        whole = name == "truediv" and not (_is_float(a) and _is_float(b))
+        operands = [_as_double(x, exact=whole) if real else text_of(x) for x in (a, b)]
+        return symbol._made(float if real else int, form.format(*operands), hint)
+
+    special = {"and_": "and", "or_": "or"}.get(name, name)
+    setattr(Symbol, f"__{special}__", forward)
+    setattr(Symbol, f"__r{special}__", lambda a, b: forward(b, a) if isinstance(_hint(b), (int, float)) else NotImplemented)
+
+
+def _as_double(value: Any, *, exact: bool) -> str:
+    if _is_float(value):
+        return text_of(value)
+    if is_symbol(value):
+        return f"exact({value.text}, &odd)" if exact else f"(double){value.text}"
+    return literal(float(value))
+
+
+def _comparison(name: str, sign: str) -> None:
+    """Define one comparison: it answers with a bool and guards it."""
+    compute = getattr(operator, name)
+
+    def compare(self: Symbol, other: Any) -> Any:
+        hint = _hint(other)
+        if not isinstance(hint, (int, float)):
+            return NotImplemented
+        answer = compute(self.hint, hint)
+        if isinstance(self.hint, int) and isinstance(hint, int):
+            if not is_symbol(other) and (hint not in _INT64 or hint == _INT64[0]):
+                if hint != _INT64[0] or name in ("ge", "lt"):
+                    return answer  # no int64 compares otherwise
+            left, right = self.text, text_of(other)
+        else:
+            left, right = (_as_double(x, exact=True) for x in (self, other))
+        if "exact(" in left + right:
+            condition = self.facts.value(int, f"{left} {sign} {right}")
+        else:
+            condition = f"{left} {sign} {right}"
+        # `!(a < b)` is not `a >= b` where one is a NaN.
+        self.facts.guard(condition if answer else f"!({condition})")
+        return answer
+
+    setattr(Symbol, f"__{name}__", compare)
+
+
+for _row in (
+    ("add", "add({}, {}, &odd)", "{} + {}"),
+    ("sub", "sub({}, {}, &odd)", "{} - {}"),
+    ("mul", "mul({}, {}, &odd)", "{} * {}"),
+    ("floordiv", "floordiv({}, {}, &odd)", ""),
+    ("mod", "mod({}, {}, &odd)", ""),
+    ("truediv", "", "quotient({}, {}, &odd)"),
+    ("and_", "{} & {}", ""),
+    ("or_", "{} | {}", ""),
+    ("xor", "{} ^ {}", ""),
+    ("lshift", "shl({}, {}, &odd)", ""),
+    ("rshift", "shr({}, {}, &odd)", ""),
+):
+    _arithmetic(*_row)
+for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
+    _comparison(_name, _sign)
+
+
+def line_in(code: Any) -> Callable[[], int]:
+    """A function that tells which line of `code` is running, further up the stack."""
+
+    def line() -> int:
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is code:
+                return frame.f_lineno
+            frame = frame.f_back  # type: ignore[assignment]
+        return 0
+
+    return line

@@ -1,0 +1,380 @@
+"""Tensors as a launch function sees them while it is traced.
+
+A `TensorProxy` has a dtype, a rank and a device, as they are now, and sizes, strides and an address
+that stand for whatever the next call brings. It can be asked, viewed, allocated like and copied;
+anything else is Unsupported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from jitkern.launch.symbols import Unsupported, concrete, is_symbol
+
+if TYPE_CHECKING:
+    from jitkern.launch.trace import Trace
+
+ALIGNMENT = 64  # bytes, of every allocation of Torch's on any device
+
+
+class Shape(tuple[Any, ...]):
+    """Like torch.Size, over Symbols."""
+
+    __slots__ = ()
+
+    def numel(self) -> Any:
+        return math.prod(self)
+
+    def __getitem__(self, item: Any) -> Any:
+        found = super().__getitem__(item)
+        return Shape(found) if isinstance(item, slice) else found
+
+
+class Memory(NamedTuple):
+    """What a tensor lies in: an argument, or an allocation of this call."""
+
+    handle: str  # in C
+    data: str
+    address: Any  # of an argument: a Symbol; of an allocation: None, for it is aligned
+
+
+class Address:
+    """The data_ptr() of an allocation: nothing is known of it but its alignment."""
+
+    def __init__(self, offset: Any) -> None:
+        self._offset = offset
+
+    def __mod__(self, other: Any) -> Any:
+        if type(other) is int and 0 < other <= ALIGNMENT and ALIGNMENT % other == 0:
+            return self._offset % other
+        raise Unsupported(f"it takes the address of an allocation modulo {other}")
+
+
+class TensorProxy:
+    """One tensor of the launch function that is traced."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        memory: Memory,
+        dtype: torch.dtype,
+        shape: Sequence[Any],
+        strides: Sequence[Any],
+        *,
+        offset: Any = 0,
+        argument: str = "",
+        contiguous: bool = False,
+    ) -> None:
+        self.trace = trace
+        self.memory = memory
+        self.dtype = dtype
+        self.device = trace.device
+        self.shape = Shape(shape)
+        self.strides = Shape(strides)
+        self.offset = offset  # in elements
+        self.argument = argument  # its C name, where it is an argument as it was passed
+        self.known_contiguous = contiguous
+        self.layout = torch.strided
+        self.ndim = len(self.shape)
+        self.itemsize = dtype.itemsize
+        self.is_cuda = self.device.type == "cuda"
+        self.is_cpu = self.device.type == "cpu"
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return torch.Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        from jitkern.launch.trace import torch_function
+
+        return torch_function(getattr(function, "__name__", str(function)), args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"it uses Tensor.{name}")
+
+    def __bool__(self) -> bool:
+        raise Unsupported("it looks at a tensor's value")
+
+    def __len__(self) -> int:
+        raise Unsupported("it asks for the len() of a tensor; ask for its shape[0]")
+
+    # ------------------------------------------------------------------ what it is
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:
+        return self.strides if dim is None else self.strides[dim]
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        return self.dtype.is_complex
+
+    def numel(self) -> Any:
+        if self.argument:
+            return self.trace.symbol(
+                f"{self.argument}->numel", math.prod(s.hint for s in self.shape), "numel"
+            )
+        return self.shape.numel()
+
+    nelement = numel
+
+    @property
+    def nbytes(self) -> Any:
+        return self.numel() * self.itemsize
+
+    def data_ptr(self) -> Any:
+        offset = self.offset * self.itemsize
+        return Address(offset) if self.memory.address is None else self.memory.address + offset
+
+    def is_contiguous(self, memory_format: Any = torch.contiguous_format) -> bool:
+        if memory_format is not torch.contiguous_format:
+            raise Unsupported(f"it asks whether a tensor is contiguous in {memory_format}")
+        if self.known_contiguous:
+            return True
+        answer = self._follows(self.strides)
+        if self.argument:
+            test = f"contiguous({self.argument})"
+            self.trace.facts.guard(test if answer else f"!{test}")
+            self.known_contiguous = answer
+            return answer
+        return bool(self.numel() == 0) or all(
+            bool(size == 1) or bool(stride == wanted)
+            for size, stride, wanted in zip(self.shape, self.strides, self.trace.dense(self.shape))
+        )
+
+    def _follows(self, strides: Sequence[Any]) -> bool:
+        """Whether hints of `strides` are those of contiguous memory; not guarded, for an argument."""
+        sizes = [s.hint if is_symbol(s) else s for s in self.shape]
+        expected = 1
+        for size, stride in zip(reversed(sizes), reversed(strides)):
+            if size != 1 and (stride.hint if is_symbol(stride) else stride) != expected:
+                return 0 in sizes
+            expected *= size
+        return True
+
+    # ------------------------------------------------------------------ views
+
+    def view(self, *shape: Any) -> TensorProxy:
+        if not self.is_contiguous():
+            raise Unsupported("it views a tensor that is not contiguous")
+        wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        if any(isinstance(size, torch.dtype) for size in wanted):
+            raise Unsupported("it views a tensor as another dtype")
+        holes = [i for i, size in enumerate(wanted) if type(size) is int and size == -1]
+        if holes:
+            rest = math.prod(size for i, size in enumerate(wanted) if i != holes[0])
+            wanted[holes[0]] = self.numel() // rest
+        if not math.prod(wanted) == self.numel():
+            raise Unsupported("it views a tensor with another number of elements")
+        return self._view(wanted, self.trace.dense(wanted), contiguous=True)
+
+    def reshape(self, *shape: Any) -> TensorProxy:
+        return self.contiguous().view(*shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
+        start, end = self._position(start_dim), self._position(end_dim)
+        merged = math.prod(self.shape[start : end + 1])
+        return self.reshape(*self.shape[:start], merged, *self.shape[end + 1 :])
+
+    def permute(self, *dims: Any) -> TensorProxy:
+        order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+        order = [self._position(d) for d in order]
+        return self._view([self.shape[d] for d in order], [self.strides[d] for d in order])
+
+    def transpose(self, dim0: int, dim1: int) -> TensorProxy:
+        order = list(range(self.ndim))
+        a, b = self._position(dim0), self._position(dim1)
+        order[a], order[b] = order[b], order[a]
+        return self.permute(order)
+
+    def t(self) -> TensorProxy:
+        if self.ndim > 2:
+            raise Unsupported(f"it transposes a tensor of {self.ndim} dimensions")
+        return self.permute(list(reversed(range(self.ndim))))
+
+    @property
+    def T(self) -> TensorProxy:  # noqa: N802
+        return self.permute(list(reversed(range(self.ndim))))
+
+    @property
+    def mT(self) -> TensorProxy:  # noqa: N802
+        return self.transpose(-2, -1)
+
+    def unsqueeze(self, dim: int) -> TensorProxy:
+        at = dim if dim >= 0 else dim + self.ndim + 1
+        shape, strides = list(self.shape), list(self.strides)
+        inner = shape[at] * strides[at] if at < self.ndim else 1
+        shape.insert(at, 1)
+        strides.insert(at, inner)
+        return self._view(shape, strides)
+
+    def squeeze(self, dim: int) -> TensorProxy:
+        at = self._position(dim)
+        if not self.shape[at] == 1:
+            return self
+        keep = [d for d in range(self.ndim) if d != at]
+        return self._view([self.shape[d] for d in keep], [self.strides[d] for d in keep])
+
+    def expand(self, *shape: Any) -> TensorProxy:
+        wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        new = len(wanted) - self.ndim
+        strides: list[Any] = [0] * new
+        for d, (size, stride) in enumerate(zip(self.shape, self.strides)):
+            if (type(wanted[new + d]) is int and wanted[new + d] == -1) or wanted[new + d] == size:
+                wanted[new + d] = size
+                strides.append(stride)
+            elif size == 1:
+                strides.append(0)
+            else:
+                raise Unsupported("it expands a dimension that is not 1")
+        return self._view(wanted, strides)
+
+    def narrow(self, dim: int, start: Any, length: Any) -> TensorProxy:
+        at = self._position(dim)
+        if start < 0 or length < 0 or start + length > self.shape[at]:
+            raise Unsupported("it narrows a tensor beyond its size")
+        shape = [length if d == at else size for d, size in enumerate(self.shape)]
+        return self._view(shape, self.strides, offset=self.offset + start * self.strides[at])
+
+    def select(self, dim: int, index: Any) -> TensorProxy:
+        at = self._position(dim)
+        if index < 0:
+            index = index + self.shape[at]
+        if index < 0 or index >= self.shape[at]:
+            raise Unsupported("it selects beyond a tensor's size")
+        keep = [d for d in range(self.ndim) if d != at]
+        return self._view(
+            [self.shape[d] for d in keep],
+            [self.strides[d] for d in keep],
+            offset=self.offset + index * self.strides[at],
+        )
+
+    def __getitem__(self, key: Any) -> TensorProxy:
+        items = list(key) if isinstance(key, tuple) else [key]
+        if Ellipsis in [item for item in items if item is Ellipsis]:
+            at = next(i for i, item in enumerate(items) if item is Ellipsis)
+            given = sum(item is not None and item is not Ellipsis for item in items)
+            items[at : at + 1] = [slice(None)] * (self.ndim - given)
+        result, dim = self, 0
+        for item in items:
+            if item is None:
+                result = result.unsqueeze(dim)
+            elif isinstance(item, slice):
+                result = result._sliced(dim, item)
+            elif isinstance(item, int) and not isinstance(item, bool):
+                result = result.select(dim, item)
+                continue
+            else:
+                raise Unsupported(f"it indexes a tensor with {type(item).__name__}")
+            dim += 1
+        return result
+
+    def _sliced(self, dim: int, item: slice) -> TensorProxy:
+        if item.step not in (None, 1):
+            raise Unsupported("it slices a tensor with a step")
+        size = self.shape[dim]
+        start, stop = (
+            default if bound is None else _clamped(bound, size)
+            for bound, default in ((item.start, 0), (item.stop, size))
+        )
+        if item.start is None and item.stop is None:
+            return self
+        return self.narrow(dim, start, max(stop - start, 0))
+
+    def detach(self) -> TensorProxy:
+        return self
+
+    def _view(
+        self, shape: Sequence[Any], strides: Sequence[Any], *, offset: Any = None, contiguous: bool = False
+    ) -> TensorProxy:
+        return TensorProxy(
+            self.trace, self.memory, self.dtype, shape, strides,
+            offset=self.offset if offset is None else offset, contiguous=contiguous,
+        )  # fmt: skip
+
+    def _position(self, dim: int) -> int:
+        dim = int(concrete(dim))
+        if not -self.ndim <= dim < max(self.ndim, 1):
+            raise Unsupported(f"it names the dimension {dim} of {self.ndim}")
+        return dim % self.ndim if self.ndim else 0
+
+    # ------------------------------------------------------------------ new memory
+
+    def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
+        if self.is_contiguous(memory_format):
+            return self
+        return self.trace.allocate(self.shape, None, self.dtype).copy_(self)
+
+    def clone(self, memory_format: Any = torch.preserve_format) -> TensorProxy:
+        return self.trace.like(self, memory_format=memory_format).copy_(self)
+
+    def to(self, dtype: Any = None, **rest: Any) -> TensorProxy:
+        if isinstance(dtype, TensorProxy) or type(dtype) is TensorProxy:
+            dtype = dtype.dtype
+        if rest or not isinstance(dtype, torch.dtype):
+            raise Unsupported("it uses Tensor.to() for more than a dtype")
+        return self if dtype is self.dtype else self.trace.like(self, dtype=dtype).copy_(self)
+
+    def float(self) -> TensorProxy:
+        return self.to(torch.float32)
+
+    def double(self) -> TensorProxy:
+        return self.to(torch.float64)
+
+    def half(self) -> TensorProxy:
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> TensorProxy:
+        return self.to(torch.bfloat16)
+
+    def new_empty(self, *shape: Any, **options: Any) -> TensorProxy:
+        return self.trace.empty(*shape, **{"dtype": self.dtype, "device": self.device, **options})
+
+    def new_zeros(self, *shape: Any, **options: Any) -> TensorProxy:
+        return self.new_empty(*shape, **options).zero_()
+
+    def new_empty_strided(self, shape: Any, strides: Any, **options: Any) -> TensorProxy:
+        return self.trace.empty_strided(
+            shape, strides, **{"dtype": self.dtype, "device": self.device, **options}
+        )
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
+        if type(source) is not TensorProxy:
+            raise Unsupported("it copies from what is not a tensor of this call")
+        target, given = self.trace.handle(self), self.trace.handle(source)
+        self.trace.act(f"if (api->copy_({target}, {given}, {int(non_blocking)})) goto failed;")
+        self._changed()
+        return self
+
+    def zero_(self) -> TensorProxy:
+        self.trace.act(f"if (api->zero_({self.trace.handle(self)})) goto failed;")
+        self._changed()
+        return self
+
+    def _changed(self) -> None:
+        """What was done to an argument must not be done again."""
+        if self.memory.address is not None:
+            self.trace.act("call->launched = 1;")
+
+
+def _clamped(bound: Any, size: Any) -> Any:
+    """A slice's bound, as Python counts them."""
+    if bound < 0:
+        bound = bound + size
+    return 0 if bound < 0 else min(bound, size)
