@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 from jitkern.errors import DeclarationError
 
@@ -29,11 +32,17 @@ class Gradient:
     for the backward pass. It returns one gradient, or None, for each tensor input, in order.
     """
 
-    def __init__(self, name: str, overload: Any, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        overload: Any,
+        function: Callable[..., Any],
+        reference: Callable[..., Any],
+    ) -> None:
         schema = overload._schema
         self.name = name
+        self.reference = reference
         self.overload = overload
-        self.function = function
         self.inputs = [argument.name for argument in schema.arguments]
         self.defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self.tensors = [
@@ -44,7 +53,7 @@ class Gradient:
             r.name or ("out" if single else f"out{i}") for i, r in enumerate(schema.returns)
         ]
         self.grads = ["grad"] if single else [f"grad_{output}" for output in self.outputs]
-        self.asked = list(inspect.signature(function).parameters)
+        self.function, self.asked = function, list(inspect.signature(function).parameters)
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
@@ -66,22 +75,32 @@ class Gradient:
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if forward_ad._current_level >= 0 or (
-            torch.is_grad_enabled()
-            and any(
-                isinstance(a, torch.Tensor) and a.requires_grad for a in (*args, *kwargs.values())
-            )
-        ):
-            named = {**self.defaults, **dict(zip(self.inputs, args)), **kwargs}
-            return _Recorded.apply(self, named, *(named[name] for name in self.tensors))  # type: ignore[no-untyped-call]
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        if _forward_mode(given) or (torch.is_grad_enabled() and any(a.requires_grad for a in given)):
+            return self.record(*args, **kwargs)
         with torch._C._AutoDispatchBelowAutograd():
             return self.overload(*args, **kwargs)
+
+    def record(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the op, and remember how to differentiate it; forward-mode goes by the reference."""
+        if _forward_mode([a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]):
+            return self.reference(*args, **kwargs)
+        named = {**self.defaults, **dict(zip(self.inputs, args)), **kwargs}
+        tensors = [named[name] for name in self.tensors]
+        if not torch._C._are_functorch_transforms_active():
+            return _Recorded.apply(self, named, *tensors)  # type: ignore[no-untyped-call]
+        with enable_single_level_autograd_function():  # below torch.func's own handling of levels
+            return _RecordedAtLevel.apply(self, named, *tensors)
 
     def forward(self, named: dict[str, Any]) -> Any:
         """The op itself, below Autograd."""
         _recording.depth = getattr(_recording, "depth", 0) + 1
         try:
-            with torch._C._AutoDispatchBelowAutograd():
+            with contextlib.ExitStack() as stack:
+                if torch._C._are_functorch_transforms_active():  # the levels below record too
+                    stack.enter_context(torch.enable_grad())
+                    stack.enter_context(forward_ad._set_fwd_grad_enabled(True))
+                stack.enter_context(torch._C._AutoDispatchBelowAutograd())
                 return self.overload(**named)
         finally:
             _recording.depth -= 1
@@ -91,7 +110,12 @@ class Gradient:
     ) -> tuple[Any, ...]:
         """One gradient for each tensor input."""
         known = {**kept, **dict(zip(self.grads, grads)), "needs": needs}
-        result = self.function(**{name: known[name] for name in self.asked})
+        twice = torch.is_grad_enabled() and (
+            torch._C._are_functorch_transforms_active()
+            or any(isinstance(v, torch.Tensor) and v.requires_grad for v in known.values())
+        )
+        with _ThroughReferences() if twice else contextlib.nullcontext():
+            result = self.function(**{name: known[name] for name in self.asked})
         gradients = result if isinstance(result, tuple) else (result,)
         if len(gradients) != len(self.tensors):
             raise DeclarationError(
@@ -101,8 +125,36 @@ class Gradient:
         return gradients
 
 
-class _Recorded(torch.autograd.Function):
-    """A node of the graph.
+class _ThroughReferences(TorchFunctionMode):
+    """Where a backward is itself differentiated, ops that have no gradient run their reference."""
+
+    def __torch_function__(
+        self, function: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return REFERENCES.get(function, function)(*args, **(kwargs or {}))
+
+
+REFERENCES: dict[Any, Callable[..., Any]] = {}  # of the ops that declare no gradient
+
+
+def _forward_mode(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of them carries a tangent; in a compiled graph Python does not know the level."""
+    possible = (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    ) and torch._C._is_fwd_grad_enabled()
+    return possible and any(
+        forward_ad.unpack_dual(tensor, level=0).tangent is not None for tensor in tensors
+    )
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+class _Node:
+    """What a node of the graph does.
 
     The tensors are passed beside the named arguments so that Autograd sees them.
     """
@@ -119,12 +171,18 @@ class _Recorded(torch.autograd.Function):
         ctx.plain = {
             name: known.get(name) for name in gradient.asked if name in known and name not in kept
         }
-        ctx.mark_non_differentiable(
-            *(r for r in results if isinstance(r, torch.Tensor) and not r.is_floating_point())
-        )
+        ctx.mark_non_differentiable(*(r for r in results if not _is_floating(r)))
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         kept = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
         return None, None, *ctx.gradient.backward(grads, kept, ctx.needs_input_grad[2:])
+
+
+class _Recorded(_Node, torch.autograd.Function):
+    """A node of the graph."""
+
+
+class _RecordedAtLevel(_Node, torch.autograd.function._SingleLevelFunction):
+    """A node of the graph of one level of torch.func."""

@@ -7,19 +7,19 @@ readies the kernel on its first call and stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from jitkern.errors import DeclarationError
-from jitkern.gradient import Gradient
-from jitkern.implementation import Implementation
+from jitkern.gradient import REFERENCES, Gradient
+from jitkern.implementation import Implementation, by_value, cause_of
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.light_torch import with_light_torch
 from jitkern.launch.linker import Linker, parameters_of
 from jitkern.launch.python import Kernels, ignore
-from jitkern.launch.runtime import MUTATION, runtime
+from jitkern.launch.runtime import AUTOGRAD, MUTATION, Runtime, runtime
 from jitkern.launch.variants import variant_of
 
 OPS: dict[str, Op] = {}
@@ -58,15 +58,24 @@ class Op:
         self._has_sibling = False
         _check_extensions(self.name, sources)
         self.overload = self._register()
+        self._builtin = self.overload._op
         self._arguments = self.overload._schema.arguments
         self.changed = [
             (position, argument.name)
             for position, argument in enumerate(self._arguments)
             if argument.alias_info and argument.alias_info.is_write
         ]
+        if not self.changed:
+            REFERENCES[self.overload] = self.run_reference
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.overload(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return self.overload(*args, **kwargs)
+        try:
+            return self._builtin(*args, **kwargs)
+        except RuntimeError as e:
+            cause = cause_of(e)
+            raise cause.with_traceback(cause.__traceback__) from None
 
     def __repr__(self) -> str:
         return f"<op {self.schema}>"
@@ -102,8 +111,23 @@ class Op:
         """
         if self.gradient:
             raise DeclarationError(f"{self.name}: it has a backward already")
-        self.gradient = Gradient(self.name, self.overload, function)
-        _library(self.name).impl(self.name.split("::")[1], self.gradient, "Autograd")
+        self.gradient = Gradient(self.name, self.overload, function, self.run_reference)
+        REFERENCES.pop(self.overload, None)
+        slot = self._slot("cpu", AUTOGRAD)
+        symbolic = any(str(a.type).startswith("Sym") for a in self._arguments)
+        if slot is None or symbolic:  # the shim would make constants of symbolic integers
+            _library(self.name).impl(self.name.split("::")[1], self.gradient, "Autograd")
+            return function
+        found, number = slot
+        siblings, recorder = _library(SIBLINGS), f"{self._sibling}__recorded"
+        siblings.define(f"{recorder}({self._signature}")
+        returns, record = len(self.overload._schema.returns), self.gradient.record
+        siblings.impl(
+            recorder,
+            lambda *args: by_value(found, returns, lambda: record(*args)),
+            "CompositeImplicitAutograd",
+        )
+        found.register(number, self.name, "Autograd")
         return function
 
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
@@ -173,6 +197,7 @@ class Op:
         for device in DEVICES:
             self._implement(Implementation(self, device), library)
         library.impl(name, self.run_reference, "CompositeExplicitAutograd")
+        library.impl(name, self.run_reference, "FuncTorchBatched")  # its ATen ops know how to vmap
         _register_fake(self.name, self._run_fake, library)
         OPS[self.name] = self
         return getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
@@ -180,35 +205,47 @@ class Op:
     def _implement(self, implementation: Implementation, library: torch.library.Library) -> None:
         """Register a device's trampoline if the runtime can serve this op, else Python itself."""
         name, device = self.name.split("::")[1], implementation.device
-        linker = self._linker(device)
-        if linker is None:
+        raw = any(not isinstance(source, Extension) for source in self.sources.get(device, ()))
+        usable = raw and (device == "cpu" or torch.version.cuda)
+        slot = self._slot(device) if usable else None
+        if slot is None:
             library.impl(name, implementation, device.upper())
             return
-        implementation.linker = linker
+        found, number = slot
+        schema = torch._C.parse_schema(self.schema)
+        parameters = parameters_of(schema) or []
+        implementation.linker = Linker(
+            found, number, self.name, self.schema, parameters, len(schema.returns)
+        )
         siblings = _library(SIBLINGS)
-        sibling = self.name.replace("::", "__")
         if not self._has_sibling:
             self._has_sibling = True
-            signature = re.sub(r"\(\w+!\)", "", self.schema).partition("(")[2]
-            siblings.define(f"{sibling}({signature}")
-        siblings.impl(sibling, implementation.sibling, device.upper())
-        linker.runtime.register(linker.slot, self.name, device.upper())
+            siblings.define(f"{self._sibling}({self._signature}")
+        siblings.impl(self._sibling, implementation.sibling, device.upper())
+        found.register(number, self.name, device.upper())
 
-    def _linker(self, device: str) -> Linker | None:
-        raw = any(not isinstance(source, Extension) for source in self.sources.get(device, ()))
-        if not raw or (device == "cuda" and not torch.version.cuda):
+    def _slot(self, device: str, needed: Sequence[str] = ()) -> tuple[Runtime, int] | None:
+        """The runtime, and a slot in it for this op; None where Python has to do."""
+        found = runtime()
+        parameters = parameters_of(torch._C.parse_schema(self.schema))
+        if not found or not parameters:
             return None
-        found, schema = runtime(), torch._C.parse_schema(self.schema)
-        parameters = parameters_of(schema)
-        writes = any(p.kind in "Ww" for p in parameters or ())
-        if not found or not parameters or (writes and not found.provides(*MUTATION)):
+        writes = MUTATION if any(p.kind in "Ww" for p in parameters) else ()
+        if not found.provides(*needed, *writes):
             return None
-        sibling = f"{SIBLINGS}::{self.name.replace('::', '__')}"
         kinds = "".join(parameter.kind for parameter in parameters)
+        sibling = f"{SIBLINGS}::{self._sibling}"
         slot = found.declare(kinds, self.name, sibling, f"{sibling}__recorded", device)
-        if slot < 0:
-            return None
-        return Linker(found, slot, self.name, self.schema, parameters, len(schema.returns))
+        return (found, slot) if slot >= 0 else None
+
+    @property
+    def _sibling(self) -> str:
+        return self.name.replace("::", "__")
+
+    @property
+    def _signature(self) -> str:
+        """The schema after its opening parenthesis, with no word of what is changed."""
+        return re.sub(r"\(\w+!\)", "", self.schema).partition("(")[2]
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.complete(args, kwargs)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +20,22 @@ from jitkern import config, jit
 from jitkern.closure import Closure
 from jitkern.compilers import COMPILERS
 from jitkern.compilers.result import Built
-from jitkern.errors import CompileError
+from jitkern.errors import CompileError, CompilerNotFound
 from jitkern.kernel import Cpp, Source, Variant
+from jitkern.launch import runtime
 from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
 H100 = "cuda-sm_90-cu130-torch2.11.0"
+
+
+def pytest_configure() -> None:
+    """Load the launch runtime before any op is declared, as a process with a warm cache does."""
+    root = Path(tempfile.mkdtemp(prefix="jitkern-tests-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    with config.using(cache_dir=root), contextlib.suppress(CompilerNotFound):
+        jit.ensure(runtime.variant(), Target.current("cpu"))
+        assert runtime.runtime()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

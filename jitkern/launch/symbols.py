@@ -215,6 +215,8 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
         if not isinstance(_hint(b), (int, float)):
             return NotImplemented
         symbol: Symbol = a if is_symbol(a) else b
+        if name == "mul" and any(type(x) is int and x == 1 for x in (a, b)):
+            return symbol
         real = _is_float(a) or _is_float(b) or name == "truediv"
         form = floating if real else integer
         if not form:

@@ -232,7 +232,7 @@ class Trace:
 
     def _whole(self, tensor: TensorProxy) -> bool:
         """Whether it is an allocation as it was made."""
-        if tensor.memory.address is not None or tensor.offset is not 0:  # noqa: F632
+        if tensor.memory.address is not None or not _same(tensor.offset, 0):
             return False
         made = self.owned[int(tensor.memory.handle[6:-1])]
         return all(
@@ -406,7 +406,7 @@ def _argument(code: str, value: Any) -> str:
     if value is None:
         return "0"
     if type(value) is TensorProxy:
-        if type(value.offset) is int and value.offset == 0:
+        if _same(value.offset, 0):
             return value.memory.data
         return f"{value.memory.data} + {text_of(value.offset * value.itemsize)}"
     through = "(double)" if code in ("f32", "f64") else ""  # as Python rounds an integer
