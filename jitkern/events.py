@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jitkern.entry import Entry
-from jitkern.kernel import Variant
+from jitkern.kernel import Generated, Variant
 from jitkern.key import Key
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Event(NamedTuple):
 
 
 _callbacks: list[Callable[[Event], None]] = []
-_counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0}
+_counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "stubs": 0}
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
@@ -37,7 +37,10 @@ def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
 
 
 def stats() -> dict[str, float]:
-    """This process so far: hits, compiles, failures, and the seconds spent compiling."""
+    """This process so far: kernels found (`hits`), compiled and failed, and the seconds that took.
+
+    `stubs` counts the stubs, and the runtime they need, that were compiled beside them.
+    """
     return dict(_counts)
 
 
@@ -51,9 +54,11 @@ def report(
 ) -> None:
     """Tell that `variant` was a hit, built or failed; `started` is its time.perf_counter()."""
     seconds = time.perf_counter() - started
-    _counts[{"hit": "hits", "built": "compiles", "failed": "failures"}[status]] += 1
-    if status == "built":
-        _counts["seconds"] += seconds
+    if isinstance(variant.source, Generated):
+        _counts["stubs"] += status == "built"
+    else:
+        _counts[{"hit": "hits", "built": "compiles", "failed": "failures"}[status]] += 1
+        _counts["seconds"] += seconds if status == "built" else 0
     path = str(entry.path) if entry else ""
     event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
     _log.log(

@@ -47,10 +47,10 @@ class Implementation:
                 torch.autograd.graph.increment_version(tensor)
         return result
 
-    def sibling(self, *args: Any) -> Any:
+    def sibling(self, *args: Any, **kwargs: Any) -> Any:
         """What a trampoline of the runtime calls where no compiled variant fits."""
         assert self.linker
-        return by_value(self.linker.runtime, self.linker.returns, lambda: self(*args))
+        return by_value(self.linker.runtime, self.linker.returns, lambda: self(*args, **kwargs))
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(args)
@@ -87,7 +87,7 @@ class Implementation:
         if self.linker is None:
             leave_behind()
         else:
-            self.linker.link(self.op.written(source, self.device), runner, args)
+            self.linker.link(self.op.written(source, self.device), runner, args, kwargs)
         return result
 
     def _runner(self, source: Source, device: torch.device) -> Runner:

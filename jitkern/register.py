@@ -26,6 +26,7 @@ OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
 SIBLINGS = "jitkern_python"  # the namespace of what trampolines call where they cannot serve
 _libraries: dict[str, torch.library.Library] = {}
+_is_compiling = torch.compiler.is_compiling
 
 Function = Callable[..., Any]
 
@@ -55,7 +56,7 @@ class Op:
         self._reference: Function | None = None
         self._fake: Function | None = None
         self._samples: Callable[[str], Iterator[Any]] | None = None
-        self._has_sibling = False
+        self._slots: dict[str, int] = {}  # of the runtime, by device
         _check_extensions(self.name, sources)
         self.overload = self._register()
         self._builtin = self.overload._op
@@ -69,7 +70,7 @@ class Op:
             REFERENCES[self.overload] = self.run_reference
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if _is_compiling():  # Dynamo knows the overload, and not the builtin inside
             return self.overload(*args, **kwargs)
         try:
             return self._builtin(*args, **kwargs)
@@ -121,12 +122,13 @@ class Op:
         found, number = slot
         siblings, recorder = _library(SIBLINGS), f"{self._sibling}__recorded"
         siblings.define(f"{recorder}({self._signature}")
-        returns, record = len(self.overload._schema.returns), self.gradient.record
+        returns, record = len(self.overload._schema.returns), self.gradient
         siblings.impl(
             recorder,
-            lambda *args: by_value(found, returns, lambda: record(*args)),
+            lambda *args, **kwargs: by_value(found, returns, lambda: record(*args, **kwargs)),
             "CompositeImplicitAutograd",
         )
+        found.backends(number, self._slots)
         found.register(number, self.name, "Autograd")
         return function
 
@@ -218,9 +220,9 @@ class Op:
             found, number, self.name, self.schema, parameters, len(schema.returns)
         )
         siblings = _library(SIBLINGS)
-        if not self._has_sibling:
-            self._has_sibling = True
+        if not self._slots:
             siblings.define(f"{self._sibling}({self._signature}")
+        self._slots[device] = number
         siblings.impl(self._sibling, implementation.sibling, device.upper())
         found.register(number, self.name, device.upper())
 

@@ -160,7 +160,7 @@ def test_check_raises_the_authors_message_without_sympy(run_python):
 def test_cuda_needs_grid_and_block(tmp_path, monkeypatch):
     class Loaded:
         parameters: tuple = ()
-        meta: dict = {"symbol": "k"}
+        meta: dict = {"symbol": "k", "parameters": []}
 
     runner = Runner(
         "test::k",

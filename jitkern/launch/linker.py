@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,16 +67,23 @@ class Linker:
         self._lock = threading.RLock()
         _linkers.append(self)
 
-    def link(self, function: Callable[..., Any], runner: Runner, args: Sequence[Any]) -> None:
+    def link(
+        self,
+        function: Callable[..., Any],
+        runner: Runner,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
         """Have the next call like this one served without Python. Raises nothing."""
+        args = (*args, *(kwargs[p.name] for p in self.parameters[len(args) :]))
         situation = (id(runner.source), runner.device.index, *map(_concrete, args))
         if self._full or situation in self.refused:
             return
         with self._lock:
             try:
                 traced = trace(
-                    self.op, function, self.parameters, args, self.returns, runner.device,
-                    runner.where, runner.compiled,
+                    self.op, function, self.parameters, args, frozenset(kwargs), self.returns,
+                    runner.device, runner.where, runner.compiled,
                 )  # fmt: skip
             except (Unsupported, JitkernError) as e:
                 self.refused[situation] = str(e)

@@ -19,6 +19,7 @@ typedef struct {
      swapped (t, w, I, F, B): None is allowed */
   char kinds[ARGUMENTS + 1], name[128], sibling[160], recorder[160];
   i32 cuda, count, last;
+  i32 backend[2]; /* of the slot at the Autograd key: those of the op on the CPU and on CUDA, or -1 */
   u64 misses;
   Variant variants[VARIANTS];
 } Op;
@@ -26,12 +27,13 @@ typedef struct {
 static Api api;
 static Op ops[OPS]; /* untouched pages of it take no memory */
 static i32 declared, preferred;
-static u64 below_autograd; /* the dispatch keys to exclude for it */
 static const void *undefined; /* c10::UndefinedTensorImpl */
+static i64 keys_at;           /* where a TensorImpl has its dispatch keys */
+static u32 watching[16];      /* dispatch keys that modes, torch.func and tracing include; 0 ends */
+static u64 plain_keys;        /* those of tensors that nothing but Autograd and a backend sees */
 /* Errors come back by value: Torch up to 2.12 logs each exception that crosses the shim. */
 static __thread char message[TEXT];
 static __thread i32 broken;            /* whether the last error came after a launch */
-static __thread const Op *redispatched; /* by its Autograd kernel, which raises for it */
 
 /* ------------------------------------------------------------------------ what stubs call */
 
@@ -126,16 +128,13 @@ static void raise(const Op *op, const char *otherwise) {
   api.check(0, op->name, "jitkern", 0, text);
 }
 
-/* Drop what was returned beside an error, and raise it. */
-static void raise_instead(const Op *op, const u64 *stack, u64 returned) {
-  for (u64 i = 0; i < returned; i++) api.delete_tensor_object((Handle)stack[i]);
-  raise(op, "");
-}
-
-/* Python takes the arguments, and returns empty tensors beside an error. */
-static void ask_python(const Op *op, const char *name, u64 *stack) {
+/* Python takes the arguments; beside an error it returns empty tensors. */
+static void ask_python(const Op *op, const char *name, u64 *stack, u64 returned) {
   message[0] = 0;
   if (api.call_dispatcher(name, "", stack)) raise(op, "its Python implementation failed");
+  if (!message[0]) return;
+  for (u64 i = 0; i < returned; i++) api.delete_tensor_object((Handle)stack[i]);
+  raise(op, "");
 }
 
 static void describe(Tensor *t, Handle handle) {
@@ -169,8 +168,6 @@ static i32 try_variants(Op *op, Call *call) {
 static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   Tensor tensors[ARGUMENTS];
   Handle returns[RETURNS], guard = 0;
-  i32 nested = redispatched == op;
-  redispatched = 0;
   Call call = {.api = &api, .tensors = tensors, .values = stack, .returns = returns,
                .error = message, .device = op->cuda, .index = op->cuda ? -1 : 0};
   for (u64 i = 0; i < given; i++) {
@@ -187,8 +184,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   if (guard) api.delete_device_guard(guard);
   if (code == MISS || code == FAILED) {
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
-    ask_python(op, op->sibling, stack);
-    if (message[0] && !nested) raise_instead(op, stack, returned);
+    ask_python(op, op->sibling, stack, returned);
     return;
   }
   for (u64 i = 0; i < given && code == DONE; i++)
@@ -202,29 +198,33 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   for (u64 i = 0; i < returned; i++) stack[i] = (u64)returns[i];
 }
 
-/* At the Autograd key: straight on where nothing asks for a gradient, else Python records it. */
+/* Whether something wants to see the calls between Autograd and the backend. */
+static i32 watched(void) {
+  for (const u32 *key = watching; *key; key++)
+    if (api.is_included(*key)) return 1;
+  return 0;
+}
+
+/* At the Autograd key: straight on to the backend where nothing asks for a gradient and nobody
+   watches, which saves the 0.3 us of asking the dispatcher again; else Python knows what to do. */
 static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
-  i32 recording = api.grad_mode_is_enabled(), wanted = 0;
-  for (u64 i = 0; i < given && !wanted; i++) {
+  i32 recording = api.grad_mode_is_enabled(), wanted = 0, plain = 1, cuda = 0;
+  for (u64 i = 0; i < given && plain && !wanted; i++) {
     Handle handle = tensor(op, stack, i);
     if (!handle) continue;
-    const void *impl = *(void **)handle;
+    const char *impl = *(char **)handle;
     wanted = (recording && api.requires_grad(impl)) ||
              *api.forward_grad(impl, 0, handle) != undefined;
+    i32 device;
+    api.get_device_type(handle, &device);
+    cuda |= device == 1;
+    plain &= !(*(const u64 *)(impl + keys_at) & ~plain_keys);
   }
-  if (wanted) {
-    ask_python(op, op->recorder, stack);
+  if (plain && !wanted && op->backend[cuda] >= 0 && !watched()) {
+    run(&ops[op->backend[cuda]], stack, given, returned);
   } else {
-    u64 guard[4]; /* a c10::impl::ExcludeDispatchKeyGuard */
-    message[0] = 0;
-    redispatched = op;
-    api.exclude_keys(guard, below_autograd);
-    i32 failed = api.call_dispatcher(op->name, "", stack);
-    api.include_keys(guard);
-    redispatched = 0;
-    if (failed) raise(op, "it could not be dispatched");
+    ask_python(op, op->recorder, stack, returned);
   }
-  if (message[0]) raise_instead(op, stack, returned);
 }
 
 /* A boxed kernel is given no context, so each op needs functions of its own: these put the op's
@@ -246,10 +246,19 @@ void enter(u64 *stack, u64 given, u64 returned, u32 number) {
 
 /* ------------------------------------------------------------------ what runtime.py calls */
 
-void jitkern_bind(void *const *table, u64 bytes, u64 keys, const void *undefined_tensor) {
+void jitkern_bind(void *const *table, u64 bytes) {
   __builtin_memcpy(&api, table, bytes);
   api.allocate = allocate, api.launch = launch, api.release = release;
-  below_autograd = keys, undefined = undefined_tensor;
+}
+
+/* What the Autograd key needs to know of this Torch; see the variables. */
+void jitkern_autograd(const void *undefined_tensor, i64 at, u64 plain, const u32 *keys) {
+  undefined = undefined_tensor, keys_at = at, plain_keys = plain;
+  for (u64 i = 0; keys[i] && i < sizeof watching / sizeof *watching - 1; i++) watching[i] = keys[i];
+}
+
+void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {
+  ops[slot].backend[0] = cpu, ops[slot].backend[1] = cuda;
 }
 
 /* A slot for an op on one device type, or -1 where all are taken. Called under a lock. */

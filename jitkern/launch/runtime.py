@@ -11,9 +11,11 @@ import functools
 import logging
 import platform
 import re
+import struct
 import sys
 import threading
-from ctypes import c_char_p, c_int, c_ulonglong, c_void_p
+from collections.abc import Mapping
+from ctypes import c_longlong, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,18 @@ _log = logging.getLogger(__name__)
 _MANGLED = {
     "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
     "forward_grad": ("c10", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE"),
-    "exclude_keys": ("c10", "_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE"),
-    "include_keys": ("c10", "_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev"),
+    "is_included": ("c10", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"),
     "bump_version": ("torch_cpu", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"),
     "is_inference": ("torch_cpu", "_ZN2at4_ops12is_inference4callERKNS_6TensorE"),
     "operator_delete": ("torch_cpu", "_ZdlPv"),
 }
 _UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"
-AUTOGRAD = ("requires_grad", "forward_grad", "exclude_keys", "include_keys", "undefined")
+AUTOGRAD = ("requires_grad", "forward_grad", "is_included")
+# What modes, torch.func and tracing include, to see calls between Autograd and the backend.
+_WATCHING = (
+    "Python", "PythonTLSSnapshot", "PythonDispatcher", "FuncTorchDynamicLayerBackMode",
+    "FuncTorchDynamicLayerFrontMode", "FuncTorchVmapMode", "Functionalize", "Fake",
+)  # fmt: skip
 MUTATION = ("bump_version", "is_inference")
 
 
@@ -96,15 +102,16 @@ class Runtime:
         assert table
         names = re.findall(r"\(\*(\w+)\)", table.group())
         self.addresses = {name: self._address(name) for name in names[: names.index("allocate")]}
-        undefined = c_void_p.in_dll(self._torch["c10"], _UNDEFINED)
-        self.addresses["undefined"] = ctypes.addressof(undefined)
         for name, result in (("jitkern_trampoline", c_void_p), ("jitkern_misses", c_ulonglong)):
             getattr(library, name).restype = result
         self._bind()
+        self._bind_autograd()
+        config.listeners.append(self._follow)
+        self._follow(config.current())
 
     def provides(self, *names: str) -> bool:
-        """Whether this Torch has all of these functions."""
-        return all(self.addresses.get(name) for name in names)
+        """Whether this Torch has all of these functions, and shows where tensors keep their keys."""
+        return all(self.addresses.get(name) for name in names) and bool(self.keys_at)
 
     def declare(self, kinds: str, name: str, sibling: str, recorder: str, device: str) -> int:
         """A slot for an op on a device type; -1 where all are taken."""
@@ -140,6 +147,10 @@ class Runtime:
             room = self.library.jitkern_append(slot, function, table, device.index or 0, number)
         return bool(room >= 0)
 
+    def backends(self, slot: int, slots: Mapping[str, int]) -> None:
+        """Let the slot at the Autograd key go straight on to those of the op's devices."""
+        self.library.jitkern_backends(slot, slots.get("cpu", -1), slots.get("cuda", -1))
+
     def misses(self, slot: int) -> int:
         """How many calls of an op asked Python."""
         return int(self.library.jitkern_misses(slot))
@@ -159,15 +170,21 @@ class Runtime:
         return c_ulonglong(version())
 
     def _bind(self) -> None:
-        table = [address for name, address in self.addresses.items() if name != "undefined"]
-        array = (c_void_p * len(table))(*table)
-        self.library.jitkern_bind(
-            array, c_ulonglong(ctypes.sizeof(array)), c_ulonglong(_autograd_keys()),
-            c_void_p(self.addresses["undefined"]),
+        array = (c_void_p * len(self.addresses))(*self.addresses.values())
+        self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
+
+    def _bind_autograd(self) -> None:
+        """Tell C when the Autograd key may go straight on to a backend."""
+        plain = torch.empty(0)
+        known = torch._C.DispatchKey.__members__
+        watching = [known[name].value for name in _WATCHING if name in known]
+        cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr()
+        undefined = c_void_p.in_dll(self._torch["c10"], _UNDEFINED)
+        self.keys_at = _place_of_keys(plain)
+        self.library.jitkern_autograd(
+            ctypes.byref(undefined), c_longlong(self.keys_at or 0),
+            c_ulonglong(_keys(plain) | cuda), (c_uint * (len(watching) + 1))(*watching),
         )  # fmt: skip
-        self._follow(config.current())
-        if self._follow not in config.listeners:
-            config.listeners.append(self._follow)
 
     def _bind_driver(self) -> None:
         """The driver comes later than the rest: an import asks for no device."""
@@ -200,10 +217,27 @@ def _torch_library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.so"))
 
 
-def _autograd_keys() -> int:
-    """The dispatch keys that a tensor has for Autograd: all but those of an inference tensor."""
-    plain = torch.empty(0)
+def _keys(tensor: torch.Tensor) -> int:
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def _place_of_keys(plain: torch.Tensor) -> int | None:
+    """At which byte of a TensorImpl its dispatch keys are, if that can be told beyond doubt.
+
+    Torch has no function for it. The keys of several tensors of different kinds are searched for.
+    """
     with torch.inference_mode():
         inference = torch.empty(0)
-    keys = [torch._C._dispatch_keys(tensor).raw_repr() for tensor in (plain, inference)]
-    return int(keys[0] & ~keys[1])
+    tensors = (
+        plain,
+        inference,
+        torch.empty(0, device="meta"),
+        torch.nn.Parameter(torch.empty(0)),
+        torch.empty(0, dtype=torch.complex64).conj(),
+    )
+    found = None
+    for tensor in tensors:
+        words = struct.unpack("40Q", ctypes.string_at(tensor._cdata, 320))
+        places = {8 * i for i, word in enumerate(words) if word == _keys(tensor)}
+        found = places if found is None else found & places
+    return found.pop() if found and len(found) == 1 else None

@@ -42,8 +42,7 @@ typedef struct { /* runtime.py fills it, by these names and in this order */
   /* of Torch, by mangled names: null where this Torch has them not */
   _Bool (*requires_grad)(const void *);
   void **(*forward_grad)(const void *, u64, Handle);
-  void (*exclude_keys)(void *, u64);
-  void (*include_keys)(void *);
+  _Bool (*is_included)(u32);
   void (*bump_version)(Handle);
   _Bool (*is_inference)(Handle);
   void (*operator_delete)(void *);

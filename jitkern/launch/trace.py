@@ -335,6 +335,7 @@ def trace(  # one run of one launch function
     function: Callable[..., Any],
     parameters: Sequence[Parameter],
     args: Sequence[Any],
+    keywords: frozenset[str],
     returns: int,
     device: torch.device,
     where: str,
@@ -342,7 +343,8 @@ def trace(  # one run of one launch function
 ) -> Traced:
     """What `function(k, *args)` does, for any arguments that give the same answers.
 
-    args: real tensors (or meta tensors that stand for some on `device`) and numbers.
+    args: real tensors (or meta tensors that stand for some on `device`) and numbers, by position.
+    keywords: names of those that are passed by name.
     resolve: compiles, or finds, what a call launches. Raises Unsupported, with the line.
     """
     code = getattr(function, "__code__", None)
@@ -350,7 +352,12 @@ def trace(  # one run of one launch function
     before, _active.trace = getattr(_active, "trace", None), recorder
     try:
         proxies, tensors = _arguments(recorder, parameters, args)
-        result = seeing(function, TRACING)(Kernels(recorder.start), *proxies)
+        named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
+        result = seeing(function, TRACING)(
+            Kernels(recorder.start),
+            *(proxy for name, proxy in named.items() if name not in keywords),
+            **{name: proxy for name, proxy in named.items() if name in keywords},
+        )
         recorder.finish(result, returns)
     except JitkernError:
         raise

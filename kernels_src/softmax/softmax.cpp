@@ -10,23 +10,38 @@ using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 static constexpr int64_t parallel_from = 1 << 15;  // elements below which starting threads costs more
 
-extern "C" void softmax(T* out, const T* x, int64_t rows, int64_t cols) {
-#pragma omp parallel for if (rows * cols >= parallel_from)
-  for (int64_t r = 0; r < rows; r++) {
-    const T* row = x + r * cols;
-    A m = std::numeric_limits<A>::lowest(), d = 0;
-    for (int64_t i = 0; i < cols; i++) m = std::fmax(m, A(row[i]));
-    for (int64_t i = 0; i < cols; i++) d += std::exp(A(row[i]) - m);
-    for (int64_t i = 0; i < cols; i++) out[r * cols + i] = T(std::exp(A(row[i]) - m) / d);
+template <typename Row>
+static void for_rows(int64_t rows, int64_t cols, Row row) {
+  if (rows * cols < parallel_from) {  // not an `if` clause: that costs as much as a small softmax
+    for (int64_t r = 0; r < rows; r++) row(r);
+    return;
   }
+#pragma omp parallel for
+  for (int64_t r = 0; r < rows; r++) row(r);
+}
+
+template <typename U>
+static void softmax_row(U* out, const U* x, int64_t cols) {
+  A m = std::numeric_limits<A>::lowest(), d = 0;
+  for (int64_t i = 0; i < cols; i++) m = A(x[i]) > m ? A(x[i]) : m;
+  if constexpr (std::is_same_v<U, A>) {
+    for (int64_t i = 0; i < cols; i++) d += out[i] = std::exp(x[i] - m);
+    for (int64_t i = 0; i < cols; i++) out[i] /= d;
+  } else {  // out is too coarse for what the sum is made of
+    for (int64_t i = 0; i < cols; i++) d += std::exp(A(x[i]) - m);
+    for (int64_t i = 0; i < cols; i++) out[i] = U(std::exp(A(x[i]) - m) / d);
+  }
+}
+
+extern "C" void softmax(T* out, const T* x, int64_t rows, int64_t cols) {
+  for_rows(rows, cols, [=](int64_t r) { softmax_row(out + r * cols, x + r * cols, cols); });
 }
 
 // dx[r, i] = out[r, i] * (grad[r, i] - sum_j grad[r, j] * out[r, j])
 extern "C" void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t cols) {
-#pragma omp parallel for if (rows * cols >= parallel_from)
-  for (int64_t r = 0; r < rows; r++) {
+  for_rows(rows, cols, [=](int64_t r) {
     A sum = 0;
     for (int64_t i = r * cols; i < (r + 1) * cols; i++) sum += A(grad[i]) * A(out[i]);
     for (int64_t i = r * cols; i < (r + 1) * cols; i++) dx[i] = T(A(out[i]) * (A(grad[i]) - sum));
-  }
+  });
 }
