@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 
+from jitkern import jit
 from jitkern.errors import DeclarationError
 from jitkern.gradient import REFERENCES, Gradient
 from jitkern.implementation import Implementation, by_value, cause_of
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.light_torch import with_light_torch
-from jitkern.launch.linker import Linker, parameters_of
-from jitkern.launch.python import Kernels, ignore
+from jitkern.launch.linker import Linker, parameters_of, stub_variant
+from jitkern.launch.python import Compiled, Kernels, ignore
 from jitkern.launch.runtime import AUTOGRAD, MUTATION, Runtime, runtime
-from jitkern.launch.variants import variant_of
+from jitkern.launch.symbols import Unsupported
+from jitkern.launch.trace import Traced, trace
+from jitkern.launch.variants import Call, variant_of
+from jitkern.target import Target
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
@@ -190,6 +194,41 @@ class Op:
             args, kwargs = self.complete(sample, {})
             launcher(kernels, *args, **kwargs)
         return list(found)
+
+    def stubs(self, source: Source, target: Target) -> tuple[dict[Variant, Traced], list[str]]:
+        """The stubs that the samples use, and why the op keeps to its Python launcher for others.
+
+        Needs no device, and the kernels in the cache. Raises NotCached.
+        """
+        schema = self.overload._schema
+        parameters = parameters_of(schema)
+        if isinstance(source, Extension) or not self.sample_inputs("meta"):
+            return {}, []
+        if not parameters:
+            return {}, [f"its schema has types that only Python passes: {self.schema}"]
+        device = torch.device(target.device, 0 if target.device == "cuda" else None)
+        where = f"{self.name} for {target}"
+
+        def resolve(call: Call) -> Compiled:
+            variant, kept = variant_of(self.name, source, call, where)
+            entry = jit.ensure(variant, target, may_compile=False)
+            return Compiled(variant, None, entry.manifest.meta, kept)
+
+        found: dict[Variant, Traced] = {}
+        reasons: dict[str, None] = {}
+        function = self.written(source, target.device)
+        for sample in self.sample_inputs("meta"):
+            args, _ = self.complete(sample, {})
+            try:
+                traced = trace(
+                    self.name, function, parameters, args, frozenset(), len(schema.returns),
+                    device, where, resolve,
+                )  # fmt: skip
+            except Unsupported as e:
+                reasons[str(e)] = None
+            else:
+                found[stub_variant(self.name, self.schema, traced, parameters, args)] = traced
+        return found, list(reasons)
 
     def _register(self) -> Any:
         library, name = _library(self.name), self.name.split("::")[1]

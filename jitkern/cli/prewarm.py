@@ -6,20 +6,21 @@ A second run compiles nothing. What this machine cannot build is skipped, with t
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import sys
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from jitkern import config
 from jitkern.cli.choose import choose_ops, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.kernel import Variant
-from jitkern.target import Target
+from jitkern.target import Target, this_platform
 
 MEMORY_PER_JOB = 2 << 30  # a build with Torch's headers takes 1.5 to 3 GB
 
@@ -84,9 +85,15 @@ def run(args: argparse.Namespace) -> int:
         part, parts = args.shard
         items = [item for item in items if _number(item) % parts == part - 1]
     with config.using(fallback="raise"):  # into a private cache instead would keep nothing
-        results = _build(
-            items, args.jobs or _default_jobs(), keep_going=args.keep_going, refresh=args.refresh
+        build = functools.partial(
+            _build,
+            jobs=args.jobs or _default_jobs(),
+            keep_going=args.keep_going,
+            refresh=args.refresh,
         )
+        results = build(items)
+        if args.keep_going or not any(r.status == "failed" for r in results):
+            results += build(_plan_stubs(items))
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -128,6 +135,32 @@ def _plan(what: list[str], targets: list[Target]) -> list[Item]:
                         )
                     )
     return items
+
+
+def _plan_stubs(items: list[Item]) -> list[Item]:
+    """The launch runtime, and the stubs of the kernels that are in the cache now.
+
+    Host code is built on its own platform: for another, the first call makes it.
+    """
+    from jitkern.launch import runtime
+    from jitkern.register import OPS
+
+    sources = {
+        (item.op, item.target, item.variant.source): None
+        for item in items
+        if item.variant and item.target.platform in ("", this_platform())
+    }
+    hosts = dict.fromkeys(replace(Target.current("cpu"), torch=target.torch) for _, target, _ in sources)
+    planned = [Item("jitkern::runtime", host, runtime.variant()) for host in hosts]
+    for op, target, source in sources:
+        try:
+            stubs, reasons = OPS[op].stubs(source, target)
+        except JitkernError:  # its kernel is not there, which was said above
+            continue
+        planned += [Item(op, target, variant) for variant in stubs]
+        for reason in reasons:
+            print(f"{op} for {target} keeps to its Python launcher: {reason}", file=sys.stderr)
+    return planned
 
 
 def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> list[Result]:
