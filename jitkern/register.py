@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from jitkern import jit
+from jitkern import compile_caches, jit
 from jitkern.errors import DeclarationError
 from jitkern.gradient import REFERENCES, Gradient
 from jitkern.implementation import Implementation, by_value, cause_of
@@ -240,8 +241,18 @@ class Op:
         library.impl(name, self.run_reference, "CompositeExplicitAutograd")
         library.impl(name, self.run_reference, "FuncTorchBatched")  # its ATen ops know how to vmap
         _register_fake(self.name, self._run_fake, library)
+        if not OPS:
+            compile_caches.install(OPS)
         OPS[self.name] = self
-        return getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
+        overload = getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
+        if self.fusible:
+            overload.py_impl(FunctionalTensorMode)(self._decomposed)
+        return overload
+
+    def _decomposed(self, mode: Any, *args: Any, **kwargs: Any) -> Any:
+        """The reference, in the graph that torch.compile makes: Inductor fuses its ATen ops."""
+        with mode:
+            return self.run_reference(*args, **kwargs)
 
     def _implement(self, implementation: Implementation, library: torch.library.Library) -> None:
         """Register a device's trampoline if the runtime can serve this op, else Python itself."""

@@ -178,12 +178,12 @@ class Runtime:
         plain = torch.empty(0)
         known = torch._C.DispatchKey.__members__
         watching = [known[name].value for name in _WATCHING if name in known]
-        cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA).raw_repr()
+        cuda = torch._C.DispatchKeySet(known["CUDA"]) | torch._C.DispatchKeySet(known["AutocastCUDA"])
         undefined = c_void_p.in_dll(self._torch["c10"], _UNDEFINED)
         self.keys_at = _place_of_keys(plain)
         self.library.jitkern_autograd(
             ctypes.byref(undefined), c_longlong(self.keys_at or 0),
-            c_ulonglong(_keys(plain) | cuda), (c_uint * (len(watching) + 1))(*watching),
+            c_ulonglong(_keys(plain) | cuda.raw_repr()), (c_uint * (len(watching) + 1))(*watching),
         )  # fmt: skip
 
     def _bind_driver(self) -> None:
