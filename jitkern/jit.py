@@ -91,7 +91,7 @@ def ensure_and_tell(
     key = key_of(variant, target)
     entry = None if refresh else _find(key, variant, target)
     if entry is None:
-        if not may_compile or config.current().compile == "never" or _capturing():
+        if not may_compile or config.current().compile == "never" or capturing():
             raise _not_cached(variant, key)
         with (
             _one_at_a_time(key.digest),
@@ -250,7 +250,7 @@ def _numbers(version: str) -> list[int]:
 
 def _not_cached(variant: Variant, key: Key) -> NotCached:
     why = (
-        "and a CUDA graph is being captured, during which nothing can be compiled" if _capturing()
+        "and a CUDA graph is being captured, during which nothing can be compiled" if capturing()
         else "and compiling is off (JITKERN_COMPILE=never)" if config.current().compile == "never"
         else "and is being compiled in the background"
     )  # fmt: skip
@@ -263,13 +263,14 @@ def _not_cached(variant: Variant, key: Key) -> NotCached:
     )
 
 
-def _capturing() -> bool:
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, so that nothing may be compiled or measured."""
     torch = sys.modules.get("torch")
     return bool(
         torch
         and torch.cuda.is_available()
         and torch.cuda.is_initialized()
-        and torch.cuda.is_current_stream_capturing()
+        and torch.cuda.is_current_streamcapturing()
     )
 
 

@@ -20,11 +20,11 @@ from jitkern.implementation import Implementation, by_value, cause_of
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.light_torch import with_light_torch
 from jitkern.launch.linker import Linker, parameters_of, stub_variant
-from jitkern.launch.python import Compiled, Kernels, ignore
+from jitkern.launch.python import CachedKernels, Kernels, ignore
 from jitkern.launch.runtime import AUTOGRAD, MUTATION, Runtime, runtime
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import Traced, trace
-from jitkern.launch.variants import Call, variant_of
+from jitkern.launch.variants import Call, every_expansion, variant_of
 from jitkern.target import Target
 
 OPS: dict[str, Op] = {}
@@ -190,7 +190,12 @@ class Op:
             return [Variant(self.name, source)]
         found: dict[Variant, None] = {}
         launcher = self.launcher(source, device)
-        kernels = Kernels(lambda call: found.update({variant_of(self.name, source, call)[0]: None}))
+
+        def note(call: Call) -> None:
+            for one in every_expansion(self.name, source, call):
+                found[variant_of(self.name, source, one)[0]] = None
+
+        kernels = Kernels(note)
         for sample in self.sample_inputs("meta"):
             args, kwargs = self.complete(sample, {})
             launcher(kernels, *args, **kwargs)
@@ -208,13 +213,7 @@ class Op:
         if not parameters:
             return {}, [f"its schema has types that only Python passes: {self.schema}"]
         device = torch.device(target.device, 0 if target.device == "cuda" else None)
-        where = f"{self.name} for {target}"
-
-        def resolve(call: Call) -> Compiled:
-            variant, kept = variant_of(self.name, source, call, where)
-            entry = jit.ensure(variant, target, may_compile=False)
-            return Compiled(variant, None, entry.manifest.meta, kept)
-
+        cached = CachedKernels(self.name, source, target)
         found: dict[Variant, Traced] = {}
         reasons: dict[str, None] = {}
         function = self.written(source, target.device)
@@ -223,7 +222,7 @@ class Op:
             try:
                 traced = trace(
                     self.name, function, parameters, args, frozenset(), len(schema.returns),
-                    device, where, resolve,
+                    device, cached.where, cached,
                 )  # fmt: skip
             except Unsupported as e:
                 reasons[str(e)] = None

@@ -1,26 +1,39 @@
 """Where an op's kernels come from, which of their variants are cached, and why one is not.
 
 For a variant that is not cached, the nearest entry of the same op is named with every input that
-differs.
+differs. `--source` prints the C stubs that launch the kernels.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import linecache
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from jitkern import config
 from jitkern.cache import Cache
 from jitkern.cli.choose import choose_ops, choose_targets
 from jitkern.cli.output import print_json
-from jitkern.kernel import Variant
+from jitkern.errors import NotCached
+from jitkern.kernel import Source, Variant
 from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.launch.trace import Traced
+    from jitkern.register import Op
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument("op", metavar="OP", help="an op, e.g. softmax or mylib::softmax")
     parser.add_argument(
         "--target", action="append", default=[], metavar="T", help="default: those of this machine"
+    )
+    parser.add_argument(
+        "--source",
+        action="store_true",
+        help="also print the C stubs, with the lines of the launch function that they come from",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -30,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
     targets = choose_targets(args.target)
     found = {
         op: [
-            _explain(variant, target)
+            row
             for target in targets
             for source in op.sources.get(target.device, ())
-            for variant in op.variants(source, target.device)
+            for row in _explain_source(op, source, target)
         ]
         for op in choose_ops([args.op])
     }
@@ -47,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     for op, rows in found.items():
         print(f"{op.schema}\n  declared in {_folder(op.sources)}")
         for row in rows:
-            print(
-                f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n"
-                f"    {row['path'] or 'not cached: ' + row['reason']}"
-            )
+            where = row["path"] or f"not cached: {row['reason']}"
+            print(f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n    {where}")
+            if args.source and row["stub"]:
+                print(textwrap.indent(row["stub"], "    "))
         if not rows:
             print(
                 f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there"
@@ -63,6 +76,39 @@ def _folder(sources: dict[str, Any]) -> str:
         (source.folder for declared in sources.values() for source in declared),
         "no folder: it has no kernels",
     )
+
+
+def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
+    """Its kernels, then the stubs that launch them, or why the Python launcher does."""
+    for variant in op.variants(source, target.device):
+        yield _explain(variant, target)
+    try:
+        stubs, reasons = op.stubs(source, target)
+    except NotCached:
+        return  # stubs are made of kernels that are cached
+    written = op.written(source, target.device) if stubs else None
+    for variant, traced in stubs.items():
+        yield {**_explain(variant, target), "stub": _beside(op.schema, traced, written)}
+    for reason in reasons:
+        yield {
+            "kind": "python", "variant": "", "target": str(target), "key": "", "path": "",
+            "reason": f"its Python launcher runs: {reason}", "stub": "",
+        }  # fmt: skip
+
+
+def _beside(schema: str, traced: Traced, written: Any) -> str:
+    """The stub, each part below the line of the launch function that it comes from."""
+    path = written.__code__.co_filename
+    shown: list[str] = []
+    before = 0
+    from jitkern.launch.stub import lines_of
+
+    for text, line in lines_of(schema, traced):
+        if line and line != before:
+            before = line
+            shown.append(f"  /* {line:4}: {linecache.getline(path, line).strip()} */")
+        shown.append(text)
+    return "\n".join(shown)
 
 
 def _explain(variant: Variant, target: Target) -> dict[str, str]:
@@ -78,6 +124,7 @@ def _explain(variant: Variant, target: Target) -> dict[str, str]:
         "key": key.digest,
         "path": str(entry.path) if entry else "",
         "reason": reason,
+        "stub": "",
     }
 
 

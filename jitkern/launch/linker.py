@@ -83,7 +83,7 @@ class Linker:
             try:
                 traced = trace(
                     self.op, function, self.parameters, args, frozenset(kwargs), self.returns,
-                    runner.device, runner.where, runner.compiled,
+                    runner.device, runner.where, runner,
                 )  # fmt: skip
             except (Unsupported, JitkernError) as e:
                 self.refused[situation] = str(e)

@@ -7,6 +7,7 @@ with a `k` that launches nothing (the fake) and with one that only notes the var
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -19,7 +20,9 @@ from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, NotCached, TargetError
 from jitkern.kernel import TRITON_OPTIONS, Source, Variant
 from jitkern.launch.arguments import checked
-from jitkern.launch.variants import Call, variant_of
+from jitkern.launch import autotune, triton
+from jitkern.launch.symbols import Unsupported
+from jitkern.launch.variants import Call, expanded, variant_of
 from jitkern.target import Target
 
 _KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
@@ -94,10 +97,7 @@ class Geometry(NamedTuple):
 def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geometry:
     """What the keywords of a launch, and a Triton kernel's metadata, say. Raises LaunchError."""
     meta = compiled.meta
-    grid = keywords.get("grid")
-    if callable(grid):
-        grid = grid(dict(compiled.variant.template))
-    grid = _three(what, "grid", grid)
+    grid = _three(what, "grid", keywords.get("grid"))
     cluster = _three(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
     if compiled.variant.source.kind == "triton":
         block, smem = (meta["block"], 1, 1), meta["smem"]
@@ -132,11 +132,37 @@ class Runner:
         self.device = device
         self.where = f"{op} for {target}"
         self._memo: dict[tuple[Any, ...], Compiled] = {}
+        self._choices: dict[tuple[Any, ...], triton.Config] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claimed: set[Variant] = set()
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
+        self._start(self.expanded(call))
+
+    def expanded(self, call: Call) -> Call:
+        """The call with what its kernel's decorators add; an autotuner's choice may be measured."""
+        return expanded(self.where, self.source, call, functools.partial(self._choice, call))
+
+    def _choice(self, call: Call, declared: triton.Function, named: dict[str, Any]) -> triton.Config:
+        situation = autotune.situation_of(declared, named)
+        known = (call.function, situation)
+        if known not in self._choices:
+            copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in call.args]
+
+            def launch_of(config: triton.Config) -> Callable[[], None]:
+                made = expanded(
+                    self.where, self.source, call._replace(args=tuple(copies)), lambda *_: config
+                )
+                return lambda: self._start(made)
+
+            self._choices[known] = autotune.choose(
+                self.op, self.source, call.function, self.target, self.device, declared.configs,
+                situation, launch_of,
+            )  # fmt: skip
+        return self._choices[known]
+
+    def _start(self, call: Call) -> None:
         compiled = self.compiled(call)
         what = f"`{call.function}` of {self.where}"
         kept = compiled.kept
@@ -207,6 +233,30 @@ class Runner:
             compiled.function.launch(values, index, stream, *shape)
         finally:
             torch.cuda._maybe_exchange_device(before)
+
+
+class CachedKernels:
+    """Kernels of one source for any target, read from the cache, for a trace that runs nothing."""
+
+    def __init__(self, op: str, source: Source, target: Target) -> None:
+        self.op = op
+        self.source = source
+        self.target = target
+        self.where = f"{op} for {target}"
+
+    def expanded(self, call: Call) -> Call:
+        """As of a Runner; an autotuner's choice needs the device."""
+
+        def choose(*_: object) -> triton.Config:
+            raise Unsupported("its kernel is autotuned, and the device chooses the configuration")
+
+        return expanded(self.where, self.source, call, choose)
+
+    def compiled(self, call: Call) -> Compiled:
+        """As of a Runner, but not loaded. Raises NotCached."""
+        variant, kept = variant_of(self.op, self.source, call, self.where)
+        entry = jit.ensure(variant, self.target, may_compile=False)
+        return Compiled(variant, None, entry.manifest.meta, kept)
 
 
 def _three(what: str, name: str, value: Any) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -81,6 +81,16 @@ class Traced(NamedTuple):
     frozen: list[Frozen]
 
 
+class Provider(Protocol):
+    """Where a trace has its kernels from: a Runner, or one that only reads the cache."""
+
+    def expanded(self, call: Call) -> Call:
+        """The call with what its kernel's decorators add."""
+
+    def compiled(self, call: Call) -> Compiled:
+        """The variant that an expanded call needs."""
+
+
 _active = threading.local()
 
 
@@ -92,7 +102,7 @@ class Trace:
         op: str,
         device: torch.device,
         where: str,
-        resolve: Callable[[Call], Compiled],
+        kernels_of: Provider,
         line: Callable[[], int],
     ) -> None:
         self.op = op
@@ -103,7 +113,7 @@ class Trace:
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
         self.views = 0
         self.kernels: list[Compiled] = []
-        self._resolve = resolve
+        self._kernels_of = kernels_of
 
     def act(self, text: str) -> None:
         """Do this, in order."""
@@ -244,8 +254,9 @@ class Trace:
 
     def start(self, call: Call) -> None:
         """Launch: the kernel is had now, the arguments are checked, and the stub does the rest."""
-        template = tuple((name, concrete(value)) for name, value in call.template)
-        compiled = self._resolve(call._replace(template=template))
+        call = self._kernels_of.expanded(call)
+        call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
+        compiled = self._kernels_of.compiled(call)
         number = len(self.kernels)
         self.kernels.append(compiled)
         what = f"`{call.function}` of {self.where}"
@@ -339,16 +350,16 @@ def trace(  # one run of one launch function
     returns: int,
     device: torch.device,
     where: str,
-    resolve: Callable[[Call], Compiled],
+    kernels_of: Provider,
 ) -> Traced:
     """What `function(k, *args)` does, for any arguments that give the same answers.
 
     args: real tensors (or meta tensors that stand for some on `device`) and numbers, by position.
     keywords: names of those that are passed by name.
-    resolve: compiles, or finds, what a call launches. Raises Unsupported, with the line.
+    Raises Unsupported, with the line.
     """
     code = getattr(function, "__code__", None)
-    recorder = Trace(op, device, where, resolve, line_in(code))
+    recorder = Trace(op, device, where, kernels_of, line_in(code))
     before, _active.trace = getattr(_active, "trace", None), recorder
     try:
         proxies, tensors = _arguments(recorder, parameters, args)

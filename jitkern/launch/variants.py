@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.kernel import TRITON_OPTIONS, Constant, Source, Variant
 from jitkern.launch.arguments import SHORT
+from jitkern.launch.symbols import concrete
+from jitkern.launch.triton import Config, Function, functions
 
 
 class Call(NamedTuple):
@@ -19,6 +22,59 @@ class Call(NamedTuple):
     template: tuple[tuple[str, Any], ...]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
+
+
+def expanded(
+    op: str, source: Source, call: Call, choose: Callable[[Function, dict[str, Any]], Config]
+) -> Call:
+    """The call with what its kernel's decorators add: an autotuned configuration, heuristics.
+
+    choose: picks one of the function's configurations for these arguments by name. A `grid` that is
+    a function is asked here.
+    """
+    template, keywords = dict(call.template), call.keywords
+    named: dict[str, Any] = {}
+    if source.kind == "triton":
+        declared = declared_in(op, source, call.function)
+        tuned = {name for config in declared.configs for name, _ in config.constexprs}
+        computed = {name for name, _ in declared.heuristics} - template.keys()
+        defaults = dict(declared.defaults)
+        passed = [
+            name
+            for name in declared.parameters
+            if name not in {*template, *tuned, *computed, *defaults}
+        ]
+        named = dict(zip(passed, call.args))
+        if declared.configs:
+            config = choose(declared, named)
+            template |= dict(config.constexprs)
+            keywords = {**dict(config.options), **keywords}
+        for name, function in declared.heuristics:
+            if name in computed:
+                template[name] = concrete(function({**defaults, **named, **template}))
+    if callable(keywords.get("grid")):
+        keywords = {**keywords, "grid": keywords["grid"]({**named, **template})}
+    return call._replace(template=tuple(template.items()), keywords=keywords)
+
+
+def every_expansion(op: str, source: Source, call: Call) -> Iterator[Call]:
+    """What `expanded` may come to: one call for each configuration that could be chosen."""
+    count = 1
+    if source.kind == "triton":
+        count = len(declared_in(op, source, call.function).configs) or 1
+    for number in range(count):
+        yield expanded(op, source, call, lambda declared, _, n=number: declared.configs[n])  # type: ignore[misc]
+
+
+def declared_in(op: str, source: Source, function: str) -> Function:
+    """What the text of a Triton source says of a function of it. Raises DeclarationError."""
+    path = source.paths[0]
+    if not path.is_file():
+        raise DeclarationError(f"{op}: the kernel source {path} does not exist")
+    declared = functions(str(path), path.stat().st_mtime_ns).get(function)
+    if declared is None:
+        raise LaunchError(f"{op}: {path} has no @triton.jit function `{function}`")
+    return declared
 
 
 def variant_of(
@@ -32,14 +88,7 @@ def variant_of(
     template = tuple((name, _constant(where, name, value)) for name, value in call.template)
     if source.kind != "triton":
         return Variant(op, source, call.function, template), None
-    from jitkern.launch.triton import functions
-
-    path = source.paths[0]
-    if not path.is_file():
-        raise DeclarationError(f"{where}: the kernel source {path} does not exist")
-    declared = functions(str(path), path.stat().st_mtime_ns).get(call.function)
-    if declared is None:
-        raise LaunchError(f"{where}: {path} has no @triton.jit function `{call.function}`")
+    declared = declared_in(where, source, call.function)
     given = dict(template)
     template += tuple(item for item in declared.defaults if item[0] not in given)
     names = [name for name in declared.parameters if name not in dict(template)]

@@ -95,12 +95,18 @@ def test_a_missing_function_lists_what_there_is(build):
         build(function="other")
 
 
-def test_a_function_that_is_not_plain_jit_is_refused(build):
+def test_a_function_that_is_not_jit_is_refused(build):
+    with pytest.raises(CompileError, match="is a function, not a plain @triton.jit function"):
+        build(COPY.replace("@triton.jit\n", ""))
+
+
+def test_decorators_over_jit_leave_the_kernel_as_it_is(build):
     text = COPY.replace(
-        "@triton.jit", "@triton.autotune([triton.Config({}, num_warps=4)], key=[])\n@triton.jit"
-    )
-    with pytest.raises(CompileError, match="is a Autotuner, not a plain @triton.jit function"):
-        build(text)
+        "@triton.jit",
+        "@triton.autotune([triton.Config({'B': 64}, num_warps=4)], key=['n'])\n"
+        "@triton.heuristics({'EVEN': lambda args: args['n'] % args['B'] == 0})\n@triton.jit",
+    ).replace("B: tl.constexpr", "B: tl.constexpr, EVEN: tl.constexpr")
+    assert build(text, template=(("B", 64), ("EVEN", True))).manifest.meta["symbol"] == "k"
 
 
 def test_the_worker_survives_a_failure_and_serves_again(build):

@@ -1,0 +1,144 @@
+"""@triton.autotune and @triton.heuristics, read from the text; the choice, kept per device model."""
+
+import sys
+
+import pytest
+import torch
+
+from jitkern import config
+from jitkern.errors import CompileError, LaunchError
+from jitkern.kernel import Triton
+from jitkern.launch import autotune
+from jitkern.launch.triton import Config, functions
+from jitkern.launch.variants import Call, every_expansion, expanded, variant_of
+from jitkern.target import Target
+
+TEXT = """
+import triton
+import triton.language as tl
+SIZES = [64, 128]
+
+def configs():
+    return [triton.Config({"B": size}, num_warps=size // 32) for size in SIZES]
+
+@triton.autotune(configs=configs(), key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["B"] == 0, "P": lambda a: triton.next_power_of_2(a["n"])})
+@triton.jit
+def k(out, x, n, B: tl.constexpr, EVEN: tl.constexpr, P: tl.constexpr):
+    pass
+"""
+TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "k.py").write_text(TEXT)
+    return Triton("k.py", folder=str(tmp_path))
+
+
+def call(n, **keywords):
+    return Call("k", (), (torch.empty(n), torch.empty(n), n), {"grid": 1, **keywords})
+
+
+def test_decorators_are_read_without_triton(source):
+    function = functions(str(source.paths[0]), 0)["k"]
+    assert function.configs == (
+        Config((("B", 64),), (("num_warps", 2), ("num_stages", 3))),
+        Config((("B", 128),), (("num_warps", 4), ("num_stages", 3))),
+    )
+    assert function.key == ("n",)
+    assert "triton" not in {name.partition(".")[0] for name in sys.modules if "jitkern" in name}
+
+
+def test_every_configuration_is_a_variant_to_prewarm(source):
+    found = [
+        variant_of("test::k", source, one)[0] for one in every_expansion("test::k", source, call(192))
+    ]
+    assert [dict(v.template) for v in found] == [
+        {"B": 64, "EVEN": True, "P": 256},
+        {"B": 128, "EVEN": False, "P": 256},
+    ]
+    assert [dict(v.options)["num_warps"] for v in found] == [2, 4]
+
+
+def test_a_grid_function_sees_the_arguments_and_the_configuration(source):
+    asked = call(200, grid=lambda meta: (-(-meta["n"] // meta["B"]),))
+    assert [one.keywords["grid"] for one in every_expansion("test::k", source, asked)] == [(4,), (2,)]
+
+
+def test_what_the_call_gives_wins_over_heuristics_and_options(source):
+    asked = call(192, num_warps=8)._replace(template=(("EVEN", False),))
+    one = expanded("test::k", source, asked, lambda declared, _: declared.configs[0])
+    assert (dict(one.template)["EVEN"], one.keywords["num_warps"]) == (False, 8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("configs=configs()", "configs=unknown()", "NameError|KeyError"),
+        ('key=["n"]', 'key=["n"], prune_configs_by={}', "`prune_configs_by` of @triton.autotune"),
+        ("num_warps=size // 32)", "num_warps=size // 32, pre_hook=print)", "pre_hook"),
+    ],
+    ids=["unknown", "prune", "hook"],
+)
+def test_what_cannot_be_read_names_file_and_line(source, old, new, says):
+    path = source.paths[0]
+    path.write_text(TEXT.replace(old, new))
+    with pytest.raises(CompileError, match=rf"k\.py\(\d+\): error: .*({says})"):
+        functions(str(path), 1)
+
+
+class Clock:
+    """Stands for the device: configuration number -> milliseconds; counts what was measured."""
+
+    def __init__(self, monkeypatch, *milliseconds):
+        self.measured = []
+        times = dict(enumerate(milliseconds))
+
+        def measure(run, candidate, device):
+            self.measured.append(candidate)
+            return times[len(self.measured) - 1]
+
+        monkeypatch.setattr(autotune, "_milliseconds", measure)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Test GPU")
+
+
+def choose(source, situation=(("n", 5),)):
+    configs = functions(str(source.paths[0]), 0)["k"].configs
+    return autotune.choose("test::k", source, "k", TARGET, CPU, configs, situation, None)
+
+
+def test_the_quickest_is_chosen_and_kept(source, monkeypatch):
+    clock = Clock(monkeypatch, 2.0, 1.0)
+    assert dict(choose(source).constexprs) == {"B": 128}
+    assert dict(choose(source).constexprs) == {"B": 128}
+    assert len(clock.measured) == 2
+
+
+def test_another_situation_or_device_is_measured_anew(source, monkeypatch):
+    clock = Clock(monkeypatch, *[1.0] * 6)
+    choose(source)
+    choose(source, (("n", 6),))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Another GPU")
+    choose(source)
+    assert len(clock.measured) == 6
+
+
+def test_configurations_that_do_not_run_are_left_out(source, monkeypatch):
+    Clock(monkeypatch, float("inf"), 3.0)
+    assert dict(choose(source).constexprs) == {"B": 128}
+
+
+def test_none_that_runs_is_an_error(source, monkeypatch):
+    Clock(monkeypatch, float("inf"), float("inf"))
+    with pytest.raises(LaunchError, match="none of the 2 configurations of `k` runs"):
+        choose(source)
+
+
+def test_nothing_is_measured_where_nothing_may_be_compiled(source, monkeypatch, caplog):
+    clock = Clock(monkeypatch)
+    with config.using(compile="never"):
+        assert dict(choose(source).constexprs) == {"B": 64}
+    assert not clock.measured
+    assert "is not tuned for {'n': 5}" in caplog.text
