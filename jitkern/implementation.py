@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from jitkern.gradient import recording
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.linker import Linker
 from jitkern.launch.python import Kernels, Runner
-from jitkern.launch.runtime import Runtime, leave_behind
+from jitkern.launch.runtime import leave_behind
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ class Implementation:
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
         return result
-
-    def sibling(self, *args: Any, **kwargs: Any) -> Any:
-        """What a trampoline of the runtime calls where no compiled variant fits."""
-        assert self.linker
-        return by_value(self.linker.runtime, self.linker.returns, lambda: self(*args, **kwargs))
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(args)
@@ -166,33 +161,6 @@ class Implementation:
         if not isinstance(result, (tuple, list)):
             return result
         return tuple(_restride(r, p) for r, p in zip(result, promised))
-
-
-class _Failure(threading.local):
-    """The exception behind the RuntimeError that Torch raises for a trampoline."""
-
-    error: BaseException | None = None
-
-
-_failure = _Failure()
-
-
-def by_value(runtime: Runtime, returns: int, compute: Callable[[], Any]) -> Any:
-    """What `compute` returns; its exception is left for the trampoline that asked, to raise."""
-    try:
-        return compute()
-    except BaseException as e:  # noqa: BLE001  it is raised again on the other side of Torch
-        _failure.error = e
-        text = str(e) if type(e) is RuntimeError or isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
-        runtime.fail(text or type(e).__name__)
-        empty = [torch.empty(0) for _ in range(returns)]
-        return empty[0] if returns == 1 else tuple(empty)
-
-
-def cause_of(error: RuntimeError) -> BaseException:
-    """The exception that a trampoline turned into `error`, or `error` itself."""
-    cause, _failure.error = _failure.error, None
-    return cause if cause is not None and str(cause) in str(error) else error
 
 
 def _meta(value: Any) -> Any:

@@ -5,11 +5,12 @@ Nothing here imports Torch, so a compiler's child process reads it too.
 
 from __future__ import annotations
 
+import copy
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jitkern.errors import DeclarationError
 
@@ -61,9 +62,8 @@ class Include(NamedTuple):
     version: str = ""
 
 
-@dataclass(frozen=True)
 class Source:
-    """Files of one kind in a kernel's folder, and how to compile them.
+    """Files of one kind in a kernel's folder, and how to compile them. It does not change.
 
     files: names relative to the folder that declares the kernel.
     include: more directories for `#include`; the folder and the `include` beside it are always
@@ -78,27 +78,50 @@ class Source:
     suffixes: ClassVar[tuple[str, ...]] = ()
     one_file: ClassVar[bool] = True
 
-    files: str | Sequence[str]
-    include: Sequence[str | Include] = field(default=(), kw_only=True)
-    flags: Sequence[str] = field(default=(), kw_only=True)
-    environment: Sequence[str] = field(default=(), kw_only=True)
-    min_compiler: str = field(default="", kw_only=True)
-    folder: str = field(default="", kw_only=True)
-    package: str = field(default="", kw_only=True)
-
-    def __post_init__(self) -> None:
-        files = (self.files,) if isinstance(self.files, str) else tuple(self.files)
-        include = tuple(Include(i) if isinstance(i, str) else i for i in self.include)
-        for name, value in (("files", files), ("include", include)):
-            object.__setattr__(self, name, value)
-        for name in ("flags", "environment"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        wrong = [file for file in files if Path(file).suffix not in self.suffixes]
-        if wrong or not files or (self.one_file and len(files) > 1):
+    # Not a dataclass: an import makes these classes, and each would take half a millisecond.
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        *,
+        include: Sequence[str | Include] = (),
+        flags: Sequence[str] = (),
+        environment: Sequence[str] = (),
+        min_compiler: str = "",
+        folder: str = "",
+        package: str = "",
+    ) -> None:
+        self.files = (files,) if isinstance(files, str) else tuple(files)
+        self.include = tuple(Include(i) if isinstance(i, str) else Include(*i) for i in include)
+        self.flags = tuple(flags)
+        self.environment = tuple(environment)
+        self.min_compiler = min_compiler
+        self.folder = folder
+        self.package = package
+        wrong = [file for file in self.files if os.path.splitext(file)[1] not in self.suffixes]
+        if wrong or not self.files or (self.one_file and len(self.files) > 1):
             raise DeclarationError(
                 f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "
-                f"{' or '.join(self.suffixes)}, got `{', '.join(files)}`"
+                f"{' or '.join(self.suffixes)}, got `{', '.join(self.files)}`"
             )
+
+    def fields(self) -> dict[str, Any]:
+        """Its arguments: `type(source)(**source.fields()) == source`."""
+        return dict(vars(self))
+
+    def replace(self, **fields: Any) -> Source:
+        """The same, but for these."""
+        copied = copy.copy(self)
+        copied.__dict__.update(fields)
+        return copied
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if v)})"
 
     @property
     def paths(self) -> list[Path]:
@@ -110,13 +133,10 @@ class Source:
         """Where `#include` looks, in order."""
         shared = Path(self.folder).parent / "include"
         beside = [Include(str(shared))] if shared.is_dir() else []
-        declared = [
-            i for i in self.include if isinstance(i, Include)
-        ]  # all are, after __post_init__
         return [
             Include(self.folder),
             *beside,
-            *(Include(str(Path(self.folder, i.path)), i.version) for i in declared),
+            *(Include(str(Path(self.folder, i.path)), i.version) for i in self.include),
         ]
 
 
@@ -127,7 +147,6 @@ class Cuda(Source):
     suffixes: ClassVar[tuple[str, ...]] = (".cu",)
 
 
-@dataclass(frozen=True)
 class Cpp(Source):
     """C or C++ for the CPU: `extern "C"` functions over raw pointers, no Torch header.
 
@@ -138,8 +157,12 @@ class Cpp(Source):
     kind: ClassVar[str] = "cc"
     suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".c")
 
-    native: bool = field(default=False, kw_only=True)
-    openmp: bool = field(default=False, kw_only=True)
+    def __init__(
+        self, files: str | Sequence[str], *, native: bool = False, openmp: bool = False, **rest: Any
+    ) -> None:
+        super().__init__(files, **rest)
+        self.native = native
+        self.openmp = openmp
 
 
 class Triton(Source):
@@ -149,7 +172,6 @@ class Triton(Source):
     suffixes: ClassVar[tuple[str, ...]] = (".py",)
 
 
-@dataclass(frozen=True)
 class Extension(Source):
     """C++ or CUDA against Torch's headers that registers itself; built by `load_inline`.
 
@@ -162,7 +184,9 @@ class Extension(Source):
     suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".cu")
     one_file: ClassVar[bool] = False
 
-    function: str = field(kw_only=True)
+    def __init__(self, files: str | Sequence[str], *, function: str, **rest: Any) -> None:
+        super().__init__(files, **rest)
+        self.function = function
 
     @property
     def pybind(self) -> bool:
@@ -170,21 +194,21 @@ class Extension(Source):
         return "::" not in self.function
 
 
-@dataclass(frozen=True)
 class Generated(Source):
     """C that jitkern wrote itself, in plain C with no headers: a stub, or the launch runtime."""
 
     kind: ClassVar[str] = "stub"
     suffixes: ClassVar[tuple[str, ...]] = (".c",)
 
-    text: str = field(kw_only=True)
+    def __init__(self, files: str | Sequence[str], *, text: str, **rest: Any) -> None:
+        super().__init__(files, **rest)
+        self.text = text
 
 
 SOURCES: dict[str, type[Source]] = {kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)}
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One specialisation of one source of one op: what is compiled as a unit.
 
     function: the `__global__`, `extern "C"` or `@triton.jit` function; empty for an Extension.

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitkern import config
 from jitkern.closure import Closure
@@ -20,8 +19,7 @@ from jitkern.target import Target
 SCHEMA = 2  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """`inputs` in clear, their `digest`, and where an entry lies below the version folder."""
 
     inputs: dict[str, Any]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from jitkern.key import canonical, digest_of
 
@@ -23,8 +24,7 @@ _SEAL_BYTES = len(b',"sha256":""}\n') + 64
 _ARTIFACT_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 
 
-@dataclass(frozen=True)
-class Artifact:
+class Artifact(NamedTuple):
     """Size in bytes and SHA-256, in hex, of a file."""
 
     size: int
@@ -36,8 +36,7 @@ class Artifact:
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """What an entry holds and what it was made from.
 
     meta: what loading needs to know (symbols, parameters); compiler: who built it; seconds: how
@@ -45,9 +44,9 @@ class Manifest:
     """
 
     inputs: dict[str, Any]
-    artifacts: dict[str, Artifact] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-    compiler: dict[str, str] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = MappingProxyType({})
+    meta: Mapping[str, Any] = MappingProxyType({})
+    compiler: Mapping[str, str] = MappingProxyType({})
     seconds: float = 0.0
 
     @property
@@ -57,7 +56,9 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The file's bytes."""
-        body = canonical(asdict(self))[:-1]
+        fields = {n: dict(v) if isinstance(v, Mapping) else v for n, v in self._asdict().items()}
+        fields["artifacts"] = {name: a._asdict() for name, a in self.artifacts.items()}
+        body = canonical(fields)[:-1]
         return body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
 
     @classmethod

@@ -7,7 +7,7 @@ readies the kernel on its first call and stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,20 +16,19 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from jitkern import compile_caches, jit
 from jitkern.errors import DeclarationError
 from jitkern.gradient import REFERENCES, Gradient
-from jitkern.implementation import Implementation, by_value, cause_of
+from jitkern.implementation import Implementation
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.light_torch import with_light_torch
-from jitkern.launch.linker import Linker, parameters_of, stub_variant
+from jitkern.launch.linker import Linker, stub_variant
 from jitkern.launch.python import CachedKernels, Kernels, ignore
-from jitkern.launch.runtime import AUTOGRAD, MUTATION, Runtime, runtime
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import Traced, trace
 from jitkern.launch.variants import Call, every_expansion, variant_of
 from jitkern.target import Target
+from jitkern.trampoline import Trampolines, cause_of
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
-SIBLINGS = "jitkern_python"  # the namespace of what trampolines call where they cannot serve
 _libraries: dict[str, torch.library.Library] = {}
 _is_compiling = torch.compiler.is_compiling
 
@@ -52,7 +51,9 @@ class Op:
         fusible: bool = False,
         module: str = "",
     ) -> None:
-        self.name, self.schema = _parse(schema)
+        parsed, self.schema = _parse(schema)
+        self.name = parsed.name
+        self.trampolines = Trampolines(self.name, parsed)
         self.sources = sources
         self.fusible = fusible
         self.module = module
@@ -61,7 +62,6 @@ class Op:
         self._reference: Function | None = None
         self._fake: Function | None = None
         self._samples: Callable[[str], Iterator[Any]] | None = None
-        self._slots: dict[str, int] = {}  # of the runtime, by device
         _check_extensions(self.name, sources)
         self.overload = self._register()
         self._builtin = self.overload._op
@@ -119,22 +119,8 @@ class Op:
             raise DeclarationError(f"{self.name}: it has a backward already")
         self.gradient = Gradient(self.name, self.overload, function, self.run_reference)
         REFERENCES.pop(self.overload, None)
-        slot = self._slot("cpu", AUTOGRAD)
-        symbolic = any(str(a.type).startswith("Sym") for a in self._arguments)
-        if slot is None or symbolic:  # the shim would make constants of symbolic integers
+        if not self.trampolines.register_autograd(self.gradient):
             _library(self.name).impl(self.name.split("::")[1], self.gradient, "Autograd")
-            return function
-        found, number = slot
-        siblings, recorder = _library(SIBLINGS), f"{self._sibling}__recorded"
-        siblings.define(f"{recorder}({self._signature}")
-        returns, record = len(self.overload._schema.returns), self.gradient
-        siblings.impl(
-            recorder,
-            lambda *args, **kwargs: by_value(found, returns, lambda: record(*args, **kwargs)),
-            "CompositeImplicitAutograd",
-        )
-        found.backends(number, self._slots)
-        found.register(number, self.name, "Autograd")
         return function
 
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
@@ -206,8 +192,7 @@ class Op:
 
         Needs no device, and the kernels in the cache. Raises NotCached.
         """
-        schema = self.overload._schema
-        parameters = parameters_of(schema)
+        parameters, returns = self.trampolines.parameters, self.trampolines.returns
         if isinstance(source, Extension) or not self.sample_inputs("meta"):
             return {}, []
         if not parameters:
@@ -221,7 +206,7 @@ class Op:
             args, _ = self.complete(sample, {})
             try:
                 traced = trace(
-                    self.name, function, parameters, args, frozenset(), len(schema.returns),
+                    self.name, function, parameters, args, frozenset(), returns,
                     device, cached.where, cached,
                 )  # fmt: skip
             except Unsupported as e:
@@ -236,7 +221,7 @@ class Op:
             raise DeclarationError(f"{self.name} is declared twice")
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
-            self._implement(Implementation(self, device), library)
+            self._implement(device, library)
         library.impl(name, self.run_reference, "CompositeExplicitAutograd")
         library.impl(name, self.run_reference, "FuncTorchBatched")  # its ATen ops know how to vmap
         _register_fake(self.name, self._run_fake, library)
@@ -253,50 +238,18 @@ class Op:
         with mode:
             return self.run_reference(*args, **kwargs)
 
-    def _implement(self, implementation: Implementation, library: torch.library.Library) -> None:
-        """Register a device's trampoline if the runtime can serve this op, else Python itself."""
-        name, device = self.name.split("::")[1], implementation.device
+    def _implement(self, device: str, library: torch.library.Library) -> None:
+        """Register a trampoline for a device if there are kernels for it to launch, else Python."""
+        implementation = Implementation(self, device)
         raw = any(not isinstance(source, Extension) for source in self.sources.get(device, ()))
         usable = raw and (device == "cpu" or torch.version.cuda)
-        slot = self._slot(device) if usable else None
-        if slot is None:
-            library.impl(name, implementation, device.upper())
+        if not usable or not self.trampolines.register(device, implementation):
+            library.impl(self.name.split("::")[1], implementation, device.upper())
             return
-        found, number = slot
-        schema = torch._C.parse_schema(self.schema)
-        parameters = parameters_of(schema) or []
+        slot, parameters = self.trampolines.slots[device], self.trampolines.parameters or []
         implementation.linker = Linker(
-            found, number, self.name, self.schema, parameters, len(schema.returns)
+            slot, self.name, self.schema, parameters, self.trampolines.returns
         )
-        siblings = _library(SIBLINGS)
-        if not self._slots:
-            siblings.define(f"{self._sibling}({self._signature}")
-        self._slots[device] = number
-        siblings.impl(self._sibling, implementation.sibling, device.upper())
-        found.register(number, self.name, device.upper())
-
-    def _slot(self, device: str, needed: Sequence[str] = ()) -> tuple[Runtime, int] | None:
-        """The runtime, and a slot in it for this op; None where Python has to do."""
-        found = runtime()
-        parameters = parameters_of(torch._C.parse_schema(self.schema))
-        if not found or not parameters:
-            return None
-        writes = MUTATION if any(p.kind in "Ww" for p in parameters) else ()
-        if not found.provides(*needed, *writes):
-            return None
-        kinds = "".join(parameter.kind for parameter in parameters)
-        sibling = f"{SIBLINGS}::{self._sibling}"
-        slot = found.declare(kinds, self.name, sibling, f"{sibling}__recorded", device)
-        return (found, slot) if slot >= 0 else None
-
-    @property
-    def _sibling(self) -> str:
-        return self.name.replace("::", "__")
-
-    @property
-    def _signature(self) -> str:
-        """The schema after its opening parenthesis, with no word of what is changed."""
-        return re.sub(r"\(\w+!\)", "", self.schema).partition("(")[2]
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.complete(args, kwargs)
@@ -324,8 +277,8 @@ def _library(op: str) -> torch.library.Library:
     return _libraries[namespace]
 
 
-def _parse(schema: str) -> tuple[str, str]:
-    """(qualified name, qualified schema); the namespace is `jitkern` where none is given.
+def _parse(schema: str) -> tuple[Any, str]:
+    """(parsed schema, its qualified text); the namespace is `jitkern` where none is given.
 
     Raises DeclarationError.
     """
@@ -344,7 +297,7 @@ def _parse(schema: str) -> tuple[str, str]:
         )
     if any(str(value.type) in ("number", "Scalar") for value in parsed.arguments):
         raise DeclarationError(f"`{schema}`: Scalar arguments are not supported; use float or int")
-    return parsed.name, schema
+    return parsed, schema
 
 
 def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None:

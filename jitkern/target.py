@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import sys
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jitkern import config
 from jitkern.errors import TargetError
@@ -33,8 +33,7 @@ _LEVELS = (  # x86-64 psABI levels, each on top of the one before
 )
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A device, its arch, and the CUDA and Torch versions to build for.
 
     `Target.parse(str(t)) == t`.
@@ -111,7 +110,7 @@ class Target:
 
     def for_device_code(self) -> Target:
         """Without what only host code depends on."""
-        return replace(self, platform="", abi="")
+        return self._replace(platform="", abi="")
 
     def for_host_code(self, *, abi: str = "", native: bool = False) -> Target:
         """With platform, and where asked the ABI and the native instruction set, spelled out."""
@@ -121,7 +120,7 @@ class Target:
             arch = base if not native else arch if level else base + _isa_level()
         machine = base if self.device == "cpu" else _machine()
         platform = self.platform or f"{sys.platform}_{machine}"
-        return replace(self, arch=arch, platform=platform, abi=abi or self.abi)
+        return self._replace(arch=arch, platform=platform, abi=abi or self.abi)
 
 
 def short_version(version: str) -> str:

@@ -1,5 +1,4 @@
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ def test_exact_compiles_again_when_the_compiler_changed(compiler, variant, targe
 
 
 def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, target):
-    newer = replace(variant, source=replace(variant.source, min_compiler="1.5"))
+    newer = variant._replace(source=variant.source.replace(min_compiler="1.5"))
     compiler.version = "fake version 1.4.9-1ubuntu2.0"
     with pytest.raises(CompilerNotFound, match=r"wants fake 1.5 or newer, and this is .*1.4.9"):
         jit.ensure(newer, target)
@@ -117,7 +116,7 @@ def test_threads_compile_once(compiler, variant, target):
 def test_variants_compile_side_by_side(compiler, variant, target):
     meet = threading.Barrier(2, timeout=20)
     compiler.during = meet.wait
-    other = replace(variant, template=(("T", "f64"),))
+    other = variant._replace(template=(("T", "f64"),))
     threads = [threading.Thread(target=jit.ensure, args=(v, target)) for v in (variant, other)]
     for thread in threads:
         thread.start()
@@ -170,7 +169,7 @@ def test_a_root_that_cannot_be_written_spills_into_a_private_one(
         config.using(fallback="raise"),
         pytest.raises(CacheError, match=r"test::scale for cpu-.*Permission denied"),
     ):
-        jit.ensure(replace(variant, template=()), target)
+        jit.ensure(variant._replace(template=()), target)
 
 
 def test_no_space_names_op_target_and_remedy(compiler, variant, target):

@@ -1,5 +1,4 @@
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -14,7 +13,7 @@ from jitkern.target import Target
 def variant(source):
     return Variant(
         "test::scale",
-        replace(source, environment=("MINE",)),
+        source.replace(environment=("MINE",)),
         "scale",
         (("T", "f32"),),
         ("*f32:16",),
@@ -110,7 +109,7 @@ def test_change_of_the_kind_changes_the_key(variant, target, tmp_path):
     other = Extension(
         "scale.cpp", folder=variant.source.folder, function="f", environment=("MINE",)
     )
-    assert key(replace(variant, source=other), target).digest != key(variant, target).digest
+    assert key(variant._replace(source=other), target).digest != key(variant, target).digest
 
 
 def test_what_must_not_change_the_key(variant, target, tmp_path, monkeypatch):
@@ -124,7 +123,7 @@ def test_what_must_not_change_the_key(variant, target, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/nowhere")
     with config.using(environment={"CFLAGS": "-O0", "CXX": "clang++", "PATH": "/bin"}):
         assert (
-            key(replace(variant, source=replace(variant.source, folder=str(folder))), target).digest
+            key(variant._replace(source=variant.source.replace(folder=str(folder))), target).digest
             == before
         )
 
@@ -132,7 +131,7 @@ def test_what_must_not_change_the_key(variant, target, tmp_path, monkeypatch):
 def test_name_is_readable_and_ends_in_the_digest(variant, target):
     k = key(variant, target)
     assert k.name == f"test.scale.f32-{k.digest[:16]}"
-    assert key(replace(variant, op="jitkern::scale"), target).name.startswith("scale.f32-")
+    assert key(variant._replace(op="jitkern::scale"), target).name.startswith("scale.f32-")
     assert k.target == "cpu-x86_64-torch2.13.0"
 
 

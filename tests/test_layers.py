@@ -38,7 +38,7 @@ LAYERS = [
         "launch.runtime",
         "launch.linker",
     ),
-    ("gradient", "compile_caches", "implementation", "register"),
+    ("gradient", "compile_caches", "implementation", "trampoline", "register"),
     ("declare",),
     ("ops",),
     ("cli",),

@@ -180,7 +180,7 @@ def in_use():
 def assert_flat(call, calls=CALLS):
     """`calls` calls take less than a byte of memory each, and a Python object in fifty."""
     in_use()
-    for _ in range(500):
+    for _ in range(calls // 4):
         call()
     before = in_use()
     for _ in range(calls):
@@ -256,7 +256,7 @@ def test_calls_that_python_serves_leave_nothing_behind(many):
 def test_recording_a_gradient_leaves_nothing_behind(square):
     op, x = square(), X.clone().requires_grad_()
     warmed(op, x).overload(x).sum().backward()
-    assert_flat(lambda: op(x).sum().backward(), 5000)
+    assert_flat(lambda: op(x).sum().backward())
 
 
 def test_an_inplace_op_leaves_nothing_behind(inc):
@@ -310,7 +310,15 @@ def test_an_inplace_launch_is_not_repeated_where_an_allocation_after_it_fails(in
 
 def test_an_error_after_a_launch_leaves_nothing_behind(inc):
     warmed(inc, torch.zeros(1), 1)
-    assert_flat(failing(inc, torch.zeros(3), 2**46), 2000)
+    assert_flat(failing(inc, torch.zeros(3), 2**46), 400)
+
+
+def test_autograd_notices_an_inplace_launch_whose_call_failed_after_it(inc):
+    warmed(inc, torch.zeros(1), 1)
+    e = torch.ones(1, requires_grad=True).exp()
+    failing(inc, e, 2**46)()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        e.backward()
 
 
 # ------------------------------------------------------------------ typed errors
@@ -323,7 +331,7 @@ def test_the_public_op_raises_not_cached_with_its_attributes_and_torch_its_text(
             op(X)
         with pytest.raises(RuntimeError) as plain:
             op.overload(X)
-    assert typed.value.path.startswith("scale.f32")
+    assert "scale.f32" in typed.value.path
     assert typed.value.variant.function == "scale"
     assert str(plain.value).splitlines()[0] == str(typed.value)
 
@@ -384,14 +392,27 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_an_error_of_any_text_keeps_its_type(declare, text):
     def launch(k, x):
-        raise LaunchError(text, remedy="none")
+        raise LaunchError(text)
 
     op = declare("(Tensor x) -> Tensor", INC, launch)
-    with pytest.raises(LaunchError) as raised:
-        op(X)
-    assert str(raised.value) == text
     with pytest.raises(RuntimeError):
         op.overload(X)
+    with pytest.raises(RuntimeError) as raised:
+        op(X)
+    assert raised.type is LaunchError
+    assert raised.value.args == (text,)
+
+
+def test_an_error_in_a_backward_keeps_its_type(declare, square):
+    def launch(k, x):
+        raise LaunchError("in a backward")
+
+    inner, op = declare("(Tensor x) -> Tensor", INC, launch), square()
+    outer = declare("(Tensor x) -> Tensor", SQUARE, lambda k, x: op(x), lambda x: x * x)
+    outer.backward(lambda grad: inner(grad))
+    result = outer(X.clone().requires_grad_())
+    with pytest.raises(LaunchError, match="in a backward"):
+        result.sum().backward()
 
 
 def test_an_error_of_torchs_own_is_not_mistaken_for_an_earlier_one(declare):
@@ -651,6 +672,18 @@ def test_a_dispatch_mode_sees_the_backwards_op(square):
     assert not any("jitkern_python" in name for name in names)
 
 
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
+def test_a_tensor_subclass_sees_the_op_and_its_parts_are_computed(scale, square, needs_grad):
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    for op, reference in ((scale(), lambda x: 2 * x), (square(), lambda x: x * x)):
+        warmed(op, X)
+        result = op(TwoTensor(X, X + 1).requires_grad_(needs_grad)).detach()
+        assert type(result) is TwoTensor
+        assert torch.equal(result.a, reference(X))
+        assert torch.equal(result.b, reference(X + 1))
+
+
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_fake_tensors_launch_nothing(scale, square, warm):
     for op in (scale(), square()):
@@ -670,7 +703,7 @@ def test_make_fx_traces_the_op_whole(scale, square, tracing):
 
     for op, expected in ((scale(), 2 * X), (square(), X * X)):
         warmed(op, X)
-        graph = make_fx(lambda x, op=op: op(x), tracing_mode=tracing)(X)
+        graph = make_fx(op.__call__, tracing_mode=tracing)(X)
         calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
         assert calls == [op.overload]
         assert torch.equal(graph(X), expected)
@@ -803,6 +836,34 @@ def test_past_the_bound_results_stay_right_and_one_warning_says_what_changes(dec
     assert len(said) == 1
     assert "as many compiled variants as it may have" in said[0]
     assert "size(0) of `x`" in said[0]
+
+
+def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
+    op = scale()
+    op(X.double())  # compiles both kernels
+    other = scale()
+    with config.using(compile="never"), pytest.raises(NotCached):
+        other(X)
+    op(X)
+    linker.settle()
+    with config.using(compile="never"):
+        op(torch.ones(1, 2, 3))  # its kernel is cached, and its stub is not
+    warmed(op, torch.ones(1, 2, 3))
+
+
+def test_as_many_arguments_and_returns_as_there_may_be_are_served(declare):
+    def launch(k, *xs):
+        outs = [torch.empty_like(x) for x in xs[: runtime.MAX_RETURNS]]
+        for i, out in enumerate(outs):
+            k.many(out, xs[i], xs[-1 - i], 1.0, 0, out.numel())
+        return tuple(outs)
+
+    parameters = ", ".join(f"Tensor x{i}" for i in range(runtime.MAX_ARGUMENTS))
+    returns = ", ".join(["Tensor"] * runtime.MAX_RETURNS)
+    op = declare(f"({parameters}) -> ({returns})", MANY, launch)
+    xs = [torch.full((3,), float(i)) for i in range(runtime.MAX_ARGUMENTS)]
+    warmed(op, *xs)
+    assert [out.tolist() for out in op(*xs)] == [[31.0] * 3] * runtime.MAX_RETURNS
 
 
 def test_numbers_at_the_edge_of_their_types_are_passed_whole(many):

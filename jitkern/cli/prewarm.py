@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from jitkern import config
 from jitkern.cli.choose import choose_ops, choose_targets
@@ -150,7 +150,7 @@ def _plan_stubs(items: list[Item]) -> list[Item]:
         for item in items
         if item.variant and item.target.platform in ("", this_platform())
     }
-    hosts = dict.fromkeys(replace(Target.current("cpu"), torch=target.torch) for _, target, _ in sources)
+    hosts = dict.fromkeys(Target.current("cpu")._replace(torch=target.torch) for _, target, _ in sources)
     planned = [Item("jitkern::runtime", host, runtime.variant()) for host in hosts]
     for op, target, source in sources:
         try:

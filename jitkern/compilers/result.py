@@ -7,9 +7,8 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitkern import config
 from jitkern.errors import CacheError, CompileError
@@ -21,12 +20,11 @@ _log = logging.getLogger(__name__)
 _ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """meta: what loading needs (symbols, parameters); compiler: who built it."""
 
     compiler: dict[str, str]
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any]
 
 
 def run(

@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ class TritonCompiler:
         if target.device != "cuda":
             raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
         request: dict[str, Any] = {
-            "variant": asdict(variant),
+            "variant": {**variant._asdict(), "source": variant.source.fields()},
             "target": str(target),
             "staging": str(staging),
         }

@@ -54,11 +54,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def _variant(fields: dict[str, Any]) -> Variant:
     source = fields.pop("source")
-    include = [i["path"] for i in source.pop("include")]
     for name in ("template", "options"):
         fields[name] = tuple(map(tuple, fields[name]))
     return Variant(
-        source=SOURCES["triton"](include=include, **source),
+        source=SOURCES["triton"](**source),
         signature=tuple(fields.pop("signature")),
         **fields,
     )

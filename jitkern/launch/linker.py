@@ -16,7 +16,7 @@ from jitkern.errors import CompilerNotFound, JitkernError, NotCached
 from jitkern.kernel import Generated, Variant
 from jitkern.launch.arguments import SHORT
 from jitkern.launch.python import Runner
-from jitkern.launch.runtime import MAX_ARGUMENTS, MAX_RETURNS, Runtime
+from jitkern.launch.runtime import runtime
 from jitkern.launch.stub import text_of_stub
 from jitkern.launch.symbols import Frozen, Unsupported
 from jitkern.launch.trace import Parameter, Traced, trace
@@ -25,36 +25,15 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 _log = logging.getLogger(__name__)
-_KINDS = {
-    "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
-    "Optional[Tensor]": "t", "Optional[int]": "I", "Optional[SymInt]": "I",
-    "Optional[float]": "F", "Optional[bool]": "B",
-}  # fmt: skip
-
-
-def parameters_of(schema: Any) -> list[Parameter] | None:
-    """The parameters of a schema, or None where it has types that trampolines do not pass."""
-    kinds = [_KINDS.get(str(argument.type), "") for argument in schema.arguments]
-    changed = [bool(a.alias_info and a.alias_info.is_write) for a in schema.arguments]
-    if (
-        not all(kinds)
-        or len(kinds) > MAX_ARGUMENTS
-        or len(schema.returns) > MAX_RETURNS
-        or any(str(value.type) != "Tensor" for value in schema.returns)
-        or len(schema.name) > 100
-    ):
-        return None
-    letters = (chr(ord(kind) + 3) if write else kind for kind, write in zip(kinds, changed))
-    return [Parameter(a.name, letter) for a, letter in zip(schema.arguments, letters)]
-
-
 class Linker:
     """Makes stubs for one op on one device type, and appends them to its slot of the runtime."""
 
     def __init__(
-        self, runtime: Runtime, slot: int, op: str, schema: str, parameters: list[Parameter], returns: int
+        self, slot: int, op: str, schema: str, parameters: list[Parameter], returns: int
     ) -> None:
-        self.runtime = runtime
+        found = runtime()
+        assert found  # it gave the slot
+        self.runtime = found
         self.slot = slot
         self.op = op
         self.schema = schema

@@ -17,7 +17,7 @@ typedef struct {
 typedef struct {
   /* T: a tensor, W: one that is changed, i: an integer, f: a float, b: a bool; lower or upper case
      swapped (t, w, I, F, B): None is allowed */
-  char kinds[ARGUMENTS + 1], name[128], sibling[160], recorder[160];
+  char kinds[ARGUMENTS + 1], name[128], sibling[128];
   i32 cuda, count, last;
   i32 backend[2]; /* of the slot at the Autograd key: those of the op on the CPU and on CUDA, or -1 */
   u64 misses;
@@ -128,10 +128,13 @@ static void raise(const Op *op, const char *otherwise) {
   api.check(0, op->name, "jitkern", 0, text);
 }
 
-/* Python takes the arguments; beside an error it returns empty tensors. */
-static void ask_python(const Op *op, const char *name, u64 *stack, u64 returned) {
+/* The sibling takes the slot and the arguments; beside an error it returns empty tensors. */
+static void ask_python(const Op *op, u64 *stack, u64 given, u64 returned) {
+  u64 passed[1 + ARGUMENTS + RETURNS] = {(u64)(op - ops)};
+  for (u64 i = 0; i < given; i++) passed[1 + i] = stack[i];
   message[0] = 0;
-  if (api.call_dispatcher(name, "", stack)) raise(op, "its Python implementation failed");
+  if (api.call_dispatcher(op->sibling, "", passed)) raise(op, "its Python sibling failed");
+  for (u64 i = 0; i < returned; i++) stack[i] = passed[i];
   if (!message[0]) return;
   for (u64 i = 0; i < returned; i++) api.delete_tensor_object((Handle)stack[i]);
   raise(op, "");
@@ -184,7 +187,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   if (guard) api.delete_device_guard(guard);
   if (code == MISS || code == FAILED) {
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
-    ask_python(op, op->sibling, stack, returned);
+    ask_python(op, stack, given, returned);
     return;
   }
   for (u64 i = 0; i < given && code == DONE; i++)
@@ -223,7 +226,7 @@ static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
   if (plain && !wanted && op->backend[cuda] >= 0 && !watched()) {
     run(&ops[op->backend[cuda]], stack, given, returned);
   } else {
-    ask_python(op, op->recorder, stack, returned);
+    ask_python(op, stack, given, returned);
   }
 }
 
@@ -262,14 +265,12 @@ void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {
 }
 
 /* A slot for an op on one device type, or -1 where all are taken. Called under a lock. */
-i32 jitkern_declare(const char *kinds, const char *name, const char *sibling, const char *recorder,
-                    i32 cuda) {
+i32 jitkern_declare(const char *kinds, const char *name, const char *sibling, i32 cuda) {
   if (declared == OPS) return -1;
   Op *op = &ops[declared];
   snprintf(op->kinds, sizeof op->kinds, "%s", kinds);
   snprintf(op->name, sizeof op->name, "%s", name);
   snprintf(op->sibling, sizeof op->sibling, "%s", sibling);
-  snprintf(op->recorder, sizeof op->recorder, "%s", recorder);
   op->cuda = cuda;
   return declared++;
 }

@@ -113,10 +113,10 @@ class Runtime:
         """Whether this Torch has all of these functions, and shows where tensors keep their keys."""
         return all(self.addresses.get(name) for name in names) and bool(self.keys_at)
 
-    def declare(self, kinds: str, name: str, sibling: str, recorder: str, device: str) -> int:
+    def declare(self, kinds: str, name: str, sibling: str, device: str) -> int:
         """A slot for an op on a device type; -1 where all are taken."""
         with self.lock:
-            names = (text.encode() for text in (kinds, name, sibling, recorder))
+            names = (text.encode() for text in (kinds, name, sibling))
             slot: int = self.library.jitkern_declare(*names, int(device == "cuda"))
             return slot
 

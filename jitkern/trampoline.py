@@ -1,0 +1,138 @@
+"""The C functions that Torch calls for an op, and the Python that they ask where they cannot serve.
+
+Torch's boxed kernels have no context, so each op takes slots in the launch runtime, one for each
+device type and one for Autograd. They ask Python through sibling ops, one for each signature, whose
+first argument is the slot. An exception goes back by value: the runtime raises it on its side of
+Torch as a RuntimeError, and `cause_of` finds it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jitkern.errors import JitkernError
+from jitkern.launch.runtime import AUTOGRAD, MAX_ARGUMENTS, MAX_RETURNS, MUTATION, runtime
+from jitkern.launch.trace import Parameter
+
+NAMESPACE = "jitkern_python"
+_KINDS = {
+    "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
+    "Optional[Tensor]": "t", "Optional[int]": "I", "Optional[SymInt]": "I",
+    "Optional[float]": "F", "Optional[bool]": "B",
+}  # fmt: skip
+_TYPES = {
+    "T": "Tensor", "t": "Tensor?", "W": "Tensor", "w": "Tensor?", "i": "int", "I": "int?",
+    "f": "float", "F": "float?", "b": "bool", "B": "bool?",
+}  # fmt: skip
+_answers: dict[int, Callable[[tuple[Any, ...]], Any]] = {}
+_siblings: dict[str, torch.library.Library] = {}
+
+
+class Trampolines:
+    """Those of one op. `parameters` is None where its schema has types that they do not pass."""
+
+    def __init__(self, name: str, schema: Any) -> None:
+        self.name = name
+        self.slots: dict[str, int] = {}  # by device
+        self.parameters = _parameters(schema)
+        self.returns = len(schema.returns)
+        self._positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        self._symbolic = any("SymInt" in str(argument.type) for argument in schema.arguments)
+
+    def register(self, device: str, answer: Callable[..., Any]) -> bool:
+        """Make one Torch's kernel for a device type; `answer` is the Python it asks.
+
+        False where there is no runtime, or it cannot serve this op: Python has to do.
+        """
+        writes = any(parameter.kind in "Ww" for parameter in self.parameters or ())
+        slot = self._declare(device, answer, MUTATION if writes else ())
+        if slot is not None:
+            self.slots[device] = slot
+            self._runtime.register(slot, self.name, device.upper())
+        return slot is not None
+
+    def register_autograd(self, answer: Callable[..., Any]) -> bool:
+        """The same for Autograd. The shim would make constants of symbolic integers: Python's."""
+        slot = None if self._symbolic else self._declare("cpu", answer, AUTOGRAD)
+        if slot is not None:
+            self._runtime.backends(slot, self.slots)
+            self._runtime.register(slot, self.name, "Autograd")
+        return slot is not None
+
+    def _declare(
+        self, device: str, answer: Callable[..., Any], needed: tuple[str, ...]
+    ) -> int | None:
+        found = runtime()
+        if not found or self.parameters is None or not found.provides(*needed):
+            return None
+        self._runtime = found
+        kinds = "".join(parameter.kind for parameter in self.parameters)
+        slot = found.declare(kinds, self.name, _sibling(kinds, self.returns), device)
+        if slot < 0:
+            return None
+        _answers[slot] = self._by_value(answer)
+        return slot
+
+    def _by_value(self, answer: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+        assert self.parameters is not None
+        split, found = self._positional, self._runtime
+        names = [parameter.name for parameter in self.parameters[split:]]
+
+        def ask(args: tuple[Any, ...]) -> Any:
+            try:
+                return answer(*args[:split], **dict(zip(names, args[split:])))
+            except BaseException as e:  # noqa: BLE001  it is raised again on Torch's other side
+                _failure.error = e
+                plain = type(e) is RuntimeError or isinstance(e, JitkernError)
+                found.fail(str(e) if plain else f"{type(e).__name__}: {e}")
+                empty = [torch.empty(0) for _ in range(self.returns)]
+                return empty[0] if self.returns == 1 else tuple(empty)
+
+        return ask
+
+
+class _Failure(threading.local):
+    """The exception behind the RuntimeError that Torch raises for a trampoline."""
+
+    error: BaseException | None = None
+
+
+_failure = _Failure()
+
+
+def cause_of(error: RuntimeError) -> BaseException:
+    """The exception that a trampoline turned into `error`, or `error` itself."""
+    cause, _failure.error = _failure.error, None
+    return cause if cause is not None and str(cause) in str(error) else error
+
+
+def _parameters(schema: Any) -> list[Parameter] | None:
+    kinds = [_KINDS.get(str(argument.type), "") for argument in schema.arguments]
+    changed = [bool(a.alias_info and a.alias_info.is_write) for a in schema.arguments]
+    if (
+        not all(kinds)
+        or len(kinds) > MAX_ARGUMENTS
+        or len(schema.returns) > MAX_RETURNS
+        or any(str(value.type) != "Tensor" for value in schema.returns)
+        or len(schema.name) > 100
+    ):
+        return None
+    letters = ({"T": "W", "t": "w"}[kind] if write else kind for kind, write in zip(kinds, changed))
+    return [Parameter(a.name, letter) for a, letter in zip(schema.arguments, letters)]
+
+
+def _sibling(kinds: str, returns: int) -> str:
+    """The sibling op of this signature, defined by its first user."""
+    name = f"ask_{kinds}_{returns}"
+    if name not in _siblings:
+        given = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
+        result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
+        library = next(iter(_siblings.values()), None) or torch.library.Library(NAMESPACE, "DEF")
+        library.define(f"{name}(int op{given}) -> {result}")
+        library.impl(name, lambda op, *args: _answers[op](args), "CompositeImplicitAutograd")
+        _siblings[name] = library
+    return f"{NAMESPACE}::{name}"
