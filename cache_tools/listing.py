@@ -73,19 +73,17 @@ def _row(path: Path, found: Entry | ValueError) -> Row:
         size = sum(file.stat().st_size for file in path.iterdir())
         published = path.stat().st_mtime
     age = round(max(0.0, time.time() - published), 1)
-    label = path.name.rpartition("-")[0]
     if isinstance(found, ValueError):
+        label = path.name.rpartition("-")[0]
         return Row(
             str(path), "", label, path.parent.name, "", size, age, ok=False, problem=str(found)
         )
     manifest = found.manifest
-    op = str(manifest.inputs["op"])
-    base = op.removeprefix("jitkern::").replace("::", ".")
     compiler = " ".join(manifest.compiler.values())
     return Row(
         str(path),
-        op,
-        label.removeprefix(base).removeprefix("."),
+        found.op,
+        found.variant,
         manifest.inputs["target"],
         compiler,
         size,

@@ -27,6 +27,18 @@ class Entry(NamedTuple):
     path: Path
     manifest: Manifest
 
+    @property
+    def op(self) -> str:
+        """The op that it belongs to, qualified."""
+        return str(self.manifest.inputs["op"])
+
+    @property
+    def variant(self) -> str:
+        """The readable part of its name after that of the op, e.g. `f32`."""
+        base = self.op.removeprefix("jitkern::").replace("::", ".")
+        label = self.path.name.rpartition("-")[0]
+        return label.removeprefix(base).removeprefix(".")
+
     def read(self, name: str) -> bytes:
         """The bytes of an artifact, verified. Raises ValueError or OSError if it is not whole."""
         with _opened(self.path) as directory:

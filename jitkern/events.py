@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jitkern.entry import Entry
-from jitkern.kernel import Generated, Variant
+from jitkern.kernel import Generated, Source, Variant
 from jitkern.key import Key
 
 _log = logging.getLogger(__name__)
@@ -54,23 +54,33 @@ def report(
 ) -> None:
     """Tell that `variant` was a hit, built or failed; `started` is its time.perf_counter()."""
     seconds = time.perf_counter() - started
-    if isinstance(variant.source, Generated):
-        _counts["stubs"] += status == "built"
-    else:
-        _counts[{"hit": "hits", "built": "compiles", "failed": "failures"}[status]] += 1
-        _counts["seconds"] += seconds if status == "built" else 0
     path = str(entry.path) if entry else ""
     event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
+    _tell(event, variant.source)
+    _log.debug("key inputs: %s", key.inputs)
+
+
+def recall(source: Source, entry: Entry) -> None:
+    """Tell of an entry that was found by its name alone."""
+    target = str(entry.manifest.inputs["target"])
+    _tell(Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path)), source)
+
+
+def _tell(event: Event, source: Source) -> None:
+    if isinstance(source, Generated):
+        _counts["stubs"] += event.status == "built"
+    else:
+        _counts[{"hit": "hits", "built": "compiles", "failed": "failures"}[event.status]] += 1
+        _counts["seconds"] += event.seconds if event.status == "built" else 0
     _log.log(
-        logging.DEBUG if status == "hit" else logging.INFO,
+        logging.DEBUG if event.status == "hit" else logging.INFO,
         "%s %s.%s for %s in %.3f s: %s",
-        status,
+        event.status,
         event.op,
         event.variant,
         event.target,
-        seconds,
-        path or reason,
+        event.seconds,
+        event.path or event.reason,
     )
-    _log.debug("key inputs: %s", key.inputs)
     for callback in tuple(_callbacks):
         callback(event)

@@ -13,12 +13,12 @@ from jitkern import config, jit
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.gradient import recording
 from jitkern.kernel import Extension, Source, Variant
-from jitkern.launch.linker import Linker
-from jitkern.launch.python import Kernels, Runner
+from jitkern.launch.slot import Slot
 from jitkern.launch.runtime import leave_behind
 from jitkern.target import Target
 
 if TYPE_CHECKING:
+    from jitkern.launch.python import Runner
     from jitkern.register import Op
 
 _log = logging.getLogger(__name__)
@@ -33,19 +33,42 @@ class Implementation:
     def __init__(self, op: Op, device: str) -> None:
         self.op = op
         self.device = device
-        self.linker: Linker | None = None
+        self.slot: Slot | None = None  # where there is a trampoline
         self._runners: dict[tuple[int, int | None], Runner] = {}
+        self._targets: dict[int | None, Target] = {}
         self._announced: set[str] = set()
         self._pinned = False  # to the reference: gradients were recorded through it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.complete(args, kwargs)
+        if self.slot and self._recalled(self.slot, args, kwargs):
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.slot.retry(lambda: self.op.overload(*args, **kwargs))
         result = self._compute(args, kwargs)
         for position, name in self.op.changed:  # so that Autograd notices what it had saved
             tensor = kwargs[name] if name in kwargs else args[position]
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
         return result
+
+    def _recalled(self, slot: Slot, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether the cache had variants for calls like this one, which serve from now on."""
+        source = next(iter(self._sources()), None)
+        if slot.retrying or self._pinned or source is None or isinstance(source, Extension):
+            return False
+        device = self._device_of(args)
+        return slot.recall(
+            self.op.written(source, self.device),
+            source,
+            self._target(device),
+            device,
+            slot.complete(args, kwargs),
+        )
+
+    def _target(self, device: torch.device) -> Target:
+        if device.index not in self._targets:
+            self._targets[device.index] = Target.current(self.device, device.index)
+        return self._targets[device.index]
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = self._device_of(args)
@@ -73,24 +96,30 @@ class Implementation:
         runner = self._runner(source, device)
         if isinstance(source, Extension):
             return runner.extension()(*args, **kwargs)
+        from jitkern.launch.python import Kernels
+
         kernels = Kernels(runner)
         try:
             result = self.op.launcher(source, self.device)(kernels, *args, **kwargs)
         except JitkernError as e:
             e.launched = kernels.launched
             raise
-        if self.linker is None:
+        if self.slot is None:
             leave_behind()
         else:
-            self.linker.link(self.op.written(source, self.device), runner, args, kwargs)
+            from jitkern.launch.linker import link
+
+            link(self.slot, self.op.written(source, self.device), runner, args, kwargs)
         return result
 
     def _runner(self, source: Source, device: torch.device) -> Runner:
+        from jitkern.launch.python import Runner
+
         key = (id(source), device.index)
         runner = self._runners.get(key)
         if runner is None:
-            target = Target.current(self.device, device.index)
-            runner = self._runners.setdefault(key, Runner(self.op.name, source, target, device))
+            made = Runner(self.op.name, source, self._target(device), device)
+            runner = self._runners.setdefault(key, made)
         return runner
 
     def _device_of(self, args: Sequence[Any]) -> torch.device:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import logging
 import os
 import re
@@ -32,7 +33,7 @@ from jitkern.errors import (
     TargetError,
     UntrustedCache,
 )
-from jitkern.kernel import Variant
+from jitkern.kernel import Source, Variant
 from jitkern.key import Key, make_key
 from jitkern.launch.loaded import load
 from jitkern.manifest import Manifest
@@ -95,13 +96,19 @@ def ensure_and_tell(
             raise _not_cached(variant, key)
         with (
             _one_at_a_time(key.digest),
-            lock.held(key.digest[:32], f"{variant.op} for {key.target}"),
+            lock.held(_lock_name(key), f"{variant.op} for {key.target}"),
         ):
             entry = None if refresh else _find(key, variant, target)
             if entry is None:
                 return _compile(variant, target, started, refresh=refresh), True
     events.report(variant, key, "hit", started, entry)
     return entry, False
+
+
+def _lock_name(key: Key) -> str:
+    """Of this key in this cache: builders for another one need not wait."""
+    root = hashlib.sha256(str(open_cache().root).encode()).hexdigest()
+    return f"{key.digest[:24]}-{root[:8]}"
 
 
 def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any:
@@ -121,6 +128,16 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
                 _loaded[digest] = load(
                     variant.source, ensure(variant, target, refresh=True, may_compile=may_compile)
                 )
+        return _loaded[digest]
+
+
+def load_entry(source: Source, entry: Entry) -> Any:
+    """What an entry of this kind of source holds, loaded once in a process. Raises LoadError."""
+    digest = entry.manifest.digest
+    with _one_at_a_time(f"load {digest}"):
+        if digest not in _loaded:
+            _loaded[digest] = load(source, entry)
+            events.recall(source, entry)
         return _loaded[digest]
 
 

@@ -19,12 +19,8 @@ from jitkern.gradient import REFERENCES, Gradient
 from jitkern.implementation import Implementation
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.light_torch import with_light_torch
-from jitkern.launch.linker import Linker, stub_variant
-from jitkern.launch.python import CachedKernels, Kernels, ignore
-from jitkern.launch.symbols import Unsupported
-from jitkern.launch.trace import Traced, trace
-from jitkern.launch.variants import Call, every_expansion, variant_of
 from jitkern.target import Target
+from jitkern.launch.slot import Slot
 from jitkern.trampoline import Trampolines, cause_of
 
 OPS: dict[str, Op] = {}
@@ -170,51 +166,6 @@ class Op:
             **{a.name: a.default_value for a in rest if a.kwarg_only},
         }
 
-    def variants(self, source: Source, device: str) -> list[Variant]:
-        """The variants of `source` that the samples use, found on meta tensors without a device."""
-        if isinstance(source, Extension):
-            return [Variant(self.name, source)]
-        found: dict[Variant, None] = {}
-        launcher = self.launcher(source, device)
-
-        def note(call: Call) -> None:
-            for one in every_expansion(self.name, source, call):
-                found[variant_of(self.name, source, one)[0]] = None
-
-        kernels = Kernels(note)
-        for sample in self.sample_inputs("meta"):
-            args, kwargs = self.complete(sample, {})
-            launcher(kernels, *args, **kwargs)
-        return list(found)
-
-    def stubs(self, source: Source, target: Target) -> tuple[dict[Variant, Traced], list[str]]:
-        """The stubs that the samples use, and why the op keeps to its Python launcher for others.
-
-        Needs no device, and the kernels in the cache. Raises NotCached.
-        """
-        parameters, returns = self.trampolines.parameters, self.trampolines.returns
-        if isinstance(source, Extension) or not self.sample_inputs("meta"):
-            return {}, []
-        if not parameters:
-            return {}, [f"its schema has types that only Python passes: {self.schema}"]
-        device = torch.device(target.device, 0 if target.device == "cuda" else None)
-        cached = CachedKernels(self.name, source, target)
-        found: dict[Variant, Traced] = {}
-        reasons: dict[str, None] = {}
-        function = self.written(source, target.device)
-        for sample in self.sample_inputs("meta"):
-            args, _ = self.complete(sample, {})
-            try:
-                traced = trace(
-                    self.name, function, parameters, args, frozenset(), returns,
-                    device, cached.where, cached,
-                )  # fmt: skip
-            except Unsupported as e:
-                reasons[str(e)] = None
-            else:
-                found[stub_variant(self.name, self.schema, traced, parameters, args)] = traced
-        return found, list(reasons)
-
     def _register(self) -> Any:
         library, name = _library(self.name), self.name.split("::")[1]
         if self.name in OPS:
@@ -247,7 +198,7 @@ class Op:
             library.impl(self.name.split("::")[1], implementation, device.upper())
             return
         slot, parameters = self.trampolines.slots[device], self.trampolines.parameters or []
-        implementation.linker = Linker(
+        implementation.slot = Slot(
             slot, self.name, self.schema, parameters, self.trampolines.returns
         )
 
@@ -256,6 +207,8 @@ class Op:
         if self._fake:
             return with_light_torch(self._fake)(*args, **kwargs)
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        from jitkern.launch.python import Kernels, ignore
+
         for kind in (*(s.kind for s in self.sources.get(device, ())), device, *self.launchers):
             if kind in self.launchers:
                 launcher = with_light_torch(self.launchers[kind])

@@ -16,7 +16,7 @@ import torch
 
 from jitkern.errors import JitkernError
 from jitkern.launch.runtime import AUTOGRAD, MAX_ARGUMENTS, MAX_RETURNS, MUTATION, runtime
-from jitkern.launch.trace import Parameter
+from jitkern.launch.slot import Parameter
 
 NAMESPACE = "jitkern_python"
 _KINDS = {

@@ -26,35 +26,35 @@ def key(variant, target, flags=("-O2",)):
 
 
 PERTURBED = {
-    "op": lambda v, t: (replace(v, op="test::other"), t, ("-O2",)),
-    "function": lambda v, t: (replace(v, function="other"), t, ("-O2",)),
-    "template value": lambda v, t: (replace(v, template=(("T", "f16"),)), t, ("-O2",)),
-    "template name": lambda v, t: (replace(v, template=(("U", "f32"),)), t, ("-O2",)),
-    "template type": lambda v, t: (replace(v, template=(("T", 1),)), t, ("-O2",)),
-    "signature": lambda v, t: (replace(v, signature=("*f32",)), t, ("-O2",)),
-    "options": lambda v, t: (replace(v, options=(("num_warps", 8),)), t, ("-O2",)),
+    "op": lambda v, t: (v._replace(op="test::other"), t, ("-O2",)),
+    "function": lambda v, t: (v._replace(function="other"), t, ("-O2",)),
+    "template value": lambda v, t: (v._replace(template=(("T", "f16"),)), t, ("-O2",)),
+    "template name": lambda v, t: (v._replace(template=(("U", "f32"),)), t, ("-O2",)),
+    "template type": lambda v, t: (v._replace(template=(("T", 1),)), t, ("-O2",)),
+    "signature": lambda v, t: (v._replace(signature=("*f32",)), t, ("-O2",)),
+    "options": lambda v, t: (v._replace(options=(("num_warps", 8),)), t, ("-O2",)),
     "flags": lambda v, t: (v, t, ("-O3",)),
     "flag order": lambda v, t: (v, t, ("-O2", "-O3")),
     "min_compiler": lambda v, t: (
-        replace(v, source=replace(v.source, min_compiler="12")),
+        v._replace(source=v.source.replace(min_compiler="12")),
         t,
         ("-O2",),
     ),
     "root version": lambda v, t: (
-        replace(v, source=replace(v.source, include=(Include("x", "1"),))),
+        v._replace(source=v.source.replace(include=(Include("x", "1"),))),
         t,
         ("-O2",),
     ),
     "environment names": lambda v, t: (
-        replace(v, source=replace(v.source, environment=("MINE", "YOURS"))),
+        v._replace(source=v.source.replace(environment=("MINE", "YOURS"))),
         t,
         ("-O2",),
     ),
-    "device arch": lambda v, t: (v, replace(t, arch="x86_64_v3"), ("-O2",)),
-    "torch": lambda v, t: (v, replace(t, torch="2.14.0"), ("-O2",)),
+    "device arch": lambda v, t: (v, t._replace(arch="x86_64_v3"), ("-O2",)),
+    "torch": lambda v, t: (v, t._replace(torch="2.14.0"), ("-O2",)),
     "cuda": lambda v, t: (v, Target("cuda", "sm_90", "130", "2.13.0"), ("-O2",)),
-    "platform": lambda v, t: (v, replace(t, platform="linux_x86_64"), ("-O2",)),
-    "abi": lambda v, t: (v, replace(t, abi="cxx11_glibc2.36"), ("-O2",)),
+    "platform": lambda v, t: (v, t._replace(platform="linux_x86_64"), ("-O2",)),
+    "abi": lambda v, t: (v, t._replace(abi="cxx11_glibc2.36"), ("-O2",)),
 }
 
 

@@ -34,12 +34,14 @@ LAYERS = [
         "launch.tensors",
         "launch.trace",
         "launch.stub",
+        "launch.plans",
+        "launch.slot",
         "launch.autotune",
         "launch.runtime",
         "launch.linker",
     ),
     ("gradient", "compile_caches", "implementation", "trampoline", "register"),
-    ("declare",),
+    ("declare", "ahead"),
     ("ops",),
     ("cli",),
 ]
@@ -69,7 +71,7 @@ def imported(path):
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (
                 [f"{node.module}.{alias.name}" for alias in node.names]
-                if node.module == "jitkern"
+                if node.module in ("jitkern", "jitkern.launch")
                 else [node.module]
             )
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from jitkern import config, events, implementation
+from jitkern.ahead import variants_of
 from jitkern.compilers import compiler_for
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
@@ -212,7 +213,7 @@ def test_samples_may_leave_out_defaults(declare):
     op = declare()
     op.launch("cpu")(lambda k, x, alpha: k.scale[{"T": x.dtype}](x, x, alpha, x.numel()))
     op.samples(lambda device: iter([torch.ones(3, device=device)]))
-    assert [variant.label for variant in op.variants(op.sources["cpu"][0], "cpu")] == ["scale.f32"]
+    assert [variant.label for variant in variants_of(op, op.sources["cpu"][0], "cpu")] == ["scale.f32"]
 
 
 def test_an_inplace_op_is_noticed_by_autograd(tmp_path):

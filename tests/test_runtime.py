@@ -930,15 +930,18 @@ def damage(cache_dir, pattern, how):
     found.write_bytes(how(found.read_bytes()))
 
 
-DAMAGE = {
-    "cut short": lambda data: data[:100],
-    "empty": lambda data: b"",
-    "overwritten": lambda data: data[:64] + bytes(len(data) - 64),
-}
+def overwritten(data):
+    return data[:64] + bytes(len(data) - 64)
 
 
-@pytest.mark.parametrize("verify", ["always", "size"])
-@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
+DAMAGE = pytest.mark.parametrize(
+    ("how", "verify"),
+    [(lambda data: data[:100], "always"), (lambda data: b"", "size"), (overwritten, "always"), (overwritten, "size")],
+    ids=["cut short", "empty", "overwritten", "overwritten and not verified"],
+)  # fmt: skip
+
+
+@DAMAGE
 def test_a_damaged_stub_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, verify):
     assert with_runtime(CALL).stdout == f"{LINKED} 0 1\n"
     damage(cache_dir, "vec_add.stub.*", how)
@@ -947,8 +950,7 @@ def test_a_damaged_stub_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, v
     assert with_runtime(CALL).stdout == f"{LINKED} 0 0\n"
 
 
-@pytest.mark.parametrize("verify", ["always", "size"])
-@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
+@DAMAGE
 def test_a_damaged_runtime_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, verify):
     damage(cache_dir, "runtime-*", how)
     done = with_runtime(CALL, JITKERN_VERIFY=verify)

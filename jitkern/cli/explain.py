@@ -16,7 +16,6 @@ from jitkern import config
 from jitkern.cache import Cache
 from jitkern.cli.choose import choose_ops, choose_targets
 from jitkern.cli.output import print_json
-from jitkern.errors import NotCached
 from jitkern.kernel import Source, Variant
 from jitkern.target import Target
 
@@ -80,14 +79,13 @@ def _folder(sources: dict[str, Any]) -> str:
 
 def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
     """Its kernels, then the stubs that launch them, or why the Python launcher does."""
-    for variant in op.variants(source, target.device):
+    from jitkern.ahead import stubs_of, variants_of
+
+    for variant in variants_of(op, source, target.device):
         yield _explain(variant, target)
-    try:
-        stubs, reasons = op.stubs(source, target)
-    except NotCached:
-        return  # stubs are made of kernels that are cached
+    stubs, reasons = stubs_of(op, source, target)
     written = op.written(source, target.device) if stubs else None
-    for variant, traced in stubs.items():
+    for variant, traced in {stub.variant: stub.traced for stub in stubs}.items():
         yield {**_explain(variant, target), "stub": _beside(op.schema, traced, written)}
     for reason in reasons:
         yield {

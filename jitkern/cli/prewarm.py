@@ -15,12 +15,18 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 
+from typing import TYPE_CHECKING
+
 from jitkern import config
 from jitkern.cli.choose import choose_ops, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
-from jitkern.kernel import Variant
+from jitkern.kernel import Source, Variant
 from jitkern.target import Target, this_platform
+
+if TYPE_CHECKING:
+    from jitkern.entry import Entry
+    from jitkern.register import Op
 
 MEMORY_PER_JOB = 2 << 30  # a build with Torch's headers takes 1.5 to 3 GB
 
@@ -78,6 +84,8 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
+    from jitkern.ahead import keep_plans
+
     started = time.perf_counter()
     targets = choose_targets(args.target)
     items = _plan(args.what, targets)
@@ -93,7 +101,13 @@ def run(args: argparse.Namespace) -> int:
         )
         results = build(items)
         if args.keep_going or not any(r.status == "failed" for r in results):
-            results += build(_plan_stubs(items))
+            sources = _sources(items)
+            results += build(_plan_stubs(sources))
+            results += [
+                _kept(op, entry, new=new)
+                for op, target, source in sources
+                for entry, new in keep_plans(op, source, target)
+            ]
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -119,6 +133,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(what: list[str], targets: list[Target]) -> list[Item]:
     """Every variant of every source that the samples use, for every target."""
+    from jitkern.ahead import variants_of
+
     items = []
     for op in choose_ops(what):
         for target in targets:
@@ -126,7 +142,7 @@ def _plan(what: list[str], targets: list[Target]) -> list[Item]:
                 try:
                     items += [
                         Item(op.name, target, variant)
-                        for variant in op.variants(source, target.device)
+                        for variant in variants_of(op, source, target.device)
                     ]
                 except Exception as e:  # noqa: BLE001  whatever its author's code raises
                     items.append(
@@ -137,30 +153,42 @@ def _plan(what: list[str], targets: list[Target]) -> list[Item]:
     return items
 
 
-def _plan_stubs(items: list[Item]) -> list[Item]:
-    """The launch runtime, and the stubs of the kernels that are in the cache now.
-
-    Host code is built on its own platform: for another, the first call makes it.
-    """
-    from jitkern.launch import runtime
+def _sources(items: list[Item]) -> list[tuple[Op, Target, Source]]:
+    """What stubs are made for here: host code is built on its own platform."""
     from jitkern.register import OPS
 
-    sources = {
+    found = {
         (item.op, item.target, item.variant.source): None
         for item in items
-        if item.variant and item.target.platform in ("", this_platform())
+        if item.variant and item.target.for_host_code().platform == this_platform()
     }
-    hosts = dict.fromkeys(Target.current("cpu")._replace(torch=target.torch) for _, target, _ in sources)
+    return [(OPS[op], target, source) for op, target, source in found]
+
+
+def _plan_stubs(sources: list[tuple[Op, Target, Source]]) -> list[Item]:
+    """The launch runtime, and the stubs of the kernels that are in the cache now."""
+    from jitkern.ahead import stubs_of
+    from jitkern.launch import runtime
+
+    hosts = dict.fromkeys(
+        Target.current("cpu")._replace(torch=target.torch) for _, target, _ in sources
+    )
     planned = [Item("jitkern::runtime", host, runtime.variant()) for host in hosts]
     for op, target, source in sources:
-        try:
-            stubs, reasons = OPS[op].stubs(source, target)
-        except JitkernError:  # its kernel is not there, which was said above
-            continue
-        planned += [Item(op, target, variant) for variant in stubs]
+        stubs, reasons = stubs_of(op, source, target)
+        planned += [
+            Item(op.name, target, variant)
+            for variant in dict.fromkeys(stub.variant for stub in stubs)
+        ]
         for reason in reasons:
-            print(f"{op} for {target} keeps to its Python launcher: {reason}", file=sys.stderr)
+            print(f"{op.name} for {target} keeps to its Python launcher: {reason}", file=sys.stderr)
     return planned
+
+
+def _kept(op: Op, entry: Entry, *, new: bool) -> Result:
+    """A plan, which spares a process the trace."""
+    status = "built" if new else "hit"
+    return Result(op.name, entry.variant, entry.path.parent.name, status, path=str(entry.path))
 
 
 def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> list[Result]:

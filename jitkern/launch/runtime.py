@@ -24,7 +24,6 @@ import torch
 from jitkern import config, jit
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.kernel import Generated, Variant
-from jitkern.launch.stub import FOLDER, shim
 from jitkern.target import Target
 
 MAX_ARGUMENTS, MAX_RETURNS, MAX_VARIANTS = 32, 16, 128  # as runtime.c has them
@@ -49,9 +48,15 @@ _WATCHING = (
 MUTATION = ("bump_version", "is_inference")
 
 
+@functools.cache
+def shim() -> str:
+    """What stands above the runtime and every stub."""
+    return Path(__file__).with_name("shim.h").read_text(encoding="utf-8")
+
+
 def variant() -> Variant:
     """What the runtime is compiled from."""
-    text = shim() + "\n" + (FOLDER / "runtime.c").read_text(encoding="utf-8")
+    text = shim() + "\n" + Path(__file__).with_name("runtime.c").read_text(encoding="utf-8")
     return Variant("jitkern::runtime", Generated("runtime.c", text=text))
 
 

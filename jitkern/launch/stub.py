@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-
+from jitkern.launch.runtime import shim
 from jitkern.launch.symbols import Statement
 from jitkern.launch.trace import Traced
-
-FOLDER = Path(__file__).parent
-
-
-@functools.cache
-def shim() -> str:
-    """What stands above every stub."""
-    return (FOLDER / "shim.h").read_text(encoding="utf-8")
 
 
 def lines_of(schema: str, traced: Traced) -> list[Statement]:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jitkern.launch.slot import Frozen
+
 _INT64 = range(-(2**63), 2**63)
 _EXACT = 2**53  # integers up to here are exact as doubles
 
@@ -27,13 +29,6 @@ class Statement(NamedTuple):
 
     text: str
     line: int
-
-
-class Frozen(NamedTuple):
-    """A value that a variant holds for constant, and what it is the value of."""
-
-    what: str
-    value: Any
 
 
 class Facts:

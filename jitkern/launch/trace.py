@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from jitkern.errors import JitkernError
+from jitkern.kernel import Source
 from jitkern.launch.arguments import checked
 from jitkern.launch.light_torch import LightTorch, seeing
 from jitkern.launch.python import Compiled, Kernels, geometry_of
+from jitkern.launch.slot import Frozen, Parameter
 from jitkern.launch.symbols import (
     Facts,
-    Frozen,
     Statement,
     Symbol,
     Unsupported,
@@ -32,7 +33,7 @@ from jitkern.launch.symbols import (
     text_of,
 )
 from jitkern.launch.tensors import Memory, TensorProxy
-from jitkern.launch.variants import Call
+from jitkern.launch.variants import Call, declared_in
 
 # Torch's numbers for dtypes (c10::ScalarType) and devices.
 _DTYPES = {
@@ -54,23 +55,17 @@ _KEYWORDS = frozenset(
 )
 
 
-class Parameter(NamedTuple):
-    """One argument of an op's schema: its name, and its kind as `runtime.c` letters them."""
-
-    name: str
-    kind: str
-
-    @property
-    def identifier(self) -> str:
-        """The name as C has it."""
-        return f"{self.name}_" if self.name in _KEYWORDS or self.name[:1] in "vyK" else self.name
+def identifier(name: str) -> str:
+    """The name of an argument as C has it."""
+    return f"{name}_" if name in _KEYWORDS or name[:1] in "vyK" else name
 
 
 class Traced(NamedTuple):
     """What one run of a launch function came to.
 
     tensors: C names of the arguments that are tensors, by position. owned: how many tensors it
-    makes. kernels: the variants it launches. frozen: the values it holds for constant.
+    makes. kernels: the variants it launches. frozen: the values it holds for constant. tuned:
+    whether one of the kernels is as an autotuner chose it on this device.
     """
 
     tensors: list[tuple[int, str]]
@@ -79,10 +74,13 @@ class Traced(NamedTuple):
     owned: int
     kernels: list[Compiled]
     frozen: list[Frozen]
+    tuned: bool
 
 
 class Provider(Protocol):
     """Where a trace has its kernels from: a Runner, or one that only reads the cache."""
+
+    source: Source
 
     def expanded(self, call: Call) -> Call:
         """The call with what its kernel's decorators add."""
@@ -113,6 +111,7 @@ class Trace:
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
         self.views = 0
         self.kernels: list[Compiled] = []
+        self.tuned = False
         self._kernels_of = kernels_of
 
     def act(self, text: str) -> None:
@@ -254,6 +253,9 @@ class Trace:
 
     def start(self, call: Call) -> None:
         """Launch: the kernel is had now, the arguments are checked, and the stub does the rest."""
+        source = self._kernels_of.source
+        if source.kind == "triton":
+            self.tuned |= bool(declared_in(self.where, source, call.function).configs)
         call = self._kernels_of.expanded(call)
         call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
         compiled = self._kernels_of.compiled(call)
@@ -383,6 +385,7 @@ def trace(  # one run of one launch function
         len(recorder.owned),
         recorder.kernels,
         recorder.facts.frozen,
+        recorder.tuned,
     )
 
 
@@ -393,7 +396,7 @@ def _arguments(
     proxies: list[Any] = []
     tensors = []
     for i, (parameter, value) in enumerate(zip(parameters, args)):
-        name, kind = parameter.identifier, parameter.kind
+        name, kind = identifier(parameter.name), parameter.kind
         stored = f"call->values[{i}]"
         if kind in "TtWw":
             tensors.append((i, name))

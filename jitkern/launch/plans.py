@@ -1,0 +1,205 @@
+"""What a warm process serves a call with, without tracing: which stub, over which kernels.
+
+A plan is a small entry, keyed by all that a trace depends on: the launch function with the
+functions and constants it uses, the kernel's sources, the target, and the situation, which is what
+a trace takes for granted of the arguments (dtypes, ranks, which are None). It names the entries of
+the stub and of its kernels. A situation has as many plans as its launch function took branches,
+numbered. A launch function that could read anything else (a device's properties, the environment,
+an object of its module) has none, and is traced by each process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import hashlib
+import json
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from jitkern import __version__, jit
+from jitkern.cache import Entry
+from jitkern.closure import closure_of
+from jitkern.errors import CacheError, DeclarationError
+from jitkern.kernel import DTYPES, Source, Variant
+from jitkern.key import Key, canonical, make_key
+from jitkern.manifest import Manifest
+from jitkern.target import Target
+
+ARTIFACT = "plan.json"
+_TORCH = frozenset(  # of torch, besides its dtypes: what gives the same answer in every process
+    "_check contiguous_format device empty empty_like empty_strided finfo iinfo preserve_format "
+    "strided Size Tensor zeros zeros_like".split()
+)
+_BUILTINS = frozenset(
+    "AssertionError IndexError NotImplementedError RuntimeError TypeError ValueError ZeroDivisionError "
+    "abs all any bool dict divmod enumerate float format frozenset int isinstance len list map max "
+    "min pow range repr reversed round set slice sorted str sum tuple zip".split()
+)
+_SHORT = {
+    getattr(torch, dtype.torch): code for code, dtype in DTYPES.items() if hasattr(torch, dtype.torch)
+}
+
+
+class Plan(NamedTuple):
+    """Entries of the cache, as `target`, `label` and digest."""
+
+    stub: tuple[str, str, str]
+    kernels: tuple[tuple[str, str, str], ...]
+
+
+def identity_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """What a trace of this function depends on besides the arguments; None where more may."""
+    if not isinstance(function, types.FunctionType) or not Path(_file(function)).is_file():
+        return None
+    known: dict[str, str] = {"file": hashlib.sha256(Path(_file(function)).read_bytes()).hexdigest()}
+    queue, seen = [function], set()
+    while queue:
+        one = queue.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one.__module__.startswith("jitkern.launch."):
+            continue  # cdiv and the like
+        defaults = (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
+        if one.__closure__ or _file(one) != _file(function) or not all(map(_plain, defaults)):
+            return None
+        known[f"{one.__qualname__}()"] = repr(defaults)
+        for name in _globals_of(one.__code__):
+            value = one.__globals__.get(name, getattr(builtins, name, None))
+            if isinstance(value, types.FunctionType):
+                queue.append(value)
+            elif _plain(value):
+                known[name] = repr(value)
+            elif name not in ("torch", "math") and name not in _BUILTINS:
+                return None
+    return tuple(f"{name}={value}" for name, value in sorted(known.items()))
+
+
+def _file(function: types.FunctionType) -> str:
+    return function.__code__.co_filename
+
+
+def _globals_of(code: types.CodeType) -> Iterator[str]:
+    """The global names that a function's code reads; one that is not "" stands for what is amiss."""
+    before = ""
+    for instruction in dis.get_instructions(code):
+        name, value = instruction.opname, instruction.argval
+        if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield value
+        elif name.startswith(("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL")):
+            yield " does more than compute"
+        elif before == "torch" and not _constant_of_torch(value):
+            yield f" torch.{value}"
+        before = value if name in ("LOAD_GLOBAL", "LOAD_NAME") else ""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals_of(constant)
+
+
+def _constant_of_torch(name: object) -> bool:
+    return isinstance(name, str) and (
+        name in _TORCH or isinstance(getattr(torch, name, None), torch.dtype)
+    )
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, torch.dtype))
+
+
+@functools.cache
+def _tracer() -> str:
+    """jitkern's own part in a trace."""
+    found = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if path.suffix in (".py", ".h"):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def situation_of(args: Sequence[Any]) -> tuple[str, ...]:
+    """What a trace takes for granted of the arguments."""
+    return tuple(
+        f"{_SHORT.get(arg.dtype, arg.dtype)}[{arg.dim()}]"
+        if isinstance(arg, torch.Tensor)
+        else str(arg)
+        if arg is None or isinstance(arg, bool)
+        else type(arg).__name__
+        for arg in args
+    )
+
+
+class Plans:
+    """Those of one launch function, over one source, for one target."""
+
+    def __init__(
+        self, op: str, schema: str, function: Callable[..., Any], source: Source, target: Target
+    ) -> None:
+        self.op = op
+        self.source = source
+        self.target = target.for_host_code()
+        identity = identity_of(function)
+        try:
+            self._closure = closure_of(source) if identity else None
+        except DeclarationError:
+            self._closure = None  # a call will say so
+        self._flags = (schema, *source.flags, *(identity or ()), _tracer() if identity else "")
+
+    def find(self, situation: tuple[str, ...]) -> Iterator[tuple[Entry, Plan]]:
+        """Every plan for a situation."""
+        number = 0
+        while (key := self._key(situation, number)) and (entry := jit.open_cache().find(key)):
+            number += 1
+            yield entry, _read(entry)
+
+    def publish(self, situation: tuple[str, ...], plan: Plan) -> tuple[Entry, bool] | None:
+        """Keep a plan for the next process; returns its entry, and whether it is new.
+
+        None for a function that has no plans, and where the cache cannot be written.
+        """
+        known = list(self.find(situation))
+        for entry, one in known:
+            if one == plan:
+                return entry, False
+        key = self._key(situation, len(known))
+        if key is None:
+            return None
+        cache = jit.open_cache()
+        provenance = {"name": "jitkern", "version": __version__}
+        try:
+            with cache.staging() as staging:
+                (staging / ARTIFACT).write_bytes(canonical([plan.stub, plan.kernels]))
+                manifest = Manifest(key.inputs, compiler=provenance)
+                return cache.publish(key, staging, manifest), True
+        except CacheError:
+            return None
+
+    def _key(self, situation: tuple[str, ...], number: int) -> Key | None:
+        if self._closure is None:
+            return None
+        flags = (*self._flags, str(torch.get_default_dtype()), str(number))
+        variant = Variant(self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(situation)))
+        return make_key(variant, self.target, flags, self._closure)
+
+
+def _read(entry: Entry) -> Plan:
+    stub, kernels = json.loads(entry.read(ARTIFACT))
+    return Plan(tuple(stub), tuple(map(tuple, kernels)))
+
+
+def reference_to(key: Key) -> tuple[str, str, str]:
+    """What a plan names an entry by."""
+    return key.target, key.label, key.digest
+
+
+def entry_of(reference: tuple[str, str, str]) -> Entry | None:
+    """The entry that a plan names, or None where it is gone."""
+    target, label, digest = reference
+    return jit.open_cache().find(Key({"target": target}, digest, label))
