@@ -47,9 +47,7 @@ def kernel(
         if wrong:
             names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
-        sources[device] = tuple(
-            source.replace(folder=folder, package=package) for source in listed
-        )
+        sources[device] = tuple(source.replace(folder=folder, package=package) for source in listed)
     return Op(schema, sources, fusible=fusible, module=str(caller.get("__name__", "")))
 
 

@@ -76,7 +76,9 @@ class Gradient:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-        if _forward_mode(given) or (torch.is_grad_enabled() and any(a.requires_grad for a in given)):
+        if _forward_mode(given) or (
+            torch.is_grad_enabled() and any(a.requires_grad for a in given)
+        ):
             return self.record(*args, **kwargs)
         with torch._C._AutoDispatchBelowAutograd():
             return self.overload(*args, **kwargs)
@@ -129,7 +131,11 @@ class _ThroughReferences(TorchFunctionMode):
     """Where a backward is itself differentiated, ops that have no gradient run their reference."""
 
     def __torch_function__(
-        self, function: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        _: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return REFERENCES.get(function, function)(*args, **(kwargs or {}))
 

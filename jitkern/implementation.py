@@ -33,7 +33,7 @@ class Implementation:
     def __init__(self, op: Op, device: str) -> None:
         self.op = op
         self.device = device
-        self.slot: Slot | None = None  # where there is a trampoline
+        self.slot: Slot | None = None  # where a stub can launch its kernels
         self._runners: dict[tuple[int, int | None], Runner] = {}
         self._targets: dict[int | None, Target] = {}
         self._announced: set[str] = set()
@@ -54,7 +54,7 @@ class Implementation:
     def _recalled(self, slot: Slot, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether the cache had variants for calls like this one, which serve from now on."""
         source = next(iter(self._sources()), None)
-        if slot.retrying or self._pinned or source is None or isinstance(source, Extension):
+        if slot.number is None or slot.retrying or self._pinned or source is None or isinstance(source, Extension):
             return False
         device = self._device_of(args)
         return slot.recall(
@@ -104,11 +104,11 @@ class Implementation:
         except JitkernError as e:
             e.launched = kernels.launched
             raise
-        if self.slot is None:
-            leave_behind()
-        else:
+        if self.slot:
             from jitkern.launch.linker import link
 
+            if self.slot.number is None:
+                leave_behind()
             link(self.slot, self.op.written(source, self.device), runner, args, kwargs)
         return result
 

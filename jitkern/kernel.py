@@ -121,7 +121,9 @@ class Source:
         return hash((type(self), *vars(self).values()))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if v)})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if v)})"
+        )
 
     @property
     def paths(self) -> list[Path]:

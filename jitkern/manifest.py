@@ -54,11 +54,15 @@ class Manifest(NamedTuple):
         """Recomputed from the inputs, so that an entry cannot claim to be another."""
         return digest_of(self.inputs)
 
+    def fields(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        plain = {n: dict(v) if isinstance(v, Mapping) else v for n, v in self._asdict().items()}
+        plain["artifacts"] = {name: a._asdict() for name, a in self.artifacts.items()}
+        return plain
+
     def encode(self) -> bytes:
         """The file's bytes."""
-        fields = {n: dict(v) if isinstance(v, Mapping) else v for n, v in self._asdict().items()}
-        fields["artifacts"] = {name: a._asdict() for name, a in self.artifacts.items()}
-        body = canonical(fields)[:-1]
+        body = canonical(self.fields())[:-1]
         return body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
 
     @classmethod

@@ -196,11 +196,12 @@ class Op:
         usable = raw and (device == "cpu" or torch.version.cuda)
         if not usable or not self.trampolines.register(device, implementation):
             library.impl(self.name.split("::")[1], implementation, device.upper())
-            return
-        slot, parameters = self.trampolines.slots[device], self.trampolines.parameters or []
-        implementation.slot = Slot(
-            slot, self.name, self.schema, parameters, self.trampolines.returns
-        )
+        parameters = self.trampolines.parameters
+        if usable and parameters is not None:
+            number = self.trampolines.slots.get(device)
+            implementation.slot = Slot(
+                number, self.name, self.schema, parameters, self.trampolines.returns
+            )
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.complete(args, kwargs)

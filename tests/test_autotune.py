@@ -53,7 +53,8 @@ def test_decorators_are_read_without_triton(source):
 
 def test_every_configuration_is_a_variant_to_prewarm(source):
     found = [
-        variant_of("test::k", source, one)[0] for one in every_expansion("test::k", source, call(192))
+        variant_of("test::k", source, one)[0]
+        for one in every_expansion("test::k", source, call(192))
     ]
     assert [dict(v.template) for v in found] == [
         {"B": 64, "EVEN": True, "P": 256},
@@ -64,7 +65,10 @@ def test_every_configuration_is_a_variant_to_prewarm(source):
 
 def test_a_grid_function_sees_the_arguments_and_the_configuration(source):
     asked = call(200, grid=lambda meta: (-(-meta["n"] // meta["B"]),))
-    assert [one.keywords["grid"] for one in every_expansion("test::k", source, asked)] == [(4,), (2,)]
+    assert [one.keywords["grid"] for one in every_expansion("test::k", source, asked)] == [
+        (4,),
+        (2,),
+    ]
 
 
 def test_what_the_call_gives_wins_over_heuristics_and_options(source):

@@ -44,7 +44,8 @@ def kernels(report):
     return [
         row
         for row in report["results"]
-        if row["op"] != "jitkern::runtime" and row["variant"].partition(".")[0] not in ("stub", "plan")
+        if row["op"] != "jitkern::runtime"
+        and row["variant"].partition(".")[0] not in ("stub", "plan")
     ]
 
 

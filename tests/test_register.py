@@ -213,7 +213,9 @@ def test_samples_may_leave_out_defaults(declare):
     op = declare()
     op.launch("cpu")(lambda k, x, alpha: k.scale[{"T": x.dtype}](x, x, alpha, x.numel()))
     op.samples(lambda device: iter([torch.ones(3, device=device)]))
-    assert [variant.label for variant in variants_of(op, op.sources["cpu"][0], "cpu")] == ["scale.f32"]
+    assert [variant.label for variant in variants_of(op, op.sources["cpu"][0], "cpu")] == [
+        "scale.f32"
+    ]
 
 
 def test_an_inplace_op_is_noticed_by_autograd(tmp_path):

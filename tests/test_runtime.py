@@ -240,7 +240,9 @@ def test_failing_calls_of_a_differentiable_op_leave_nothing_behind(square, way, 
     assert_flat(failing(through(op, way), x))
 
 
-@pytest.mark.parametrize("args", [ARGUMENTS["no optional"], ARGUMENTS["every optional"]], ids=list(ARGUMENTS)[:2])
+@pytest.mark.parametrize(
+    "args", [ARGUMENTS["no optional"], ARGUMENTS["every optional"]], ids=list(ARGUMENTS)[:2]
+)
 def test_calls_that_hit_leave_nothing_behind(many, args):
     args = (*args[:5], 3, args[6])
     warmed(many, *args)
@@ -562,7 +564,9 @@ serves(old, new)
 @pytest.fixture
 def with_runtime(run_python):
     """A cache that has the launch runtime, and nothing else to do with this test."""
-    done = run_python("import torch, jitkern.ops; jitkern.ops.vec_add(torch.ones(1), torch.ones(1))")
+    done = run_python(
+        "import torch, jitkern.ops; jitkern.ops.vec_add(torch.ones(1), torch.ones(1))"
+    )
     assert done.returncode == 0, done.stderr
     return run_python
 

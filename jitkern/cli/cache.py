@@ -80,12 +80,12 @@ def run_show(args: argparse.Namespace) -> int:
         return 1
     if args.json:
         print_json(
-            entries=[{**asdict(row), "manifest": asdict(entry.manifest)} for row, entry in found]
+            entries=[{**asdict(row), "manifest": entry.manifest.fields()} for row, entry in found]
         )
         return 0
     for row, entry in found:
         print(row.path)
-        print(json.dumps(asdict(entry.manifest), indent=2))
+        print(json.dumps(entry.manifest.fields(), indent=2))
     return 0
 
 

@@ -79,4 +79,3 @@ def _same_type(pointee: str, dtype: str) -> bool:
     widths = {"bool": "8"}
     integers = pointee in _RANGES and (dtype in _RANGES or dtype == "bool")
     return integers and pointee[1:] == widths.get(dtype, dtype[1:])
-

@@ -34,9 +34,14 @@ def situation_of(declared: Function, named: dict[str, Any]) -> tuple[tuple[str, 
     """What a choice is made for: the key arguments' values (guarded, in a trace) and the dtypes."""
     values = [(name, concrete(named[name])) for name in declared.key if name in named]
     dtypes = [
-        (name, SHORT.get(value.dtype, "")) for name, value in named.items() if isinstance(value, torch.Tensor)
+        (name, SHORT.get(value.dtype, ""))
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor)
     ]
-    return (*((name, value) for name, value in values if not isinstance(value, torch.Tensor)), *dtypes)
+    return (
+        *((name, value) for name, value in values if not isinstance(value, torch.Tensor)),
+        *dtypes,
+    )
 
 
 def choose(
@@ -71,10 +76,16 @@ def choose(
     if times[best] == float("inf"):
         raise LaunchError(f"{op}: none of the {len(configs)} configurations of `{function}` runs")
     with cache.staging() as staging:
-        report = {"choice": best, "configs": [list(c) for c in configs], "milliseconds": [t if t < 1e9 else None for t in times]}
+        report = {
+            "choice": best,
+            "configs": [list(c) for c in configs],
+            "milliseconds": [t if t < 1e9 else None for t in times],
+        }
         (staging / "choice.json").write_bytes(canonical(report))
         (staging / LOG).write_text(f"measured on {torch.cuda.get_device_name(device)}\n")
-        cache.publish(key, staging, Manifest(key.inputs, compiler={"name": "autotune", "version": "1"}))
+        cache.publish(
+            key, staging, Manifest(key.inputs, compiler={"name": "autotune", "version": "1"})
+        )
     return configs[best]
 
 

@@ -87,7 +87,9 @@ class CudaFunction:
         self.allow_shared(smem, device)
         cells = [
             CTYPES[code[0] if code[0] == "*" else code](value)
-            for code, value in zip([*self.parameters, *("*" for _ in self.meta.get("scratch", ()))], values)
+            for code, value in zip(
+                [*self.parameters, *("*" for _ in self.meta.get("scratch", ()))], values
+            )
         ]
         pointers = (c_void_p * max(1, len(cells)))(*[ctypes.addressof(cell) for cell in cells])
         attributes = _attributes(cluster, cooperative=cooperative, pdl=pdl)

@@ -103,9 +103,7 @@ class _Making:
 
     def _serve(self, stub: Any) -> None:
         digest = jit.key_of(self.variant, self.runner.target).digest
-        self.slot.append(
-            stub, digest, self._addresses, self.runner.device, self.traced.frozen
-        )
+        self.slot.append(stub, digest, self._addresses, self.runner.device, self.traced.frozen)
 
     def _keep(self) -> None:
         keep(self._plans, self._situation, self.variant, self.traced, self.runner.target)

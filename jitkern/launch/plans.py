@@ -42,7 +42,9 @@ _BUILTINS = frozenset(
     "min pow range repr reversed round set slice sorted str sum tuple zip".split()
 )
 _SHORT = {
-    getattr(torch, dtype.torch): code for code, dtype in DTYPES.items() if hasattr(torch, dtype.torch)
+    getattr(torch, dtype.torch): code
+    for code, dtype in DTYPES.items()
+    if hasattr(torch, dtype.torch)
 }
 
 
@@ -185,7 +187,9 @@ class Plans:
         if self._closure is None:
             return None
         flags = (*self._flags, str(torch.get_default_dtype()), str(number))
-        variant = Variant(self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(situation)))
+        variant = Variant(
+            self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(situation))
+        )
         return make_key(variant, self.target, flags, self._closure)
 
 

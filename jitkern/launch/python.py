@@ -144,7 +144,9 @@ class Runner:
         """The call with what its kernel's decorators add; an autotuner's choice may be measured."""
         return expanded(self.where, self.source, call, functools.partial(self._choice, call))
 
-    def _choice(self, call: Call, declared: triton.Function, named: dict[str, Any]) -> triton.Config:
+    def _choice(
+        self, call: Call, declared: triton.Function, named: dict[str, Any]
+    ) -> triton.Config:
         situation = autotune.situation_of(declared, named)
         known = (call.function, situation)
         if known not in self._choices:
@@ -218,9 +220,7 @@ class Runner:
             self._claimed.add(variant)
             return first
 
-    def _launch_cuda(
-        self, compiled: Compiled, values: list[float | None], shape: Geometry
-    ) -> None:
+    def _launch_cuda(self, compiled: Compiled, values: list[float | None], shape: Geometry) -> None:
         index = self.device.index
         scratch = [
             torch.empty(math.prod(shape.grid) * size, dtype=torch.uint8, device=self.device)

@@ -183,7 +183,9 @@ class Runtime:
         plain = torch.empty(0)
         known = torch._C.DispatchKey.__members__
         watching = [known[name].value for name in _WATCHING if name in known]
-        cuda = torch._C.DispatchKeySet(known["CUDA"]) | torch._C.DispatchKeySet(known["AutocastCUDA"])
+        cuda = torch._C.DispatchKeySet(known["CUDA"]) | torch._C.DispatchKeySet(
+            known["AutocastCUDA"]
+        )
         undefined = c_void_p.in_dll(self._torch["c10"], _UNDEFINED)
         self.keys_at = _place_of_keys(plain)
         self.library.jitkern_autograd(

@@ -37,14 +37,14 @@ class Frozen(NamedTuple):
 
 
 class Slot:
-    """One op on one device type. `refused` says why situations keep to the Python launcher."""
+    """One op on one device type. `refused` says why situations keep to the Python launcher.
+
+    number: None in a process without the runtime, which only leaves stubs behind for the next.
+    """
 
     def __init__(
-        self, number: int, op: str, schema: str, parameters: list[Parameter], returns: int
+        self, number: int | None, op: str, schema: str, parameters: list[Parameter], returns: int
     ) -> None:
-        found = runtime()
-        assert found  # it gave the number
-        self.runtime = found
         self.number = number
         self.op = op
         self.schema = schema
@@ -63,7 +63,8 @@ class Slot:
     @property
     def misses(self) -> int:
         """How many calls asked Python."""
-        return self.runtime.misses(self.number)
+        found = runtime()
+        return found.misses(self.number) if found and self.number is not None else 0
 
     def complete(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments by position."""
@@ -143,7 +144,10 @@ class Slot:
                 return
             self.known.add(known)
             self._frozen += frozen
-            if self.runtime.append(self.number, stub, addresses, device) or self.full:
+            found = runtime()
+            if not found or self.number is None:
+                return
+            if found.append(self.number, stub, addresses, device) or self.full:
                 return
             self.full = True
             _log.warning(

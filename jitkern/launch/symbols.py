@@ -88,7 +88,9 @@ class Symbol:
         return bool(self != 0)
 
     def __int__(self) -> int:
-        return int(self.__trunc__().freeze()) if isinstance(self.hint, float) else int(self.freeze())
+        return (
+            int(self.__trunc__().freeze()) if isinstance(self.hint, float) else int(self.freeze())
+        )
 
     def __float__(self) -> float:
         return float(self.freeze())
@@ -183,10 +185,16 @@ def literal(value: float) -> str:
     if isinstance(value, int):
         if value not in _INT64:
             raise Unsupported("an integer of it leaves the range of int64")
-        return str(value) if abs(value) < 2**31 else f"{value}LL" if value > -(2**63) else "(-0x7fffffffffffffffLL - 1)"
+        return (
+            str(value)
+            if abs(value) < 2**31
+            else f"{value}LL"
+            if value > -(2**63)
+            else "(-0x7fffffffffffffffLL - 1)"
+        )
     if math.isinf(value):
         return "__builtin_inf()" if value > 0 else "-__builtin_inf()"
-    return "__builtin_nan(\"\")" if math.isnan(value) else repr(value)
+    return '__builtin_nan("")' if math.isnan(value) else repr(value)
 
 
 def text_of(value: Any) -> str:
@@ -223,7 +231,11 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
 
     special = {"and_": "and", "or_": "or"}.get(name, name)
     setattr(Symbol, f"__{special}__", forward)
-    setattr(Symbol, f"__r{special}__", lambda a, b: forward(b, a) if isinstance(_hint(b), (int, float)) else NotImplemented)
+    setattr(
+        Symbol,
+        f"__r{special}__",
+        lambda a, b: forward(b, a) if isinstance(_hint(b), (int, float)) else NotImplemented,
+    )
 
 
 def _as_double(value: Any, *, exact: bool) -> str:
@@ -275,7 +287,14 @@ for _row in (
     ("rshift", "shr({}, {}, &odd)", ""),
 ):
     _arithmetic(*_row)
-for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
+for _name, _sign in (
+    ("lt", "<"),
+    ("le", "<="),
+    ("gt", ">"),
+    ("ge", ">="),
+    ("eq", "=="),
+    ("ne", "!="),
+):
     _comparison(_name, _sign)
 
 

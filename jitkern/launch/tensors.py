@@ -173,7 +173,9 @@ class TensorProxy:
     def view(self, *shape: Any) -> TensorProxy:
         if not self.is_contiguous():
             raise Unsupported("it views a tensor that is not contiguous")
-        wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        wanted = list(
+            shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        )
         if any(isinstance(size, torch.dtype) for size in wanted):
             raise Unsupported("it views a tensor as another dtype")
         holes = [i for i, size in enumerate(wanted) if type(size) is int and size == -1]
@@ -232,7 +234,9 @@ class TensorProxy:
         return self._view([self.shape[d] for d in keep], [self.strides[d] for d in keep])
 
     def expand(self, *shape: Any) -> TensorProxy:
-        wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        wanted = list(
+            shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        )
         new = len(wanted) - self.ndim
         strides: list[Any] = [0] * new
         for d, (size, stride) in enumerate(zip(self.shape, self.strides)):
@@ -301,7 +305,12 @@ class TensorProxy:
         return self
 
     def _view(
-        self, shape: Sequence[Any], strides: Sequence[Any], *, offset: Any = None, contiguous: bool = False
+        self,
+        shape: Sequence[Any],
+        strides: Sequence[Any],
+        *,
+        offset: Any = None,
+        contiguous: bool = False,
     ) -> TensorProxy:
         return TensorProxy(
             self.trace, self.memory, self.dtype, shape, strides,

@@ -158,11 +158,20 @@ class Trace:
         step: Any = 1
         for size in reversed(shape):
             strides.append(step)
-            step = step * (size._made(int, f"max1({size.text})", max(size.hint, 1)) if is_symbol(size) else max(size, 1))
+            step = step * (
+                size._made(int, f"max1({size.text})", max(size.hint, 1))
+                if is_symbol(size)
+                else max(size, 1)
+            )
         return tuple(reversed(strides))
 
     def allocate(
-        self, shape: Sequence[Any], strides: Sequence[Any] | None, dtype: torch.dtype, *, contiguous: bool = False
+        self,
+        shape: Sequence[Any],
+        strides: Sequence[Any] | None,
+        dtype: torch.dtype,
+        *,
+        contiguous: bool = False,
     ) -> TensorProxy:
         """New memory of these sizes and strides (None: contiguous)."""
         if dtype not in DTYPE_CODES:
@@ -177,7 +186,9 @@ class Trace:
             f"{DTYPE_CODES[dtype]}, &owned[{number}], &y{number})) goto failed;"
         )
         memory = Memory(f"owned[{number}]", f"y{number}", None)
-        return TensorProxy(self, memory, dtype, shape, laid, contiguous=contiguous or strides is None)
+        return TensorProxy(
+            self, memory, dtype, shape, laid, contiguous=contiguous or strides is None
+        )
 
     def empty(
         self, *shape: Any, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
@@ -186,7 +197,12 @@ class Trace:
         return self.allocate(sizes, None, self._options(dtype, device, rest))
 
     def empty_strided(
-        self, shape: Any, strides: Any, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
+        self,
+        shape: Any,
+        strides: Any,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        **rest: Any,
     ) -> TensorProxy:
         return self.allocate(shape, strides, self._options(dtype, device, rest))
 
@@ -266,7 +282,9 @@ class Trace:
         if any(isinstance(a, torch.Tensor) and type(a) is not TensorProxy for a in given):
             raise Unsupported("it passes a tensor made by other means than empty and zeros")
         args = checked(what, compiled.parameters, given, self.device)
-        values = [(_ctype(code), _argument(code, arg)) for code, arg in zip(compiled.parameters, args)]
+        values = [
+            (_ctype(code), _argument(code, arg)) for code, arg in zip(compiled.parameters, args)
+        ]
         if self.device.type == "cpu":
             types = ", ".join(ctype for ctype, _ in values) or "void"
             passed = ", ".join(text for _, text in values)
@@ -277,7 +295,8 @@ class Trace:
         values += [("char *", text) for text in self._scratch(compiled, shape.grid)]
         names = [f"a{i}" for i in range(len(values))]
         declared = " ".join(
-            f"{ctype}{'' if ctype.endswith('*') else ' '}{name} = {text};" for name, (ctype, text) in zip(names, values)
+            f"{ctype}{'' if ctype.endswith('*') else ' '}{name} = {text};"
+            for name, (ctype, text) in zip(names, values)
         )
         pointers = ", ".join(f"&{name}" for name in names) or "0"
         options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl))
@@ -297,7 +316,9 @@ class Trace:
 
     def finish(self, result: Any, wanted: int) -> None:
         """Return these tensors."""
-        results = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
+        results = (
+            result if isinstance(result, (tuple, list)) else () if result is None else (result,)
+        )
         if len(results) != wanted:
             raise Unsupported(f"it returns {len(results)} values, and its schema {wanted}")
         given: set[str] = set()
@@ -336,7 +357,9 @@ def torch_function(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         elif "size" in kwargs:
             made = trace.empty(kwargs.pop("size"), *args, **kwargs)
         else:
-            made = (trace.empty_strided if name == "empty_strided" else trace.empty)(*args, **kwargs)
+            made = (trace.empty_strided if name == "empty_strided" else trace.empty)(
+                *args, **kwargs
+            )
         return made.zero_() if name.startswith("zeros") else made
     if args and type(args[0]) is TensorProxy and callable(method := vars(TensorProxy).get(name)):
         return method(*args, **kwargs)
@@ -454,14 +477,18 @@ def _hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two numbers are one expression."""
-    return a is b or (is_symbol(a) and is_symbol(b) and a.text == b.text) or (
-        not is_symbol(a) and not is_symbol(b) and a == b
+    return (
+        a is b
+        or (is_symbol(a) and is_symbol(b) and a.text == b.text)
+        or (not is_symbol(a) and not is_symbol(b) and a == b)
     )
 
 
 def _place(e: BaseException, code: Any) -> str:
     """`kernel.py:12: `, the line of the launch function at fault."""
-    frames = [f for f in traceback.extract_tb(e.__traceback__) if code and f.filename == code.co_filename]
+    frames = [
+        f for f in traceback.extract_tb(e.__traceback__) if code and f.filename == code.co_filename
+    ]
     return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
 
 

@@ -48,7 +48,12 @@ def build(tmp_path):
 def test_cubin_metadata_and_signature_are_kept(build):
     meta = build().manifest.meta
     assert meta["parameters"] == ["*f32", "*f32", "i32", "f32"]
-    assert (meta["symbol"], meta["block"], meta["scratch"], meta["cluster"]) == ("k", 128, [0, 0], 1)
+    assert (meta["symbol"], meta["block"], meta["scratch"], meta["cluster"]) == (
+        "k",
+        128,
+        [0, 0],
+        1,
+    )
 
 
 def test_one_and_none_are_compiled_in(build):
