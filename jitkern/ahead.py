@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from jitkern.errors import NotCached
 from jitkern.entry import Entry
+from jitkern.errors import NotCached
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.linker import keep, stub_variant
 from jitkern.launch.plans import Plans, situation_of
@@ -57,7 +57,7 @@ def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[s
         return [], [f"its schema has types that only Python passes: {op.schema}"]
     found: dict[tuple[Variant, tuple[str, ...]], Stub] = {}
     reasons: dict[str, None] = {}
-    device = torch.device(target.device, 0 if target.device == "cuda" else None)
+    device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
     kernels = CachedKernels(op.name, source, target)
     function = op.written(source, target.device)
     for sample in samples:

@@ -29,7 +29,7 @@ _OWN = ("gradient.py", "register.py")
 def install(ops: Mapping[str, Any]) -> None:
     """Fold the ops of this registry, whatever they are by then, into the keys of Torch's caches."""
     settings = torch.compiler.config
-    kind = type(settings)  # a class of this module alone
+    kind: Any = type(settings)  # a class of this module alone
     if "cache_key_tag" not in getattr(settings, "_config", {}):
         return  # a Torch that has no such tag
     before = kind.__dict__.get("cache_key_tag")
@@ -38,7 +38,7 @@ def install(ops: Mapping[str, Any]) -> None:
         value = before.fget(self) if before else self.__getattr__("cache_key_tag")
         return f"{value}:{_digest(ops)}" if ops else str(value)
 
-    kind.cache_key_tag = property(tag)  # type: ignore[attr-defined]
+    kind.cache_key_tag = property(tag)
 
 
 def _digest(ops: Mapping[str, Any]) -> str:

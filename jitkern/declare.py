@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def kernel(
     Raises DeclarationError.
     """
     caller = sys._getframe(1).f_globals
-    folder = os.path.dirname(os.path.abspath(caller.get("__file__", "kernel.py")))
+    folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""
     declared = {"cuda": cuda, "cpu": cpu}
     sources: dict[str, tuple[Source, ...]] = {}
@@ -49,6 +49,11 @@ def kernel(
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
         sources[device] = tuple(source.replace(folder=folder, package=package) for source in listed)
     return Op(schema, sources, fusible=fusible, module=str(caller.get("__name__", "")))
+
+
+@functools.cache
+def _folder_of(file: str) -> str:
+    return str(Path(file).absolute().parent)
 
 
 def discover(package: str) -> list[Op]:

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from jitkern.errors import DeclarationError
+from jitkern.launch.runtime import AUTOGRAD, runtime
 
 _recording = threading.local()
 
@@ -92,7 +93,7 @@ class Gradient:
         if not torch._C._are_functorch_transforms_active():
             return _Recorded.apply(self, named, *tensors)  # type: ignore[no-untyped-call]
         with enable_single_level_autograd_function():  # below torch.func's own handling of levels
-            return _RecordedAtLevel.apply(self, named, *tensors)
+            return _RecordedAtLevel.apply(self, named, *tensors)  # type: ignore[attr-defined]
 
     def forward(self, named: dict[str, Any]) -> Any:
         """The op itself, below Autograd."""
@@ -157,9 +158,14 @@ def _forward_mode(tensors: Sequence[torch.Tensor]) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
     ) and torch._C._is_fwd_grad_enabled()
-    return possible and any(
-        forward_ad.unpack_dual(tensor, level=0).tangent is not None for tensor in tensors
-    )
+    return possible and any(map(_has_tangent, tensors))
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    found = runtime()
+    if found and found.provides(*AUTOGRAD):
+        return found.has_tangent(tensor)
+    return forward_ad.unpack_dual(tensor, level=0).tangent is not None
 
 
 def _is_floating(value: Any) -> bool:

@@ -13,8 +13,8 @@ from jitkern import config, jit
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.gradient import recording
 from jitkern.kernel import Extension, Source, Variant
-from jitkern.launch.slot import Slot
 from jitkern.launch.runtime import leave_behind
+from jitkern.launch.slot import Slot
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -45,16 +45,26 @@ class Implementation:
             with torch._C._AutoDispatchBelowAutograd():
                 return self.slot.retry(lambda: self.op.overload(*args, **kwargs))
         result = self._compute(args, kwargs)
-        for position, name in self.op.changed:  # so that Autograd notices what it had saved
+        self._note_changes(args, kwargs)
+        return result
+
+    def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """So that Autograd notices where it had saved what is changed now."""
+        for position, name in self.op.changed:
             tensor = kwargs[name] if name in kwargs else args[position]
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
-        return result
 
     def _recalled(self, slot: Slot, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether the cache had variants for calls like this one, which serve from now on."""
         source = next(iter(self._sources()), None)
-        if slot.number is None or slot.retrying or self._pinned or source is None or isinstance(source, Extension):
+        if (
+            slot.number is None
+            or slot.retrying
+            or self._pinned
+            or source is None
+            or isinstance(source, Extension)
+        ):
             return False
         device = self._device_of(args)
         return slot.recall(
@@ -101,8 +111,11 @@ class Implementation:
         kernels = Kernels(runner)
         try:
             result = self.op.launcher(source, self.device)(kernels, *args, **kwargs)
-        except JitkernError as e:
-            e.launched = kernels.launched
+        except Exception as e:
+            if kernels.launched:
+                self._note_changes(args, kwargs)
+            if isinstance(e, JitkernError):
+                e.launched = kernels.launched
             raise
         if self.slot:
             from jitkern.launch.linker import link

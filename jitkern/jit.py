@@ -287,7 +287,7 @@ def capturing() -> bool:
         torch
         and torch.cuda.is_available()
         and torch.cuda.is_initialized()
-        and torch.cuda.is_current_streamcapturing()
+        and torch.cuda.is_current_stream_capturing()
     )
 
 

@@ -6,7 +6,6 @@ Nothing here imports Torch, so a compiler's child process reads it too.
 from __future__ import annotations
 
 import copy
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,7 +96,7 @@ class Source:
         self.min_compiler = min_compiler
         self.folder = folder
         self.package = package
-        wrong = [file for file in self.files if os.path.splitext(file)[1] not in self.suffixes]
+        wrong = [file for file in self.files if not file.endswith(self.suffixes)]
         if wrong or not self.files or (self.one_file and len(self.files) > 1):
             raise DeclarationError(
                 f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from jitkern import compile_caches, jit
+from jitkern import compile_caches
 from jitkern.errors import DeclarationError
 from jitkern.gradient import REFERENCES, Gradient
 from jitkern.implementation import Implementation
-from jitkern.kernel import Extension, Source, Variant
+from jitkern.kernel import Extension, Source
 from jitkern.launch.light_torch import with_light_torch
-from jitkern.target import Target
 from jitkern.launch.slot import Slot
-from jitkern.trampoline import Trampolines, cause_of
+from jitkern.trampoline import Trampolines, cause_of, wants_cause
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
@@ -70,6 +69,7 @@ class Op:
         if not self.changed:
             REFERENCES[self.overload] = self.run_reference
 
+    @wants_cause
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():  # Dynamo knows the overload, and not the builtin inside
             return self.overload(*args, **kwargs)
@@ -77,7 +77,10 @@ class Op:
             return self._builtin(*args, **kwargs)
         except RuntimeError as e:
             cause = cause_of(e)
-            raise cause.with_traceback(cause.__traceback__) from None
+            try:
+                raise cause.with_traceback(cause.__traceback__) from None
+            finally:
+                del cause  # its traceback holds this frame, and the arguments
 
     def __repr__(self) -> str:
         return f"<op {self.schema}>"

@@ -8,17 +8,28 @@ Torch as a RuntimeError, and `cause_of` finds it again.
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from jitkern.errors import JitkernError
-from jitkern.launch.runtime import AUTOGRAD, MAX_ARGUMENTS, MAX_RETURNS, MUTATION, runtime
+from jitkern.errors import JitkernError, LaunchError
+from jitkern.launch.runtime import (
+    AUTOGRAD,
+    MAX_ARGUMENTS,
+    MAX_RETURNS,
+    MAX_TEXT,
+    MUTATION,
+    runtime,
+)
 from jitkern.launch.slot import Parameter
 
 NAMESPACE = "jitkern_python"
+T = TypeVar("T")
 _KINDS = {
     "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
     "Optional[Tensor]": "t", "Optional[int]": "I", "Optional[SymInt]": "I",
@@ -86,28 +97,57 @@ class Trampolines:
             try:
                 return answer(*args[:split], **dict(zip(names, args[split:])))
             except BaseException as e:  # noqa: BLE001  it is raised again on Torch's other side
-                _failure.error = e
-                plain = type(e) is RuntimeError or isinstance(e, JitkernError)
-                found.fail(str(e) if plain else f"{type(e).__name__}: {e}")
+                found.fail(_keep(cause_of(e) if type(e) is RuntimeError else e))
                 empty = [torch.empty(0) for _ in range(self.returns)]
                 return empty[0] if self.returns == 1 else tuple(empty)
 
+        _askers.add(ask.__code__)
         return ask
 
 
 class _Failure(threading.local):
-    """The exception behind the RuntimeError that Torch raises for a trampoline."""
+    """The exception behind the RuntimeError that Torch is about to raise, and its text."""
 
     error: BaseException | None = None
+    text = ""
 
 
 _failure = _Failure()
+_askers: set[types.CodeType] = set()  # whose frames ask `cause_of`
+
+
+def wants_cause(function: Callable[..., T]) -> Callable[..., T]:
+    """Mark a function that asks `cause_of` about a RuntimeError that it catches."""
+    _askers.add(function.__code__)
+    return function
 
 
 def cause_of(error: RuntimeError) -> BaseException:
     """The exception that a trampoline turned into `error`, or `error` itself."""
     cause, _failure.error = _failure.error, None
-    return cause if cause is not None and str(cause) in str(error) else error
+    text = str(error)
+    if cause is not None and text.startswith(_failure.text):
+        return cause
+    if re.match(r"CUDA error \d+ \(.*\) when launching ", text):
+        return LaunchError(text, launched=1)
+    return error
+
+
+def _keep(error: BaseException) -> str:
+    """Keep an exception for a caller that will ask, not to keep what it holds alive for none.
+
+    Returns what C makes the message of: without a NUL, and not too long.
+    """
+    plain = type(error) is RuntimeError or isinstance(error, JitkernError)
+    text = str(error) if plain else f"{type(error).__name__}: {error}"
+    text = (text or type(error).__name__).replace("\0", "\\0")
+    text = text.encode(errors="replace")[: MAX_TEXT - 1].decode(errors="ignore")
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code not in _askers:
+        frame = frame.f_back
+    if frame is not None:
+        _failure.error, _failure.text = error, text
+    return text
 
 
 def _parameters(schema: Any) -> list[Parameter] | None:

@@ -98,7 +98,7 @@ def test_prewarm_then_hits_then_explain_then_clear(cli, cache_dir):
     assert last_json(out)["entries"][0]["manifest"]["inputs"]["op"] == "jitkern::vec_add"
 
     assert cli("cache", "clear", "--op", "vec_add")[0] == 2
-    assert cli("cache", "clear", "--op", "vec_add", "--dry-run")[1].count("vec_add") == 4
+    assert cli("cache", "clear", "--op", "vec_add", "--dry-run")[1].count("vec_add") > 8
     assert cli("cache", "clear", "--op", "vec_add", "--yes")[0] == 0
     assert last_json(cli("cache", "ls", "--json")[1])["totals"]["entries"] < first["built"] - 8
     assert cli("cache", "clear", "--yes")[0] == 0

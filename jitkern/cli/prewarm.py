@@ -14,7 +14,6 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-
 from typing import TYPE_CHECKING
 
 from jitkern import config

@@ -22,7 +22,7 @@ from typing import Any
 from jitkern import closure as closures
 from jitkern import config
 from jitkern.closure import Closure
-from jitkern.compilers.result import Built, compile_error, write_log
+from jitkern.compilers.result import Built, compile_error, start, write_log
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import Source, Variant
 from jitkern.target import Target
@@ -77,8 +77,8 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         self.owner = os.getpid()
         self.imported: dict[str, str] = {}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        self._process = start(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
 
     def usable(self, files: dict[str, str]) -> bool:

@@ -121,7 +121,7 @@ def _function(variant: Variant) -> Any:
     from triton.runtime.jit import JITFunction
 
     module = _module(variant.source)
-    fn = getattr(module, variant.function, None)
+    fn: Any = getattr(module, variant.function, None)
     while type(fn).__name__ in ("Autotuner", "Heuristics"):  # what they add is in the variant
         fn = fn.fn
     if isinstance(fn, JITFunction):

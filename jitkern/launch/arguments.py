@@ -47,7 +47,9 @@ def checked(
     return args
 
 
-def _fault(code: str, arg: Any, device: torch.device) -> tuple[str, str] | None:
+def _fault(  # noqa: PLR0911  a table of cases
+    code: str, arg: Any, device: torch.device
+) -> tuple[str, str] | None:
     """(what is wanted, what is given) where they differ."""
     if code[:1] == "*":
         if arg is None:

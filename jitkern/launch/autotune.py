@@ -7,7 +7,6 @@ the device's name. A process that finds it measures nothing.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -62,7 +61,7 @@ def choose(
     key = _key(op, source, function, target, device, configs, situation)
     cache = jit.open_cache()
     if entry := cache.find(key):
-        chosen = json.loads(entry.read("choice.json"))["choice"]
+        chosen: int = json.loads(entry.read("choice.json"))["choice"]
         if 0 <= chosen < len(configs):
             return configs[chosen]
     if config.current().compile != "auto" or jit.capturing():
@@ -119,4 +118,4 @@ def _milliseconds(
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
+    return float(sorted(times)[len(times) // 2])

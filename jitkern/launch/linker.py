@@ -20,6 +20,7 @@ from jitkern.kernel import Generated, Variant
 from jitkern.launch.arguments import SHORT
 from jitkern.launch.plans import Plan, Plans, reference_to, situation_of
 from jitkern.launch.python import Runner
+from jitkern.launch.runtime import announce
 from jitkern.launch.slot import Parameter, Slot
 from jitkern.launch.stub import text_of_stub
 from jitkern.launch.symbols import Unsupported
@@ -28,7 +29,6 @@ from jitkern.target import Target
 
 _log = logging.getLogger(__name__)
 _builders: list[threading.Thread] = []
-_announced: set[str] = set()
 
 
 def link(
@@ -95,7 +95,7 @@ class _Making:
         try:
             self._serve(jit.loaded(self.variant, self.runner.target))
         except CompilerNotFound as e:
-            _announce(f"calls go through the Python launcher, which is slower: {e}")
+            announce(e)
         except JitkernError as e:
             _log.warning("%s keeps to its Python launcher: %s", self.slot.op, e)
         else:
@@ -155,12 +155,6 @@ def _later(work: Callable[[], None]) -> None:
     except RuntimeError:
         return  # the interpreter is ending
     _builders.append(thread)
-
-
-def _announce(message: str) -> None:
-    if message not in _announced:
-        _announced.add(message)
-        _log.warning("%s", message)
 
 
 if hasattr(os, "register_at_fork"):

@@ -45,7 +45,7 @@ def load(source: Source, entry: Entry) -> Any:
     """A CudaFunction, a HostFunction, or for an Extension the function itself. Raises LoadError."""
     try:
         if source.kind in ("nvrtc", "triton"):
-            meta = entry.manifest.meta
+            meta = dict(entry.manifest.meta)
             return CudaFunction(entry.read(meta["artifact"]), meta, f"`{meta['symbol']}`")
         if source.kind == "stub":
             return _open(entry)

@@ -32,15 +32,16 @@ from jitkern.manifest import Manifest
 from jitkern.target import Target
 
 ARTIFACT = "plan.json"
-_TORCH = frozenset(  # of torch, besides its dtypes: what gives the same answer in every process
-    "_check contiguous_format device empty empty_like empty_strided finfo iinfo preserve_format "
-    "strided Size Tensor zeros zeros_like".split()
-)
-_BUILTINS = frozenset(
-    "AssertionError IndexError NotImplementedError RuntimeError TypeError ValueError ZeroDivisionError "
-    "abs all any bool dict divmod enumerate float format frozenset int isinstance len list map max "
-    "min pow range repr reversed round set slice sorted str sum tuple zip".split()
-)
+_TORCH = frozenset((  # of torch, besides its dtypes: what gives the same answer in every process
+    "_check", "contiguous_format", "device", "empty", "empty_like", "empty_strided", "finfo",
+    "iinfo", "preserve_format", "strided", "Size", "Tensor", "zeros", "zeros_like",
+))  # fmt: skip
+_BUILTINS = frozenset((
+    "AssertionError", "IndexError", "NotImplementedError", "RuntimeError", "TypeError",
+    "ValueError", "ZeroDivisionError", "abs", "all", "any", "bool", "dict", "divmod", "enumerate",
+    "float", "format", "frozenset", "int", "isinstance", "len", "list", "map", "max", "min", "pow",
+    "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip",
+))  # fmt: skip
 _SHORT = {
     getattr(torch, dtype.torch): code
     for code, dtype in DTYPES.items()
@@ -88,7 +89,7 @@ def _file(function: types.FunctionType) -> str:
 
 
 def _globals_of(code: types.CodeType) -> Iterator[str]:
-    """The global names that a function's code reads; one that is not "" stands for what is amiss."""
+    """The global names that a function's code reads; one with a space stands for what is amiss."""
     before = ""
     for instruction in dis.get_instructions(code):
         name, value = instruction.opname, instruction.argval

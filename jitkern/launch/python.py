@@ -19,8 +19,8 @@ from jitkern import config, jit
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, NotCached, TargetError
 from jitkern.kernel import TRITON_OPTIONS, Source, Variant
-from jitkern.launch.arguments import checked
 from jitkern.launch import autotune, triton
+from jitkern.launch.arguments import checked
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.variants import Call, expanded, variant_of
 from jitkern.target import Target
@@ -256,7 +256,7 @@ class CachedKernels:
         """As of a Runner, but not loaded. Raises NotCached."""
         variant, kept = variant_of(self.op, self.source, call, self.where)
         entry = jit.ensure(variant, self.target, may_compile=False)
-        return Compiled(variant, None, entry.manifest.meta, kept)
+        return Compiled(variant, None, dict(entry.manifest.meta), kept)
 
 
 def _three(what: str, name: str, value: Any) -> tuple[int, int, int]:

@@ -33,7 +33,6 @@ static u32 watching[16];      /* dispatch keys that modes, torch.func and tracin
 static u64 plain_keys;        /* those of tensors that nothing but Autograd and a backend sees */
 /* Errors come back by value: Torch up to 2.12 logs each exception that crosses the shim. */
 static __thread char message[TEXT];
-static __thread i32 broken;            /* whether the last error came after a launch */
 
 /* ------------------------------------------------------------------------ what stubs call */
 
@@ -190,12 +189,11 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
     ask_python(op, stack, given, returned);
     return;
   }
-  for (u64 i = 0; i < given && code == DONE; i++)
+  for (u64 i = 0; i < given; i++)
     if ((op->kinds[i] | 32) == 'w' && tensors[i].handle && !api.is_inference(tensors[i].handle))
       api.bump_version(tensors[i].handle); /* so that Autograd notices what it had saved */
   drop(op, stack, given);
   if (code == BROKEN) {
-    broken = 1;
     raise(op, "an allocation or a copy failed after a kernel was launched");
   }
   for (u64 i = 0; i < returned; i++) stack[i] = (u64)returns[i];
@@ -292,9 +290,8 @@ void jitkern_prefer(i32 preference) { __atomic_store_n(&preferred, preference, _
 void jitkern_fail(const char *text) { snprintf(message, TEXT, "%s", text); }
 u64 jitkern_misses(i32 slot) { return __atomic_load_n(&ops[slot].misses, __ATOMIC_RELAXED); }
 
-/* Whether the last error of this thread came after a launch; asked once. */
-i32 jitkern_was_broken(void) {
-  i32 was = broken;
-  broken = 0;
-  return was;
+/* Whether forward-mode AD is at work on this TensorImpl. */
+i32 jitkern_has_tangent(const void *impl) {
+  const void *tensor = impl; /* an at::Tensor is its only member */
+  return *api.forward_grad(impl, 0, (Handle)&tensor) != undefined;
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import platform
 import re
 import struct
@@ -26,10 +27,10 @@ from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetErro
 from jitkern.kernel import Generated, Variant
 from jitkern.target import Target
 
-MAX_ARGUMENTS, MAX_RETURNS, MAX_VARIANTS = 32, 16, 128  # as runtime.c has them
+MAX_ARGUMENTS, MAX_RETURNS, MAX_TEXT = 32, 16, 4096  # as runtime.c has them
 _MACHINES = ("x86_64", "aarch64")  # whose trampolines runtime.c knows
 _log = logging.getLogger(__name__)
-# Exported by Torch since before 2.11, but by no promise: where one is missing, Python does its part.
+# Exported by Torch since before 2.11, but by no promise: where one is missing, Python has to do.
 _MANGLED = {
     "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
     "forward_grad": ("c10", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE"),
@@ -87,11 +88,22 @@ def leave_behind() -> None:
         try:
             jit.ensure(variant(), Target.current("cpu"))
         except CompilerNotFound as e:
-            _log.warning("calls go through the Python launcher, which is slower: %s", e)
+            announce(e)
         except JitkernError as e:
             _log.info("the launch runtime could not be built: %s", e)
 
     threading.Thread(target=build, name="jitkern runtime").start()
+
+
+def announce(why: CompilerNotFound) -> None:
+    """Say, once, that there is no compiler for stubs and the runtime."""
+    message = f"calls go through the Python launcher, which is slower: {why}"
+    if message not in _announced:
+        _announced.add(message)
+        _log.warning("%s", message)
+
+
+_announced: set[str] = set()
 
 
 class Runtime:
@@ -100,6 +112,8 @@ class Runtime:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self.lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
         self._libraries: dict[tuple[str, str], c_void_p] = {}
         self._kept: list[Any] = []  # what C holds pointers into
         self._torch = {name: _torch_library(name) for name in ("c10", "torch_cpu")}
@@ -115,7 +129,7 @@ class Runtime:
         self._follow(config.current())
 
     def provides(self, *names: str) -> bool:
-        """Whether this Torch has all of these functions, and shows where tensors keep their keys."""
+        """Whether this Torch has all of these, and shows where tensors keep their keys."""
         return all(self.addresses.get(name) for name in names) and bool(self.keys_at)
 
     def declare(self, kinds: str, name: str, sibling: str, device: str) -> int:
@@ -160,13 +174,16 @@ class Runtime:
         """How many calls of an op asked Python."""
         return int(self.library.jitkern_misses(slot))
 
+    def has_tangent(self, tensor: torch.Tensor) -> bool:
+        """Whether forward-mode AD is at work on a tensor; no dispatcher and no mode sees this."""
+        return bool(self.library.jitkern_has_tangent(c_void_p(tensor._cdata)))
+
     def fail(self, message: str) -> None:
         """Make the trampoline that called Python raise a RuntimeError."""
         self.library.jitkern_fail(message.encode())
 
-    def was_broken(self) -> bool:
-        """Whether the last error of this thread came after a launch; asked once."""
-        return bool(self.library.jitkern_was_broken())
+    def _after_fork(self) -> None:
+        self.lock = threading.Lock()  # another thread of the parent may have held it
 
     @property
     def _version(self) -> c_ulonglong:

@@ -1,9 +1,9 @@
 """Numbers that stand for whatever the next call brings: what a launch function computes with.
 
 A `Symbol` is an expression in C and the value that it has now, its hint. Arithmetic makes another
-Symbol; a comparison answers with a real bool at once and records it as a guard, so that `if`, `and`,
-`min`, `while` and `torch._check` just work, and what was traced serves exactly the calls for which
-the same answers hold. The hint is never read without a guard.
+Symbol; a comparison answers with a real bool at once and records it as a guard, so that `if`,
+`and`, `min`, `while` and `torch._check` just work, and what was traced serves exactly the calls for
+which the same answers hold. The hint is never read without a guard.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -70,14 +71,14 @@ class Symbol:
         self.hint = hint
         self.what = what or "a value computed from them"
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
-        """A launch function that asks `isinstance(n, int)` is told what the Python launcher tells it."""
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """A launch function that asks `isinstance(n, int)` is told what it is told in Python."""
         return type(self.hint)
 
     def freeze(self) -> float:
         """The hint, guarded: another value will be another variant."""
-        if self.hint != self.hint:  # noqa: PLR0124  not a number
+        if self.hint != self.hint:
             raise Unsupported("it makes a constant of a NaN")
         same = "same({}, {})" if isinstance(self.hint, float) else "{} == {}"
         self.facts.guard(same.format(self.text, literal(self.hint)))
@@ -85,7 +86,7 @@ class Symbol:
         return self.hint
 
     def __bool__(self) -> bool:
-        return bool(self != 0)
+        return bool(self.__ne__(0))
 
     def __int__(self) -> int:
         return (
@@ -97,8 +98,8 @@ class Symbol:
 
     def __index__(self) -> int:
         raise Unsupported(
-            f"it uses {self.what} as an index or in range(), which would be another number of steps "
-            "for each value: loop inside the kernel, or give the number as a template argument"
+            f"it uses {self.what} as an index or in range(), which would be another trace for each "
+            "value: loop inside the kernel, or give the number as a template argument"
         )
 
     def __hash__(self) -> int:
@@ -111,13 +112,14 @@ class Symbol:
         return format(self.freeze(), spec)
 
     def __neg__(self) -> Any:
-        return 0 - self if isinstance(self.hint, int) else -1.0 * self
+        zero: Any = 0 if isinstance(self.hint, int) else -0.0
+        return zero - self
 
     def __pos__(self) -> Symbol:
         return self
 
     def __abs__(self) -> Any:
-        return self if self >= 0 else -self
+        return -self if _less(self, 0) else self
 
     def __pow__(self, exponent: Any, modulus: None = None) -> Any:
         power = exponent.freeze() if is_symbol(exponent) else exponent
@@ -153,7 +155,7 @@ class Symbol:
 
     def bit_length(self) -> Symbol:
         """As of an int; of one below 0 it is not supported."""
-        if self < 0:
+        if _less(self, 0):
             raise Unsupported("it asks for the bit_length() of a negative number")
         return self._made(int, f"bit_length({self.text}, &odd)", int(self.hint).bit_length())
 
@@ -206,6 +208,10 @@ def _hint(value: Any) -> Any:
     return value.hint if is_symbol(value) else value
 
 
+def _less(a: Any, b: Any) -> bool:
+    return bool(a < b)
+
+
 def _is_float(value: Any) -> bool:
     return isinstance(_hint(value), float)
 
@@ -256,9 +262,9 @@ def _comparison(name: str, sign: str) -> None:
             return NotImplemented
         answer = compute(self.hint, hint)
         if isinstance(self.hint, int) and isinstance(hint, int):
-            if not is_symbol(other) and (hint not in _INT64 or hint == _INT64[0]):
-                if hint != _INT64[0] or name in ("ge", "lt"):
-                    return answer  # no int64 compares otherwise
+            least = hint == _INT64[0] and name in ("ge", "lt")
+            if not is_symbol(other) and (hint not in _INT64 or least):
+                return answer  # no int64 compares otherwise
             left, right = self.text, text_of(other)
         else:
             left, right = (_as_double(x, exact=True) for x in (self, other))
@@ -302,11 +308,9 @@ def line_in(code: Any) -> Callable[[], int]:
     """A function that tells which line of `code` is running, further up the stack."""
 
     def line() -> int:
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is code:
-                return frame.f_lineno
-            frame = frame.f_back  # type: ignore[assignment]
-        return 0
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        return frame.f_lineno if frame else 0
 
     return line

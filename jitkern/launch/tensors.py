@@ -84,8 +84,8 @@ class TensorProxy:
         self.is_cuda = self.device.type == "cuda"
         self.is_cpu = self.device.type == "cpu"
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return torch.Tensor
 
     @classmethod
@@ -159,7 +159,7 @@ class TensorProxy:
         )
 
     def _follows(self, strides: Sequence[Any]) -> bool:
-        """Whether hints of `strides` are those of contiguous memory; not guarded, for an argument."""
+        """Whether `strides` are now those of contiguous memory; not guarded."""
         sizes = [s.hint if is_symbol(s) else s for s in self.shape]
         expected = 1
         for size, stride in zip(reversed(sizes), reversed(strides)):
@@ -228,7 +228,7 @@ class TensorProxy:
 
     def squeeze(self, dim: int) -> TensorProxy:
         at = self._position(dim)
-        if not self.shape[at] == 1:
+        if self.shape[at] != 1:
             return self
         keep = [d for d in range(self.ndim) if d != at]
         return self._view([self.shape[d] for d in keep], [self.strides[d] for d in keep])

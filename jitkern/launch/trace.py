@@ -8,7 +8,9 @@ when it is traced, and not again.
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,7 @@ from jitkern.kernel import Source
 from jitkern.launch.arguments import checked
 from jitkern.launch.light_torch import LightTorch, seeing
 from jitkern.launch.python import Compiled, Kernels, geometry_of
+from jitkern.launch.runtime import shim
 from jitkern.launch.slot import Frozen, Parameter
 from jitkern.launch.symbols import (
     Facts,
@@ -45,19 +48,27 @@ DTYPE_CODES = {getattr(torch, name): code for name, code in _DTYPES.items() if h
 DEVICE_CODES = {"cpu": 0, "cuda": 1}
 _CTYPES = {
     "bool": "_Bool", "f32": "float", "f64": "double", "i8": "signed char", "i16": "short",
-    "i32": "i32", "i64": "i64", "u8": "unsigned char", "u16": "unsigned short", "u32": "u32", "u64": "u64",
+    "i32": "i32", "i64": "i64", "u8": "unsigned char", "u16": "unsigned short", "u32": "u32",
+    "u64": "u64",
 }  # fmt: skip
-_KEYWORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if "
-    "inline int long register restrict return short signed sizeof static struct switch typedef "
-    "union unsigned void volatile while call api odd owned add sub mul mod shl shr real same exact "
-    "bounded contiguous quotient truncated floored ceiled floordiv max1 bit_length".split()
-)
+_KEYWORDS = frozenset((
+    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
+    "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict",
+    "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union",
+    "unsigned", "void", "volatile", "while", "api", "call", "failed", "odd", "owned", "p", "stub",
+))  # fmt: skip
 
 
+def is_proxy(value: object) -> bool:
+    """Whether `value` is a TensorProxy; isinstance is told otherwise."""
+    return type(value) is TensorProxy
+
+
+@functools.cache
 def identifier(name: str) -> str:
     """The name of an argument as C has it."""
-    return f"{name}_" if name in _KEYWORDS or name[:1] in "vyK" else name
+    taken = re.fullmatch(r"[avy]\d+", name) or name in _KEYWORDS
+    return f"{name}_" if taken or re.search(rf"\b{name}\b", shim()) else name
 
 
 class Traced(NamedTuple):
@@ -122,7 +133,7 @@ class Trace:
         """A leaf: something that a call brings."""
         return Symbol(self.facts, text, hint, what)
 
-    def tensor(self, position: int, name: str, label: str, value: torch.Tensor) -> TensorProxy:
+    def tensor(self, name: str, label: str, value: torch.Tensor) -> TensorProxy:
         """The proxy of an argument; guards what is concrete about it."""
         if value.layout is not torch.strided or value.dtype not in DTYPE_CODES:
             raise Unsupported(f"its argument `{label}` is {value.layout} of {value.dtype}")
@@ -279,7 +290,7 @@ class Trace:
         self.kernels.append(compiled)
         what = f"`{call.function}` of {self.where}"
         given = call.args if compiled.kept is None else [call.args[i] for i in compiled.kept]
-        if any(isinstance(a, torch.Tensor) and type(a) is not TensorProxy for a in given):
+        if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in given):
             raise Unsupported("it passes a tensor made by other means than empty and zeros")
         args = checked(what, compiled.parameters, given, self.device)
         values = [
@@ -301,10 +312,15 @@ class Trace:
         pointers = ", ".join(f"&{name}" for name in names) or "0"
         options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl))
         extra = _array(options).replace("i64", "i32") if any(options) else "0"
+        size, block = _array(shape.grid), _array((*shape.block, shape.smem))
+        self.act("{")
+        self.act(f"  {declared}")
+        self.act(f"  void *p[] = {{{pointers}}};")
         self.act(
-            f"{{ {declared} void *p[] = {{{pointers}}}; if (api->launch(call, call->kernels[{number}], "
-            f'"{what}", {_array(shape.grid)}, {_array((*shape.block, shape.smem))}, {extra}, p)) goto failed; }}'
+            f'  if (api->launch(call, call->kernels[{number}], "{what}", {size}, {block}, '
+            f"{extra}, p)) goto failed;"
         )
+        self.act("}")
 
     def _scratch(self, compiled: Compiled, grid: Sequence[Any]) -> Iterator[str]:
         """Triton's trailing parameters: memory that all its programs share out among them."""
@@ -348,7 +364,7 @@ _ALLOCATORS = {"empty", "empty_like", "empty_strided", "zeros", "zeros_like"}
 
 
 def torch_function(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of Torch's in a trace: allocations, and whatever a TensorProxy has a method for."""
+    """A function of Torch's in a trace: allocations, and what a TensorProxy has a method for."""
     trace: Trace = _active.trace
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if name in _ALLOCATORS:
@@ -427,7 +443,7 @@ def _arguments(
                 recorder.facts.guard(f"!{name}->handle")
                 proxies.append(None)
             else:
-                proxies.append(recorder.tensor(i, name, parameter.name, value))
+                proxies.append(recorder.tensor(name, parameter.name, value))
             continue
         if kind.isupper():
             recorder.facts.guard(f"{'!' if value is None else ''}{stored}")

@@ -129,7 +129,8 @@ class _Names(dict[str, Any]):
     def value(self, expression: ast.expr) -> Any:
         """What an expression of the file is worth. Raises CompileError."""
         try:
-            return eval(compile(ast.Expression(expression), self.path, "eval"), self)  # noqa: S307  the kernel author's own code
+            code = compile(ast.Expression(expression), self.path, "eval")
+            return eval(code, self)  # noqa: S307  the kernel author's own code
         except Exception as e:
             raise CompileError(
                 f"{self.path}({expression.lineno}): error: a launch reads this without importing "

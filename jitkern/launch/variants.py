@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -63,7 +64,11 @@ def every_expansion(op: str, source: Source, call: Call) -> Iterator[Call]:
     if source.kind == "triton":
         count = len(declared_in(op, source, call.function).configs) or 1
     for number in range(count):
-        yield expanded(op, source, call, lambda declared, _, n=number: declared.configs[n])  # type: ignore[misc]
+        yield expanded(op, source, call, functools.partial(_numbered, number))
+
+
+def _numbered(number: int, declared: Function, _: dict[str, Any]) -> Config:
+    return declared.configs[number]
 
 
 def declared_in(op: str, source: Source, function: str) -> Function:
