@@ -203,7 +203,7 @@ class Op:
         if usable and parameters is not None:
             number = self.trampolines.slots.get(device)
             implementation.slot = Slot(
-                number, self.name, self.schema, parameters, self.trampolines.returns
+                device, number, self.name, self.schema, parameters, self.trampolines.returns
             )
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:

@@ -248,7 +248,9 @@ INTEGERS = {
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers_are_computed_as_python_computes_them(subject, name):
     compute, served, odd = INTEGERS[name]
-    tested = subject("(Tensor x, int n, int m) -> Tensor", lambda k, x, n, m: ints(k, *compute(n, m)))
+    tested = subject(
+        "(Tensor x, int n, int m) -> Tensor", lambda k, x, n, m: ints(k, *compute(n, m))
+    )
     for pair in served:
         tested.learns(E, *pair)
     for pair in served:
@@ -317,7 +319,8 @@ def test_floats_are_computed_as_python_computes_them(subject, name):
 @pytest.mark.parametrize("n", [2**53 + 1, -(2**53) - 1, TOP, BOTTOM], ids=str)
 def test_an_integer_that_is_not_exact_as_a_float_is_rounded_as_python_rounds_it(subject, n):
     tested = subject(
-        "(Tensor x, int n) -> Tensor", lambda k, x, n: reals(k, n / 3, n * 0.5, n, float(n < 2.0**53))
+        "(Tensor x, int n) -> Tensor",
+        lambda k, x, n: reals(k, n / 3, n * 0.5, n, float(n < 2.0**53)),
     )
     tested.learns(E, 5)
     tested.asks_python(E, n)
@@ -339,7 +342,9 @@ def test_numbers_are_narrowed_as_the_python_launcher_narrows_them(subject):
 def test_a_number_out_of_the_kernels_range_is_a_launch_error(subject):
     tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, n + 1))
     tested.learns(E, 1)
-    with pytest.raises(LaunchError, match="argument 1 must be an integer that fits i64, got 9223372036854775808"):
+    with pytest.raises(
+        LaunchError, match="argument 1 must be an integer that fits i64, got 9223372036854775808"
+    ):
         tested.op(E, TOP)
 
 
@@ -348,7 +353,11 @@ def test_one_variant_serves_every_number_that_takes_the_same_branches(subject):
         "(Tensor x, int n, float f) -> Tensor", lambda k, x, n, f: reals(k, n * 2, f * n, f)
     )
     tested.learns(torch.empty(3), 1, 0.5)
-    for x, n, f in ((torch.empty(9), -5, 0.25), (torch.empty(0), 2**40, NAN), (torch.empty(2), 0, -INF)):
+    for x, n, f in (
+        (torch.empty(9), -5, 0.25),
+        (torch.empty(0), 2**40, NAN),
+        (torch.empty(2), 0, -INF),
+    ):
         tested.serves(x, n, f)
     assert tested.misses == 1
 
@@ -393,7 +402,12 @@ def test_another_dtype_or_rank_is_another_variant(subject):
         return ints(k, kind, x.dim(), x.numel(), *([x.shape[1]] if x.dim() == 2 else []))
 
     tested = subject("(Tensor x) -> Tensor", launch)
-    given = [torch.ones(2, 3), torch.ones(2, 3).double(), torch.ones(4).int(), torch.ones(()).bool()]
+    given = [
+        torch.ones(2, 3),
+        torch.ones(2, 3).double(),
+        torch.ones(4).int(),
+        torch.ones(()).bool(),
+    ]
     for x in given:
         tested.learns(x)
     for x in given:
@@ -403,7 +417,13 @@ def test_another_dtype_or_rank_is_another_variant(subject):
 
 def test_two_tensors_are_told_apart_by_what_they_are(subject):
     def launch(k, x, y):
-        return ints(k, int(x.shape == y.shape), int(x.dtype == y.dtype), int(x.stride() == y.stride()), int(x.data_ptr() == y.data_ptr()))
+        return ints(
+            k,
+            int(x.shape == y.shape),
+            int(x.dtype == y.dtype),
+            int(x.stride() == y.stride()),
+            int(x.data_ptr() == y.data_ptr()),
+        )
 
     tested = subject("(Tensor x, Tensor y) -> Tensor", launch)
     for y in (torch.ones(2, 3), torch.ones(3, 2), torch.ones(3, 2).t(), torch.ones(2, 3).int()):
@@ -486,7 +506,9 @@ def test_a_view_has_the_sizes_strides_and_address_that_torch_gives_it(subject, n
     tested.serves(MATRICES["3x4"])
 
 
-@pytest.mark.parametrize("x", [MATRICES["0x4"], MATRICES["4x0"], MATRICES["1x5"]], ids=["0x4", "4x0", "1x5"])
+@pytest.mark.parametrize(
+    "x", [MATRICES["0x4"], MATRICES["4x0"], MATRICES["1x5"]], ids=["0x4", "4x0", "1x5"]
+)
 def test_the_address_of_an_empty_view_is_that_of_python(subject, x):
     tested = subject("(Tensor x) -> Tensor", lambda k, x: ints(k, x[1:].data_ptr() % 16))
     tested.learns(torch.ones(3, 5))
@@ -501,7 +523,11 @@ def test_the_address_of_an_empty_view_is_that_of_python(subject, x):
         (lambda k, x, n, m: ints(k, *x.view(n, m).shape), (3, 4), [(-3, -4), (4, 4), (-1, 4)]),
         (lambda k, x, n, m: ints(k, *x.view(-1, n).shape), (3, 0), [(-3, 0), (5, 0), (0, 0)]),
         (lambda k, x, n, m: ints(k, *x.reshape(n, m).shape), (3, 4), [(-3, -4), (5, 1)]),
-        (lambda k, x, n, m: ints(k, x[:1].expand(n, m).numel()), (3, 12), [(-3, 12), (3, -5), (3, 11)]),
+        (
+            lambda k, x, n, m: ints(k, x[:1].expand(n, m).numel()),
+            (3, 12),
+            [(-3, 12), (3, -5), (3, 11)],
+        ),
         (lambda k, x, n, m: gathered(k, x[n]), (3, 0), [(12, 0), (-13, 0), (-1, 0)]),
         (lambda k, x, n, m: gathered(k, x.select(0, n)), (3, 0), [(12, 0), (-13, 0)]),
         (lambda k, x, n, m: gathered(k, x.narrow(0, n, m)), (3, 4), [(3, 12), (3, -1), (-3, 2)]),
@@ -509,7 +535,18 @@ def test_the_address_of_an_empty_view_is_that_of_python(subject, x):
         (lambda k, x, n, m: gathered(k, x.new_zeros(n, m)), (3, 4), [(-3, 4), (-3, -4), (0, 7)]),
         (lambda k, x, n, m: gathered(k, x.transpose(n, m)), (0, 0), [(1, 0), (0, -1), (0, 3)]),
     ],
-    ids=["view", "hole", "reshape", "expand", "index", "select", "narrow", "slice", "new_zeros", "transpose"],
+    ids=[
+        "view",
+        "hole",
+        "reshape",
+        "expand",
+        "index",
+        "select",
+        "narrow",
+        "slice",
+        "new_zeros",
+        "transpose",
+    ],
 )
 def test_a_bad_size_or_index_is_refused_at_a_later_call_too(subject, launch, good, bad):
     tested = subject("(Tensor x, int n, int m) -> Tensor", launch)
@@ -685,8 +722,14 @@ def present(k, x, y, n, f, b):
 
 
 def test_none_is_told_from_what_is_given(subject):
-    tested = subject("(Tensor x, Tensor? y=None, int? n=None, float? f=None, bool? b=None) -> Tensor", present)
-    given = list(itertools.product((None, torch.ones(4)), (None, 0, 7), (None, 0.0, NAN), (None, True, False)))
+    tested = subject(
+        "(Tensor x, Tensor? y=None, int? n=None, float? f=None, bool? b=None) -> Tensor", present
+    )
+    given = list(
+        itertools.product(
+            (None, torch.ones(4)), (None, 0, 7), (None, 0.0, NAN), (None, True, False)
+        )
+    )
     for call in given:
         tested.learns(E, *call)
     for call in given:
@@ -719,7 +762,10 @@ def test_a_bool_is_constant_in_a_variant(subject):
 
 
 def test_keyword_only_arguments_are_traced_too(subject):
-    tested = subject("(Tensor x, int n=3, *, float f=0.5, Tensor? y=None) -> Tensor", lambda k, x, n, *, f, y: reals(k, n, f, int(y is not None)))
+    tested = subject(
+        "(Tensor x, int n=3, *, float f=0.5, Tensor? y=None) -> Tensor",
+        lambda k, x, n, *, f, y: reals(k, n, f, int(y is not None)),
+    )
     for given in ({}, {"f": 2.0}, {"n": -1}, {"y": torch.ones(1)}, {"f": -0.5, "n": 9}):
         wanted = [given.get("n", 3), given.get("f", 0.5), int("y" in given), 0]
         for _ in range(2):
@@ -787,7 +833,15 @@ def twice(k, x):
 def test_what_is_done_in_place_is_done_to_the_argument(subject, name):
     tested = subject("(Tensor(a!) x) -> ()", IN_PLACE[name])
     loose = torch.arange(24.0).double().view(4, 6)
-    given = [torch.ones(3, 4).double(), loose.t(), loose[:, 2:4], loose[::2], loose[:, ::2], loose[1:, :1], torch.ones(1, 1).double()]
+    given = [
+        torch.ones(3, 4).double(),
+        loose.t(),
+        loose[:, 2:4],
+        loose[::2],
+        loose[:, ::2],
+        loose[1:, :1],
+        torch.ones(1, 1).double(),
+    ]
     for x in given * 2:
         tested.agrees(x)
         linker.settle()
@@ -832,14 +886,20 @@ def test_launches_run_in_order(subject):
     ("template", "signature", "values"),
     [
         (lambda x, n, f: n, "int n, float f", [(3, 0.0), (-7, 0.0), (2**40, 0.0)]),
-        (lambda x, n, f: 1 << (n - 1).bit_length(), "int n, float f", [(3, 0.0), (5, 0.0), (9, 0.0)]),
+        (
+            lambda x, n, f: 1 << (n - 1).bit_length(),
+            "int n, float f",
+            [(3, 0.0), (5, 0.0), (9, 0.0)],
+        ),
         (lambda x, n, f: f, "int n, float f", [(1, 1.5), (1, -2.25), (1, 1e30)]),
         (lambda x, n, f: x.shape[0] % 4, "int n, float f", [(1, 0.0)]),
         (lambda x, n, f: n > 3, "int n, float f", [(3, 0.0), (4, 0.0)]),
     ],
     ids=["int", "computed_int", "float", "size", "bool"],
 )
-def test_another_value_of_a_template_argument_is_another_variant(subject, template, signature, values):
+def test_another_value_of_a_template_argument_is_another_variant(
+    subject, template, signature, values
+):
     def launch(k, x, n, f):
         out = torch.empty(1, dtype=torch.float64)
         k.constant[{"N": template(x, n, f)}](out)
@@ -867,7 +927,10 @@ def test_a_negative_zero_is_a_template_argument_of_its_own(subject):
 
 def test_a_value_that_is_looked_at_is_constant_in_a_variant(subject):
     names = {1: 10, 2: 20}
-    tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, names.get(n, n), len(str(n)), len(f"{n:>9}"), hash(n)))
+    tested = subject(
+        "(Tensor x, int n) -> Tensor",
+        lambda k, x, n: ints(k, names.get(n, n), len(str(n)), len(f"{n:>9}"), hash(n)),
+    )
     for n in (1, 2, 3, -4, 1000):
         tested.learns(E, n)
     for n in (1000, 3, 1, -4, 2):
@@ -876,7 +939,10 @@ def test_a_value_that_is_looked_at_is_constant_in_a_variant(subject):
 
 def check(k, x, n):
     torch._check(x.dim() == 2, lambda: f"check: x must be a matrix, got {tuple(x.shape)}")
-    torch._check(n > 0 and x.shape[1] % n == 0, lambda: f"check: {x.shape[1]} columns do not make groups of {n}")
+    torch._check(
+        n > 0 and x.shape[1] % n == 0,
+        lambda: f"check: {x.shape[1]} columns do not make groups of {n}",
+    )
     if n == 13:
         raise ValueError(f"check: {n} is unlucky")
     return ints(k, x.shape[1] // n)
@@ -903,7 +969,9 @@ def test_the_authors_error_reaches_the_caller_with_what_was_given(subject, x, n,
 
 
 def test_a_division_by_zero_is_raised_at_a_later_call(subject):
-    tested = subject("(Tensor x, int n, float f) -> Tensor", lambda k, x, n, f: reals(k, 5 // n, 2.0 / f, 7 % n))
+    tested = subject(
+        "(Tensor x, int n, float f) -> Tensor", lambda k, x, n, f: reals(k, 5 // n, 2.0 / f, 7 % n)
+    )
     tested.learns(E, 2, 0.5)
     for n, f in ((0, 0.5), (2, 0.0), (2, -0.0)):
         with pytest.raises(ZeroDivisionError):
@@ -913,7 +981,33 @@ def test_a_division_by_zero_is_raised_at_a_later_call(subject):
     tested.serves(E, -3, 1.0)
 
 
-@pytest.mark.parametrize("given", ["x", "out", "n", "v0", "v", "y0", "K", "odd", "call", "real", "api", "owned", "int", "DONE", "MISS", "i64", "Tensor", "stub", "linux", "failed", "release", "a0"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "x",
+        "out",
+        "n",
+        "v0",
+        "v",
+        "y0",
+        "K",
+        "odd",
+        "call",
+        "real",
+        "api",
+        "owned",
+        "int",
+        "DONE",
+        "MISS",
+        "i64",
+        "Tensor",
+        "stub",
+        "linux",
+        "failed",
+        "release",
+        "a0",
+    ],
+)
 def test_an_argument_may_have_any_name(subject, given):
     tested = subject(
         f"(Tensor t, int {given}, int other) -> Tensor",
@@ -929,12 +1023,17 @@ def test_a_stub_serves_torch_ops_and_the_op_alike(subject):
     tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, n, x.numel()))
     tested.learns(torch.ones(3), 4)
     before = tested.misses
-    assert getattr(torch.ops.jitkern_trace, tested.op.name.split("::")[1])(torch.ones(5), 6)[:2].tolist() == [6, 5]
+    assert getattr(torch.ops.jitkern_trace, tested.op.name.split("::")[1])(torch.ones(5), 6)[
+        :2
+    ].tolist() == [6, 5]
     assert tested.misses == before
 
 
 def test_the_same_tensor_may_be_given_twice(subject):
-    tested = subject("(Tensor x, Tensor y) -> Tensor", lambda k, x, y: ints(k, x.numel(), int(x.data_ptr() == y.data_ptr())))
+    tested = subject(
+        "(Tensor x, Tensor y) -> Tensor",
+        lambda k, x, y: ints(k, x.numel(), int(x.data_ptr() == y.data_ptr())),
+    )
     x = torch.ones(3)
     for y in (x, torch.ones(3)):
         tested.learns(x, y)

@@ -38,7 +38,10 @@ def settings(examples):
         max_examples=examples,
         deadline=None,
         database=None,
-        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+        suppress_health_check=[
+            hypothesis.HealthCheck.function_scoped_fixture,
+            hypothesis.HealthCheck.too_slow,
+        ],
     )
 
 
@@ -52,13 +55,26 @@ def tensors(draw, shape, dtype):
     """A tensor of this shape: permuted, sliced with an offset and a step, expanded, unaligned."""
     order = draw(st.permutations(range(len(shape))))
     plain = draw(st.booleans())
-    layout = st.tuples(st.just(0), st.just(1), st.just(False)) if plain else st.tuples(st.integers(0, 2), st.integers(1, 2), st.booleans())
+    layout = (
+        st.tuples(st.just(0), st.just(1), st.just(False))
+        if plain
+        else st.tuples(st.integers(0, 2), st.integers(1, 2), st.booleans())
+    )
     dims = [draw(layout) for _ in shape]
     whole = [1 if wide else start + size * step for size, (start, step, wide) in zip(shape, dims)]
     lead = draw(st.integers(0, 4))
     numbers = torch.arange(lead + math.prod(whole)) % 11 - 4
-    x = numbers.to(dtype)[lead:].view([whole[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
-    x = x[tuple(slice(None) if wide else slice(start, start + size * step, step) for size, (start, step, wide) in zip(shape, dims))]
+    x = (
+        numbers.to(dtype)[lead:]
+        .view([whole[d] for d in order])
+        .permute([order.index(d) for d in range(len(shape))])
+    )
+    x = x[
+        tuple(
+            slice(None) if wide else slice(start, start + size * step, step)
+            for size, (start, step, wide) in zip(shape, dims)
+        )
+    ]
     return x.expand(shape)
 
 
@@ -86,7 +102,9 @@ class Shipped(Subject):
 
     @property
     def slot(self):
-        return next(slot for slot in SLOTS if slot.op == self.op.name and "cpu" in self._runner.where)
+        return next(
+            slot for slot in SLOTS if slot.op == self.op.name and "cpu" in self._runner.where
+        )
 
     def python(self, *args):
         return self._launcher(Kernels(self._runner), *args)
@@ -121,7 +139,10 @@ def test_vec_add_is_the_same_for_any_tensors(added, pair):
 
 
 @settings(80)
-@hypothesis.given(x=of_one_shape([torch.float32, torch.float64], 1), y=of_one_shape([torch.float32, torch.float64], 1))
+@hypothesis.given(
+    x=of_one_shape([torch.float32, torch.float64], 1),
+    y=of_one_shape([torch.float32, torch.float64], 1),
+)
 def test_vec_add_refuses_tensors_that_differ_as_python_does(added, x, y):
     for _ in range(2):
         added.agrees(*x, *y)
@@ -137,7 +158,9 @@ def test_softmax_is_the_same_for_any_tensor(normalised, one):
 
 def launch(k, total, x, w, n, a, b):
     torch._check(x.dim() > 0, lambda: f"mixed: no scalars, got {x.dim()} dimensions")
-    torch._check(w is None or w.shape == x.shape, lambda: f"mixed: w is {tuple(w.shape)}, x {tuple(x.shape)}")
+    torch._check(
+        w is None or w.shape == x.shape, lambda: f"mixed: w is {tuple(w.shape)}, x {tuple(x.shape)}"
+    )
     rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
     x = x.contiguous()
     w = w.contiguous() if w is not None else None
@@ -174,7 +197,9 @@ def mixed(tmp_path_factory):
     b=st.none() | st.floats(-100, 100),
     lead=st.integers(0, 3),
 )
-def test_a_launch_function_of_everything_is_the_same_for_any_arguments(mixed, pair, weighted, n, a, b, lead):
+def test_a_launch_function_of_everything_is_the_same_for_any_arguments(
+    mixed, pair, weighted, n, a, b, lead
+):
     x, w = pair
     total = torch.arange(lead + 2.0, dtype=torch.float64)[lead:]
     agrees_with_its_reference(mixed, total, x, w if weighted else None, n, a, b)
@@ -182,7 +207,9 @@ def test_a_launch_function_of_everything_is_the_same_for_any_arguments(mixed, pa
 
 @settings(80)
 @hypothesis.given(
-    x=of_one_shape([torch.float32, torch.float64], 1), w=of_one_shape([torch.float32, torch.float64], 1), n=st.integers(-9, 9)
+    x=of_one_shape([torch.float32, torch.float64], 1),
+    w=of_one_shape([torch.float32, torch.float64], 1),
+    n=st.integers(-9, 9),
 )
 def test_a_launch_function_of_everything_refuses_what_python_refuses(mixed, x, w, n):
     args = (torch.zeros(2, dtype=torch.float64), *x, *w, n, 0.5, None)

@@ -51,6 +51,10 @@ def scaled(k, x, a):
     return out
 
 
+def scaled_by(compute):
+    return lambda k, x, y, n, f: scaled(k, x, compute(k, x, y, n, f))
+
+
 def tried(compute, *errors):
     """What `compute` returns, or 0 where it raises one of these."""
     try:
@@ -284,7 +288,7 @@ NUMBERS = {
     "lookup_of_a_shape": lambda k, x, y, n, f: {torch.Size([4]): 2.0, (7,): 3.0}.get(x.shape, 4.0),
     "key_error": lambda k, x, y, n, f: tried(lambda: TABLE[n], KeyError),
     "f_string": lambda k, x, y, n, f: float(len(f"{n}x{x.shape[0]:>4}")),
-    "percent": lambda k, x, y, n, f: float(len("%d of %s" % (n, x.shape[0]))),
+    "percent": lambda k, x, y, n, f: float(len("%d of %s" % (n, x.shape[0]))),  # noqa: UP031
     "str": lambda k, x, y, n, f: float(len(str(n) + repr(f))),
     "json": lambda k, x, y, n, f: float(len(json.dumps([n, x.shape[0]]))),
     "bin": lambda k, x, y, n, f: float(len(bin(n))),
@@ -350,11 +354,20 @@ MUTATIONS = {
     **{f"tensor_{name}": launch for name, launch in TENSORS.items()},
     **{f"memory_{name}": launch for name, launch in MEMORY.items()},
     **{
-        f"number_{name}": (lambda compute: lambda k, x, y, n, f: scaled(k, x, compute(k, x, y, n, f)))(compute)
+        f"number_{name}": scaled_by(compute)
         for name, compute in NUMBERS.items()
     },
 }  # fmt: skip
-OF_STEPS = ["range_of_a_size", "range_of_n", "list_index", "list_index_n", "list_slice", "list_times_n", "str_times_n", "operator_index"]
+OF_STEPS = [
+    "range_of_a_size",
+    "range_of_n",
+    "list_index",
+    "list_index_n",
+    "list_slice",
+    "list_times_n",
+    "str_times_n",
+    "operator_index",
+]
 PLACE = re.compile(rf"{re.escape(__file__)}:\d+: ")
 
 

@@ -43,8 +43,15 @@ class Slot:
     """
 
     def __init__(
-        self, number: int | None, op: str, schema: str, parameters: list[Parameter], returns: int
+        self,
+        device: str,
+        number: int | None,
+        op: str,
+        schema: str,
+        parameters: list[Parameter],
+        returns: int,
     ) -> None:
+        self.device = device
         self.number = number
         self.op = op
         self.schema = schema
