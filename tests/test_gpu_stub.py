@@ -198,7 +198,7 @@ def test_the_profiler_shows_the_op_and_the_kernel():
     x = torch.randn(8, 32, device="cuda")
     served(jitkern.ops.softmax, x)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         jitkern.ops.softmax(x)
         torch.cuda.synchronize()
     names = {event.key for event in profile.key_averages()}
@@ -315,7 +315,7 @@ def autotune_again(op, tmp_path):
         "def refuse(*_): raise AssertionError('measured')\n"
         "autotune._milliseconds = refuse\n"
         f"configs = triton.functions({str(tmp_path / 't.py')!r}, 0)['double'].configs\n"
-        f"source = Triton('t.py', folder={str(tmp_path)!r}, package='')\n"
+        f"source = Triton(**{op.sources['cuda'][0].fields()!r})\n"
         f"s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"
         f"autotune.choose({op.name!r}, source, 'double', Target.current('cuda'), "
         "torch.device('cuda', 0), configs, s, None)\n"

@@ -248,10 +248,11 @@ MEMORY = {
     "empty_in_a_closure": lambda k, x, y, n, f: nested(n).zero_(),
     "empty_by_a_helper_in_a_table": lambda k, x, y, n, f: HELPERS["space"](x.shape[0]).zero_(),
     "empty_with_out": lambda k, x, y, n, f: torch.empty(2, out=torch.zeros(2)).zero_(),
-    "address_of_an_allocation": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.empty(x.shape[0]).data_ptr() else 3.0),
-    "address_is_0": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.empty(x.shape[0]).data_ptr() == 0 else 3.0),
+    "address_of_an_allocation": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.empty(x.shape[0] // 4).data_ptr() else 3.0),
+    "address_is_0": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.empty(x.shape[0] // 4).data_ptr() == 0 else 3.0),
     "address_modulo_a_page": lambda k, x, y, n, f: scaled(k, x, 0.0 * (torch.empty(9).data_ptr() % 4096)),
     "address_as_an_argument": lambda k, x, y, n, f: scaled(k, x, 0.0 * torch.empty(9).data_ptr()),
+    "address_given_to_a_kernel": lambda k, x, y, n, f: (k.ints(torch.empty(8, dtype=torch.int64), torch.empty(9).data_ptr(), *[0] * 7), scaled(k, x, 2.0))[1],
     "unknown_kernel_argument": lambda k, x, y, n, f: k.axpy[{"T": x.dtype}](x, 1.0, x, None, "many") or x,
 }  # fmt: skip
 NUMBERS = {
