@@ -105,15 +105,18 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
                 queue.append(header)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """All files below, less hidden ones and those of virtual environments and caches."""
+    above |= {folder.resolve()}
     for path in folder.iterdir():
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
         if not path.is_dir():
             yield path
-        elif not any((path / mark).exists() for mark in ("pyvenv.cfg", "CACHEDIR.TAG")):
-            yield from _files(path)
+        elif path.resolve() not in above and not any(  # a link may lead back
+            (path / mark).exists() for mark in ("pyvenv.cfg", "CACHEDIR.TAG")
+        ):
+            yield from _files(path, above)
 
 
 def _resolve(source: Source, includer: Path, name: str, *, quoted: bool) -> tuple[str, Path] | None:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import shlex
 import shutil
+import struct
 from pathlib import Path
 
 from jitkern import closure as closures
@@ -115,7 +116,7 @@ class Cc:
         parameters = (
             _prototype(variant, build / "prototypes") if _is_c(source) else _parameters(binary)
         )
-        if b"\0%s\0" % variant.function.encode() not in binary:
+        if variant.function not in _exported(binary):
             raise CompileError(
                 f'{variant.op}: `{variant.function}` in {path} must be declared extern "C", '
                 "and not static",
@@ -126,6 +127,23 @@ class Cc:
         return Built(
             compiler, {"artifact": artifact, "symbol": variant.function, "parameters": parameters}
         )
+
+
+def _exported(binary: bytes) -> set[str]:
+    """Names in the dynamic symbol table of a 64-bit ELF file that it defines for others."""
+    (sections,) = struct.unpack_from("<Q", binary, 0x28)
+    size, count = struct.unpack_from("<HH", binary, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", binary, sections + i * size) for i in range(count)]
+    names = set()
+    for _, kind, _, _, offset, length, link, *_ in headers:
+        if kind == 11:  # SHT_DYNSYM
+            strings = headers[link][4]
+            for at in range(offset, offset + length, 24):
+                name, info, _, section = struct.unpack_from("<IBBH", binary, at)
+                if section and info >> 4:  # defined, and not local
+                    start = strings + name
+                    names.add(binary[start : binary.index(b"\0", start)].decode())
+    return names
 
 
 def _is_c(source: Source) -> bool:

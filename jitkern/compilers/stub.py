@@ -22,7 +22,16 @@ class StubCompiler:
         return target.for_host_code()
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
-        return ("-O2", "-fPIC", "-shared", "-nostdlib", "-std=gnu17", "-fwrapv", "-fexceptions")
+        return (
+            "-O2",
+            "-fPIC",
+            "-shared",
+            "-nostdlib",
+            "-std=c17",
+            "-fwrapv",
+            "-fexceptions",
+            "-ffp-contract=off",
+        )
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return [identity(config.current().cc)]

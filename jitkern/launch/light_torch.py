@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,7 +28,7 @@ def seeing(function: Callable[..., Any], proxy: LightTorch) -> Callable[..., Any
     ):
         return function
     module = function.__globals__
-    scope = {**module, "torch": proxy}
+    scope = {**module, "torch": proxy, **proxy.builtins}
     for name, value in module.items():
         if isinstance(value, types.FunctionType) and value.__globals__ is module:
             scope[name] = _rebound(value, scope)
@@ -36,15 +36,34 @@ def seeing(function: Callable[..., Any], proxy: LightTorch) -> Callable[..., Any
 
 
 def _rebound(function: types.FunctionType, scope: dict[str, Any]) -> types.FunctionType:
+    cells = tuple(
+        types.CellType(_rebound(cell.cell_contents, scope)) if _is_beside(cell, function) else cell
+        for cell in function.__closure__ or ()
+    )
     copy = types.FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+        function.__code__, scope, function.__name__, function.__defaults__, cells
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
+def _is_beside(cell: types.CellType, function: types.FunctionType) -> bool:
+    """Whether a closure holds another function of the same module."""
+    try:
+        held = cell.cell_contents
+    except ValueError:  # not bound yet
+        return False
+    return (
+        isinstance(held, types.FunctionType)
+        and held is not function
+        and held.__globals__ is function.__globals__
+    )
+
+
 class LightTorch(types.ModuleType):
-    """Torch, with a quick `_check`."""
+    """Torch, with a quick `_check`. `builtins` are seen instead of Python's."""
+
+    builtins: ClassVar[dict[str, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)

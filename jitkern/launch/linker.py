@@ -28,6 +28,7 @@ from jitkern.launch.trace import Traced, trace
 from jitkern.target import Target
 
 _log = logging.getLogger(__name__)
+STRIKES = 4  # traces that may fail in a situation: the first values may just have been odd ones
 _builders: list[threading.Thread] = []
 
 
@@ -41,7 +42,7 @@ def link(
     """Have the next call like this one served without Python. Raises nothing."""
     args = slot.complete(args, kwargs)
     situation = (id(runner.source), runner.device.index, *map(_concrete, args))
-    if slot.full or situation in slot.refused:
+    if slot.full or slot.strikes[situation] >= STRIKES:
         return
     with slot.lock:
         try:
@@ -50,10 +51,10 @@ def link(
                 runner.device, runner.where, runner,
             )  # fmt: skip
         except (Unsupported, JitkernError) as e:
-            slot.refused[situation] = str(e)
-            _log.info("%s keeps to its Python launcher: %s", slot.op, e)
+            slot.refuse(situation, str(e))
             return
-    _Making(slot, function, runner, args, traced).start()
+    slot.refused.pop(situation, None)
+    _Making(slot, function, runner, args, traced, situation).start()
 
 
 class _Making:
@@ -66,7 +67,9 @@ class _Making:
         runner: Runner,
         args: Sequence[Any],
         traced: Traced,
+        situation: tuple[Any, ...],
     ) -> None:
+        self.situation = situation
         self.slot = slot
         self.runner = runner
         self.traced = traced
@@ -97,7 +100,7 @@ class _Making:
         except CompilerNotFound as e:
             announce(e)
         except JitkernError as e:
-            _log.warning("%s keeps to its Python launcher: %s", self.slot.op, e)
+            self.slot.refuse(self.situation, str(e), strikes=STRIKES)
         else:
             self._keep()
 

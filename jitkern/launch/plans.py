@@ -32,6 +32,7 @@ from jitkern.manifest import Manifest
 from jitkern.target import Target
 
 ARTIFACT = "plan.json"
+_UNKNOWN = object()
 _TORCH = frozenset((  # of torch, besides its dtypes: what gives the same answer in every process
     "_check", "contiguous_format", "device", "empty", "empty_like", "empty_strided", "finfo",
     "iinfo", "preserve_format", "strided", "Size", "Tensor", "zeros", "zeros_like",
@@ -40,7 +41,8 @@ _BUILTINS = frozenset((
     "AssertionError", "IndexError", "NotImplementedError", "RuntimeError", "TypeError",
     "ValueError", "ZeroDivisionError", "abs", "all", "any", "bool", "dict", "divmod", "enumerate",
     "float", "format", "frozenset", "int", "isinstance", "len", "list", "map", "max", "min", "pow",
-    "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip",
+    "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type",
+    "zip",
 ))  # fmt: skip
 _SHORT = {
     getattr(torch, dtype.torch): code
@@ -72,9 +74,10 @@ def identity_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
         defaults = (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
         if one.__closure__ or _file(one) != _file(function) or not all(map(_plain, defaults)):
             return None
-        known[f"{one.__qualname__}()"] = repr(defaults)
+        code = hashlib.sha256(one.__code__.co_code).hexdigest()[:16]
+        known[f"{one.__qualname__}()"] = f"{one.__code__.co_firstlineno} {code} {defaults!r}"
         for name in _globals_of(one.__code__):
-            value = one.__globals__.get(name, getattr(builtins, name, None))
+            value = one.__globals__.get(name, getattr(builtins, name, _UNKNOWN))
             if isinstance(value, types.FunctionType):
                 queue.append(value)
             elif _plain(value):

@@ -178,8 +178,8 @@ class Runner:
 
     def compiled(self, call: Call) -> Compiled:
         """The variant that a call needs, loaded."""
-        kinds = tuple(type(value) for _, value in call.template)  # 1, 1.0 and True are equal
-        memo: tuple[Any, ...] = (call.function, call.template, kinds)
+        template = tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0 == True
+        memo: tuple[Any, ...] = (call.function, template)
         found = None
         if self.source.kind == "triton":
             found = variant_of(self.op, self.source, call, self.where)

@@ -91,7 +91,10 @@ static inline i64 floordiv(i64 a, i64 b, i32 *odd) {
   if (b == 0 || (b == -1 && a == -a)) return *odd |= b == 0 || a != 0, 0;
   return a / b - (a % b != 0 && (a < 0) != (b < 0));
 }
-static inline i64 mod(i64 a, i64 b, i32 *odd) { return sub(a, mul(floordiv(a, b, odd), b, odd), odd); }
+static inline i64 mod(i64 a, i64 b, i32 *odd) {
+  if (b == 0 || b == -1) return *odd |= b == 0, 0;
+  return a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
+}
 static inline i64 shl(i64 a, i64 b, i32 *odd) {
   if (b < 0 || b > 62) return *odd = 1, 0;
   return mul(a, 1LL << b, odd);

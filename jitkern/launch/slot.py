@@ -58,6 +58,7 @@ class Slot:
         self.parameters = parameters
         self.returns = returns
         self.refused: dict[tuple[Any, ...], str] = {}
+        self.strikes: Counter[tuple[Any, ...]] = Counter()
         self.full = False
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
@@ -135,6 +136,13 @@ class Slot:
         if key not in self._plans:
             self._plans[key] = Plans(self.op, self.schema, function, source, target)
         return self._plans[key]
+
+    def refuse(self, situation: tuple[Any, ...], why: str, strikes: int = 1) -> None:
+        """Note why a situation keeps to the Python launcher; after some strikes, for good."""
+        if situation not in self.refused:
+            _log.info("%s keeps to its Python launcher: %s", self.op, why)
+        self.refused[situation] = why
+        self.strikes[situation] += strikes
 
     def append(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +23,24 @@ _EXACT = 2**53  # integers up to here are exact as doubles
 
 
 class Unsupported(Exception):
-    """What a launch function does and C cannot follow; the op stays with the Python launcher."""
+    """What a launch function does and C cannot follow; the op stays with the Python launcher.
+
+    A launch function may catch it: `running.problem` is the first of a trace.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        running.problem = running.problem or self
+
+
+class _Running(threading.local):
+    """The trace of this thread."""
+
+    facts: Facts | None = None
+    problem: Unsupported | None = None
+
+
+running = _Running()
 
 
 class Statement(NamedTuple):
@@ -47,25 +65,34 @@ class Facts:
 
     def guard(self, condition: str) -> None:
         """Serve only calls for which this C condition holds."""
+        self._check()
         if condition not in self._seen:
             self._seen.add(condition)
             self.statements.append(Statement(f"if (!({condition})) return MISS;", self.line()))
 
     def value(self, kind: type, expression: str, name: str = "") -> str:
         """A name for the value of this C expression; equal expressions have one."""
+        self._check()
         if expression not in self._values:
             name = self._values[expression] = name or f"v{len(self._values)}"
             ctype = "double" if kind is float else "i64"
             self.statements.append(Statement(f"const {ctype} {name} = {expression};", self.line()))
         return self._values[expression]
 
+    def _check(self) -> None:
+        if self is not running.facts:
+            raise Unsupported("it uses a number of an earlier call")
+
 
 class Symbol:
     """`text` in C, whose value is `hint` now; `what` it is in the user's words."""
 
-    __slots__ = ("facts", "hint", "text", "what")
+    __slots__ = ("facts", "hint", "natural", "text", "what")
 
-    def __init__(self, facts: Facts, text: str, hint: float, what: str = "") -> None:
+    def __init__(
+        self, facts: Facts, text: str, hint: float, what: str = "", *, natural: bool = False
+    ) -> None:
+        self.natural = natural  # never below 0
         self.facts = facts
         self.text = text
         self.hint = hint
@@ -119,17 +146,22 @@ class Symbol:
         return self
 
     def __abs__(self) -> Any:
-        return -self if _less(self, 0) else self
+        if _is_float(self):
+            return self._made(float, f"__builtin_fabs({self.text})", abs(self.hint))
+        negative: bool = _less(self, 0)
+        return -self if negative else self
 
     def __pow__(self, exponent: Any, modulus: None = None) -> Any:
         power = exponent.freeze() if is_symbol(exponent) else exponent
-        if modulus is not None or type(power) is not int or not 1 <= power <= 4:
-            return self.freeze() ** power
+        squares = isinstance(self.hint, float)  # higher powers of floats are not products
+        if modulus is not None or type(power) is not int or not 1 <= power <= (2 if squares else 4):
+            return pow(self.freeze(), power, concrete(modulus))
         result: Any = self
         for _ in range(power - 1):
             result = result * self
-        if power > 1 and isinstance(result.hint, float):
-            return self._made(float, f"bounded({result.text}, &odd)", float(self.hint) ** power)
+        if squares and power > 1:
+            hint = _computed(operator.pow, self.hint, power)
+            return self._made(float, f"bounded({result.text}, &odd)", hint)
         return result
 
     def __rpow__(self, base: Any) -> Any:
@@ -162,7 +194,8 @@ class Symbol:
     def _rounded(self, function: str, python: Callable[[float], int]) -> Any:
         if isinstance(self.hint, int):
             return self
-        return self._made(int, f"{function}({self.text}, &odd)", python(self.hint))
+        hint = _computed(python, self.hint)
+        return self._made(int, f"{function}({self.text}, &odd)", hint)
 
     def _made(self, kind: type, expression: str, hint: float) -> Symbol:
         if kind is int and hint not in _INT64:
@@ -201,11 +234,22 @@ def literal(value: float) -> str:
 
 def text_of(value: Any) -> str:
     """A number or Symbol in C."""
-    return str(value.text) if is_symbol(value) else literal(value)
+    if not is_symbol(value):
+        return literal(value)
+    value.facts._check()
+    return str(value.text)
 
 
 def _hint(value: Any) -> Any:
     return value.hint if is_symbol(value) else value
+
+
+def _computed(compute: Callable[..., Any], *hints: Any) -> Any:
+    """The value for these hints; for others it may not fail, so a failure is no answer."""
+    try:
+        return compute(*hints)
+    except (ArithmeticError, ValueError) as e:
+        raise Unsupported(f"it meets {type(e).__name__}: {e}") from e
 
 
 def _less(a: Any, b: Any) -> bool:
@@ -230,7 +274,7 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
         form = floating if real else integer
         if not form:
             raise Unsupported(f"it computes `{name}` of floats")
-        hint = compute(_hint(a), _hint(b))
+        hint = _computed(compute, _hint(a), _hint(b))
         whole = name == "truediv" and not (_is_float(a) and _is_float(b))
         operands = [_as_double(x, exact=whole) if real else text_of(x) for x in (a, b)]
         return symbol._made(float if real else int, form.format(*operands), hint)
@@ -249,6 +293,8 @@ def _as_double(value: Any, *, exact: bool) -> str:
         return text_of(value)
     if is_symbol(value):
         return f"exact({value.text}, &odd)" if exact else f"(double){value.text}"
+    if exact and float(value) != value:
+        raise Unsupported(f"it compares a float with {value}, which is not exact as a double")
     return literal(float(value))
 
 
@@ -262,9 +308,10 @@ def _comparison(name: str, sign: str) -> None:
             return NotImplemented
         answer = compute(self.hint, hint)
         if isinstance(self.hint, int) and isinstance(hint, int):
-            least = hint == _INT64[0] and name in ("ge", "lt")
-            if not is_symbol(other) and (hint not in _INT64 or least):
-                return answer  # no int64 compares otherwise
+            low = 0 if self.natural else _INT64[0]
+            known = hint not in _INT64 or (hint <= low and name in ("ge", "lt"))
+            if not is_symbol(other) and known:
+                return answer  # no value compares otherwise
             left, right = self.text, text_of(other)
         else:
             left, right = (_as_double(x, exact=True) for x in (self, other))

@@ -26,6 +26,13 @@ class Shape(tuple[Any, ...]):
 
     __slots__ = ()
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return torch.Size
+
+    def __repr__(self) -> str:
+        return f"torch.Size({list(self)!r})"
+
     def numel(self) -> Any:
         return math.prod(self)
 
@@ -52,6 +59,12 @@ class Address:
         if type(other) is int and 0 < other <= ALIGNMENT and ALIGNMENT % other == 0:
             return self._offset % other
         raise Unsupported(f"it takes the address of an allocation modulo {other}")
+
+    def _refuse(self, *_: object) -> Any:
+        raise Unsupported("it uses the address of an allocation for more than its alignment")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __int__ = __index__ = __repr__ = _refuse
 
 
 class TensorProxy:
@@ -102,6 +115,12 @@ class TensorProxy:
     def __bool__(self) -> bool:
         raise Unsupported("it looks at a tensor's value")
 
+    def __eq__(self, _: object) -> bool:
+        raise Unsupported("it compares a tensor's values")
+
+    __ne__ = __eq__
+    __hash__ = object.__hash__
+
     def __len__(self) -> int:
         raise Unsupported("it asks for the len() of a tensor; ask for its shape[0]")
 
@@ -128,7 +147,10 @@ class TensorProxy:
     def numel(self) -> Any:
         if self.argument:
             return self.trace.symbol(
-                f"{self.argument}->numel", math.prod(s.hint for s in self.shape), "numel"
+                f"{self.argument}->numel",
+                math.prod(s.hint for s in self.shape),
+                "numel",
+                natural=True,
             )
         return self.shape.numel()
 
@@ -139,6 +161,8 @@ class TensorProxy:
         return self.numel() * self.itemsize
 
     def data_ptr(self) -> Any:
+        if not self.argument and self.numel() == 0:
+            return 0
         offset = self.offset * self.itemsize
         return Address(offset) if self.memory.address is None else self.memory.address + offset
 
@@ -171,8 +195,9 @@ class TensorProxy:
     # ------------------------------------------------------------------ views
 
     def view(self, *shape: Any) -> TensorProxy:
-        if not self.is_contiguous():
-            raise Unsupported("it views a tensor that is not contiguous")
+        dense = self.trace.dense(self.shape)
+        if not all(bool(a == b) for a, b in zip(self.strides, dense)):
+            raise Unsupported("it views or reshapes a tensor whose strides are not dense")
         wanted = list(
             shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         )
@@ -182,12 +207,12 @@ class TensorProxy:
         if holes:
             rest = math.prod(size for i, size in enumerate(wanted) if i != holes[0])
             wanted[holes[0]] = self.numel() // rest
-        if not math.prod(wanted) == self.numel():
+        if any(size < 0 for size in wanted) or math.prod(wanted) != self.numel():
             raise Unsupported("it views a tensor with another number of elements")
         return self._view(wanted, self.trace.dense(wanted), contiguous=True)
 
     def reshape(self, *shape: Any) -> TensorProxy:
-        return self.contiguous().view(*shape)
+        return self.view(*shape)  # of what is not dense, Torch sometimes copies: not followed
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
         start, end = self._position(start_dim), self._position(end_dim)
@@ -234,20 +259,20 @@ class TensorProxy:
         return self._view([self.shape[d] for d in keep], [self.strides[d] for d in keep])
 
     def expand(self, *shape: Any) -> TensorProxy:
-        wanted = list(
-            shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        )
-        new = len(wanted) - self.ndim
-        strides: list[Any] = [0] * new
-        for d, (size, stride) in enumerate(zip(self.shape, self.strides)):
-            if (type(wanted[new + d]) is int and wanted[new + d] == -1) or wanted[new + d] == size:
-                wanted[new + d] = size
-                strides.append(stride)
-            elif size == 1:
-                strides.append(0)
-            else:
+        given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        sizes: list[Any] = []
+        strides: list[Any] = []
+        for back, wanted in enumerate(reversed(given), 1):
+            old = back <= self.ndim
+            size = self.shape[-back] if old else 1
+            stride = self.strides[-back] if old else sizes[-1] * strides[-1] if sizes else 1
+            if old and type(wanted) is int and wanted == -1:
+                wanted = size  # noqa: PLW2901
+            if wanted < 0 or (size != wanted and size != 1):  # noqa: PLR1714  each is a guard
                 raise Unsupported("it expands a dimension that is not 1")
-        return self._view(wanted, strides)
+            strides.append(stride if size == wanted else 0)
+            sizes.append(wanted)
+        return self._view(sizes[::-1], strides[::-1])
 
     def narrow(self, dim: int, start: Any, length: Any) -> TensorProxy:
         at = self._position(dim)

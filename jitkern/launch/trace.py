@@ -8,17 +8,19 @@ when it is traced, and not again.
 
 from __future__ import annotations
 
+import dis
 import functools
 import math
 import re
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from jitkern.errors import JitkernError
+from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError
 from jitkern.kernel import Source
 from jitkern.launch.arguments import checked
 from jitkern.launch.light_torch import LightTorch, seeing
@@ -33,6 +35,7 @@ from jitkern.launch.symbols import (
     concrete,
     is_symbol,
     line_in,
+    running,
     text_of,
 )
 from jitkern.launch.tensors import Memory, TensorProxy
@@ -129,9 +132,9 @@ class Trace:
         """Do this, in order."""
         self.actions.append(Statement(text, self.facts.line()))
 
-    def symbol(self, text: str, hint: Any, what: str) -> Symbol:
+    def symbol(self, text: str, hint: Any, what: str, *, natural: bool = False) -> Symbol:
         """A leaf: something that a call brings."""
-        return Symbol(self.facts, text, hint, what)
+        return Symbol(self.facts, text, hint, what, natural=natural)
 
     def tensor(self, name: str, label: str, value: torch.Tensor) -> TensorProxy:
         """The proxy of an argument; guards what is concrete about it."""
@@ -149,7 +152,12 @@ class Trace:
         address = value.storage_offset() * value.element_size() if meta else value.data_ptr()
         sizes, strides = (
             [
-                self.symbol(f"{name}->{field}[{d}]", hint, f"{field}({d}) of `{label}`")
+                self.symbol(
+                    f"{name}->{field}[{d}]",
+                    hint,
+                    f"{field}({d}) of `{label}`",
+                    natural=field == "size",
+                )
                 for d, hint in enumerate(hints)
             ]
             for field, hints in (("size", value.shape), ("stride", value.stride()))
@@ -348,8 +356,14 @@ class Trace:
             self.act(f"call->returns[{i}] = {handle}, {handle} = 0;")
 
 
+def _type(*args: Any) -> Any:
+    return args[0].__class__ if len(args) == 1 else type(*args)
+
+
 class _TracingTorch(LightTorch):
     """The `torch` that a traced launch function sees."""
+
+    builtins: ClassVar[dict[str, Any]] = {"type": _type}
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
@@ -402,8 +416,11 @@ def trace(  # one run of one launch function
     code = getattr(function, "__code__", None)
     recorder = Trace(op, device, where, kernels_of, line_in(code))
     before, _active.trace = getattr(_active, "trace", None), recorder
+    outer = running.facts, running.problem
+    running.facts, running.problem = recorder.facts, None
     try:
-        proxies, tensors = _arguments(recorder, parameters, args)
+        compares = code is not None and _compares_identities(code)
+        proxies, tensors = _arguments(recorder, parameters, args, compares=compares)
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
         result = seeing(function, TRACING)(
             Kernels(recorder.start),
@@ -411,12 +428,15 @@ def trace(  # one run of one launch function
             **{name: proxy for name, proxy in named.items() if name in keywords},
         )
         recorder.finish(result, returns)
-    except JitkernError:
-        raise
+        if running.problem:  # the launch function has caught it
+            raise running.problem  # noqa: TRY301
+    except (CompilerNotFound, TargetError, CacheError, LoadError):
+        raise  # a kernel that cannot be had now
     except Exception as e:
         raise Unsupported(f"{_place(e, code)}{_reason(e)}") from e
     finally:
         _active.trace = before
+        running.facts, running.problem = outer
     return Traced(
         tensors,
         recorder.facts.statements,
@@ -428,8 +448,25 @@ def trace(  # one run of one launch function
     )
 
 
+def _identical(a: str, b: str) -> str:
+    return f"{a}->handle && {b}->handle && *(void **){a}->handle == *(void **){b}->handle"
+
+
+@functools.cache
+def _compares_identities(code: Any) -> bool:
+    """Whether the code asks if two values are one object, other than None."""
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IS_OP" and before is not None:
+            return True
+        if instruction.opname in ("BUILD_SET", "CONTAINS_OP", "SET_ADD"):
+            return True
+        before = instruction.argval if instruction.opname == "LOAD_CONST" else instruction
+    return any(isinstance(c, types.CodeType) and _compares_identities(c) for c in code.co_consts)
+
+
 def _arguments(
-    recorder: Trace, parameters: Sequence[Parameter], args: Sequence[Any]
+    recorder: Trace, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
 ) -> tuple[list[Any], list[tuple[int, str]]]:
     """The proxies of the arguments, and the C names of the tensors among them."""
     proxies: list[Any] = []
@@ -439,6 +476,15 @@ def _arguments(
         stored = f"call->values[{i}]"
         if kind in "TtWw":
             tensors.append((i, name))
+            twin = next((j for j, other in enumerate(args[:i]) if other is value), None)
+            if value is not None and twin is not None:
+                recorder.facts.guard(_identical(identifier(parameters[twin].name), name))
+                proxies.append(proxies[twin])
+                continue
+            if compares:
+                for j, other in tensors[:-1]:
+                    if args[j] is not None and value is not None:
+                        recorder.facts.guard(f"!({_identical(other, name)})")
             if value is None:
                 recorder.facts.guard(f"!{name}->handle")
                 proxies.append(None)
@@ -468,6 +514,8 @@ def _argument(code: str, value: Any) -> str:
     if type(value) is TensorProxy:
         if _same(value.offset, 0):
             return value.memory.data
+        if value.numel() == 0:
+            return "0"
         return f"{value.memory.data} + {text_of(value.offset * value.itemsize)}"
     through = "(double)" if code in ("f32", "f64") else ""  # as Python rounds an integer
     return f"({_CTYPES[code]}){through}{text_of(value)}"
@@ -505,7 +553,9 @@ def _place(e: BaseException, code: Any) -> str:
     frames = [
         f for f in traceback.extract_tb(e.__traceback__) if code and f.filename == code.co_filename
     ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    if frames:
+        return f"{frames[-1].filename}:{frames[-1].lineno}: "
+    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
 def _reason(e: BaseException) -> str:
