@@ -285,8 +285,7 @@ def capturing() -> bool:
     torch = sys.modules.get("torch")
     return bool(
         torch
-        and torch.cuda.is_available()
-        and torch.cuda.is_initialized()
+        and torch.cuda.is_initialized()  # asks no device
         and torch.cuda.is_current_stream_capturing()
     )
 

@@ -36,7 +36,7 @@ def test_python_cuda_and_cpp_snippets_run(tmp_path, run_python):
             done = run_python(text)
             assert done.returncode == 0, f"{text}\n{done.stderr}"
             ran += 1
-    assert ran == 3
+    assert ran == 4
 
 
 @pytest.mark.slow

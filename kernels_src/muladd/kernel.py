@@ -17,7 +17,8 @@ muladd = kernel(
 
 @muladd.reference
 def _(a, b, c):
-    return torch.addcmul(c, a, b)  # one rounding, as the kernel
+    wide = torch.float64 if a.dtype is torch.float64 else torch.float32
+    return torch.addcmul(c.to(wide), a.to(wide), b.to(wide)).to(a.dtype)  # rounded once
 
 
 @muladd.launch("cuda")

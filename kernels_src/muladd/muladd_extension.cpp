@@ -5,6 +5,8 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <type_traits>
+
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -13,7 +15,8 @@ static void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tenso
   T* o = static_cast<T*>(out.data_ptr());
   const T *x = static_cast<const T*>(a.data_ptr()), *y = static_cast<const T*>(b.data_ptr()),
           *z = static_cast<const T*>(c.data_ptr());
-  for (int64_t i = 0; i < out.numel(); i++) o[i] = x[i] * y[i] + z[i];
+  using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  for (int64_t i = 0; i < out.numel(); i++) o[i] = static_cast<T>(A(x[i]) * A(y[i]) + A(z[i]));
 }
 
 static Tensor muladd(Tensor a, Tensor b, Tensor c) {
