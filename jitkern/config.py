@@ -24,7 +24,7 @@ BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "U
 PREFERENCES = ("", "nvrtc", "triton", "extension", "cc")  # kinds of source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)  # compared by identity; the rest costs an import
 class Config:
     """One immutable set of settings; `Config.from_env()` makes it, `current()` holds it."""
 
@@ -46,7 +46,7 @@ class Config:
     visible_devices: str | None = None
     runtime_dir: Path | None = None
     color: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:

@@ -6,7 +6,6 @@ readies the kernel on its first call and stays.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -239,7 +238,7 @@ def _parse(schema: str) -> tuple[Any, str]:
 
     Raises DeclarationError.
     """
-    if not re.match(r"\w+::", schema):
+    if "::" not in schema.partition("(")[0]:
         schema = f"jitkern::{schema}"
     try:
         parsed = torch._C.parse_schema(schema)

@@ -8,6 +8,7 @@ Torch as a RuntimeError, and `cause_of` finds it again.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import threading
@@ -40,7 +41,6 @@ _TYPES = {
     "f": "float", "F": "float?", "b": "bool", "B": "bool?",
 }  # fmt: skip
 _answers: dict[int, Callable[[tuple[Any, ...]], Any]] = {}
-_siblings: dict[str, torch.library.Library] = {}
 
 
 class Trampolines:
@@ -52,7 +52,7 @@ class Trampolines:
         self.parameters = _parameters(schema)
         self.returns = len(schema.returns)
         self._positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        self._symbolic = any("SymInt" in str(argument.type) for argument in schema.arguments)
+        self._symbolic = "SymInt" in str(schema)
 
     def register(self, device: str, answer: Callable[..., Any]) -> bool:
         """Make one Torch's kernel for a device type; `answer` is the Python it asks.
@@ -151,28 +151,37 @@ def _keep(error: BaseException) -> str:
 
 
 def _parameters(schema: Any) -> list[Parameter] | None:
-    kinds = [_KINDS.get(str(argument.type), "") for argument in schema.arguments]
-    changed = [bool(a.alias_info and a.alias_info.is_write) for a in schema.arguments]
+    arguments, returns = schema.arguments, schema.returns
     if (
-        not all(kinds)
-        or len(kinds) > MAX_ARGUMENTS
-        or len(schema.returns) > MAX_RETURNS
-        or any(str(value.type) != "Tensor" for value in schema.returns)
+        len(arguments) > MAX_ARGUMENTS
+        or len(returns) > MAX_RETURNS
+        or any(str(value.type) != "Tensor" for value in returns)
         or len(schema.name) > 100
     ):
         return None
-    letters = ({"T": "W", "t": "w"}[kind] if write else kind for kind, write in zip(kinds, changed))
-    return [Parameter(a.name, letter) for a, letter in zip(schema.arguments, letters)]
+    parameters = []
+    for argument in arguments:
+        kind = _KINDS.get(str(argument.type))
+        if kind is None:
+            return None
+        alias = argument.alias_info
+        if alias and alias.is_write:
+            kind = {"T": "W", "t": "w"}[kind]
+        parameters.append(Parameter(argument.name, kind))
+    return parameters
 
 
+@functools.cache
 def _sibling(kinds: str, returns: int) -> str:
     """The sibling op of this signature, defined by its first user."""
     name = f"ask_{kinds}_{returns}"
-    if name not in _siblings:
-        given = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
-        result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
-        library = next(iter(_siblings.values()), None) or torch.library.Library(NAMESPACE, "DEF")
-        library.define(f"{name}(int op{given}) -> {result}")
-        library.impl(name, lambda op, *args: _answers[op](args), "CompositeImplicitAutograd")
-        _siblings[name] = library
+    given = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
+    result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
+    _library().define(f"{name}(int op{given}) -> {result}")
+    _library().impl(name, lambda op, *args: _answers[op](args), "CompositeImplicitAutograd")
     return f"{NAMESPACE}::{name}"
+
+
+@functools.cache
+def _library() -> torch.library.Library:
+    return torch.library.Library(NAMESPACE, "DEF")

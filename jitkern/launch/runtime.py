@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import platform
-import re
 import struct
 import sys
 import threading
@@ -117,10 +116,9 @@ class Runtime:
         self._libraries: dict[tuple[str, str], c_void_p] = {}
         self._kept: list[Any] = []  # what C holds pointers into
         self._torch = {name: _torch_library(name) for name in ("c10", "torch_cpu")}
-        table = re.search(r"typedef struct \{ /\* runtime.py fills it.*?\} Api;", shim(), re.DOTALL)
-        assert table
-        names = re.findall(r"\(\*(\w+)\)", table.group())
-        self.addresses = {name: self._address(name) for name in names[: names.index("allocate")]}
+        table = shim().partition("/* of Torch */")[2].partition("/* of the runtime")[0]
+        names = [line.partition("(*")[2].partition(")")[0] for line in table.splitlines()]
+        self.addresses = {name: self._address(name) for name in names if name}
         for name, result in (("jitkern_trampoline", c_void_p), ("jitkern_misses", c_ulonglong)):
             getattr(library, name).restype = result
         self._bind()
