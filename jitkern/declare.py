@@ -32,7 +32,7 @@ def kernel(
         `mylib::name(...)`.
     cuda, cpu: where the kernels' code is, best first; files are relative to the calling file's
         folder.
-    fusible: the reference fuses as well as the kernel runs (`jitkern list` shows it).
+    fusible: under torch.compile the op becomes its reference, for Inductor to fuse.
 
     Raises DeclarationError.
     """

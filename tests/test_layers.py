@@ -32,6 +32,7 @@ LAYERS = [
         "launch.python",
         "launch.symbols",
         "launch.tensors",
+        "launch.recorder",
         "launch.trace",
         "launch.stub",
         "launch.plans",

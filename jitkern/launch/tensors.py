@@ -16,7 +16,7 @@ import torch
 from jitkern.launch.symbols import Unsupported, concrete, is_symbol
 
 if TYPE_CHECKING:
-    from jitkern.launch.trace import Trace
+    from jitkern.launch.recorder import Recorder
 
 ALIGNMENT = 64  # bytes, of every allocation of Torch's on any device
 
@@ -72,7 +72,7 @@ class TensorProxy:
 
     def __init__(
         self,
-        trace: Trace,
+        recorder: Recorder,
         memory: Memory,
         dtype: torch.dtype,
         shape: Sequence[Any],
@@ -82,10 +82,10 @@ class TensorProxy:
         argument: str = "",
         contiguous: bool = False,
     ) -> None:
-        self.trace = trace
+        self.recorder = recorder
         self.memory = memory
         self.dtype = dtype
-        self.device = trace.device
+        self.device = recorder.device
         self.shape = Shape(shape)
         self.strides = Shape(strides)
         self.offset = offset  # in elements
@@ -146,7 +146,7 @@ class TensorProxy:
 
     def numel(self) -> Any:
         if self.argument:
-            return self.trace.symbol(
+            return self.recorder.symbol(
                 f"{self.argument}->numel",
                 math.prod(s.hint for s in self.shape),
                 "numel",
@@ -174,12 +174,14 @@ class TensorProxy:
         answer = self._follows(self.strides)
         if self.argument:
             test = f"contiguous({self.argument})"
-            self.trace.facts.guard(test if answer else f"!{test}")
+            self.recorder.facts.guard(test if answer else f"!{test}")
             self.known_contiguous = answer
             return answer
         return bool(self.numel() == 0) or all(
             bool(size == 1) or bool(stride == wanted)
-            for size, stride, wanted in zip(self.shape, self.strides, self.trace.dense(self.shape))
+            for size, stride, wanted in zip(
+                self.shape, self.strides, self.recorder.dense(self.shape)
+            )
         )
 
     def _follows(self, strides: Sequence[Any]) -> bool:
@@ -195,7 +197,7 @@ class TensorProxy:
     # ------------------------------------------------------------------ views
 
     def view(self, *shape: Any) -> TensorProxy:
-        dense = self.trace.dense(self.shape)
+        dense = self.recorder.dense(self.shape)
         if not all(bool(a == b) for a, b in zip(self.strides, dense)):
             raise Unsupported("it views or reshapes a tensor whose strides are not dense")
         wanted = list(
@@ -209,7 +211,7 @@ class TensorProxy:
             wanted[holes[0]] = self.numel() // rest
         if any(size < 0 for size in wanted) or math.prod(wanted) != self.numel():
             raise Unsupported("it views a tensor with another number of elements")
-        return self._view(wanted, self.trace.dense(wanted), contiguous=True)
+        return self._view(wanted, self.recorder.dense(wanted), contiguous=True)
 
     def reshape(self, *shape: Any) -> TensorProxy:
         return self.view(*shape)  # of what is not dense, Torch sometimes copies: not followed
@@ -338,7 +340,7 @@ class TensorProxy:
         contiguous: bool = False,
     ) -> TensorProxy:
         return TensorProxy(
-            self.trace, self.memory, self.dtype, shape, strides,
+            self.recorder, self.memory, self.dtype, shape, strides,
             offset=self.offset if offset is None else offset, contiguous=contiguous,
         )  # fmt: skip
 
@@ -353,17 +355,17 @@ class TensorProxy:
     def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
         if self.is_contiguous(memory_format):
             return self
-        return self.trace.allocate(self.shape, None, self.dtype).copy_(self)
+        return self.recorder.allocate(self.shape, None, self.dtype).copy_(self)
 
     def clone(self, memory_format: Any = torch.preserve_format) -> TensorProxy:
-        return self.trace.like(self, memory_format=memory_format).copy_(self)
+        return self.recorder.like(self, memory_format=memory_format).copy_(self)
 
     def to(self, dtype: Any = None, **rest: Any) -> TensorProxy:
         if isinstance(dtype, TensorProxy) or type(dtype) is TensorProxy:
             dtype = dtype.dtype
         if rest or not isinstance(dtype, torch.dtype):
             raise Unsupported("it uses Tensor.to() for more than a dtype")
-        return self if dtype is self.dtype else self.trace.like(self, dtype=dtype).copy_(self)
+        return self if dtype is self.dtype else self.recorder.like(self, dtype=dtype).copy_(self)
 
     def float(self) -> TensorProxy:
         return self.to(torch.float32)
@@ -378,33 +380,35 @@ class TensorProxy:
         return self.to(torch.bfloat16)
 
     def new_empty(self, *shape: Any, **options: Any) -> TensorProxy:
-        return self.trace.empty(*shape, **{"dtype": self.dtype, "device": self.device, **options})
+        return self.recorder.empty(
+            *shape, **{"dtype": self.dtype, "device": self.device, **options}
+        )
 
     def new_zeros(self, *shape: Any, **options: Any) -> TensorProxy:
         return self.new_empty(*shape, **options).zero_()
 
     def new_empty_strided(self, shape: Any, strides: Any, **options: Any) -> TensorProxy:
-        return self.trace.empty_strided(
+        return self.recorder.empty_strided(
             shape, strides, **{"dtype": self.dtype, "device": self.device, **options}
         )
 
     def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
         if type(source) is not TensorProxy:
             raise Unsupported("it copies from what is not a tensor of this call")
-        target, given = self.trace.handle(self), self.trace.handle(source)
-        self.trace.act(f"if (api->copy_({target}, {given}, {int(non_blocking)})) goto failed;")
+        target, given = self.recorder.handle(self), self.recorder.handle(source)
+        self.recorder.act(f"if (api->copy_({target}, {given}, {int(non_blocking)})) goto failed;")
         self._changed()
         return self
 
     def zero_(self) -> TensorProxy:
-        self.trace.act(f"if (api->zero_({self.trace.handle(self)})) goto failed;")
+        self.recorder.act(f"if (api->zero_({self.recorder.handle(self)})) goto failed;")
         self._changed()
         return self
 
     def _changed(self) -> None:
         """What was done to an argument must not be done again."""
         if self.memory.address is not None:
-            self.trace.act("call->launched = 1;")
+            self.recorder.act("call->launched = 1;")
 
 
 def _clamped(bound: Any, size: Any) -> Any:
