@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import jitkern.ops
-from jitkern import config
+from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.kernel import Extension
 from jitkern.launch import autotune, linker, runtime
@@ -326,6 +326,41 @@ def autotune_again(op, tmp_path):
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
     )
+
+
+DESCRIPTOR = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def copy(out, x, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [BM, BN])
+    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [BM, BN])
+    row = tl.program_id(0) * BM
+    target.store([row, 0], source.load([row, 0]))
+"""
+
+
+@needs_triton
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
+    reason="tensor descriptors need compute capability 9.0",
+)
+def test_triton_scratch_memory_is_allocated(declare, tmp_path):
+    (tmp_path / "d.py").write_text(DESCRIPTOR)
+
+    def launch(k, x):
+        out = torch.empty_like(x)
+        rows, cols = x.shape
+        k.copy[{"BM": 16, "BN": 64}](out, x, rows, cols, grid=rows // 16)
+        return out
+
+    op = declare(launch, Triton(str(tmp_path / "d.py")))
+    x = torch.randn(64, 64, device="cuda")
+    for _ in range(3):
+        assert torch.equal(served(op, x), x)
+    metas = [entry.manifest.meta for _, entry in jit.open_cache().entries() if entry.op == op.name]
+    assert any(any(meta.get("scratch", ())) for meta in metas)
 
 
 @pytest.mark.slow

@@ -140,3 +140,16 @@ def test_bad_input_is_the_ops_own_message(device):
         jitkern.ops.softmax(torch.ones(3, dtype=torch.int64, device=device))
     with pytest.raises(RuntimeError, match="at least one dimension"):
         jitkern.ops.softmax(x[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
+def test_export_keeps_the_op(op, device):
+    class Module(torch.nn.Module):
+        def forward(self, *args):
+            return op(*args)
+
+    args = next(args for args in op.sample_inputs(device) if args[0].dim() == 2)
+    program = torch.export.export(Module(), args)
+    assert [n.target for n in program.graph.nodes if n.op == "call_function"] == [op.overload]
+    torch.testing.assert_close(program.module()(*args), op(*args))

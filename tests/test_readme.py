@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import REPOSITORY
 
 from jitkern.compilers import toolkit
 from jitkern.config import Config
+from jitkern.target import short_version, this_platform
 
 README = (REPOSITORY / "README.md").read_text()
 SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -37,6 +40,23 @@ def test_python_cuda_and_cpp_snippets_run(tmp_path, run_python):
             assert done.returncode == 0, f"{text}\n{done.stderr}"
             ran += 1
     assert ran == 4
+
+
+@pytest.mark.skipif(this_platform() != "linux_x86_64", reason="shows an x86-64 target")
+def test_the_stub_is_what_explain_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in code("cuda", "cpp", "python"):
+        named = re.match(r"(?:#|//) (scale/[\w.]+)\n", text)
+        if named:
+            Path("scale").mkdir(exist_ok=True)
+            Path(named.group(1)).write_text(text)
+    command = [sys.executable, "-W", "ignore", "-m", "jitkern"]
+    target = ["--target", f"cpu-x86_64-torch{short_version(torch.__version__)}"]
+    for arguments in (["prewarm", "scale", *target], ["explain", "scale", "--source", *target]):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    (shown,) = code("c")
+    assert textwrap.indent(shown, "    ") in done.stdout
 
 
 @pytest.mark.slow

@@ -315,8 +315,10 @@ def _argument(code: str, value: Any) -> str:
         if value.numel() == 0:
             return "0"
         return f"{value.memory.data} + {text_of(value.offset * value.itemsize)}"
-    through = "(double)" if code in ("f32", "f64") else ""  # as Python rounds an integer
-    return f"({_CTYPES[code]}){through}{text_of(value)}"
+    text = text_of(value)
+    if code in ("f32", "f64") and not isinstance(value, float):
+        text = f"(double){text}"  # as Python rounds an integer
+    return text if code in ("i64", "f64") else f"({_CTYPES[code]}){text}"
 
 
 def _ctype(code: str) -> str:
