@@ -120,9 +120,12 @@ class Implementation:
         if self.slot:
             from jitkern.launch.linker import link
 
-            if self.slot.number is None:
-                leave_behind()
-            link(self.slot, self.op.written(source, self.device), runner, args, kwargs)
+            try:
+                if self.slot.number is None:
+                    leave_behind()
+                link(self.slot, self.op.written(source, self.device), runner, args, kwargs)
+            except OSError as e:  # the answer is there, and stays
+                _log.warning("%s keeps to its Python launcher: %s", self.op.name, e)
         return result
 
     def _runner(self, source: Source, device: torch.device) -> Runner:

@@ -135,10 +135,12 @@ def load_entry(source: Source, entry: Entry) -> Any:
     """What an entry of this kind of source holds, loaded once in a process. Raises LoadError."""
     digest = entry.manifest.digest
     with _one_at_a_time(f"load {digest}"):
-        if digest not in _loaded:
+        new = digest not in _loaded
+        if new:
             _loaded[digest] = load(source, entry)
-            events.recall(source, entry)
-        return _loaded[digest]
+    if new:
+        events.recall(source, entry)
+    return _loaded[digest]
 
 
 def open_cache() -> Cache:

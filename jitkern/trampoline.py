@@ -25,6 +25,7 @@ from jitkern.launch.runtime import (
     MAX_RETURNS,
     MAX_TEXT,
     MUTATION,
+    OPTIONALS,
     runtime,
 )
 from jitkern.launch.slot import Parameter
@@ -59,8 +60,7 @@ class Trampolines:
 
         False where there is no runtime, or it cannot serve this op: Python has to do.
         """
-        writes = any(parameter.kind in "Ww" for parameter in self.parameters or ())
-        slot = self._declare(device, answer, MUTATION if writes else ())
+        slot = self._declare(device, answer, ())
         if slot is not None:
             self.slots[device] = slot
             self._runtime.register(slot, self.name, device.upper())
@@ -78,10 +78,14 @@ class Trampolines:
         self, device: str, answer: Callable[..., Any], needed: tuple[str, ...]
     ) -> int | None:
         found = runtime()
-        if not found or self.parameters is None or not found.provides(*needed):
+        if not found or self.parameters is None:
             return None
         self._runtime = found
         kinds = "".join(parameter.kind for parameter in self.parameters)
+        writes = MUTATION if "W" in kinds or "w" in kinds else ()
+        optional = OPTIONALS if not set(kinds) <= set("TWifb") else ()
+        if not found.provides(*needed, *writes, *optional):
+            return None
         slot = found.declare(kinds, self.name, _sibling(kinds, self.returns), device)
         if slot < 0:
             return None

@@ -262,6 +262,21 @@ def test_shared_memory_that_grows_beyond_48_kib_by_stub(declare):
         assert torch.equal(served(op, x), x.flip(0))
 
 
+def test_shared_memory_that_grows_in_a_second_launch(declare):
+    def launch(k, x):
+        first, out = torch.empty_like(x), torch.empty_like(x)
+        k.reverse(first, x, 10, grid=1, block=32, smem=40)
+        k.reverse(out, x, x.numel(), grid=1, block=256, smem=4 * x.numel())
+        return out
+
+    op = declare(launch)
+    for size in (100, 20000, 25000):
+        x = torch.arange(size, dtype=torch.int32, device="cuda")
+        assert torch.equal(op(x), x.flip(0))
+        linker.settle()
+        assert torch.equal(op(x), x.flip(0))
+
+
 TRITON = """
 import triton
 import triton.language as tl

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from jitkern import ahead, config, jit
+from jitkern import target as target_module
 from jitkern.declare import Cpp, kernel
 from jitkern.launch import linker, plans, runtime
 from jitkern.launch.slot import SLOTS
@@ -59,7 +60,7 @@ def closes_over(value):
 def test_a_function_of_its_arguments_has_an_identity():
     found = plans.identity_of(plain)
     assert any(part.startswith("SIZES=(1, 2)") for part in found)
-    assert any(part.startswith("helper()=") for part in found)
+    assert any(" helper=" in part for part in found)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,49 @@ def test_a_constant_of_the_module_is_part_of_the_identity(monkeypatch):
     before = plans.identity_of(plain)
     monkeypatch.setitem(globals(), "SIZES", (1, 3))
     assert plans.identity_of(plain) != before
+
+
+def up(x):
+    return x + 1
+
+
+def down(x):
+    return x - 1
+
+
+chosen = up
+five, seven = (lambda n: n + 5), (lambda n: n + 7)
+size = five
+
+
+def calls_what_is_chosen(k, x):
+    return size(chosen(x))
+
+
+@pytest.mark.parametrize(("name", "value"), [("chosen", down), ("size", seven)])
+def test_which_function_a_name_means_is_part_of_the_identity(monkeypatch, name, value):
+    before = plans.identity_of(calls_what_is_chosen)
+    assert before
+    monkeypatch.setitem(globals(), name, value)
+    assert plans.identity_of(calls_what_is_chosen) != before
+
+
+def reads_a_device_index(k, x):
+    return x.device.index
+
+
+def test_a_function_that_asks_for_the_index_of_a_device_has_none():
+    assert plans.identity_of(reads_a_device_index) is None
+
+
+def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypatch):
+    source = op.sources["cpu"][0].replace(native=True)
+    keys = []
+    for level in ("_v2", "_v4"):
+        monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
+        made = plans.Plans(op.name, op.schema, plain, source, jit.Target.current("cpu"))
+        keys.append(made._key(("f32[1]", "int"), 0).digest)
+    assert keys[0] != keys[1]
 
 
 def test_shipped_launch_functions_have_plans():
@@ -213,3 +257,42 @@ def test_prewarm_and_a_call_agree_on_the_stub(op):
     (stub,), _ = ahead.stubs_of(op, op.sources["cpu"][0], jit.Target.current("cpu"))
     with config.using(compile="never"):
         assert jit.ensure(stub.variant, jit.Target.current("cpu")).manifest.inputs["op"] == op.name
+
+
+def test_a_callback_may_call_the_op_it_is_told_of(run_python):
+    code = (
+        "import torch, jitkern, jitkern.ops\n"
+        "told = []\n"
+        "def callback(event):\n"
+        "    told.append(event)\n"
+        "    if len(told) < 3: jitkern.ops.vec_add(torch.ones(2), torch.ones(2))\n"
+        "jitkern.on_compile(callback)\n"
+        "print(jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist())"
+    )
+    for _ in range(3):
+        done = run_python(code)
+        assert done.stdout == "[2.0, 2.0, 2.0]\n", done.stderr
+
+
+def test_a_stub_serves_under_the_settings_of_its_call(op):
+    slot = next(s for s in SLOTS if s.op == op.name)
+    with config.using(prefer="cc"):
+        op(X, 2)
+    linker.settle()
+    op(X, 2)
+    linker.settle()
+    before = slot.misses
+    op(X, 2)
+    assert slot.misses == before
+    assert {prefer for _, _, prefer, *_ in slot.known} <= {"", "cc"}
+
+
+def test_changed_settings_do_not_condemn_a_situation(op, monkeypatch):
+    slot = next(s for s in SLOTS if s.op == op.name)
+    works = []
+    monkeypatch.setattr(linker, "_later", works.append)
+    op(X, 2)
+    with config.using(compile="never"):
+        for work in works:
+            work()
+    assert not slot.strikes

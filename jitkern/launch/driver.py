@@ -84,7 +84,7 @@ class CudaFunction:
         """
         if 0 in grid:
             return
-        self.allow_shared(smem, device)
+        self._allow_shared(smem, device)
         cells = [
             CTYPES[code[0] if code[0] == "*" else code](value)
             for code, value in zip(
@@ -108,7 +108,7 @@ class CudaFunction:
                 LaunchError,
             )
 
-    def allow_shared(self, smem: int, device: int) -> None:
+    def _allow_shared(self, smem: int, device: int) -> None:
         """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError."""
         if smem > _DEFAULT_SHARED and self._shared.get(device, 0) < smem:
             result = _driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, smem, self._kernel, device)

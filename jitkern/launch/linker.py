@@ -42,7 +42,7 @@ def link(
     """Have the next call like this one served without Python. Raises nothing."""
     args = slot.complete(args, kwargs)
     situation = (id(runner.source), runner.device.index, *map(_concrete, args))
-    if slot.full or slot.strikes[situation] >= STRIKES:
+    if slot.full or slot.strikes[situation] >= STRIKES or jit.capturing():
         return
     with slot.lock:
         try:
@@ -70,6 +70,7 @@ class _Making:
         situation: tuple[Any, ...],
     ) -> None:
         self.situation = situation
+        self.settings = config.current()
         self.slot = slot
         self.runner = runner
         self.traced = traced
@@ -80,7 +81,7 @@ class _Making:
 
     def start(self) -> None:
         """Serve at once if the stub is cached; else compile it in a thread."""
-        never = config.current().compile == "never"
+        never = self.settings.compile == "never"
         try:
             self._serve(jit.loaded(self.variant, self.runner.target, may_compile=False))
         except NotCached:
@@ -95,10 +96,14 @@ class _Making:
                 _later(self._keep)
 
     def _build(self) -> None:
+        if config.current() is not self.settings:
+            return  # the next call like it begins anew
         try:
             self._serve(jit.loaded(self.variant, self.runner.target))
         except CompilerNotFound as e:
             announce(e)
+        except NotCached:
+            return  # the settings have just changed
         except JitkernError as e:
             self.slot.refuse(self.situation, str(e), strikes=STRIKES)
         else:
@@ -106,9 +111,13 @@ class _Making:
 
     def _serve(self, stub: Any) -> None:
         digest = jit.key_of(self.variant, self.runner.target).digest
-        self.slot.append(stub, digest, self._addresses, self.runner.device, self.traced.frozen)
+        self.slot.append(
+            stub, digest, self._addresses, self.runner.device, self.settings, self.traced.frozen
+        )
 
     def _keep(self) -> None:
+        if config.current() is not self.settings:
+            return
         keep(self._plans, self._situation, self.variant, self.traced, self.runner.target)
 
 

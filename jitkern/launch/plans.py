@@ -11,6 +11,7 @@ an object of its module) has none, and is traced by each process.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import functools
 import hashlib
@@ -24,7 +25,8 @@ import torch
 
 from jitkern import __version__, jit
 from jitkern.cache import Entry
-from jitkern.closure import closure_of
+from jitkern.closure import Closure, closure_of
+from jitkern.compilers import compiler_for
 from jitkern.errors import CacheError, DeclarationError
 from jitkern.kernel import DTYPES, Source, Variant
 from jitkern.key import Key, canonical, make_key
@@ -74,12 +76,13 @@ def identity_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
         defaults = (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
         if one.__closure__ or _file(one) != _file(function) or not all(map(_plain, defaults)):
             return None
-        code = hashlib.sha256(one.__code__.co_code).hexdigest()[:16]
-        known[f"{one.__qualname__}()"] = f"{one.__code__.co_firstlineno} {code} {defaults!r}"
+        own = f"{_digest(one.__code__)}()"
+        known[own] = repr(defaults)
         for name in _globals_of(one.__code__):
             value = one.__globals__.get(name, getattr(builtins, name, _UNKNOWN))
             if isinstance(value, types.FunctionType):
                 queue.append(value)
+                known[f"{own} {name}"] = _digest(value.__code__)
             elif _plain(value):
                 known[name] = repr(value)
             elif name not in ("torch", "math") and name not in _BUILTINS:
@@ -91,6 +94,16 @@ def _file(function: types.FunctionType) -> str:
     return function.__code__.co_filename
 
 
+def _digest(code: types.CodeType) -> str:
+    """Of a function's name and place, and of all that it is compiled from."""
+    found = hashlib.sha256(f"{code.co_name} {code.co_firstlineno} {code.co_names}".encode())
+    found.update(code.co_code)
+    for constant in code.co_consts:
+        nested = isinstance(constant, types.CodeType)
+        found.update((_digest(constant) if nested else repr(constant)).encode())
+    return found.hexdigest()[:16]
+
+
 def _globals_of(code: types.CodeType) -> Iterator[str]:
     """The global names that a function's code reads; one with a space stands for what is amiss."""
     before = ""
@@ -100,6 +113,8 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
             yield value
         elif name.startswith(("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL")):
             yield " does more than compute"
+        elif name.startswith("LOAD_") and value == "index":
+            yield " the index of a device"
         elif before == "torch" and not _constant_of_torch(value):
             yield f" torch.{value}"
         before = value if name in ("LOAD_GLOBAL", "LOAD_NAME") else ""
@@ -151,12 +166,15 @@ class Plans:
         self.op = op
         self.source = source
         self.target = target.for_host_code()
+        self._closure: Closure | None = None
         identity = identity_of(function)
-        try:
-            self._closure = closure_of(source) if identity else None
-        except DeclarationError:
-            self._closure = None  # a call will say so
-        self._flags = (schema, *source.flags, *(identity or ()), _tracer() if identity else "")
+        if identity is None:
+            return
+        exact = jit.exact_target(Variant(op, source), target)  # a native kernel's instruction set
+        flags = compiler_for(source).flags(source, exact)
+        self._flags = (schema, str(exact), *flags, *identity, _tracer())
+        with contextlib.suppress(DeclarationError):  # a call will say so
+            self._closure = closure_of(source)
 
     def find(self, situation: tuple[str, ...]) -> Iterator[tuple[Entry, Plan]]:
         """Every plan for a situation."""

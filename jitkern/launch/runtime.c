@@ -59,6 +59,7 @@ typedef struct { /* CUlaunchConfig */
   u32 count;
 } Config;
 enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, INVALID_CONTEXT = 201 };
+enum { MAX_DYNAMIC_SHARED = 8, DEFAULT_SHARED = 48 << 10 };
 
 /* grid: three sizes; block: three sizes and the bytes of dynamic shared memory;
    options: null, or the cluster's three sizes (0: none), cooperative, programmatic. */
@@ -69,6 +70,8 @@ static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, c
                    {(u32)block[0], (u32)block[1], (u32)block[2]},
                    (u32)block[3], call->stream, attributes, 0};
   if (!grid[0] || !grid[1] || !grid[2]) return 0;
+  if (block[3] > DEFAULT_SHARED) /* where that is too much, the launch says so */
+    api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, (i32)block[3], kernel, call->index);
   if (options && options[0]) {
     Attribute *cluster = &attributes[config.count++];
     cluster->id = CLUSTER;
@@ -148,6 +151,12 @@ static void describe(Tensor *t, Handle handle) {
   api.get_device_type(handle, &t->device), api.get_device_index(handle, &t->index);
 }
 
+static i32 writes(const Op *op) {
+  for (const char *kind = op->kinds; *kind; kind++)
+    if ((*kind | 32) == 'w') return 1;
+  return 0;
+}
+
 static i32 serve(Op *op, i32 i, Call *call) {
   Variant *variant = &op->variants[i];
   if (variant->index != call->index || variant->preference != preferred) return MISS;
@@ -184,6 +193,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   }
   i32 code = try_variants(op, &call);
   if (guard) api.delete_device_guard(guard);
+  if (code == BROKEN && !writes(op)) code = FAILED; /* nothing shows: Python answers it anew */
   if (code == MISS || code == FAILED) {
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
     ask_python(op, stack, given, returned);
@@ -194,7 +204,8 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
       api.bump_version(tensors[i].handle); /* so that Autograd notices what it had saved */
   drop(op, stack, given);
   if (code == BROKEN) {
-    raise(op, "an allocation or a copy failed after a kernel was launched");
+    raise(op, "an allocation or a copy failed after a kernel was launched: what the op changes in "
+              "place may be changed");
   }
   for (u64 i = 0; i < returned; i++) stack[i] = (u64)returns[i];
 }

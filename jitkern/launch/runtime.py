@@ -6,6 +6,7 @@ exists uses the Python launcher for good, and leaves the runtime behind for the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from jitkern import config, jit
-from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
+from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
 from jitkern.kernel import Generated, Variant
 from jitkern.target import Target
 
@@ -46,6 +47,7 @@ _WATCHING = (
     "FuncTorchDynamicLayerFrontMode", "FuncTorchVmapMode", "Functionalize", "Fake",
 )  # fmt: skip
 MUTATION = ("bump_version", "is_inference")
+OPTIONALS = ("operator_delete",)
 
 
 @functools.cache
@@ -69,8 +71,8 @@ def runtime() -> Runtime | None:
         return Runtime(jit.loaded(variant(), Target.current("cpu"), may_compile=False))
     except (NotCached, TargetError) as e:
         _log.debug("calls go through the Python launcher: %s", e)
-    except JitkernError as e:
-        _log.warning("calls go through the Python launcher: %s", e)
+    except (JitkernError, AttributeError, KeyError, OSError, ValueError) as e:
+        _log.warning("calls go through the Python launcher, which is slower: %s", e)
     return None
 
 
@@ -91,7 +93,8 @@ def leave_behind() -> None:
         except JitkernError as e:
             _log.info("the launch runtime could not be built: %s", e)
 
-    threading.Thread(target=build, name="jitkern runtime").start()
+    with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
+        threading.Thread(target=build, name="jitkern runtime").start()
 
 
 def announce(why: CompilerNotFound) -> None:
@@ -119,6 +122,9 @@ class Runtime:
         table = shim().partition("/* of Torch */")[2].partition("/* of the runtime")[0]
         names = [line.partition("(*")[2].partition(")")[0] for line in table.splitlines()]
         self.addresses = {name: self._address(name) for name in names if name}
+        missing = [n for n in self.addresses if not self._optional(n) and not self.addresses[n]]
+        if missing:
+            raise LoadError(f"this Torch has no `{missing[0]}`, which the launch runtime needs")
         for name, result in (("jitkern_trampoline", c_void_p), ("jitkern_misses", c_ulonglong)):
             getattr(library, name).restype = result
         self._bind()
@@ -152,14 +158,21 @@ class Runtime:
         if torch_cpu.torch_library_impl(library, plain.encode(), trampoline, self._version):
             raise RuntimeError(f"Torch took no kernel for {name} at {key}")
 
-    def append(self, slot: int, stub: Any, kernels: list[int], device: torch.device) -> bool:
-        """Add a variant that serves `device`; False where there is no room."""
+    def append(
+        self,
+        slot: int,
+        stub: Any,
+        kernels: list[int],
+        device: torch.device,
+        settings: config.Config,
+    ) -> bool:
+        """Add a variant that serves `device` under these settings; False where there is no room."""
         if device.type == "cuda" and not self.addresses["cuLaunchKernelEx"]:
             self._bind_driver()
         table = (c_void_p * max(1, len(kernels)))(*kernels)
         self._kept += [stub, table]
         function = ctypes.cast(stub.stub, c_void_p)
-        number = config.PREFERENCES.index(config.current().prefer)
+        number = config.PREFERENCES.index(settings.prefer)
         with self.lock:
             room = self.library.jitkern_append(slot, function, table, device.index or 0, number)
         return bool(room >= 0)
@@ -219,6 +232,9 @@ class Runtime:
     def _follow(self, settings: config.Config) -> None:
         """Variants serve while the settings prefer the source that they were made under."""
         self.library.jitkern_prefer(config.PREFERENCES.index(settings.prefer))
+
+    def _optional(self, name: str) -> bool:
+        return name in _MANGLED or name.startswith("cu") or name == "get_current_cuda_stream"
 
     def _address(self, name: str) -> int | None:
         if name.startswith("cu"):

@@ -48,6 +48,7 @@ typedef struct { /* runtime.py fills it, by these names and in this order */
   void (*operator_delete)(void *);
   /* of the CUDA driver: null where there is none */
   i32 (*cuLaunchKernelEx)(const void *, void *, void **, void **);
+  i32 (*cuKernelSetAttribute)(i32, i32, void *, i32);
   i32 (*cuGetErrorString)(i32, const char **);
   i32 (*cuDevicePrimaryCtxRetain)(void **, i32);
   i32 (*cuCtxSetCurrent)(void *);

@@ -123,10 +123,8 @@ class Slot:
                 for kind, entry in zip((_STUB, *[source] * len(plan.kernels)), entries)
                 if entry
             )
-            for kernel in kernels:
-                if source.kind == "triton":
-                    kernel.allow_shared(kernel.meta["smem"], device.index)
-            self.append(stub, plan.stub[2], [kernel.address for kernel in kernels], device)
+            addresses = [kernel.address for kernel in kernels]
+            self.append(stub, plan.stub[2], addresses, device, config.current())
             found = True
         return found
 
@@ -150,10 +148,11 @@ class Slot:
         digest: str,
         addresses: list[int],
         device: torch.device,
+        settings: config.Config,
         frozen: Sequence[Frozen] = (),
     ) -> None:
-        """Let a loaded stub serve, over kernels at these addresses."""
-        known = (digest, device.index, config.current().prefer, *addresses)
+        """Let a loaded stub serve, over kernels at these addresses, under these settings."""
+        known = (digest, device.index, settings.prefer, *addresses)
         with self.lock:
             if known in self.known:
                 return
@@ -162,7 +161,7 @@ class Slot:
             found = runtime()
             if not found or self.number is None:
                 return
-            if found.append(self.number, stub, addresses, device) or self.full:
+            if found.append(self.number, stub, addresses, device, settings) or self.full:
                 return
             self.full = True
             _log.warning(
