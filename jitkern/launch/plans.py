@@ -76,13 +76,13 @@ def identity_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
         defaults = (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
         if one.__closure__ or _file(one) != _file(function) or not all(map(_plain, defaults)):
             return None
-        own = f"{_digest(one.__code__)}()"
+        own = f"{_place(one.__code__)}()"
         known[own] = repr(defaults)
         for name in _globals_of(one.__code__):
             value = one.__globals__.get(name, getattr(builtins, name, _UNKNOWN))
             if isinstance(value, types.FunctionType):
                 queue.append(value)
-                known[f"{own} {name}"] = _digest(value.__code__)
+                known[f"{own} {name}"] = _place(value.__code__)
             elif _plain(value):
                 known[name] = repr(value)
             elif name not in ("torch", "math") and name not in _BUILTINS:
@@ -94,14 +94,12 @@ def _file(function: types.FunctionType) -> str:
     return function.__code__.co_filename
 
 
-def _digest(code: types.CodeType) -> str:
-    """Of a function's name and place, and of all that it is compiled from."""
-    found = hashlib.sha256(f"{code.co_name} {code.co_firstlineno} {code.co_names}".encode())
-    found.update(code.co_code)
-    for constant in code.co_consts:
-        nested = isinstance(constant, types.CodeType)
-        found.update((_digest(constant) if nested else repr(constant)).encode())
-    return found.hexdigest()[:16]
+def _place(code: types.CodeType) -> str:
+    """Which function of its file this is, the same for every Python but for a lambda."""
+    several = code.co_name == "<lambda>"  # a line may hold more than one
+    plain = [c for c in code.co_consts if not isinstance(c, types.CodeType)]
+    found = hashlib.sha256(code.co_code + repr((code.co_names, plain)).encode())
+    return f"{code.co_name}:{code.co_firstlineno}" + (f":{found.hexdigest()}" if several else "")
 
 
 def _globals_of(code: types.CodeType) -> Iterator[str]:
