@@ -175,8 +175,9 @@ class Op:
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
             self._implement(device, library)
-        library.impl(name, self.run_reference, "CompositeExplicitAutograd")
-        library.impl(name, self.run_reference, "FuncTorchBatched")  # its ATen ops know how to vmap
+        # Not Library.impl, which first searches for kernels that nobody can have registered here.
+        for key in ("CompositeExplicitAutograd", "FuncTorchBatched"):  # its ATen ops can vmap
+            library.m.impl(name, key, self.run_reference, False)  # type: ignore[union-attr]
         _register_fake(self.name, self._run_fake, library)
         if not OPS:
             compile_caches.install(OPS)
