@@ -295,13 +295,15 @@ class Recorder:
         if len(results) != wanted:
             raise Unsupported(f"it returns {len(results)} values, and its schema {wanted}")
         given: set[str] = set()
-        for i, tensor in enumerate(results):
+        handles: list[str] = []
+        for tensor in results:
             if type(tensor) is not TensorProxy:
                 raise Unsupported(f"it returns a {type(tensor).__name__}")
             if tensor.memory.address is not None or tensor.memory.handle in given:
                 raise Unsupported("it returns an argument, or one tensor twice")
             given.add(tensor.memory.handle)
-            handle = self.handle(tensor)
+            handles.append(self.handle(tensor))
+        for i, handle in enumerate(handles):  # when nothing can fail any more
             self.act(f"call->returns[{i}] = {handle}, {handle} = 0;")
 
 
