@@ -43,11 +43,11 @@ def test_eight_processes_on_one_key_compile_once(tmp_path, cache_dir):
     assert len(list(cache_dir.glob("v1/cpu-*/vec_add.f32-*"))) == 1
 
 
-def slow_compiler(tmp_path: Path) -> str:
+def slow_compiler(tmp_path: Path, seconds: int = 2) -> str:
     """A c++ that says it has begun, waits, and then does its work."""
     tool = tmp_path / "slow-c++"
     tool.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {tmp_path}/begun; sleep 2 ;; esac\nexec c++ "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {tmp_path}/begun; sleep {seconds} ;; esac\nexec c++ "$@"\n'
     )
     tool.chmod(0o755)
     return str(tool)
@@ -66,14 +66,14 @@ def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
     assert out == "True 1\n", err
 
 
-def test_ctrl_c_in_mid_compile_leaves_nothing_behind(tmp_path, cache_dir):
+def test_ctrl_c_in_mid_compile_ends_it_and_leaves_nothing_behind(tmp_path, cache_dir):
     code = (  # a runner in the background may have had us ignore SIGINT, and children inherit that
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from jitkern.cli import main; sys.exit(main(['prewarm', 'vec_add', '--jobs', '1']))"
     )
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "CXX": slow_compiler(tmp_path)},
+        env={**os.environ, "CXX": slow_compiler(tmp_path, 500)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

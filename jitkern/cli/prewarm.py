@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from jitkern import config
 from jitkern.cli.choose import choose_ops, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
+from jitkern.compilers import child
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.kernel import Source, Variant
 from jitkern.target import Target, this_platform
@@ -210,6 +211,10 @@ def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> 
                     f"{result.status:7} {result.op} {result.variant} {result.target} "
                     f"{result.seconds:.2f} s"
                 )
+    except KeyboardInterrupt:
+        stop.set()
+        child.kill_all()
+        raise
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)

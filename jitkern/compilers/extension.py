@@ -18,7 +18,7 @@ from pathlib import Path
 from jitkern import closure as closures
 from jitkern import config
 from jitkern.closure import Closure
-from jitkern.compilers import toolkit
+from jitkern.compilers import child, toolkit
 from jitkern.compilers.result import Built, compile_error, write_log
 from jitkern.errors import CompilerNotFound, TargetError
 from jitkern.kernel import Extension, Source, Variant
@@ -74,14 +74,11 @@ class LoadInline:
             "verbose": True,
         }
         command = [sys.executable, "-m", "jitkern.compilers.load_inline"]
-        done = subprocess.run(
-            command, input=json.dumps(request), cwd=build, env=environment, text=True,
-            errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-        write_log(staging, command, done.stdout)
+        status, output = child.run(command, text=json.dumps(request), cwd=build, env=environment)
+        write_log(staging, command, output)
         library = build / f"{name}.so"
-        if done.returncode or not library.is_file():
-            raise compile_error(variant, target, command, done.stdout)
+        if status or not library.is_file():
+            raise compile_error(variant, target, command, output)
         _check_opened(variant, closure, build)
         binary = library.read_bytes()
         artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shlex
 import subprocess
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jitkern import config
+from jitkern.compilers import child
 from jitkern.errors import CacheError, CompileError
 from jitkern.kernel import Source, Variant
 from jitkern.manifest import LOG
@@ -33,36 +32,9 @@ def run(
     command: Sequence[str], *, source: Source, folder: Path
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool in `folder` in the scrubbed environment; stderr joins stdout."""
-    process = start(
-        command,
-        cwd=folder,
-        env=config.current().build_environment(tuple(source.environment)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        errors="replace",
-    )
-    with process:
-        output, _ = process.communicate()
-    return subprocess.CompletedProcess(list(command), process.returncode, output)
-
-
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """A child process, started at a moment when no other thread forks.
-
-    A fork in between would keep the ends of its pipes open, and Popen waits for them to close.
-    """
-    with _starting:
-        return subprocess.Popen(command, text=True, **options)
-
-
-_starting = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_starting.acquire,
-        after_in_parent=_starting.release,
-        after_in_child=_starting.release,
-    )
+    environment = config.current().build_environment(tuple(source.environment))
+    status, output = child.run(command, cwd=folder, env=environment)
+    return subprocess.CompletedProcess(list(command), status, output)
 
 
 def write_log(staging: Path, command: Sequence[str], output: str) -> None:

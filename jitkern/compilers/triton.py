@@ -22,7 +22,8 @@ from typing import Any
 from jitkern import closure as closures
 from jitkern import config
 from jitkern.closure import Closure
-from jitkern.compilers.result import Built, compile_error, start, write_log
+from jitkern.compilers.child import Child
+from jitkern.compilers.result import Built, compile_error, write_log
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import Source, Variant
 from jitkern.target import Target
@@ -77,9 +78,11 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         self.owner = os.getpid()
         self.imported: dict[str, str] = {}
-        self._process = start(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
+        self._child = Child(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+            guarded=False,  # it reads a pipe of ours, and sees to that itself
+        )  # fmt: skip
+        self._process = self._child.process
 
     def usable(self, files: dict[str, str]) -> bool:
         """Whether it may build from these files (path -> SHA-256).
@@ -111,8 +114,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 assert pipe
                 pipe.close()
-        if self.owner == os.getpid():
-            self._process.wait()
+        self._child.close()
 
     __del__ = close
 

@@ -5,14 +5,18 @@ It ends when its parent closes the pipe (or dies), or after being idle for a whi
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import io
 import json
+import os
+import queue
 import re
-import select
+import signal
 import sys
+import threading
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -31,12 +35,26 @@ def main() -> None:
         sys.stdout,
         sys.stderr,
     )  # whatever a kernel's module prints must not reach the pipe
-    while select.select([sys.stdin], [], [], IDLE)[0]:
-        line = sys.stdin.readline()
-        if not line:
-            return
-        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
-        answers.flush()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        while True:
+            request = json.loads(requests.get(timeout=IDLE))
+            answers.write(json.dumps(_answer(request)) + "\n")
+            answers.flush()
+    os._exit(0)  # the other thread still reads
+
+
+def _read(requests: queue.SimpleQueue[bytes]) -> None:
+    """Queue the lines of stdin. At its end, end this process and what it started, at once."""
+    begun = b""
+    while data := os.read(0, 1 << 16):
+        *lines, begun = (begun + data).split(b"\n")
+        for line in lines:
+            requests.put(line)
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""Child processes that do not outlive this one, however it ends.
+
+A compiler driver has children of its own, so each child leads a process group. A shell waits on a
+pipe whose other end this process alone holds: when it dies, by kill -9 too, the system closes that,
+and the shell kills the group. (PR_SET_PDEATHSIG reaches a direct child alone, and is sent when the
+thread that started it ends.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+_GUARD = 'read -r line || kill -9 "-$1"'  # a line means: it has ended
+_starting = threading.Lock()
+_lines: set[int] = set()  # our ends of the pipes
+_running: set[Child] = set()
+
+
+class Child:
+    """A started command. `process` has its pipes; `close` it when done with it."""
+
+    def __init__(self, command: Sequence[str], *, guarded: bool = True, **options: Any) -> None:
+        self._owner = os.getpid()
+        self._line: int | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        # Not while another thread forks: its child would keep the ends of our pipes open.
+        with _starting:
+            self.process: subprocess.Popen[str] = subprocess.Popen(
+                command, text=True, start_new_session=True, **options
+            )
+            if guarded:
+                self._watch()
+            _running.add(self)
+
+    def close(self) -> None:
+        """End the group if it still runs, and wait for it."""
+        if self._owner != os.getpid():
+            return  # a fork: it is our parent's child
+        self.kill()
+        self.process.wait()
+        _running.discard(self)
+        if self._line is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._line, b"\n")
+        _lines.discard(self._line)
+        os.close(self._line)
+        self._line = None
+        if self._guard:
+            self._guard.wait()
+
+    def kill(self) -> None:
+        """Kill the group, if the command still runs."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _watch(self) -> None:
+        theirs, self._line = os.pipe()
+        _lines.add(self._line)
+        with contextlib.suppress(OSError):  # there may be no shell
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD, "sh", str(self.process.pid)],
+                stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        os.close(theirs)
+
+
+def run(command: Sequence[str], *, text: str = "", **options: Any) -> tuple[int, str]:
+    """Run a command to its end; returns its status and what it printed, stderr included.
+
+    text: what it reads.
+    """
+    child = Child(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        errors="replace", **options,
+    )  # fmt: skip
+    try:
+        output, _ = child.process.communicate(text)
+        return child.process.returncode, output
+    finally:
+        child.close()
+
+
+def kill_all() -> None:
+    """Kill what other threads run: they have sessions of their own, where no Ctrl-C arrives."""
+    for running in tuple(_running):
+        running.kill()
+
+
+def _after_fork() -> None:
+    """A fork holds no line: else the group would outlive the process that started it."""
+    _starting.release()
+    for line in _lines:
+        os.close(line)
+    _lines.clear()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_after_fork
+    )

@@ -1,0 +1,97 @@
+"""Compilers die with the process that started them, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jitkern.compilers import child
+
+TREE = "sh -c 'sleep 1000 & echo $! > {0}/grandchild; touch {0}/begun; wait'"
+PARENT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may have had us ignore it
+from jitkern.compilers import child
+child.run(["sh", "-c", sys.argv[1]])
+"""
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
+def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, TREE.format(tmp_path)],
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until((tmp_path / "begun").exists)
+    grandchild = int((tmp_path / "grandchild").read_text())
+    assert alive(grandchild)
+    parent.send_signal(end)
+    parent.wait()
+    wait_until(lambda: not alive(grandchild))
+
+
+def test_a_fork_of_the_parent_does_not_keep_them_alive(tmp_path):
+    code = (
+        "import os, sys, threading, time\nfrom pathlib import Path\nfrom jitkern.compilers import child\n"
+        "threading.Thread(target=child.run, args=(['sh', '-c', sys.argv[1]],), daemon=True).start()\n"
+        "while not Path(sys.argv[2], 'begun').exists(): time.sleep(0.01)\n"
+        "pid = os.fork()\n"
+        "if not pid: time.sleep(1000)\n"
+        "Path(sys.argv[2], 'fork').write_text(str(pid))\ntime.sleep(1000)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, TREE.format(tmp_path), str(tmp_path)])
+    fork = tmp_path / "fork"
+    wait_until(lambda: fork.exists() and fork.read_text())
+    grandchild = int((tmp_path / "grandchild").read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not alive(grandchild))
+    os.kill(int(fork.read_text()), signal.SIGKILL)
+
+
+def test_run_returns_status_and_output_and_leaves_no_process():
+    def children():
+        listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        return {int(pid) for pid in listed}
+
+    before, descriptors = children(), set(os.listdir("/proc/self/fd"))
+    assert child.run(["sh", "-c", "cat; echo err >&2; exit 3"], text="in ") == (3, "in err\n")
+    assert children() <= before
+    assert set(os.listdir("/proc/self/fd")) <= descriptors | {str(max(map(int, descriptors)) + 1)}
+
+
+def test_a_missing_command_says_so():
+    with pytest.raises(FileNotFoundError):
+        child.run(["/nonexistent/tool"])
+    assert not child._lines
+
+
+def test_without_a_shell_commands_still_run(monkeypatch):
+    real = subprocess.Popen
+
+    def refuse(command, **options):
+        if command[0] == "/bin/sh":
+            raise FileNotFoundError(command[0])
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert child.run(["echo", "x"]) == (0, "x\n")
+    assert not child._lines
