@@ -2,91 +2,166 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
+import fnmatch
+import os
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from jitkern.cache_tools import pins
 
 from jitkern.cache import VERSION, Cache, Entry
-from jitkern.errors import CacheError
+from jitkern.manifest import NAME, Manifest
+
+SORTS = {
+    "op": lambda row: (row.op, row.variant, row.target),
+    "target": lambda row: (row.target, row.op, row.variant),
+    "size": lambda row: row.bytes,
+    "age": lambda row: row.age_s,
+    "used": lambda row: row.used_s,
+}
 
 
 @dataclass(frozen=True)
 class Row:
     """One entry.
 
-    bytes: of its files; age_s: seconds since it was published; problem: "" for a whole one.
+    kind: of its source (nvrtc, triton, cc, extension, stub), or `plan` or `choice` for what a
+    launch was found to need; package: name and version of that which its source came in; layer:
+    the root it lies in; bytes: of its files; age_s: seconds since it was published, used_s: since
+    it was last found, to an hour; problem: "" for a whole one.
     """
 
     path: str
     op: str
     variant: str
     target: str
+    kind: str
     compiler: str
+    package: str
+    layer: str
     bytes: int
     age_s: float
+    used_s: float
+    pinned: bool
     ok: bool
     problem: str = ""
 
 
-def rows(cache: Cache) -> list[Row]:
-    """Every entry of the user root and the layers, damaged ones too."""
-    return [_row(path, found) for path, found in cache.entries()]
+class Wanted(NamedTuple):
+    """Which entries are meant: all that every field lets through.
+
+    op, target: with `*` for anything, an op of jitkern with or without its namespace; kind: as in
+    Row; older_than: seconds since an entry was last used; larger_than: bytes; problem, pinned:
+    only damaged, only pinned ones.
+    """
+
+    op: str = ""
+    target: str = ""
+    kind: str = ""
+    layer: str = ""
+    older_than: float = 0.0
+    larger_than: int = 0
+    problem: bool = False
+    pinned: bool = False
+
+    def lets_through(self, row: Row) -> bool:
+        """Whether this entry is one of them."""
+        return (
+            (not self.op or any(fnmatch.fnmatchcase(row.op, op) for op in self._ops()))
+            and (not self.target or fnmatch.fnmatchcase(row.target, self.target))
+            and (not self.kind or row.kind == self.kind)
+            and (not self.layer or row.layer == self.layer)
+            and row.used_s >= self.older_than
+            and row.bytes >= self.larger_than
+            and (not self.problem or not row.ok)
+            and (not self.pinned or row.pinned)
+        )
+
+    def _ops(self) -> tuple[str, ...]:
+        return (self.op, f"jitkern::{self.op}") if "::" not in self.op else (self.op,)
+
+
+def rows(cache: Cache, wanted: Wanted = Wanted(), *, verify: str = "size") -> list[Row]:  # noqa: B008
+    """The entries of the user root and the layers that are wanted, damaged ones too.
+
+    verify: "size", or "always" to compare the hash of every artifact as well.
+    """
+    return [row for row, _ in _found(cache, wanted, verify)]
 
 
 def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
     """The whole entries whose folder name contains `text`, or whose digest begins with it."""
     return [
-        (_row(path, entry), entry)
-        for path, entry in cache.entries()
+        (row, entry)
+        for row, entry in _found(cache, Wanted(), "size")
         if isinstance(entry, Entry)
-        and (text in path.name or entry.manifest.digest.startswith(text))
+        and (text in entry.path.name or entry.manifest.digest.startswith(text))
     ]
 
 
-def clear(cache: Cache, chosen: Iterable[Row]) -> int:
-    """Remove these entries of the user root; returns the bytes freed. Raises CacheError."""
-    freed = 0
-    version = cache.root / VERSION
-    for row in chosen:
-        path = Path(row.path)
-        if not path.is_relative_to(version):
-            continue  # a read-only layer
-        try:
-            trash = version / "tmp" / f"{path.name}.{time.time_ns()}"
-            trash.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(trash)  # readers see it whole or not at all
-            shutil.rmtree(trash, ignore_errors=True)
-        except FileNotFoundError:
-            continue
-        except OSError as e:
-            raise CacheError(f"could not remove {path}: {e.strerror}", path=str(path)) from e
-        freed += row.bytes
-    return freed
+def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
+    """The whole entries that are wanted; of one in several layers, that which a lookup finds."""
+    found: dict[tuple[str, str], tuple[Row, Entry]] = {}
+    for row, entry in _found(cache, wanted, "always"):
+        if isinstance(entry, Entry):
+            found.setdefault((row.target, entry.path.name), (row, entry))
+    return list(found.values())
 
 
-def _row(path: Path, found: Entry | ValueError) -> Row:
-    size, published = 0, time.time()
-    with contextlib.suppress(OSError):
-        size = sum(file.stat().st_size for file in path.iterdir())
-        published = path.stat().st_mtime
-    age = round(max(0.0, time.time() - published), 1)
+def _found(cache: Cache, wanted: Wanted, verify: str) -> list[tuple[Row, Entry | ValueError]]:
+    pinned = pins.pinned(cache)
+    now = time.time()
+    found = [(_row(path, entry, pinned, now), entry) for path, entry in cache.entries(verify)]
+    return [(row, entry) for row, entry in found if wanted.lets_through(row)]
+
+
+def _row(path: Path, found: Entry | ValueError, pinned: set[Path], now: float) -> Row:
+    size, published, used = _measured(path, now)
+    place: dict[str, Any] = {
+        "path": str(path), "target": path.parent.name, "layer": _root_of(path), "bytes": size,
+        "age_s": round(max(0.0, now - published), 1), "used_s": round(max(0.0, now - used), 1),
+        "pinned": path in pinned,
+    }  # fmt: skip
     if isinstance(found, ValueError):
         label = path.name.rpartition("-")[0]
         return Row(
-            str(path), "", label, path.parent.name, "", size, age, ok=False, problem=str(found)
-        )
+            op="", variant=label, kind="", compiler="", package="", ok=False, problem=str(found),
+            **place,
+        )  # fmt: skip
     manifest = found.manifest
-    compiler = " ".join(manifest.compiler.values())
     return Row(
-        str(path),
-        found.op,
-        found.variant,
-        manifest.inputs["target"],
-        compiler,
-        size,
-        age,
-        ok=True,
-    )
+        op=found.op, variant=found.variant, kind=kind_of(manifest), ok=True,
+        compiler=" ".join(manifest.compiler.values()), package=" ".join(manifest.package.values()),
+        **place,
+    )  # fmt: skip
+
+
+def kind_of(manifest: Manifest) -> str:
+    """`nvrtc`, `stub`, `plan` and the like: what an entry holds."""
+    function = str(manifest.inputs.get("variant", {}).get("function", ""))
+    if function == "plan" or function.endswith(".choice"):
+        return function.rpartition(".")[2]
+    return str(manifest.inputs.get("source", {}).get("kind", ""))
+
+
+def _root_of(path: Path) -> str:
+    assert path.parents[1].name == VERSION
+    return str(path.parents[2])
+
+
+def _measured(path: Path, now: float) -> tuple[int, float, float]:
+    """Bytes of the files, when it was published, and when it was last used."""
+    size, published, used = 0, now, now
+    try:
+        with os.scandir(path) as files:
+            for file in files:
+                status = file.stat(follow_symlinks=False)
+                size += status.st_size
+                if file.name == NAME:
+                    used = status.st_mtime
+        published = path.stat().st_mtime
+    except OSError:
+        pass  # gone, or not ours to read
+    return size, published, used

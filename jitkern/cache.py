@@ -4,6 +4,8 @@
     <root>/v1/<target>/<op>[.<variant>]-<digest>/{manifest.json, compile.log, artifacts}
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine, and the logs of failed builds
+    <root>/v1/trash/           what was removed a moment ago
+    <root>/v1/{pins,stats,prune.json}    see cache_tools
 
 An entry is built in private staging, synced, and published by one rename; it is never edited.
 Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
@@ -12,37 +14,47 @@ first, then the read-only layers, where nothing is ever written.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
-import functools
 import logging
 import os
 import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from jitkern import trust
+from jitkern import durable, trust
 from jitkern.config import Config
-from jitkern.entry import Damaged, Entry, read_entry
+from jitkern.entry import VERSION, Damaged, Entry, Unsigned, read_entry
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.key import Key
 from jitkern.manifest import LOG, NAME, Artifact, Manifest
+from jitkern.trust import Layer, Trust
 
-__all__ = ["VERSION", "Cache", "Entry", "private_root"]
+__all__ = ["VERSION", "Cache", "Entry"]
 
-VERSION = "v1"
 TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This directory is a cache of jitkern: it may be deleted at any time.\n"
 )
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
+GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
 QUARANTINED = 20  # entries kept for a look at what went wrong
-_NOT_ENTRIES = ("tmp", "bad")
+NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats"))
 _log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """What a lookup gave: an entry and the root it lies in, or why there is none.
+
+    reason: `absent`, `damaged`, `unreadable` or `unsigned`.
+    """
+
+    entry: Entry | None
+    root: Path | None = None
+    reason: str = ""
 
 
 class Cache:
@@ -55,20 +67,23 @@ class Cache:
         *,
         verify: str = "always",
         fsync: bool = True,
+        rules: Trust = Trust(),  # noqa: B008  immutable
     ) -> None:
         self.root = root
         self.layers = layers
         self.verify = verify
         self.fsync = fsync
-        self._distrusted: set[Path] = set()
+        self.rules = rules
+        self._own = trust.user_layer(root)
+        self._warned: set[object] = set()
 
     @classmethod
     def open(cls, config: Config) -> Cache:
-        """The cache that the settings name.
+        """The cache that the settings name, with the layers that are installed.
 
         Raises UntrustedCache if others could have written the root.
         """
-        reason = trust.distrust_root(config.cache_dir)
+        reason = trust.distrust_root(config.cache_dir, config.trusted)
         if reason:
             raise UntrustedCache(
                 f"the cache {config.cache_dir} is not trusted: {reason}. "
@@ -76,26 +91,46 @@ class Cache:
                 "or point JITKERN_CACHE_DIR at a directory of your own",
                 path=str(config.cache_dir),
             )
-        return cls(config.cache_dir, config.system_cache, verify=config.verify, fsync=config.fsync)
+        return cls(
+            config.cache_dir,
+            (*config.system_cache, *trust.installed_layers()),
+            verify=config.verify,
+            fsync=config.fsync,
+            rules=Trust.of(config),
+        )
 
     def find(self, key: Key) -> Entry | None:
         """The entry of `key`, whole and verified, or None."""
-        for root in self._trusted_roots():
-            path = root / VERSION / key.target / key.name
+        return self.look_up(key.target, key.name, key.digest).entry
+
+    def look_up(self, target: str, name: str, digest: str) -> Found:
+        """The entry of this target, folder name and digest in the first layer that has it whole.
+
+        One of a layer that others could change is copied into the user root before it is used.
+        """
+        reason = "absent"
+        for layer in self.trusted_layers():
+            path = layer.root / VERSION / target / name
             try:
-                entry = self._read(path, root)
-                if entry.manifest.digest == key.digest:
-                    return entry
+                entry = self._read(layer, target, name, touch=True)
+                if entry.manifest.digest == digest:
+                    entry = entry if layer.in_place else self._copied(entry)
+                    return Found(entry, layer.root)
                 _log.warning("%s is of another key with the same short name", path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
+            except Unsigned as e:
+                reason = "unsigned"
+                self._warn_once((layer.root, str(e)), "%s is not used: %s", path, e)
             except Damaged as e:
+                reason = "damaged"
                 _log.warning("%s is damaged (%s); compiling it again", path, e)
-                if root == self.root and e.current:
-                    self._quarantine(path)
-            except OSError as e:
+                if layer.own and e.path:
+                    self._quarantine(e.path)
+            except (OSError, ValueError, CacheError) as e:
+                reason = "unreadable"
                 _log.warning("%s could not be read (%s)", path, e)
-        return None
+        return Found(None, reason=reason)
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
@@ -120,68 +155,91 @@ class Cache:
         is returned. Raises CacheError.
         """
         with self._writing():
-            files = sorted(path for path in staging.iterdir() if path.is_file())
-            for path in set(staging.iterdir()).difference(files):
-                shutil.rmtree(path)
-            manifest = manifest._replace(
-                artifacts={
-                    p.name: Artifact.of(p.read_bytes()) for p in files if p.suffix != ".log"
-                },
-            )
-            (staging / NAME).write_bytes(manifest.encode())
-            for path in (*files, staging / NAME):
-                path.chmod(0o644)
-                self._sync(path)
-            staging.chmod(0o755)
-            self._sync(staging)
-            final = self.root / VERSION / key.target / key.name
-            final.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            try:
-                staging.rename(final)
-            except OSError as e:
-                if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                return self.find(key) or self._after_losing(staging, final, manifest)
-            self._sync(final.parent)
-        return Entry(final, manifest)
+            ready = staging / ".entry"  # only what belongs there: cleaning up cannot fail a publish
+            ready.mkdir()
+            artifacts = {}
+            for path in sorted(staging.iterdir()):
+                if path.is_file() and not path.is_symlink():
+                    if path.suffix != ".log":
+                        artifacts[path.name] = Artifact.of(path.read_bytes())
+                    path.rename(ready / path.name)
+            manifest = manifest._replace(artifacts=artifacts)
+            (ready / NAME).write_bytes(manifest.encode())
+            return self._install(ready, key.target, key.name, manifest)
 
-    def _after_losing(self, staging: Path, final: Path, manifest: Manifest) -> Entry:
-        try:
-            staging.rename(final)  # what stood there was damaged, and is in quarantine now
-        except OSError:
-            # The winner exists but cannot be seen yet (NFS caches lookups): use our own copy.
-            final = private_root() / final.name
-            shutil.copytree(staging, final, dirs_exist_ok=True)
-        return Entry(final, manifest)
+    def adopt(self, target: str, name: str, files: Mapping[str, bytes]) -> Entry:
+        """Make an entry of the files of another cache's, its manifest and signature unchanged.
 
-    def replace(self, entry: Entry) -> None:
-        """Move an entry of the user root aside, for the next publish to take its place.
-
-        Raises CacheError.
+        Raises CacheError, and ValueError where they are not a whole entry of that name.
         """
-        if not entry.path.is_relative_to(self.root):
+        from jitkern import signature
+
+        manifest = Manifest.decode(files[NAME])
+        place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
+        if place != (target, manifest.digest[:16]):
+            raise ValueError(f"{name} is not what its manifest describes")
+        for file, artifact in manifest.artifacts.items():
+            if file not in files or Artifact.of(files[file]) != artifact:
+                raise ValueError(f"{file} of {name} is not what was published")
+        with self.staging() as staging, self._writing():
+            for file in (*manifest.artifacts, *{signature.NAME} & {*files}, NAME):
+                (staging / file).write_bytes(files[file])
+            return self._install(staging, target, name, manifest)
+
+    def remove(self, path: Path) -> None:
+        """Put an entry into the trash, from where it is purged later, if it lies in the user root.
+
+        A reader has it whole or not at all. Raises CacheError.
+        """
+        if not path.is_relative_to(self.root):
             return  # a read-only layer: ours goes above it
         with self._writing():
-            trash = self.root / VERSION / "tmp" / uuid.uuid4().hex
-            trash.parent.mkdir(parents=True, exist_ok=True)
-            entry.path.rename(trash)
-            shutil.rmtree(trash, ignore_errors=True)
+            trash = self.root / VERSION / "trash" / f"{time.time_ns()}.{path.name}"
+            durable.make_directory(trash.parent, 0o700, fsync=False)
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(trash)
+
+    def purge(self, older_than: float = GRACE) -> None:
+        """Delete what has been in the trash for `older_than` seconds."""
+        with contextlib.suppress(OSError):
+            for path in (self.root / VERSION / "trash").iterdir():
+                since = path.name.partition(".")[0]
+                age = time.time() - int(since) / 1e9 if since.isdigit() else older_than
+                if not 0 <= age < older_than:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def quarantine(self, entry: Entry) -> None:
         """Put an entry that would not load out of the way, if it lies in the user root."""
         if entry.path.is_relative_to(self.root):
             self._quarantine(entry.path)
 
-    def entries(self) -> Iterator[tuple[Path, Entry | ValueError]]:
+    def entries(self, verify: str = "size") -> Iterator[tuple[Path, Entry | ValueError]]:
         """(path, entry or what is wrong with it) of all in the user root and layers, in order."""
-        for root in self._trusted_roots():
-            for path in sorted((root / VERSION).glob("*/*")):
-                if path.parent.name in _NOT_ENTRIES or not path.is_dir():
-                    continue
+        for layer in self.trusted_layers():
+            for path in self.paths(layer.root):
                 try:
-                    yield path, self._read(path, root)
+                    yield path, self._read(layer, path.parent.name, path.name, verify=verify)
+                except FileNotFoundError:
+                    continue  # removed since
                 except (OSError, ValueError) as e:
-                    yield path, ValueError(str(e))
+                    yield path, e if isinstance(e, ValueError) else ValueError(str(e))
+
+    def paths(self, root: Path | None = None) -> Iterator[Path]:
+        """Where the entries of a root lie, by default of the user root; nothing is read."""
+        version = (root or self.root) / VERSION
+        for target in _names(version):
+            if target not in NOT_TARGETS:
+                yield from (version / target / name for name in _names(version / target))
+
+    def trusted_layers(self) -> Iterator[Layer]:
+        """The user root, and the layers that may be used; one that may not is warned of once."""
+        yield self._own
+        for root in self.layers:
+            found = trust.layer_of(root, self.rules) if root.is_dir() else ""
+            if isinstance(found, Layer):
+                yield found
+            elif found:
+                self._warn_once(root, "the read-only cache %s is not used: %s", root, found)
 
     def write_error(self, e: OSError) -> CacheError:
         """The error for a write that failed: why, and what to do."""
@@ -200,65 +258,105 @@ class Cache:
             self._bound_quarantine()
         return kept / LOG
 
+    def _install(self, ready: Path, target: str, name: str, manifest: Manifest) -> Entry:
+        """Publish a directory of finished files."""
+        for path in sorted(ready.iterdir(), key=lambda path: path.name == NAME):
+            path.chmod(0o644)
+            self._sync(path)
+        ready.chmod(0o755)
+        self._sync(ready)
+        final = self.root / VERSION / target / name
+        try:
+            durable.make_directory(final.parent, 0o755, fsync=self.fsync)
+        except FileExistsError:  # not a directory, and not ours
+            self._quarantine(final.parent)
+            durable.make_directory(final.parent, 0o755, fsync=self.fsync)
+        try:
+            ready.rename(final)
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            found = self.look_up(target, name, manifest.digest).entry
+            return found or self._after_losing(ready, final, manifest)
+        self._sync(final.parent)
+        return Entry(final, manifest)
+
+    def _after_losing(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
+        try:
+            ready.rename(final)  # what stood there was damaged, and is in quarantine now
+        except OSError:
+            from jitkern.private import private_root
+
+            # The winner exists but cannot be seen yet (NFS caches lookups): use our own copy.
+            final = private_root() / final.name
+            shutil.copytree(ready, final, dirs_exist_ok=True)
+        return Entry(final, manifest)
+
+    def _copied(self, entry: Entry) -> Entry:
+        """A copy in the user root, or where that cannot be written a private one."""
+        files = {name: entry.read(name) for name in entry.manifest.artifacts}
+        files[NAME] = entry.manifest.encode()  # what was checked, and not what is there now
+        target, name = entry.path.parent.name, entry.path.name
+        try:
+            return self.adopt(target, name, files)
+        except CacheError:
+            from jitkern.private import private_root
+
+            return Cache(private_root(), fsync=False).adopt(target, name, files)
+
     def _bad(self, name: str) -> Path:
         return self.root / VERSION / "bad" / f"{time.time_ns()}.{name}"
 
     def _bound_quarantine(self) -> None:
         for old in sorted((self.root / VERSION / "bad").iterdir())[:-QUARANTINED]:
-            shutil.rmtree(old, ignore_errors=True)
+            _delete(old)
 
-    def _trusted_roots(self) -> list[Path]:
-        """The user root, and the layers that nobody else could have written."""
-        roots = [self.root]
-        for layer in self.layers:
-            reason = trust.distrust_layer(layer) if layer.is_dir() else ""
-            if not reason:
-                roots.append(layer)
-            elif layer not in self._distrusted:
-                self._distrusted.add(layer)
-                _log.warning("the read-only cache %s is not used: %s", layer, reason)
-        return roots
-
-    def _read(self, path: Path, root: Path) -> Entry:
-        owners = {os.geteuid()} if hasattr(os, "geteuid") else set()
-        if root != self.root:
-            owners |= {0}
+    def _read(
+        self, layer: Layer, target: str, name: str, *, verify: str = "", touch: bool = False
+    ) -> Entry:
         while True:
             try:
-                return read_entry(path, owners, verify=self.verify)
+                return read_entry(
+                    layer, target, name, verify=verify or self.verify, touch=touch and layer.own
+                )
             except Damaged as e:
-                if e.current:
+                if e.path:
                     raise  # else it was replaced while it was read: look again
 
     def _quarantine(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             bad = self._bad(path.name)
             bad.parent.mkdir(mode=0o700, exist_ok=True)
-            path.rename(bad)
+            try:
+                path.rename(bad)
+            except PermissionError:  # a directory moves only if it can be written
+                path.chmod(0o700, follow_symlinks=False)
+                path.rename(bad)
             self._bound_quarantine()
 
     def _create_root(self) -> None:
-        if not self.root.is_dir():
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            self.root.mkdir(mode=0o700, exist_ok=True)
+        durable.make_directory(self.root, 0o700, fsync=self.fsync)
         tmp = self.root / VERSION / "tmp"
         if not tmp.is_dir():
-            tmp.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(tmp, 0o755, fsync=self.fsync)
             (self.root / "CACHEDIR.TAG").write_text(TAG)
 
     def _sweep(self) -> None:
+        self.purge()
         with contextlib.suppress(OSError):
             for path in (self.root / VERSION / "tmp").iterdir():
-                if time.time() - path.stat().st_mtime > STALE_STAGING:
-                    shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > STALE_STAGING:
+                        _delete(path)
 
     def _sync(self, path: Path) -> None:
         if self.fsync:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            durable.sync(path)
+
+    def _warn_once(self, what: object, message: str, *values: object) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning(message, *values)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -268,15 +366,21 @@ class Cache:
             raise self.write_error(e) from e
 
 
-@functools.cache
-def private_root() -> Path:
-    """A temporary root of this process alone, removed at its end: where no other is writable."""
-    path = Path(tempfile.mkdtemp(prefix="jitkern-"))
-    owner = os.getpid()
-    atexit.register(
-        lambda: shutil.rmtree(path, ignore_errors=True) if os.getpid() == owner else None
-    )
-    return path
+def _names(directory: Path) -> list[str]:
+    """What a directory holds, sorted; nothing for one that is gone or none."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _delete(path: Path) -> None:
+    """Remove a directory or file; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _reason(e: OSError) -> str:

@@ -3,7 +3,9 @@
 Precedence, highest first:
 1. arguments (command-line options, `config.using(...)`)
 2. environment variables
-3. the defaults below
+3. the user's settings file, `~/.config/jitkern/config.toml` (or below `$XDG_CONFIG_HOME`)
+4. the system's, `/etc/jitkern/config.toml`
+5. the defaults below
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,15 +25,32 @@ T = TypeVar("T")
 # scrubbed, so that a builder and a server agree on the artifact.
 BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "USER", "LOGNAME")
 PREFERENCES = ("", "nvrtc", "triton", "extension", "cc")  # kinds of source
+SYSTEM_FILE = Path("/etc/jitkern/config.toml")
+SETTINGS = (
+    "CACHE_DIR", "SYSTEM_CACHE", "COMPILE", "FALLBACK", "COMPILER", "PREFER", "VERIFY", "FSYNC",
+    "MAX_SIZE", "MAX_AGE", "JOBS", "LOCK_TIMEOUT", "LOG",
+)  # fmt: skip
+_SIZES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TIMES = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # compared by identity; the rest costs an import
 class Config:
-    """One immutable set of settings; `Config.from_env()` makes it, `current()` holds it."""
+    """One immutable set of settings; `Config.from_env()` makes it, `current()` holds it.
+
+    max_size: bytes, and max_age: seconds, that the user root is kept to (0 = no limit).
+    trusted: roots that may be read though others could write them; trusted_keys: public keys whose
+    signature makes an entry trusted; signed: roots of which only such entries are used.
+    """
 
     cache_dir: Path
-    cache_dir_origin: str = "default"
+    origins: Mapping[str, str] = field(default_factory=dict)  # of settings that are no defaults
     system_cache: tuple[Path, ...] = ()
+    trusted: tuple[Path, ...] = ()
+    trusted_keys: tuple[str, ...] = ()
+    signed: tuple[Path, ...] = ()
+    max_size: int = 10 << 30
+    max_age: int = 60 * 86400
     compile: str = "auto"
     fallback: str = ""  # "" = reference where nothing fits, raise where a build failed
     compiler: str = "any"
@@ -49,23 +69,30 @@ class Config:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
-        """The settings that `environ` (default: the process environment) asks for.
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, files: Sequence[Path] | None = None
+    ) -> Config:
+        """The settings that `environ` and `files` (later ones win) ask for.
 
-        Raises ValueError, naming the variable and what it accepts, for a value it cannot use.
+        Default: the process environment and the two settings files. Raises ValueError, naming the
+        variable or file and what it accepts, for a value it cannot use.
         """
-        env = os.environ if environ is None else environ
-        home = env.get("CUDA_HOME") or env.get("CUDA_PATH")
-        runtime = env.get("XDG_RUNTIME_DIR")
+        environment = os.environ if environ is None else environ
+        if files is None:
+            files = (SYSTEM_FILE, _user_file(environment)) if environ is None else ()
+        env, origins = _gathered(environment, files)
+        home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+        runtime = environment.get("XDG_RUNTIME_DIR")
         named = env.get("JITKERN_CACHE_DIR")
         return cls(
-            cache_dir=Path(named).expanduser().absolute() if named else _default_cache_dir(),
-            cache_dir_origin="JITKERN_CACHE_DIR" if named else "default",
-            system_cache=tuple(
-                Path(root).expanduser().absolute()
-                for root in env.get("JITKERN_SYSTEM_CACHE", "").split(os.pathsep)
-                if root
-            ),
+            cache_dir=_path(named) if named else _default_cache_dir(),
+            origins=origins,
+            system_cache=_paths(env, "JITKERN_SYSTEM_CACHE"),
+            trusted=_paths(env, "JITKERN_TRUSTED"),
+            trusted_keys=_keys(env.get("JITKERN_TRUSTED_KEYS", "")),
+            signed=_paths(env, "JITKERN_SIGNED"),
+            max_size=_quantity(env, "JITKERN_MAX_SIZE", cls.max_size, size_of, "10 GiB"),
+            max_age=_quantity(env, "JITKERN_MAX_AGE", cls.max_age, duration_of, "60 d"),
             compile=_choice(env, "JITKERN_COMPILE", "auto", ("auto", "never", "background")),
             fallback=_choice(env, "JITKERN_FALLBACK", "", ("reference", "raise")),
             compiler=_choice(env, "JITKERN_COMPILER", "any", ("any", "exact")),
@@ -76,13 +103,18 @@ class Config:
             lock_timeout=_number(env, "JITKERN_LOCK_TIMEOUT", 1800.0, float),
             log=_choice(env, "JITKERN_LOG", "warning", ("info", "debug")),
             cuda_home=Path(home) if home else None,
-            cc=env.get("CC") or "cc",
-            cxx=env.get("CXX") or "c++",
-            visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
+            cc=environment.get("CC") or "cc",
+            cxx=environment.get("CXX") or "c++",
+            visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             runtime_dir=Path(runtime) if runtime else None,
-            color=not env.get("NO_COLOR"),
-            environment=dict(env),
+            color=not environment.get("NO_COLOR"),
+            environment=dict(environment),
         )
+
+    @property
+    def cache_dir_origin(self) -> str:
+        """What names the cache directory."""
+        return self.origins.get("JITKERN_CACHE_DIR", "default")
 
     def build_environment(self, extra: tuple[str, ...] = ()) -> dict[str, str]:
         """The scrubbed environment for a compiler, with the variables that a source declares."""
@@ -125,10 +157,84 @@ def _put_in_force(settings: Config) -> None:
         listener(settings)
 
 
+def size_of(text: str) -> int:
+    """Bytes, of `500 MiB`, `10G` or a plain number. Raises ValueError."""
+    return _scaled(text, r"([KMGT]?)(?:I?B)?", _SIZES)
+
+
+def duration_of(text: str) -> int:
+    """Seconds, of `30 d`, `12h` or a plain number. Raises ValueError."""
+    return _scaled(text, "(S|MIN|H|D|W)?", _TIMES)
+
+
+def _scaled(text: str, unit: str, units: Mapping[str, int]) -> int:
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text.strip().upper())
+    if not match:
+        raise ValueError(text)
+    return int(float(match.group(1)) * units[match.group(2) or ""])
+
+
+def _gathered(
+    environment: Mapping[str, str], files: Sequence[Path]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Every JITKERN_ setting as text, and what it comes from."""
+    known = {f"JITKERN_{name}" for name in SETTINGS}
+    values: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    for path in files:
+        if not os.path.isfile(path):  # noqa: PTH113  False where the home cannot be searched
+            continue
+        from jitkern import config_file
+
+        found = config_file.read(path, known | {f"JITKERN_{name}" for name in config_file.TRUST})
+        values.update(found)
+        origins.update(dict.fromkeys(found, str(path)))
+    found = {name: environment[name] for name in known if environment.get(name)}
+    return {**values, **found}, {**origins, **dict.fromkeys(found, "environment")}
+
+
+def _user_file(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_CONFIG_HOME")
+    return Path(base) / "jitkern/config.toml" if base else _path("~/.config/jitkern/config.toml")
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text)).absolute()  # noqa: PTH111  raises nothing without a home
+
+
+def _paths(env: Mapping[str, str], name: str) -> tuple[Path, ...]:
+    return tuple(_path(part) for part in env.get(name, "").split(os.pathsep) if part)
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    from jitkern.signature import public_key
+
+    return tuple(public_key(part) for part in text.split(os.pathsep))
+
+
 def _default_cache_dir() -> Path:
     import platformdirs
 
-    return platformdirs.user_cache_path("jitkern", appauthor=False).absolute()
+    path = platformdirs.user_cache_path("jitkern", appauthor=False)
+    if path.is_absolute():
+        return path
+    import tempfile  # a user without a home: in a container, as a rule
+
+    return Path(tempfile.gettempdir(), f"jitkern-cache-{os.geteuid()}")
+
+
+def _quantity(
+    env: Mapping[str, str], name: str, default: int, parse: Callable[[str], int], example: str
+) -> int:
+    text = env.get(name)
+    try:
+        return parse(text) if text else default
+    except ValueError:
+        raise ValueError(
+            f"{name}=`{text}` is not usable: expected something like `{example}`"
+        ) from None
 
 
 def _choice(env: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:

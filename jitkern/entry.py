@@ -11,14 +11,21 @@ import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from jitkern import trust
 from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.trust import Layer
 
+VERSION = "v1"  # the folder of a root whose layout this is
+TOUCH = 3600.0  # seconds between two notes that an entry was used
 _RELATIVE = os.open in os.supports_dir_fd  # not on Windows
+_PASSING = frozenset((  # what is wrong with this process or moment, not with the entry
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
+))  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -26,6 +33,11 @@ class Entry(NamedTuple):
 
     path: Path
     manifest: Manifest
+
+    @property
+    def root(self) -> Path:
+        """Of the layer that it lies in."""
+        return self.path.parents[2]
 
     @property
     def op(self) -> str:
@@ -42,100 +54,171 @@ class Entry(NamedTuple):
     def read(self, name: str) -> bytes:
         """The bytes of an artifact, verified. Raises ValueError or OSError if it is not whole."""
         with _opened(self.path) as directory:
-            return _read_verified(self.path, directory, name, self.manifest.artifacts[name])
+            artifact = self.manifest.artifacts[name]
+            return _check(self.path, directory, name, artifact, None, verify="always")
+
+    @property
+    def size(self) -> int:
+        """Bytes of its artifacts."""
+        return sum(artifact.size for artifact in self.manifest.artifacts.values())
 
 
 class Damaged(ValueError):
-    """What is wrong with an entry. `current`: its path still names the directory that was read."""
+    """What is wrong with an entry.
 
-    def __init__(self, message: str, *, current: bool = True) -> None:
-        super().__init__(message)
-        self.current = current
-
-
-def read_entry(path: Path, owners: set[int], *, verify: str) -> Entry:
-    """The entry at `path`, checked: owner and mode, manifest, and size and hash of its artifacts.
-
-    verify: "always", or "size" to leave out the hashes. Raises FileNotFoundError where there is
-    none, Damaged where it is not whole, OSError where it could not be read this time.
+    path: what to put out of the way; None where that was replaced since, or is not ours to touch.
     """
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise Damaged("it is not a directory")
-    with _opened(path) as directory:
-        status = status if directory is None else os.fstat(directory)
+
+    def __init__(self, message: str, path: Path | None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class Unsigned(ValueError):
+    """No trusted key has signed an entry, where one must have."""
+
+
+def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool = False) -> Entry:
+    """The entry `name` for `target` of a layer, checked.
+
+    That is: owner and mode, signature where one is wanted, manifest, and size and hash of its
+    artifacts. verify: "always", or "size" to leave out the hashes; touch: note that it was used.
+    Raises FileNotFoundError where there is none, Damaged where it is not whole, Unsigned, and
+    OSError where it could not be read this time.
+    """
+    path = layer.root / VERSION / target / name
+    with contextlib.ExitStack() as open_directories:
+        directory = open_directories.enter_context(_opened(layer.root, follow=True))
+        for place in (path.parents[1], path.parent, path):
+            try:
+                directory = open_directories.enter_context(_opened(place, directory))
+            except OSError as e:
+                if e.errno in (errno.ELOOP, errno.ENOTDIR):
+                    raise Damaged(f"{place} is not a directory", place) from e
+                if place != path or e.errno in (errno.ENOENT, *_PASSING):
+                    raise
+                raise Damaged(str(e), path) from e
+        status = path.lstat() if directory is None else os.fstat(directory)
         try:
-            _check_owner("it", status, owners)
-            return _read_opened(path, directory, owners, verify)
+            _check_owner("it", status, layer.owners)
+            return _read_opened(path, directory, layer, verify=verify, touch=touch)
         except FileNotFoundError as e:
-            raise Damaged(f"{e.filename} is missing", current=_names(path, status)) from e
+            raise Damaged(f"{e.filename} is missing", _current(path, status)) from e
         except OSError as e:
-            if e.errno != errno.ELOOP:  # a link where a file should be; all else may pass
+            if e.errno in _PASSING:
                 raise
-            raise Damaged(str(e), current=_names(path, status)) from e
+            raise Damaged(str(e), _current(path, status)) from e
+        except Unsigned:
+            raise
         except ValueError as e:
-            raise Damaged(str(e), current=_names(path, status)) from e
+            raise Damaged(str(e), _current(path, status)) from e
 
 
-def _names(path: Path, status: os.stat_result) -> bool:
-    """Whether `path` names the directory of `status`; asked while that is open, so not reused."""
+def _current(path: Path, status: os.stat_result) -> Path | None:
+    """`path` if it names the directory of `status`; asked while that is open, so not reused."""
     with contextlib.suppress(OSError):
-        return os.path.samestat(path.lstat(), status)
-    return False
+        if os.path.samestat(path.lstat(), status):
+            return path
+    return None
 
 
-def _read_opened(path: Path, directory: int | None, owners: set[int], verify: str) -> Entry:
-    manifest = Manifest.decode(_read(path, directory, NAME, MAX_BYTES, owners))
+def _read_opened(
+    path: Path, directory: int | None, layer: Layer, *, verify: str, touch: bool
+) -> Entry:
+    data = _read(path, directory, NAME, MAX_BYTES, layer.owners, touch=touch)
+    if layer.keys:
+        from jitkern import signature
+
+        try:
+            signatures = _read(path, directory, signature.NAME, signature.MAX_BYTES, None)
+        except FileNotFoundError:
+            signatures = b""
+        reason = signature.distrust(data, signatures, layer.keys)
+        if reason:
+            raise Unsigned(reason)
+    manifest = Manifest.decode(data)
     if path.name.rpartition("-")[2] != manifest.digest[:16]:
         raise ValueError("its manifest belongs to another entry")
+    if manifest.inputs["target"] != path.parent.name:
+        raise ValueError("its manifest belongs to another target")
     for name, artifact in manifest.artifacts.items():
-        if verify == "always":
-            _read_verified(path, directory, name, artifact)
-        elif _status(path, directory, name).st_size != artifact.size:
-            raise ValueError(f"{name} has the wrong size")
+        _check(path, directory, name, artifact, layer.owners, verify=verify)
     return Entry(path, manifest)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
-    """A descriptor of the directory, or None where the platform has none."""
+def _opened(path: Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int | None]:
+    """A descriptor of a directory in the directory `parent`; None where the platform has none."""
     if not _RELATIVE:
+        if not path.is_dir() or (path.is_symlink() and not follow):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         yield None
         return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path if parent is None else path.name, flags, dir_fd=parent)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _read(
-    path: Path, directory: int | None, name: str, limit: int, owners: set[int] | None = None
-) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes, links not followed."""
+@contextlib.contextmanager
+def _opened_file(
+    path: Path, directory: int | None, name: str, owners: frozenset[int] | None
+) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """A regular file of the entry, links not followed, and its status. Raises ValueError."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     where = path / name if directory is None else name
     with open(os.open(where, flags, dir_fd=directory), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise ValueError(f"{name} is not a regular file of at most {limit} bytes")
-        _check_owner(name, status, owners or set())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{name} is not a regular file")
+        _check_owner(name, status, owners)
+        yield file, status
+
+
+def _read(
+    path: Path,
+    directory: int | None,
+    name: str,
+    limit: int,
+    owners: frozenset[int] | None,
+    *,
+    touch: bool = False,
+) -> bytes:
+    """The bytes of a file of at most `limit` bytes.
+
+    touch: its modification time becomes now, where that is more than an hour off.
+    """
+    with _opened_file(path, directory, name, owners) as (file, status):
+        if status.st_size > limit:
+            raise ValueError(f"{name} has more than {limit} bytes")
+        if touch and abs(time.time() - status.st_mtime) > TOUCH and os.utime in os.supports_fd:
+            with contextlib.suppress(OSError):
+                os.utime(file.fileno())
         return file.read(limit)
 
 
-def _read_verified(path: Path, directory: int | None, name: str, artifact: Artifact) -> bytes:
-    data = _read(path, directory, name, artifact.size)
-    if len(data) != artifact.size or hashlib.sha256(data).hexdigest() != artifact.sha256:
-        raise ValueError(f"{name} is not what was published")
-    return data
+def _check(
+    path: Path,
+    directory: int | None,
+    name: str,
+    artifact: Artifact,
+    owners: frozenset[int] | None,
+    *,
+    verify: str,
+) -> bytes:
+    """The bytes of an artifact ("" where only its size is to be verified). Raises ValueError."""
+    with _opened_file(path, directory, name, owners) as (file, status):
+        data = file.read(artifact.size) if verify == "always" else b""
+        if status.st_size != artifact.size:
+            raise ValueError(f"{name} has the wrong size")
+        if verify == "always" and hashlib.sha256(data).hexdigest() != artifact.sha256:
+            raise ValueError(f"{name} is not what was published")
+        return data
 
 
-def _status(path: Path, directory: int | None, name: str) -> os.stat_result:
-    where = path / name if directory is None else name
-    return os.stat(where, dir_fd=directory, follow_symlinks=False)
-
-
-def _check_owner(what: str, status: os.stat_result, owners: set[int]) -> None:
-    reason = trust.distrust_entry(status, owners) if owners else ""
+def _check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None) -> None:
+    reason = trust.distrust_entry(status, owners) if owners is not None else ""
     if reason:
         raise ValueError(f"{what} {reason}")

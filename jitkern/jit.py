@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from jitkern import config, events, lock
-from jitkern.cache import Cache, Entry, private_root
+from jitkern import config, counters, events, lock
+from jitkern.cache import Cache, Entry, Found
 from jitkern.closure import closure_of
 from jitkern.compilers import Compiler, compiler_for
 from jitkern.config import Config
@@ -38,7 +38,10 @@ from jitkern.key import Key, make_key
 from jitkern.launch.loaded import load
 from jitkern.manifest import Manifest
 from jitkern.target import Target
+from jitkern.trust import Trust, installed_layers
 
+_COMPILER = "another compiler made it"
+_REFRESH = Found(None, reason="refresh")
 _log = logging.getLogger(__name__)
 _loaded: dict[str, Any] = {}
 _locks: dict[str, threading.Lock] = {}
@@ -90,19 +93,21 @@ def ensure_and_tell(
     """What `ensure` returns, and whether it was compiled just now."""
     started = time.perf_counter()
     key = key_of(variant, target)
-    entry = None if refresh else _find(key, variant, target)
-    if entry is None:
+    found = _REFRESH if refresh else _look_up(key, variant, target)
+    if found.entry is None:
         if not may_compile or config.current().compile == "never" or capturing():
             raise _not_cached(variant, key)
         with (
             _one_at_a_time(key.digest),
             lock.held(_lock_name(key), f"{variant.op} for {key.target}"),
         ):
-            entry = None if refresh else _find(key, variant, target)
-            if entry is None:
-                return _compile(variant, target, started, refresh=refresh), True
-    events.report(variant, key, "hit", started, entry)
-    return entry, False
+            why = found.reason
+            found = _REFRESH if refresh else _look_up(key, variant, target)
+            if found.entry is None:
+                return _compile(variant, target, started, why), True
+    events.report(variant, key, "hit", started, found.entry)
+    _count_hit(found.entry)
+    return found.entry, False
 
 
 def _lock_name(key: Key) -> str:
@@ -123,10 +128,13 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
             try:
                 _loaded[digest] = load(variant.source, entry)
             except LoadError as e:
-                _log.warning("%s; compiling it again", e)
-                open_cache().quarantine(entry)
+                gone = not entry.path.exists()  # evicted since it was found, which is a miss
+                if not gone:
+                    _log.warning("%s; compiling it again", e)
+                    open_cache().quarantine(entry)
                 _loaded[digest] = load(
-                    variant.source, ensure(variant, target, refresh=True, may_compile=may_compile)
+                    variant.source,
+                    ensure(variant, target, refresh=not gone, may_compile=may_compile),
                 )
         return _loaded[digest]
 
@@ -140,7 +148,12 @@ def load_entry(source: Source, entry: Entry) -> Any:
             _loaded[digest] = load(source, entry)
     if new:
         events.recall(source, entry)
+        _count_hit(entry)
     return _loaded[digest]
+
+
+def _count_hit(entry: Entry) -> None:
+    counters.hit(open_cache().root, entry.root, entry.manifest.seconds)
 
 
 def open_cache() -> Cache:
@@ -156,30 +169,39 @@ def _open_cache(settings: Config) -> Cache:
         if settings.fallback == "raise":
             raise
         _warn_of_private_root(e)
-        return Cache(private_root(), settings.system_cache, verify=settings.verify, fsync=False)
+        from jitkern.private import private_root
+
+        return Cache(
+            private_root(), (*settings.system_cache, *installed_layers()),
+            verify=settings.verify, fsync=False, rules=Trust.of(settings),
+        )  # fmt: skip
 
 
 def _warn_of_private_root(why: CacheError) -> None:
+    from jitkern.private import private_root
+
     _log.warning(
         "%s. Until then kernels are compiled into %s, for this process alone", why, private_root()
     )
 
 
-def _find(key: Key, variant: Variant, target: Target) -> Entry | None:
-    cache = open_cache()
-    entry = cache.find(key) or (_spill().find(key) if _spilled else None)
-    if entry and config.current().compiler == "exact":
+def _look_up(key: Key, variant: Variant, target: Target) -> Found:
+    found = open_cache().look_up(key.target, key.name, key.digest)
+    if found.entry is None and _spilled:
+        found = found._replace(entry=_spill().find(key))
+    if found.entry and config.current().compiler == "exact":
         exact = exact_target(variant, target)
         with contextlib.suppress(CompilerNotFound, TargetError):  # what cannot be rebuilt is kept
             installed = compiler_for(variant.source).identities(variant.source, exact)
-            return entry if entry.manifest.compiler in installed else None
-    return entry
+            if found.entry.manifest.compiler not in installed:
+                return Found(None, reason=_COMPILER)
+    return found
 
 
-def _compile(variant: Variant, target: Target, started: float, *, refresh: bool) -> Entry:
+def _compile(variant: Variant, target: Target, started: float, why: str) -> Entry:
     compiler = compiler_for(variant.source)
     try:
-        return _into_a_cache(variant, target, compiler, started, refresh=refresh)
+        return _into_a_cache(variant, target, compiler, started, why)
     except JitkernError as e:
         key = key_of(variant, target)
         events.report(variant, key, "failed", started, reason=str(e))
@@ -189,21 +211,26 @@ def _compile(variant: Variant, target: Target, started: float, *, refresh: bool)
 
 
 def _into_a_cache(
-    variant: Variant, target: Target, compiler: Compiler, started: float, *, refresh: bool
+    variant: Variant, target: Target, compiler: Compiler, started: float, why: str
 ) -> Entry:
     try:
-        return _publish(open_cache(), variant, target, compiler, started, refresh=refresh)
+        return _publish(open_cache(), variant, target, compiler, started, why)
     except CacheError as e:
-        readonly = getattr(e, "errno", None) in (errno.EACCES, errno.EROFS, errno.EPERM)
-        if not readonly or config.current().fallback == "raise":
+        settings = config.current()
+        code = getattr(e, "errno", None)
+        no_home = code in (errno.ENOTDIR, errno.EEXIST) and settings.cache_dir_origin == "default"
+        readonly = no_home or code in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT)
+        if not readonly or settings.fallback == "raise":
             raise
         if not _spilled:
             _warn_of_private_root(e)
             _spilled.append(True)
-        return _publish(_spill(), variant, target, compiler, started, refresh=refresh)
+        return _publish(_spill(), variant, target, compiler, started, why)
 
 
 def _spill() -> Cache:
+    from jitkern.private import private_root
+
     return Cache(private_root(), fsync=False)
 
 
@@ -213,10 +240,9 @@ def _publish(
     target: Target,
     compiler: Compiler,
     started: float,
-    *,
-    refresh: bool,
+    why: str,
 ) -> Entry:
-    """Compile in staging and publish, again if a source was edited meanwhile."""
+    """Compile in staging and publish, again if a source was edited or staging swept meanwhile."""
     for _ in range(3):
         with cache.staging() as staging:
             key = key_of(variant, target)
@@ -234,15 +260,29 @@ def _publish(
                 raise cache.write_error(e) from e
             if key_of(variant, target) != key:
                 continue
-            if (refresh or config.current().compiler == "exact") and (old := cache.find(key)):
-                cache.replace(old)
+            if why in (_REFRESH.reason, _COMPILER) and (old := cache.find(key)):
+                cache.remove(old.path)
+            from jitkern.package import package_of
+
             seconds = round(time.perf_counter() - started, 4)
             manifest = Manifest(
-                key.inputs, meta=built.meta, compiler=built.compiler, seconds=seconds
-            )
-            entry = cache.publish(key, staging, manifest)
-            events.report(variant, key, "built", started, entry)
-            return entry
+                key.inputs, meta=built.meta, compiler=built.compiler, seconds=seconds,
+                package=package_of(variant.source),
+            )  # fmt: skip
+            try:
+                entry = cache.publish(key, staging, manifest)
+            except CacheError:
+                if staging.is_dir():
+                    raise
+                continue  # the clock jumped, and another process took us for dead
+        events.report(variant, key, "built", started, entry, why)
+        counters.miss(cache.root, why, seconds)
+        settings = config.current()
+        if cache.root == settings.cache_dir:
+            from jitkern.cache_tools.prune import after_publish
+
+            after_publish(cache, entry.size, max_size=settings.max_size, max_age=settings.max_age)
+        return entry
     raise CompileError(
         f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles",
         op=variant.op,

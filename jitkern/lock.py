@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def held(name: str, what: str) -> Iterator[None]:
     """Hold the lock `name` (a file name) while building `what` (for messages)."""
-    directory = _lock_directory()
+    directory = lock_directory(config.current())
     if directory is None:
         yield
         return
@@ -34,7 +34,7 @@ def held(name: str, what: str) -> Iterator[None]:
 
     path = directory / f"{name}.lock"
     owner = directory / f"{name}.owner"
-    lock = filelock.FileLock(str(path))
+    lock = filelock.FileLock(str(path), fallback_to_soft=False)  # a soft one outlives its holder
     held_now = _acquire(lock, owner, what)
     try:
         if held_now:
@@ -74,13 +74,14 @@ def _acquire(lock: object, owner: Path, what: str) -> bool:
             return False
 
 
-def _lock_directory() -> Path | None:
-    """A directory of this user on this node, or None."""
+def lock_directory(settings: config.Config) -> Path | None:
+    """A directory of this user on this node, made where it is missing, or None."""
     if not hasattr(os, "geteuid"):
         return None
-    runtime = config.current().runtime_dir
+    runtime = settings.runtime_dir
     candidates = [runtime / "jitkern"] if runtime else []
-    candidates.append(Path(tempfile.gettempdir(), f"jitkern-{os.geteuid()}"))
+    with contextlib.suppress(FileNotFoundError):  # nowhere can be written
+        candidates.append(Path(tempfile.gettempdir(), f"jitkern-{os.geteuid()}"))
     for path in candidates:
         try:
             path.mkdir(mode=0o700, exist_ok=True)

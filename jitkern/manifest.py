@@ -40,7 +40,7 @@ class Manifest(NamedTuple):
     """What an entry holds and what it was made from.
 
     meta: what loading needs to know (symbols, parameters); compiler: who built it; seconds: how
-    long it took.
+    long it took; package: name and version of the package that the source came in.
     """
 
     inputs: dict[str, Any]
@@ -48,6 +48,7 @@ class Manifest(NamedTuple):
     meta: Mapping[str, Any] = MappingProxyType({})
     compiler: Mapping[str, str] = MappingProxyType({})
     seconds: float = 0.0
+    package: Mapping[str, str] = MappingProxyType({})
 
     @property
     def digest(self) -> str:
@@ -75,14 +76,33 @@ class Manifest(NamedTuple):
         body = data[:-_SEAL_BYTES]
         if not seal or hashlib.sha256(body).hexdigest().encode() != seal.group(1):
             raise ValueError("its checksum does not match its content")
-        fields = json.loads(body + b"}")
         try:
+            fields = json.loads(body + b"}")
             artifacts = {
                 name: Artifact(**artifact) for name, artifact in fields.pop("artifacts").items()
             }
             manifest = cls(artifacts=artifacts, **fields)
-        except (AttributeError, KeyError, TypeError) as e:
+        except (AttributeError, KeyError, TypeError, RecursionError) as e:
             raise ValueError(f"it has not the expected fields: {e}") from e
         if not artifacts or not all(re.fullmatch(_ARTIFACT_NAME, name) for name in artifacts):
             raise ValueError("it lists no artifact, or one with an odd name")
+        if not manifest._has_expected_types():
+            raise ValueError("a field of it has an unexpected type")
         return manifest
+
+    def _has_expected_types(self) -> bool:
+        texts = [*self.compiler.items(), *self.package.items()] if self._has_mappings() else [(0,)]
+        return (
+            all(isinstance(text, str) for pair in texts for text in pair)
+            and all(isinstance(self.inputs.get(name), str) for name in ("op", "target"))
+            and type(self.seconds) in (int, float)
+            and all(
+                type(a.size) is int and a.size >= 0 and re.fullmatch("[0-9a-f]{64}", str(a.sha256))
+                for a in self.artifacts.values()
+            )
+        )
+
+    def _has_mappings(self) -> bool:
+        return all(
+            isinstance(m, Mapping) for m in (self.inputs, self.meta, self.compiler, self.package)
+        )

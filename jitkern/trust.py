@@ -1,50 +1,140 @@
 """Who could have written a directory that native code is loaded from.
 
-Checksums find accidents; ownership finds other users. A process of the same user is out of scope.
+Checksums find accidents; ownership and signatures find other users. A process of the same user is
+out of scope.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import sys
 from pathlib import Path
+from typing import NamedTuple
+
+from jitkern.config import Config
+
+INSTALLED = "jitkern_layers"  # folder beside installed packages: one read-only layer for each wheel
 
 
-def distrust_root(root: Path) -> str:
+class Trust(NamedTuple):
+    """What the settings files say about trust (see config.Config)."""
+
+    roots: tuple[Path, ...] = ()
+    keys: tuple[str, ...] = ()
+    signed: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config) -> Trust:
+        """Those of the settings."""
+        return cls(config.trusted, config.trusted_keys, config.signed)
+
+
+class Layer(NamedTuple):
+    """A root of the cache, and what is asked of its entries.
+
+    owners: users that they may belong to, writable by nobody else; None where the place vouches for
+    them. keys: one of these must have signed each; none where no signature is needed.
+    own: the user root, which is written to.
+    """
+
+    root: Path
+    owners: frozenset[int] | None
+    keys: tuple[str, ...] = ()
+    own: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether an entry is used where it lies: no other can change it after it was checked."""
+        return self.owners is not None or not self.keys
+
+
+def user_layer(root: Path) -> Layer:
+    """The user root, as a layer."""
+    return Layer(root, frozenset({os.geteuid()}) if hasattr(os, "geteuid") else None, own=True)
+
+
+def layer_of(root: Path, trust: Trust) -> Layer | str:
+    """The read-only layer at `root`, or why it must not be used.
+
+    In this order: a root of which signed entries alone are wanted; one that the settings trust, or
+    that is a part of the Python installation that jitkern was imported from; one that belongs to
+    this user or to root and that no other can write; one whose entries carry a trusted signature.
+    """
+    if not os.access(root, os.R_OK | os.X_OK):
+        return f"{root} cannot be read by this user: `chmod -R a+rX` it"
+    reason = distrust_root_of_layer(root)
+    owners = frozenset({os.geteuid(), 0}) if hasattr(os, "geteuid") else None
+    vouched = root in trust.roots or _is_installed(root)
+    if root in trust.signed:
+        if not trust.keys:
+            return f"{root} is to hold signed entries only, and there are no `trusted_keys`"
+        return Layer(root, None if vouched or reason else owners, trust.keys)
+    if vouched:
+        return Layer(root, None)
+    if not reason:
+        return Layer(root, owners)
+    return Layer(root, None, trust.keys) if trust.keys else reason
+
+
+def distrust_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
     """Why code must not be loaded from the user root `root`, or "" if it may.
 
     It is owned by this user and writable by no other; a directory above it may be writable by all
     only if it is sticky, as /tmp is. A root that does not exist yet is judged by what is above it.
     """
-    if not hasattr(os, "geteuid"):
+    if not hasattr(os, "geteuid") or root in trusted:
         return ""
-    if root.exists():
+    with contextlib.suppress(OSError):  # there is none yet, or not for us
         reason = distrust_entry(root.stat(), {os.geteuid()})
         if reason:
             return f"{root} {reason}"
-    for parent in root.resolve().parents:
-        if parent.exists():
+    for parent in Path(os.path.realpath(root)).parents:
+        with contextlib.suppress(OSError):
             mode = parent.stat().st_mode
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            if stat.S_ISDIR(mode) and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 return f"{parent}, above it, is writable by every user"
     return ""
 
 
-def distrust_layer(root: Path) -> str:
-    """Why a read-only layer must not be used, or "" if it may.
-
-    It must be owned by this user or root, and writable by no other.
-    """
+def distrust_root_of_layer(root: Path) -> str:
+    """Why a read-only layer is not trusted for its owner, or "" if it is."""
     if not hasattr(os, "geteuid"):
         return ""
     reason = distrust_entry(root.stat(), {os.geteuid(), 0})
     return f"{root} {reason}" if reason else ""
 
 
-def distrust_entry(status: os.stat_result, owners: set[int]) -> str:
+def distrust_entry(status: os.stat_result, owners: set[int] | frozenset[int]) -> str:
     """Why a file or directory with this status is not to be trusted, or ""."""
     if status.st_uid not in owners:
         return f"belongs to user {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"is writable by others (mode {stat.S_IMODE(status.st_mode):o})"
     return ""
+
+
+def installed_layers() -> tuple[Path, ...]:
+    """The layers that wheels of prebuilt kernels brought into this Python installation."""
+    found = []
+    others = [Path(p) for p in sys.path if p.endswith("-packages")]  # judged by their owner
+    for place in dict.fromkeys((*_installation(), *others)):
+        try:
+            names = sorted(os.listdir(place / INSTALLED))
+        except OSError:
+            continue
+        found += [place / INSTALLED / name for name in names]
+    return tuple(path for path in found if path.is_dir())
+
+
+def _is_installed(root: Path) -> bool:
+    return any(root.is_relative_to(place / INSTALLED) for place in _installation())
+
+
+def _installation() -> list[Path]:
+    """Where this Python's packages are, jitkern among them: who writes there runs code here."""
+    here = Path(__file__).parents[1]
+    prefix = f"{sys.prefix}{os.sep}"
+    places = [Path(p) for p in sys.path if p.startswith(prefix) and p.endswith("-packages")]
+    return list(dict.fromkeys((here, *places)))

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from jitkern import config, jit
+from jitkern.cli import main
 from jitkern.closure import Closure
 from jitkern.compilers import COMPILERS
 from jitkern.compilers.result import Built
@@ -52,6 +53,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name in [name for name in os.environ if name.startswith("JITKERN_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-settings"))
     monkeypatch.setattr(jit, "_spilled", [])
     monkeypatch.setattr(config, "_current", config.Config.from_env())
     yield root
@@ -122,5 +124,20 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
             [sys.executable, "-W", "ignore", "-c", code],
             cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in this process; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = main(arguments)
+        except SystemExit as e:
+            code = int(e.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
 
     return run

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jitkern.cache import QUARANTINED, Cache, Entry
+from jitkern import durable
+from jitkern.cache import QUARANTINED, Cache, Entry, Found
 from jitkern.closure import closure_of
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
@@ -68,10 +69,12 @@ def test_layout_and_modes(cache, key):
 
 
 def test_the_manifest_is_written_last_and_everything_is_synced(cache, key, monkeypatch):
+    with cache.staging():
+        pass
     synced = []
-    monkeypatch.setattr(Cache, "_sync", lambda self, path: synced.append(path))
+    monkeypatch.setattr(durable, "sync", synced.append)
     entry = publish(cache, key)
-    assert [p.name for p in synced[:-2]] == ["compile.log", "out.so", NAME]
+    assert [p.name for p in synced] == ["compile.log", "out.so", NAME, ".entry", "v1", key.target]
     assert synced[-1] == entry.path.parent
 
 
@@ -83,7 +86,7 @@ def test_the_second_publisher_gets_the_first_ones_entry(cache, key):
 
 def test_a_loser_that_cannot_see_the_winner_keeps_its_own_copy(cache, key, monkeypatch):
     publish(cache, key, b"first")
-    monkeypatch.setattr(Cache, "find", lambda self, key: None)
+    monkeypatch.setattr(Cache, "look_up", lambda self, *key: Found(None))
     assert publish(cache, key, b"second").read("out.so") == b"second"
 
 
@@ -208,10 +211,10 @@ def test_an_error_that_may_pass_quarantines_nothing(cache, key, monkeypatch, cap
     assert cache.find(key)
 
 
-def test_a_layer_is_not_touched_by_replace(tmp_path, key):
+def test_a_layer_is_not_touched_by_remove(tmp_path, key):
     layer = Cache(tmp_path / "layer")
     entry = publish(layer, key)
-    Cache(tmp_path / "user", (layer.root,)).replace(entry)
+    Cache(tmp_path / "user", (layer.root,)).remove(entry.path)
     assert layer.find(key)
 
 
@@ -220,13 +223,13 @@ def test_entries_lists_whole_and_damaged_ones(cache, key, variant, target):
     other = make_key(variant, target, ("-x",), closure_of(variant.source))
     bad = publish(cache, other)
     damage_flip(bad)
-    listed = dict(cache.entries())
+    listed = dict(cache.entries("always"))
     assert isinstance(listed[good.path], Entry)
     assert isinstance(listed[bad.path], ValueError)
 
 
-def test_replace_makes_room(cache, key):
-    cache.replace(publish(cache, key, b"old"))
+def test_remove_makes_room(cache, key):
+    cache.remove(publish(cache, key, b"old").path)
     assert publish(cache, key, b"new").read("out.so") == b"new"
 
 
@@ -305,7 +308,7 @@ def test_readers_never_see_part_of_an_entry(cache, key):
         reader.start()
     try:
         for i in range(100):
-            cache.replace(publish(cache, key, b"%d" % i * 10000))
+            cache.remove(publish(cache, key, b"%d" % i * 10000).path)
     finally:
         stop.set()
     for reader in readers:

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from jitkern import config, events, jit
-from jitkern.cache import Cache, private_root
+from jitkern.cache import Cache
 from jitkern.errors import CacheError, CompileError, CompilerNotFound, NotCached, UntrustedCache
+from jitkern.private import private_root
 
 
 def test_miss_compiles_and_hit_does_not(compiler, variant, target):

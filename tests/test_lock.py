@@ -100,4 +100,4 @@ def test_an_exception_inside_passes_through_and_frees():
 def test_somebody_elses_lock_directory_is_not_used(tmp_path):
     link = tmp_path / "jitkern"
     link.symlink_to(tmp_path)
-    assert lock._lock_directory() != link
+    assert lock.lock_directory(config.current()) != link

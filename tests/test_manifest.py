@@ -5,7 +5,7 @@ import pytest
 from jitkern.manifest import Artifact, Manifest
 
 MANIFEST = Manifest(
-    {"op": "a::b", "n": [1, None]},
+    {"op": "a::b", "target": "t", "n": [1, None]},
     {"k.cubin": Artifact.of(b"code")},
     {"symbol": "k"},
     {"name": "nvrtc"},
@@ -46,12 +46,21 @@ def seal(fields):
 
 
 GOOD = {
-    "inputs": {},
-    "artifacts": {"a": {"size": 1, "sha256": "0"}},
+    "inputs": {"op": "a::b", "target": "t"},
+    "artifacts": {"a": {"size": 1, "sha256": "0" * 64}},
     "meta": {},
     "compiler": {},
     "seconds": 0,
 }
+
+
+def test_a_manifest_of_nothing_but_brackets_is_refused():
+    import hashlib
+
+    for body in (b"[" * 100000, b'{"a":' * 100000, b'{"inputs":1e999', b'{"a":\xff'):
+        data = body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
+        with pytest.raises(ValueError, match=r"."):
+            Manifest.decode(data)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +71,16 @@ GOOD = {
         {**GOOD, "artifacts": {"a": {"size": 1}}},
         {**GOOD, "artifacts": []},
         {**GOOD, "surprise": 1},
+        {**GOOD, "artifacts": {"a": {"size": "1", "sha256": "0" * 64}}},
+        {**GOOD, "artifacts": {"a": {"size": -1, "sha256": "0" * 64}}},
+        {**GOOD, "artifacts": {"a": {"size": True, "sha256": "0" * 64}}},
+        {**GOOD, "artifacts": {"a": {"size": 1, "sha256": 5}}},
+        {**GOOD, "inputs": []},
+        {**GOOD, "inputs": {"op": 1, "target": "t"}},
+        {**GOOD, "meta": [1]},
+        {**GOOD, "compiler": {"name": 1}},
+        {**GOOD, "seconds": "long"},
+        {**GOOD, "package": None},
         {k: v for k, v in GOOD.items() if k != "inputs"},
         {k: v for k, v in GOOD.items() if k != "artifacts"},
     ],

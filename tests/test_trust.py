@@ -32,4 +32,4 @@ def test_somebody_elses_root_is_not(tmp_path):
     root.mkdir()
     os.chown(root, 12345, 12345)
     assert "belongs to user 12345" in trust.distrust_root(root)
-    assert "belongs to user 12345" in trust.distrust_layer(root)
+    assert "belongs to user 12345" in trust.layer_of(root, trust.Trust())

@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = _parse(arguments)
             if getattr(args, "cache_dir", None):
                 path = Path(args.cache_dir).expanduser().absolute()
-                settings.enter_context(config.using(cache_dir=path, cache_dir_origin="--cache-dir"))
+                origins = {**config.current().origins, "JITKERN_CACHE_DIR": "--cache-dir"}
+                settings.enter_context(config.using(cache_dir=path, origins=origins))
             code: int = args.run(args)
             return code
     except JitkernError as e:

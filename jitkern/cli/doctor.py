@@ -6,34 +6,35 @@ Exit code 0 where kernels can be compiled or nothing is needed, 1 where a check 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import importlib.metadata
+import importlib.util
+import itertools
 import os
-import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from jitkern import config, trust
+from jitkern import __version__, config
+from jitkern.cache import Cache
+from jitkern.cache_tools.health import Check, health
 from jitkern.cli.output import print_json, styled
-from jitkern.compilers import toolkit
-from jitkern.compilers.cc import REMEDY as CC_REMEDY
+from jitkern.compilers import cc, nvrtc, toolkit
 from jitkern.compilers.triton import REMEDY as TRITON_REMEDY
+from jitkern.config_file import TRUST
+from jitkern.entry import Entry
+from jitkern.errors import JitkernError
 from jitkern.target import short_version
 
 TESTED_TORCH = ("2.11.0", "2.13.0")
 TESTED_PYTHON = ((3, 11), (3, 12))
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line: what was looked at, what was found and from where; for a failure, its remedy."""
-
-    name: str
-    ok: bool
-    value: str
-    origin: str = ""
-    remedy: str = ""
+NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is no command
+NEEDED = ("ninja", "filelock", "platformdirs")
+HEADERS = (("cuda_fp16.h", "runtime"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
+MOST_ENTRIES = 1000  # that are read to see who made them
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -42,51 +43,41 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    checks = [check for look in CHECKS for check in look()]
+    checks = [check for look in CHECKS for check in look()] + health(config.current())
     ok = all(check.ok for check in checks)
     if args.json:
         print_json(ok=ok, checks=[asdict(check) for check in checks])
     else:
         for check in checks:
-            mark = styled("ok  ", "32") if check.ok else styled("FAIL", "31")
-            print(
-                f"{mark} {check.name:16} {check.value}"
-                + (f"  ({check.origin})" if check.origin else "")
-            )
-            if not check.ok and check.remedy:
-                print(f"     {'':16} {check.remedy}")
+            _print(check)
     return 0 if ok else 1
+
+
+def _print(check: Check) -> None:
+    good = ("33", "warn") if check.remedy else ("32", "ok  ")
+    color, mark = good if check.ok else ("31", "FAIL")
+    origin = f"  ({check.origin})" if check.origin else ""
+    print(f"{styled(mark, color)} {check.name:20} {check.value or '-'}{origin}")
+    if check.remedy:
+        print(f"     {'':20} {check.remedy}")
 
 
 def _python() -> list[Check]:
     tested = sys.version_info[:2] in TESTED_PYTHON
-    version = sys.version.split()[0]
-    return [
-        Check(
-            "python",
-            ok=True,
-            value=version if tested else f"{version}, not among the tested versions",
-            origin=sys.executable,
-        )
-    ]
+    value = sys.version.split()[0] + ("" if tested else ", not among the tested versions")
+    return [Check("python", ok=True, value=value, origin=sys.executable)]
 
 
 def _torch() -> list[Check]:
     try:
         import torch
-    except ImportError as e:
+    except (ImportError, OSError) as e:
         return [Check("torch", ok=False, value=f"missing: {e}", remedy="pip install torch")]
     tested = short_version(torch.__version__) in TESTED_TORCH
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     note = "" if tested else f", not among the tested {', '.join(TESTED_TORCH)}"
-    return [
-        Check(
-            "torch",
-            ok=True,
-            value=f"{torch.__version__}, {cuda}{note}",
-            origin=str(Path(torch.__file__).parent),
-        )
-    ]
+    origin = str(Path(torch.__file__).parent)
+    return [Check("torch", ok=True, value=f"{torch.__version__}, {cuda}{note}", origin=origin)]
 
 
 def _targets() -> list[Check]:
@@ -94,25 +85,26 @@ def _targets() -> list[Check]:
 
     try:
         return [Check("target", ok=True, value=str(target)) for target in Target.visible()]
-    except ImportError:
+    except (ImportError, OSError):
         return []
 
 
 def _host_compiler() -> list[Check]:
-    settings = config.current()
     checks = []
-    for name, tool in (("cc", settings.cc), ("c++", settings.cxx)):
-        path = shutil.which(tool, path=settings.environment.get("PATH"))
-        checks.append(
-            Check(name, ok=bool(path), value=path or f"`{tool}` is missing", remedy=CC_REMEDY)
-        )
+    for name, tool in (("cc", config.current().cc), ("c++", config.current().cxx)):
+        try:
+            check = Check(name, ok=True, value=cc.identity(tool)["version"], origin=tool)
+        except NO_COMPILER:
+            value = f"`{tool}` is missing, or cannot be run"
+            check = Check(name, ok=False, value=value, remedy=cc.REMEDY)
+        checks.append(check)
     return checks
 
 
 def _cuda_wanted() -> tuple[int, int]:
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError):
         return 13, 0
     major, _, minor = (torch.version.cuda or "13.0").partition(".")
     return int(major), int(minor)
@@ -121,30 +113,19 @@ def _cuda_wanted() -> tuple[int, int]:
 def _nvrtc() -> list[Check]:
     libraries = toolkit.nvrtc_libraries()
     wanted = _cuda_wanted()
-    fitting = [v for v in libraries if v[0] == wanted[0] and v[1] <= wanted[1]]
+    fitting = any(v[0] == wanted[0] and v[1] <= wanted[1] for v in libraries)
     found = ", ".join(f"{a}.{b} at {path}" for (a, b), (path, _) in sorted(libraries.items()))
-    return [
-        Check(
-            "nvrtc",
-            ok=bool(fitting),
-            value=found or "missing",
-            remedy=toolkit.pip_line("nvidia-cuda-nvrtc", wanted),
-        )
-    ]
+    remedy = "" if fitting else toolkit.pip_line("nvidia-cuda-nvrtc", wanted)
+    return [Check("nvrtc", ok=fitting, value=found or "missing", remedy=remedy)]
 
 
 def _cuda_headers() -> list[Check]:
     checks = []
-    for header, wheel in (
-        ("cuda_fp16.h", "runtime"),
-        ("crt/mma.h", "crt"),
-        ("cub/cub.cuh", "cccl"),
-    ):
+    for header, wheel in HEADERS:
         found = next((d for d in toolkit.include_directories() if (d / header).is_file()), None)
-        remedy = toolkit.pip_line(f"nvidia-cuda-{wheel}", _cuda_wanted())
-        checks.append(
-            Check(f"<{header}>", ok=bool(found), value=str(found or "missing"), remedy=remedy)
-        )
+        remedy = "" if found else toolkit.pip_line(f"nvidia-cuda-{wheel}", _cuda_wanted())
+        value = str(found or "missing")
+        checks.append(Check(f"<{header}>", ok=bool(found), value=value, remedy=remedy))
     return checks
 
 
@@ -158,60 +139,101 @@ def _nvcc() -> list[Check]:
     return [Check("nvcc", ok=True, value=value)]
 
 
-def _triton() -> list[Check]:
-    return [_package("triton", TRITON_REMEDY), _package("ninja", "pip install ninja")]
+def _packages() -> list[Check]:
+    here = Check("jitkern", ok=True, value=__version__, origin=str(Path(config.__file__).parent))
+    needed = [_package(name, f"pip install {name}") for name in NEEDED]
+    optional = [_package("cryptography", "", "signatures")]
+    if not importlib.util.find_spec("compression"):  # of Python 3.14
+        optional.append(_package("backports.zstd", "", "bundles named .tar.zst"))
+    return [here, _package("triton", TRITON_REMEDY), *needed, *optional]
 
 
-def _package(name: str, remedy: str) -> Check:
+def _package(name: str, remedy: str, use: str = "") -> Check:
+    """The version of a package, which is missed unless it has a `use` that is for some only."""
     try:
         return Check(name, ok=True, value=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, value="missing", remedy=remedy)
+        value = f"missing: needed only for {use}" if use else "missing"
+        return Check(name, ok=bool(use), value=value, remedy=remedy)
 
 
-def _cache() -> list[Check]:
-    settings = config.current()
-    root = settings.cache_dir
-    reason = trust.distrust_root(root)
-    checks = [
-        Check(
-            "cache",
-            ok=not reason,
-            value=reason or str(root),
-            origin=settings.cache_dir_origin,
-            remedy=f"chmod 700 {root}",
-        )
-    ]
-    existing = next((p for p in (root, *root.parents) if p.exists()), root)
-    probe = shutil.disk_usage(existing)
-    writable = os.access(existing, os.W_OK) and existing.is_dir()
-    free = f"{probe.free / 2**30:.1f} GiB free"
-    remedy = "point JITKERN_CACHE_DIR at a directory that can be written"
-    checks.append(
-        Check(
-            "cache writable",
-            ok=writable,
-            value=free if writable else f"{existing} is not",
-            remedy=remedy,
-        )
-    )
-    checks += [
-        Check("system cache", ok=p.is_dir(), value=str(p), origin="JITKERN_SYSTEM_CACHE")
-        for p in settings.system_cache
-    ]
+def _other_compilers() -> list[Check]:
+    """What compilers made that are not here, among the first entries."""
+    made: Counter[tuple[str, str]] = Counter()
+    entries = Cache(config.current().cache_dir).entries()
+    for _, entry in itertools.islice(entries, MOST_ENTRIES):
+        if isinstance(entry, Entry):
+            compiler = entry.manifest.compiler
+            made[compiler.get("name", ""), compiler.get("version", "")] += 1
+    found = {name: _versions(name) for name in {name for name, _ in made}}
+    checks = []
+    for (name, version), count in sorted(made.items()):
+        if found[name] and version not in found[name]:
+            value = f"{count} entries were made by {name} {version}, which is not here"
+            remedy = "jitkern prewarm --refresh"
+            checks.append(Check("other compiler", ok=True, value=value, remedy=remedy))
     return checks
 
 
+def _versions(compiler: str) -> set[str]:
+    """Those of it that are here; none of a compiler that this is not asked of."""
+    versions = set()
+    for tool in (config.current().cc, config.current().cxx) if compiler == "cc" else ():
+        with contextlib.suppress(*NO_COMPILER):
+            versions.add(cc.identity(tool)["version"])
+    for _, library in toolkit.nvrtc_libraries().values() if compiler == "nvrtc" else ():
+        with contextlib.suppress(*NO_COMPILER):
+            versions.add(nvrtc._build_id(library))
+    return versions
+
+
 def _settings() -> list[Check]:
-    environment = config.current().environment
-    return [
-        Check(name, ok=True, value=environment[name], origin="environment")
-        for name in sorted(environment)
-        if name.startswith("JITKERN_")
+    """Every setting, and the files that they could come from."""
+    settings = config.current()
+    names = [(f"JITKERN_{name}", name) for name in config.SETTINGS]
+    names += [(name.lower(), name) for name in TRUST]  # not from the environment
+    checks = [
+        Check(
+            label,
+            ok=True,
+            value=_text(getattr(settings, name.lower())),
+            origin=settings.origins.get(f"JITKERN_{name}", "default"),
+        )
+        for label, name in names
     ]
+    for path in (config.SYSTEM_FILE, config._user_file(settings.environment)):
+        value = str(path) if os.access(path, os.F_OK) else f"{path}, absent"
+        checks.append(Check("settings file", ok=True, value=value))
+    return checks
+
+
+def _text(value: object) -> str:
+    """A setting as the environment would have it."""
+    if isinstance(value, tuple):
+        return os.pathsep.join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _variables() -> list[Check]:
+    """Variables of the environment that look like settings and are none."""
+    settings = config.current()
+    checks = []
+    for name in sorted(settings.environment):
+        kind, _, key = name.partition("_")
+        if kind != "JITKERN" or key in config.SETTINGS:
+            continue
+        near = difflib.get_close_matches(key, config.SETTINGS, n=1)
+        if key in TRUST:
+            value = f"`{key.lower()}` counts in a settings file only, and not in the environment"
+            remedy = f"move it to {config._user_file(settings.environment)}"
+        else:
+            value = "is not a setting" + (f": did you mean JITKERN_{near[0]}?" if near else "")
+            remedy = f"unset {name}" + (f", and set JITKERN_{near[0]}" if near else "")
+        checks.append(Check(name, ok=False, value=value, origin="environment", remedy=remedy))
+    return checks
 
 
 CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _python, _torch, _targets, _host_compiler, _nvrtc, _cuda_headers, _nvcc, _triton, _cache,
-    _settings,
+    _python, _packages, _torch, _targets, _host_compiler, _nvrtc, _cuda_headers, _nvcc,
+    _other_compilers, _settings, _variables,
 )  # fmt: skip

@@ -1,20 +1,23 @@
 """Where an op's kernels come from, which of their variants are cached, and why one is not.
 
-For a variant that is not cached, the nearest entry of the same op is named with every input that
-differs. `--source` prints the C stubs that launch the kernels.
+For a variant that is not cached, and for an entry that is named by its digest, the nearest entry
+of the same op is named with every input that differs. `--source` prints the C stubs that launch the
+kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import linecache
+import re
+import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jitkern import config
+from jitkern import cache_tools, config
 from jitkern.cache import Cache
-from jitkern.cli.choose import choose_ops, choose_targets
 from jitkern.cli.output import print_json
 from jitkern.kernel import Source, Variant
 from jitkern.target import Target
@@ -25,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", metavar="OP", help="an op, e.g. softmax or mylib::softmax")
+    parser.add_argument(
+        "op",
+        metavar="OP|KEY",
+        help="an op, e.g. softmax or mylib::softmax, or the beginning of an entry's digest",
+    )
     parser.add_argument(
         "--target", action="append", default=[], metavar="T", help="default: those of this machine"
     )
@@ -39,6 +46,10 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
+    if re.fullmatch(r"(.*-)?[0-9a-f]{6,64}", args.op):
+        return explain_entries(args)
+    from jitkern.cli.choose import choose_ops, choose_targets
+
     targets = choose_targets(args.target)
     found = {
         op: [
@@ -128,30 +139,31 @@ def _explain(variant: Variant, target: Target) -> dict[str, str]:
 
 def _nearest(wanted: dict[str, Any]) -> str:
     """In words: which inputs differ from the entry of this op that differs least."""
-    best: list[str] | None = None
-    for _, entry in Cache.open(config.current()).entries():
-        if isinstance(entry, ValueError) or entry.manifest.inputs.get("op") != wanted["op"]:
-            continue
-        found = differences(entry.manifest.inputs, wanted)
-        if best is None or len(found) < len(best):
-            best = found
-    return (
-        "nothing of this op is" if best is None else "nearest entry differs in " + "; ".join(best)
-    )
+    found = cache_tools.nearest(Cache.open(config.current()), wanted)
+    return "nearest entry differs in " + "; ".join(found[1]) if found else "nothing of this op is"
 
 
-def differences(there: Any, wanted: Any, name: str = "") -> list[str]:
-    """`name: x there, y wanted` for every named input that is not equal."""
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        names = sorted({*there, *wanted})
-        return [
-            line
-            for key in names
-            for line in differences(there.get(key), wanted.get(key), f"{name}.{key}".strip("."))
-        ]
-    return [] if there == wanted else [f"{name}: {_short(there)} there, {_short(wanted)} wanted"]
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}…"
+def explain_entries(args: argparse.Namespace) -> int:
+    """For entries that are named by their digests: what sets each apart from its nearest."""
+    cache = Cache.open(config.current())
+    found = cache_tools.find(cache, args.op)
+    if not found:
+        print(f"jitkern: no entry of {cache.root} matches `{args.op}`", file=sys.stderr)
+        return 1
+    rows = []
+    for row, entry in found:
+        other = cache_tools.nearest(cache, entry.manifest.inputs)
+        rows.append({
+            **asdict(row),
+            "nearest": str(other[0].path) if other else "",
+            "differences": other[1] if other else [],
+        })  # fmt: skip
+    if args.json:
+        print_json(entries=rows)
+        return 0
+    for described in rows:
+        print(f"{described['path']}\n  {described['op']}, made by {described['compiler']}")
+        if described["nearest"]:
+            print(f"  nearest: {described['nearest']}; there, against what this one has:")
+        print(*(f"    {line}" for line in described["differences"]), sep="\n")
+    return 0

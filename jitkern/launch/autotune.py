@@ -7,6 +7,7 @@ the device's name. A process that finds it measures nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import torch
 
 from jitkern import config, jit
 from jitkern.closure import closure_of
-from jitkern.errors import CompileError, LaunchError
+from jitkern.errors import CacheError, CompileError, LaunchError
 from jitkern.kernel import Source, Variant
 from jitkern.key import Key, canonical, make_key
 from jitkern.launch.arguments import SHORT
@@ -74,7 +75,7 @@ def choose(
     best = min(range(len(configs)), key=times.__getitem__)
     if times[best] == float("inf"):
         raise LaunchError(f"{op}: none of the {len(configs)} configurations of `{function}` runs")
-    with cache.staging() as staging:
+    with contextlib.suppress(CacheError), cache.staging() as staging:
         report = {
             "choice": best,
             "configs": [list(c) for c in configs],

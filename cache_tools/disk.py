@@ -1,0 +1,160 @@
+"""Whether the disk of a cache can do its work: it is written, synced, has room, and code maps."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitkern.cache_tools.check import ELSEWHERE, Check, existing, failure, fine, warning
+
+from jitkern import trust
+from jitkern.cache import VERSION
+from jitkern.config import Config
+
+MOUNTS = Path("/proc/self/mountinfo")
+NETWORK = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
+    "ocfs2", "orangefs", "panfs", "smb3", "smbfs", "virtiofs", "wekafs",
+))  # fmt: skip
+LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs",))  # the root of a container without privileges
+LEAST_FREE = 1 << 30  # bytes
+LEAST_INODES = 1000
+SLOW_SYNC = 0.1  # seconds
+PRUNE = "jitkern cache prune, or point JITKERN_CACHE_DIR at a larger disk"
+
+
+def file_system(path: Path, mountinfo: str) -> str:
+    """The kind of file system that an absolute path is on, by the text of /proc/self/mountinfo."""
+    longest, kind = 0, "unknown"
+    for line in mountinfo.split("\n"):
+        mount, _, source = line.partition(" - ")
+        fields = mount.split(" ")
+        if len(fields) < 5 or not source:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
+        if len(point) >= longest and path.is_relative_to(point):  # of two there, the later hides
+            longest, kind = len(point), source.split(" ")[0]
+    return kind
+
+
+@contextlib.contextmanager
+def _probe(settings: Config) -> Iterator[Path]:
+    """A new directory in the cache, gone afterwards.
+
+    Raises OSError, whose strerror says why, where there is no cache that may be written to.
+    """
+    root = settings.cache_dir
+    if not root.is_dir():
+        raise OSError(errno.ENOENT, "it is not there yet")
+    if trust.distrust_root(root, settings.trusted):
+        raise OSError(errno.EPERM, "it is not trusted, and nothing was tried in it")
+    place = next(p for p in (root / VERSION / "tmp", root / VERSION, root) if p.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
+        yield Path(folder)
+
+
+def writable(settings: Config) -> Check:
+    root = settings.cache_dir
+    nearest = existing(root)
+    remedy = f"make it writable, or {ELSEWHERE} and JITKERN_SYSTEM_CACHE at a read-only one"
+    if nearest != root:
+        if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+            return fine(f"it can be made in {nearest}")
+        return failure(f"it cannot be made in {nearest}", remedy)
+    try:
+        with _probe(settings) as folder:
+            with (folder / "probe").open("wb") as file:
+                file.write(b"probe")
+                file.flush()
+                os.fsync(file.fileno())
+            (folder / "probe").rename(folder / "renamed")
+    except OSError as e:
+        return failure(f"{root} is not: {e.strerror}", remedy)
+    return fine("a file was written, synced and renamed in it")
+
+
+def executable(settings: Config) -> Check:
+    """Whether code can be loaded from it: not where it is mounted noexec."""
+    try:
+        with _probe(settings) as folder, (folder / "probe").open("w+b") as file:
+            file.write(bytes(mmap.PAGESIZE))
+            file.flush()
+            reason = _no_mapping(file.fileno())
+    except OSError:  # no probe: ask the mount
+        flags = os.statvfs(existing(settings.cache_dir)).f_flag
+        reason = "it is mounted noexec" if flags & os.ST_NOEXEC else ""
+    if reason:
+        remedy = f"{ELSEWHERE} that is not mounted noexec, or `mount -o remount,exec`"
+        return failure(f"no kernel can be loaded from it: {reason}", remedy)
+    return fine("code can be loaded from it")
+
+
+def _no_mapping(descriptor: int) -> str:
+    """Why the file cannot be mapped as code, or ""."""
+    try:
+        mmap.mmap(
+            descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC
+        ).close()
+    except OSError as e:
+        return f"{e.strerror}, as on a noexec mount"
+    return ""
+
+
+def kind(settings: Config) -> Check:
+    try:
+        mountinfo = MOUNTS.read_text(errors="surrogateescape")
+    except OSError as e:
+        return fine(f"unknown: {e}")
+    kind = file_system(existing(settings.cache_dir).resolve(), mountinfo)
+    if kind in NETWORK or (kind.startswith("fuse.") and kind not in LOCAL_FUSE):
+        value = f"{kind}, of a network: locks are node-local, and reads may be stale"
+        where = f"JITKERN_SYSTEM_CACHE={settings.cache_dir}"
+        return warning(value, f"JITKERN_CACHE_DIR on a local disk, and {where} to read this one")
+    return fine(kind)
+
+
+def sync_time(settings: Config) -> Check:
+    note = "" if settings.fsync else "; not waited for, since JITKERN_FSYNC is 0"
+    try:
+        with _probe(settings) as folder:
+            seconds = _seconds_to_sync(folder / "probe")
+    except OSError as e:
+        return fine(f"not measured: {e.strerror}{note}")
+    value = f"{seconds * 1e3:.1f} ms for 64 KiB{note}"
+    if seconds > SLOW_SYNC and settings.fsync:
+        return warning(value, "JITKERN_CACHE_DIR on a local disk, or JITKERN_FSYNC=0")
+    return fine(value)
+
+
+def _seconds_to_sync(path: Path) -> float:
+    """The median of five times, or of as many as fit into a second."""
+    times: list[float] = []
+    with path.open("wb", buffering=0) as file:
+        while len(times) < 5 and sum(times) < 1:
+            file.write(bytes(64 << 10))
+            start = time.perf_counter()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def space(settings: Config) -> Check:
+    status = os.statvfs(existing(settings.cache_dir))
+    free = status.f_bavail * status.f_frsize
+    counted = status.f_files > 0  # not by btrfs, say
+    value = f"{gib(free)} free" + (f", {status.f_favail} inodes" if counted else "")
+    if free < LEAST_FREE or (counted and status.f_favail < LEAST_INODES):
+        return failure(f"{value}: too little to build in", PRUNE)
+    return fine(value)
+
+
+def gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

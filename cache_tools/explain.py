@@ -1,0 +1,95 @@
+"""Why two entries are not one: the named inputs of their keys that differ, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jitkern.cache import Cache, Entry
+from jitkern.errors import TargetError
+from jitkern.target import Target
+
+_TARGET = {
+    "device": "device", "arch": "arch", "cuda": "CUDA", "torch": "Torch", "platform": "platform",
+    "abi": "C++ or Python ABI",
+}  # fmt: skip
+_NAMES = {
+    "schema": "layout of jitkern's entries",
+    "source.kind": "kind of source",
+    "source.files": "source files",
+    "source.min_compiler": "least compiler",
+    "variant.function": "function",
+}
+
+
+def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | None:
+    """The entry of the same op whose inputs differ least from `wanted`, and in what.
+
+    None where there is no other entry of the op.
+    """
+    found = [
+        (entry, differences(entry.manifest.inputs, wanted))
+        for _, entry in cache.entries()
+        if isinstance(entry, Entry) and entry.op == wanted["op"]
+    ]
+    return min(
+        ((entry, lines) for entry, lines in found if lines),
+        key=lambda pair: len(pair[1]),
+        default=None,
+    )
+
+
+def differences(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """`what: x there, y wanted`, for each named input that is not equal."""
+    return [line for name, a, b in _unequal(there, wanted, "") for line in _in_words(name, a, b)]
+
+
+def _unequal(there: Any, wanted: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        for key in sorted({*there, *wanted}):
+            yield from _unequal(there.get(key), wanted.get(key), f"{name}.{key}".strip("."))
+    elif there != wanted:
+        yield name, there, wanted
+
+
+def _in_words(name: str, there: Any, wanted: Any) -> list[str]:
+    if name == "target":
+        return _of_targets(str(there), str(wanted))
+    if name.startswith("source.closure."):
+        file = name.removeprefix("source.closure.")
+        how = "is new" if there is None else "is no longer used" if wanted is None else "changed"
+        return [f"file {file} {how}"]
+    if name in ("flags", "variant.signature"):
+        what = "flag" if name == "flags" else "argument type"
+        return _of_lists(what, there or (), wanted or ())
+    if name in ("variant.template", "variant.options"):
+        what = "template argument" if name == "variant.template" else "option"
+        unequal = _unequal(dict(there or ()), dict(wanted or ()), "")
+        return [_line(f"{what} {key}", a, b) for key, a, b in unequal]
+    for prefix, what in (("source.versions.", "version of "), ("environment.", "variable ")):
+        if name.startswith(prefix):
+            return [_line(what + name.removeprefix(prefix), there, wanted)]
+    return [_line(_NAMES.get(name, name), there, wanted)]
+
+
+def _of_targets(there: str, wanted: str) -> list[str]:
+    try:
+        a, b = Target.parse(there)._asdict(), Target.parse(wanted)._asdict()
+    except TargetError:
+        return [_line("target", there, wanted)]
+    return [_line(_TARGET[name], a[name], b[name]) for name in a if a[name] != b[name]]
+
+
+def _of_lists(what: str, there: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
+    lines = [f"{what} {_short(x)} there alone" for x in there if x not in wanted]
+    lines += [f"{what} {_short(x)} wanted alone" for x in wanted if x not in there]
+    return lines or [f"order of the {what}s"]
+
+
+def _line(what: str, there: Any, wanted: Any) -> str:
+    return f"{what}: {_short(there)} there, {_short(wanted)} wanted"
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value in (None, "") else str(value)
+    return text if len(text) <= 60 else f"{text[:12]}…"

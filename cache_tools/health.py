@@ -1,0 +1,177 @@
+"""Whether a cache can do its work: one check for each thing that it needs of the machine.
+
+Nothing is mended and nothing is left behind; a cache that is not there yet is not made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from jitkern.cache_tools import disk, prune
+from jitkern.cache_tools.check import ELSEWHERE, Check, existing, failure, fine, warning
+
+from jitkern import lock, trust
+from jitkern.cache import STALE_STAGING, VERSION, Cache
+from jitkern.config import Config
+
+_SECOND_PROCESS = """
+import fcntl, sys
+with open(sys.argv[1]) as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(3)
+"""
+
+
+def health(settings: Config) -> list[Check]:
+    """What there is to say about the user root, its file system and locks, and the layers.
+
+    Raises nothing: what cannot be looked at is a failed check that says why.
+    """
+    checks = [_checked(name, "", look, settings) for name, look in LOOKS.items()]
+    checks[0] = replace(checks[0], origin=settings.cache_dir_origin)
+    origin = settings.origins.get("JITKERN_SYSTEM_CACHE", "")
+    layers = [(root, origin) for root in settings.system_cache]
+    with contextlib.suppress(OSError):
+        layers += [(root, "installed") for root in trust.installed_layers()]
+    return checks + [_checked("layer", origin, _layer, settings, root) for root, origin in layers]
+
+
+def _checked(name: str, origin: str, look: Callable[..., Check], *arguments: object) -> Check:
+    try:
+        check = look(*arguments)
+    except Exception as e:  # noqa: BLE001  a sick machine is what it is asked about
+        check = failure(f"cannot be looked at: {e}", ELSEWHERE)
+    return replace(check, name=name, origin=origin)
+
+
+def _root(settings: Config) -> Check:
+    root = settings.cache_dir
+    nearest = existing(root)
+    if not nearest.is_dir():
+        return failure(f"{nearest} is not a directory", f"remove it, or {ELSEWHERE}")
+    reason = trust.distrust_root(root, settings.trusted)
+    if reason:
+        mode_alone = reason.startswith(f"{root} is writable")
+        return failure(reason, f"chmod 700 {root}" if mode_alone else ELSEWHERE)
+    return fine(str(root) if nearest == root else f"{root}, which is not there yet")
+
+
+def _owners(settings: Config) -> Check:
+    root = settings.cache_dir
+    if root in settings.trusted:
+        return fine("not asked for: the root is among those that the settings trust")
+    by_group, others = [], []
+    for parent in (p for p in root.resolve().parents if p.exists()):
+        status = parent.stat()
+        open_to = status.st_mode if not status.st_mode & stat.S_ISVTX else 0
+        if open_to & stat.S_IWOTH:
+            value = f"{parent} is writable by every user, who could put another cache there"
+            return failure(value, f"chmod o-w {parent}, or {ELSEWHERE}")
+        if open_to & stat.S_IWGRP:
+            by_group.append(str(parent))
+        if status.st_uid not in (0, os.geteuid()):
+            others.append(f"{parent} belongs to user {status.st_uid}")
+    if others:
+        return warning(f"{', '.join(others)}, who could put another cache there", ELSEWHERE)
+    if by_group:
+        value = f"{', '.join(by_group)}: its group could put another cache there"
+        return warning(value, f"chmod g-w {' '.join(by_group)}")
+    return fine("nobody else could put another cache there")
+
+
+def _locks(settings: Config) -> Check:
+    remedy = "point XDG_RUNTIME_DIR or TMPDIR at a local directory that only you can write"
+    twice = "processes may compile the same kernel twice"
+    try:
+        directory = lock.lock_directory(settings)
+        if directory is None:
+            return warning(f"no directory for them: {twice}", remedy)
+        if _excludes(directory):
+            return fine(f"one process at a time, in {directory}")
+        return warning(f"they exclude nobody in {directory}: {twice}", remedy)
+    except (OSError, ImportError, subprocess.SubprocessError) as e:
+        return warning(f"not to be had ({e}): {twice}", remedy)
+
+
+def _excludes(directory: Path) -> bool:
+    """Whether a second process cannot have a lock that this one holds."""
+    import fcntl  # not on Windows
+
+    with tempfile.NamedTemporaryFile(prefix="doctor-", dir=directory) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        command = [sys.executable, "-I", "-S", "-c", _SECOND_PROCESS, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode not in (0, 3):
+            raise OSError(errno.EIO, f"a second process failed: {done.stderr.strip()[-200:]}")
+        return done.returncode == 3
+
+
+def _size(settings: Config) -> Check:
+    taken = sum(use.bytes for use in prune.uses(Cache(settings.cache_dir)))
+    limit = settings.max_size
+    value = (
+        f"{disk.gib(taken)} of {disk.gib(limit)}"
+        if limit
+        else f"{disk.gib(taken)}, without a limit"
+    )
+    return warning(f"{value}: over the limit", disk.PRUNE) if 0 < limit < taken else fine(value)
+
+
+def _leftovers(settings: Config) -> Check:
+    version = settings.cache_dir / VERSION
+    now = time.time()
+    builds = sum(now - path.lstat().st_mtime > STALE_STAGING for path in _inside(version / "tmp"))
+    failures = len(_inside(version / "bad"))
+    value = f"{builds} builds that never ended, {failures} damaged entries and logs of failures"
+    value += f", {len(_inside(version / 'trash'))} in the trash"
+    if failures:
+        return warning(value, f"look into {version / 'bad'}, and delete it")
+    return warning(value, "the next compile sweeps them") if builds else fine(value)
+
+
+def _signatures(settings: Config) -> Check:
+    value = f"{len(settings.trusted_keys)} trusted keys"
+    wanted = settings.trusted_keys or settings.signed
+    if wanted and not importlib.util.find_spec("cryptography"):
+        value += ", and no package `cryptography` to check signatures with"
+        return failure(value, 'pip install "jitkern[sign]"')
+    return fine(value)
+
+
+def _layer(settings: Config, root: Path) -> Check:
+    """Whether a read-only layer is used. One that nobody named is no failure where it is not."""
+    bad = failure if root in settings.system_cache else warning
+    if not root.is_dir():
+        return bad(f"{root} is no directory", "make it, or take it out of JITKERN_SYSTEM_CACHE")
+    found = trust.layer_of(root, trust.Trust.of(settings))
+    if isinstance(found, str):
+        remedy = "mend its owner and mode, or name it under `trusted` in a settings file"
+        return bad(f"not used: {found}", remedy)
+    count = sum(1 for _ in Cache(settings.cache_dir).paths(root))
+    return fine(f"{root}, {count} entries" + (", signed ones only" if found.keys else ""))
+
+
+def _inside(directory: Path) -> list[Path]:
+    """What a directory holds; nothing where there is none."""
+    return list(directory.iterdir()) if directory.is_dir() else []
+
+
+LOOKS: dict[str, Callable[[Config], Check]] = {
+    "cache": _root, "cache owners": _owners, "cache writable": disk.writable,
+    "cache executable": disk.executable, "cache file system": disk.kind, "cache locks": _locks,
+    "cache sync": disk.sync_time, "cache space": disk.space, "cache size": _size,
+    "cache leftovers": _leftovers, "signatures": _signatures,
+}  # fmt: skip

@@ -1,0 +1,70 @@
+"""What this machine runs, found without importing Torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from jitkern import target as targets
+from jitkern.errors import TargetError
+from jitkern.package import version_of
+from jitkern.target import Target
+
+
+class Installed(NamedTuple):
+    """torch: its version; cuda: that which Torch was built with; archs: of the visible GPUs.
+
+    Each is empty where there is none.
+    """
+
+    torch: str
+    cuda: str
+    archs: frozenset[str]
+
+    @classmethod
+    def found(cls) -> Installed:
+        """Those of this machine and this Python."""
+        capabilities = targets._nvml_capabilities()
+        archs = frozenset(f"sm_{major}{minor}" for major, minor in capabilities)
+        return cls(targets.short_version(version_of("torch")), _cuda_of_torch(), archs)
+
+    def uses_target(self, text: str) -> bool:
+        """Whether a process here may look for entries of this target.
+
+        What is not known here (no Torch, no GPU) speaks against none.
+        """
+        try:
+            target = Target.parse(text)
+        except TargetError:
+            return False
+        here = target._replace(
+            torch=self.torch or target.torch,
+            platform=target.platform and targets.this_platform(),
+            abi=target.abi and targets.this_abi(python="_cp" in target.abi),
+        )
+        if target.device == "cuda" and self.archs:
+            known = target.arch in self.archs
+            return known and target == here._replace(cuda=self.cuda or target.cuda)
+        return target == here
+
+    @staticmethod
+    def has(package: Mapping[str, str]) -> bool:
+        """Whether this version of a package is installed here, or none is known of."""
+        return not package or version_of(package.get("name", "")) == package.get("version")
+
+
+def _cuda_of_torch() -> str:
+    """`130`, read in torch/version.py."""
+    spec = importlib.util.find_spec("torch")
+    if not spec or not spec.origin:
+        return ""
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return ""
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)", text, re.MULTILINE)
+    return match.group(1).replace(".", "") if match else ""

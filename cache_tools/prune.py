@@ -1,0 +1,144 @@
+"""Bounds: which entries go when a cache is too large, too old or stale.
+
+The least recently used go first. What was used within the last hour stays unless the size is asked
+for, and what is pinned always. After ccache, the automatic run trims to nine tenths of the limit,
+so that it does not run at every publish, and as Go's build cache does, it looks once a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jitkern.cache_tools import pins
+from jitkern.cache_tools.installed import Installed
+
+from jitkern import counters
+from jitkern.cache import VERSION, Cache
+from jitkern.entry import Entry
+from jitkern.errors import CacheError
+from jitkern.manifest import NAME
+
+DAY = 86400.0
+YOUNG = 3600.0  # seconds for which an entry is safe from the automatic run
+TRIM = 0.9
+STATE = "prune.json"
+
+
+class Use(NamedTuple):
+    """An entry of the user root: bytes of its files, and when it was last found."""
+
+    path: Path
+    bytes: int
+    used: float
+
+
+def evictable(
+    cache: Cache, *, max_size: int = 0, max_age: float = 0, stale: bool = False
+) -> list[Use]:
+    """What must go for the user root to keep to these limits (0 = none), oldest use first.
+
+    max_size: bytes; max_age: seconds since the last use; stale: what this machine's Torch, CUDA,
+    GPUs and package versions cannot use, too.
+    """
+    pinned = pins.pinned(cache)
+    found = sorted(uses(cache), key=lambda use: use.used)
+    size = sum(use.bytes for use in found)
+    old = time.time() - max_age
+    useless = _stale(cache) if stale else set()
+    going = []
+    for use in found:
+        too_old = max_age and use.used < old
+        if use.path in pinned or not (
+            use.path in useless or too_old or (max_size and size > max_size)
+        ):
+            continue
+        going.append(use)
+        size -= use.bytes
+    return going
+
+
+def remove(cache: Cache, paths: Iterable[Path]) -> None:
+    """Take entries out of the user root, at once for readers, and then free their space.
+
+    Raises CacheError.
+    """
+    for path in paths:
+        cache.remove(path)
+    cache.purge(0.0)
+
+
+def after_publish(cache: Cache, size: int, *, max_size: int, max_age: float) -> None:
+    """Evict, if the cache grew over its limit with an entry of `size` bytes, or a day has gone by.
+
+    A failure is nobody's: the next run tries again. Two processes may both evict: what one took is
+    gone for the other.
+    """
+    with contextlib.suppress(OSError, CacheError):
+        at, known = _state(cache)
+        total = known + size
+        due = not 0 <= time.time() - at < DAY
+        if not due and (not max_size or total <= max_size):
+            _write(cache, at, total)
+            return
+        _write(cache, time.time(), 0)  # so that no other process begins now
+        _evict(cache, max_size=max_size, max_age=max_age)
+        counters.compact(cache.root)
+        _write(cache, time.time(), sum(use.bytes for use in uses(cache)))
+
+
+def uses(cache: Cache) -> Iterator[Use]:
+    """Every entry of the user root, damaged ones too."""
+    for path in cache.paths():
+        size, used = 0, 0.0
+        with contextlib.suppress(OSError), os.scandir(path) as files:
+            for file in files:
+                status = file.stat(follow_symlinks=False)
+                size += status.st_size
+                used = max(used, status.st_mtime) if file.name == NAME else used
+        with contextlib.suppress(OSError):
+            yield Use(path, size, used or path.lstat().st_mtime)
+
+
+def _evict(cache: Cache, *, max_size: int, max_age: float) -> None:
+    cache.purge()
+    trimmed = int(max_size * TRIM)
+    for use in evictable(cache, max_size=trimmed, max_age=max_age):
+        with contextlib.suppress(OSError):
+            used = (use.path / NAME).stat().st_mtime  # now: it may have been found since
+            if 0 <= time.time() - used < YOUNG:
+                continue
+        cache.remove(use.path)
+
+
+def _stale(cache: Cache) -> set[Path]:
+    """What cannot be used here, or was made by another version of the package it came in."""
+    here = Installed.found()
+    return {
+        path
+        for path, entry in cache.entries()
+        if path.is_relative_to(cache.root)
+        and isinstance(entry, Entry)
+        and (not here.uses_target(path.parent.name) or not here.has(entry.manifest.package))
+    }
+
+
+def _state(cache: Cache) -> tuple[float, int]:
+    """When the last run was, and the bytes of the cache as far as is known."""
+    try:
+        at, known = json.loads((cache.root / VERSION / STATE).read_bytes())
+        return float(at), int(known)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return 0.0, 0
+
+
+def _write(cache: Cache, at: float, known: int) -> None:
+    temporary = cache.root / VERSION / "tmp" / f"{uuid.uuid4().hex}.{STATE}"
+    temporary.write_text(json.dumps([at, known]))
+    temporary.replace(cache.root / VERSION / STATE)

@@ -1,0 +1,203 @@
+"""Keys, and the signatures by which other users and machines can trust an entry.
+
+A signature covers the bytes of `manifest.json`, and through the hashes in it every artifact. It
+lies beside the manifest (see jitkern.signature), so that signing changes nothing that is signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitkern.cache_tools.listing import Row
+
+from jitkern import signature
+from jitkern.cache import Cache
+from jitkern.entry import Entry
+from jitkern.errors import JitkernError
+from jitkern.manifest import NAME
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PUBLIC = ".pub"  # what the name of a public key ends with, after that of its private one
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def keygen(path: Path, comment: str = "") -> str:
+    """Write a new private key at `path`, and its public one beside it; the public line.
+
+    That is what `trusted_keys` in a settings file takes. Neither file may exist already. Raises
+    JitkernError.
+    """
+    _require_cryptography()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if not comment.isprintable():
+        raise JitkernError("a key's comment is one line of printable text")
+    private = Ed25519PrivateKey.generate()
+    line = f"ed25519 {_public_of(private)} {comment}".rstrip()
+    pem = private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    _write_new(path, pem, 0o600)
+    try:
+        _write_new(path.with_name(path.name + PUBLIC), f"{line}\n".encode(), 0o644)
+    except JitkernError:
+        path.unlink()  # a key of which nobody would know the public half
+        raise
+    return line
+
+
+def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
+    """Sign those of the chosen entries that lie in the user root; how many they are.
+
+    An earlier signature of the same key is replaced, those of other keys stay. Raises CacheError,
+    and JitkernError where the key cannot be used or an entry is not what it was.
+    """
+    private = _loaded(key)
+    public = _public_of(private)
+    signed = 0
+    with cache.staging() as staging:
+        for _, entry in chosen:
+            if not entry.path.is_relative_to(cache.root):
+                continue
+            try:
+                made = base64.b64encode(private.sign(manifest_bytes(entry))).decode()
+                lines = _with_line(signatures(entry), public, f"ed25519 {public} {made}")
+                _replace(staging / signature.NAME, lines, entry.path, fsync=cache.fsync)
+            except OSError as e:
+                raise cache.write_error(e) from e
+            except ValueError as e:
+                raise JitkernError(
+                    f"{entry.path} cannot be signed: {e}; see `jitkern cache verify`"
+                ) from e
+            signed += 1
+    return signed
+
+
+def manifest_bytes(entry: Entry) -> bytes:
+    """What is in its `manifest.json`. Raises ValueError if it is not what was checked."""
+    data = (entry.path / NAME).read_bytes()
+    if data != entry.manifest.encode():
+        raise ValueError("its manifest was changed since it was checked")
+    return data
+
+
+def signatures(entry: Entry) -> bytes:
+    """The bytes of an entry's `manifest.sig`, b"" where it has none.
+
+    Raises ValueError or OSError where that is no small regular file.
+    """
+    try:
+        descriptor = os.open(entry.path / signature.NAME, os.O_RDONLY | _NO_LINK)
+    except FileNotFoundError:
+        return b""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > signature.MAX_BYTES:
+            raise ValueError(f"{signature.NAME} is not a small regular file")
+        return os.read(descriptor, signature.MAX_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _with_line(found: bytes, public: str, line: str) -> bytes:
+    """The lines of other keys, and this one, sorted: the order of signing leaves no trace."""
+    others = [
+        other
+        for other in found.decode("ascii", "replace").splitlines()
+        if other.isascii() and other.split(" ")[1:2] != [public]
+    ]
+    data = "".join(f"{each}\n" for each in sorted({*others, line})).encode()
+    if len(data) > signature.MAX_BYTES:
+        raise ValueError(f"{signature.NAME} would have more than {signature.MAX_BYTES} bytes")
+    return data
+
+
+def _replace(staged: Path, data: bytes, directory: Path, *, fsync: bool) -> None:
+    """Put a file into an entry by one rename: a reader has the old signatures or the new."""
+    with staged.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if fsync:
+            os.fsync(file.fileno())
+    staged.chmod(0o644)
+    staged.replace(directory / staged.name)
+
+
+def _loaded(path: Path) -> Ed25519PrivateKey:
+    """The private key in a file that its owner alone may read. Raises JitkernError."""
+    _require_cryptography()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(signature.MAX_BYTES)
+    except OSError as e:
+        raise JitkernError(
+            f"the private key {path} cannot be read: {e.strerror}; "
+            "`jitkern cache keygen` makes a new one"
+        ) from e
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise JitkernError(
+            f"the private key {path} is open to other users (mode {mode:o}), who could sign with "
+            "it: `chmod 600` it, or make a new one if it may have been read"
+        )
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except TypeError as e:
+        raise JitkernError(
+            f"the private key {path} is encrypted: `openssl pkey -in {path} -out PLAIN` decrypts it"
+        ) from e
+    except (ValueError, UnsupportedAlgorithm) as e:
+        raise JitkernError(f"{path} is not a private key in PEM, as `keygen` writes it") from e
+    if not isinstance(key, Ed25519PrivateKey):
+        raise JitkernError(f"{path} is not an Ed25519 key: `jitkern cache keygen` makes one")
+    return key
+
+
+def _public_of(private: Ed25519PrivateKey) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    raw = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return base64.b64encode(raw).decode()
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that must not exist yet, with this mode from the beginning."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError as e:
+        raise JitkernError(
+            f"{path} exists already and is not overwritten; name another file"
+        ) from e
+    except OSError as e:
+        raise JitkernError(f"{path} cannot be written: {e.strerror}; name another file") from e
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise JitkernError(f"{path} cannot be written: {e.strerror}; name another file") from e
+
+
+def _require_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as e:
+        raise JitkernError(
+            f"signing needs the package cryptography: {signature.REMEDY}", remedy=signature.REMEDY
+        ) from e

@@ -1,0 +1,128 @@
+"""Wheels of prebuilt kernels: entries of a cache that pip brings along as a read-only layer.
+
+    jitkern_layers/<name>/v1/<target>/<folder>/...      found by trust.installed_layers()
+    <name>-<version>.dist-info/{METADATA, WHEEL, RECORD}
+
+Equal entries give equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from jitkern.cache_tools.bundle import BundleError, shipped, written
+from jitkern.cache_tools.listing import Row
+
+from jitkern.cache import VERSION, Cache
+from jitkern.entry import Entry
+from jitkern.trust import INSTALLED
+
+_NAME = re.compile(r"[A-Za-z0-9]+([._-]+[A-Za-z0-9]+)*")
+_VERSION = re.compile(  # PEP 440, as its appendix B spells the canonical form
+    r"([1-9]\d*!)?(0|[1-9]\d*)(\.(0|[1-9]\d*))*((a|b|rc)(0|[1-9]\d*))?"
+    r"(\.post(0|[1-9]\d*))?(\.dev(0|[1-9]\d*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?",
+    re.ASCII,
+)
+_PLATFORM = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
+_HOST_CODE = re.compile(r"-torch[^-]+-([a-z]+_[a-z0-9_]+)(-[^-]+)?$")  # see jitkern.target
+
+
+def pack_wheel(
+    cache: Cache,
+    chosen: Iterable[tuple[Row, Entry]],
+    directory: Path,
+    *,
+    name: str,
+    version: str,
+    platform: str = "",
+) -> Path:
+    """Write a wheel of the entries into `directory`; its path.
+
+    platform: of its tag; by default that of the host code among the entries, `any` where there is
+    none. Raises BundleError, and then leaves no wheel.
+    """
+    entries = {(row.target, entry.path.name): entry for row, entry in chosen}
+    if not entries:
+        raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
+    project = _project(name)
+    _check_version(version)
+    tag = _platform(platform, {target for target, _ in entries})
+    stem = f"{project}-{version}"
+    path = directory / f"{stem}-py3-none-{tag}.whl"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BundleError(f"{directory} cannot be made a directory: {e.strerror}") from e
+    with written(path) as file, zipfile.ZipFile(file, "w") as archive:
+        record = []
+        for (target, folder), entry in sorted(entries.items()):
+            for part, data in shipped(entry).items():
+                place = f"{INSTALLED}/{project}/{VERSION}/{target}/{folder}/{part}"
+                record.append(_add(archive, place, data))
+        for part, text in _metadata(project, version, tag).items():
+            record.append(_add(archive, f"{stem}.dist-info/{part}", text.encode()))
+        place = f"{stem}.dist-info/RECORD"
+        _add(archive, place, "".join(f"{line}\n" for line in (*record, f"{place},,")).encode())
+    return path
+
+
+def _project(name: str) -> str:
+    """A project's name as file names have it: `jitkern_prebuilt`, of `JitKern-Prebuilt`."""
+    if not _NAME.fullmatch(name):
+        raise BundleError(
+            f"`{name}` is no name of a package: expected ASCII letters and digits, and between "
+            "them `-`, `_` and `.`"
+        )
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _check_version(version: str) -> None:
+    if not _VERSION.fullmatch(version):
+        raise BundleError(
+            f"`{version}` is no version of a package: expected something like 1.2.0, 1.2.0rc1, "
+            "1.2.0.post1 or 1.2.0+cu130 (PEP 440)"
+        )
+
+
+def _platform(wanted: str, targets: set[str]) -> str:
+    """The platform tag of a wheel for these targets."""
+    found = {match.group(1) for target in targets if (match := _HOST_CODE.search(target))}
+    if len(found) > 1:
+        raise BundleError(
+            f"the entries hold host code for {' and '.join(sorted(found))}: a wheel is for one "
+            "platform, so choose entries with --target and pack one wheel for each"
+        )
+    tag = wanted or next(iter(found), "any")
+    if not _PLATFORM.fullmatch(tag):
+        raise BundleError(f"`{tag}` is no platform of a wheel: expected e.g. manylinux_2_28_x86_64")
+    return tag
+
+
+def _metadata(project: str, version: str, platform: str) -> dict[str, str]:
+    tags = "".join(f"Tag: py3-none-{part}\n" for part in platform.split("."))
+    return {
+        "METADATA": (
+            "Metadata-Version: 2.1\n"
+            f"Name: {project.replace('_', '-')}\n"
+            f"Version: {version}\n"
+            "Summary: Kernels that jitkern finds already built\n"
+            "Requires-Dist: jitkern\n"
+        ),
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: jitkern\nRoot-Is-Purelib: false\n{tags}",
+    }
+
+
+def _add(archive: zipfile.ZipFile, place: str, data: bytes) -> str:
+    """Put a file into the archive; its line of RECORD."""
+    info = zipfile.ZipInfo(place, (1980, 1, 1, 0, 0, 0))
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.create_system = 3  # Unix on every machine, so that the mode is read
+    info.external_attr = 0o100644 << 16
+    archive.writestr(info, data, compresslevel=6)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{place},sha256={digest},{len(data)}"

@@ -1,0 +1,13 @@
+"""Look at the cache directory, check it, clean it and ship it. Loads no Torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from jitkern.cli.cache import clean, look, ship
+
+
+def configure(parser: argparse.ArgumentParser, shared: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for part in (look, clean, ship):
+        part.configure(commands, shared)

@@ -1,0 +1,61 @@
+"""Which entries a `jitkern cache` command means."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from jitkern import config
+from jitkern.cache import Cache
+from jitkern.cache_tools import Wanted
+from jitkern.errors import CacheError
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """The options that choose entries."""
+    parser.add_argument("--op", default="", help="only this op; `*` stands for anything")
+    parser.add_argument("--target", default="", help="only this target; `*` stands for anything")
+    parser.add_argument(
+        "--kind", default="", metavar="K", help="nvrtc, triton, cc, extension, stub, plan, choice"
+    )
+    parser.add_argument("--layer", default="", metavar="DIR", help="only of this root")
+    parser.add_argument(
+        "--older-than", type=duration, default=0, metavar="TIME", help="not used for so long: 30d"
+    )
+    parser.add_argument(
+        "--larger-than", type=size, default=0, metavar="SIZE", help="of at least so much: 1MiB"
+    )
+    parser.add_argument("--pinned", action="store_true", help="only pinned ones")
+
+
+def wanted(args: argparse.Namespace, *, problem: bool = False) -> Wanted:
+    """What the options say."""
+    return Wanted(
+        args.op, args.target, args.kind, args.layer, args.older_than, args.larger_than,
+        problem, args.pinned,
+    )  # fmt: skip
+
+
+def opened() -> Cache:
+    """The cache of the settings. Raises CacheError."""
+    root = config.current().cache_dir
+    if root.exists() and not root.is_dir():
+        raise CacheError(f"the cache {root} is a file; remove it, or name a directory")
+    return Cache.open(config.current())
+
+
+def duration(text: str) -> int:
+    """Seconds, of `30d`."""
+    return _parsed(text, config.duration_of, "30d, 12h or 90s")
+
+
+def size(text: str) -> int:
+    """Bytes, of `500MiB`."""
+    return _parsed(text, config.size_of, "500MiB or 2G")
+
+
+def _parsed(text: str, parse: Callable[[str], int], example: str) -> int:
+    try:
+        return parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"`{text}` is not usable: expected {example}") from None

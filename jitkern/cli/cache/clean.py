@@ -1,0 +1,129 @@
+"""Make room: remove entries, evict what is old or stale, and keep what is pinned."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from jitkern import cache_tools, config
+from jitkern.cli.cache.choose import add_filters, duration, opened, size, wanted
+from jitkern.cli.output import human_bytes, print_json
+
+
+def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
+    """Add the commands `prune`, `clear`, `pin` and `unpin`."""
+    text = "evict what is over the limits, the least recently used first; never what is pinned"
+    prune = commands.add_parser("prune", help=text, description=text, parents=[shared])
+    prune.add_argument(
+        "--max-size", type=size, metavar="SIZE", help="keep to so much (default: the setting)"
+    )
+    prune.add_argument(
+        "--older-than",
+        type=duration,
+        metavar="TIME",
+        help="evict what was not used for so long (default: the setting)",
+    )
+    prune.add_argument(
+        "--stale",
+        action="store_true",
+        help="evict what this Torch, CUDA, GPU and these package versions cannot use",
+    )
+    clear = commands.add_parser(
+        "clear", help="remove entries (default: all but the pinned)", parents=[shared]
+    )
+    add_filters(clear)
+    for parser, run in ((prune, run_prune), (clear, run_clear)):
+        parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+        parser.add_argument("--yes", action="store_true", help="do not ask")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.set_defaults(run=run)
+    for name, run, text in (
+        ("pin", run_pin, "never evict these entries (default: show what is pinned)"),
+        ("unpin", run_unpin, "let these entries be evicted again"),
+    ):
+        parser = commands.add_parser(name, help=text, description=text, parents=[shared])
+        parser.add_argument(
+            "entries", nargs="*", metavar="ENTRY", help="an op, part of a name, or of a digest"
+        )
+        parser.set_defaults(run=run)
+
+
+def run_prune(args: argparse.Namespace) -> int:
+    cache = opened()
+    settings = config.current()
+    going = cache_tools.evictable(
+        cache,
+        max_size=settings.max_size if args.max_size is None else args.max_size,
+        max_age=settings.max_age if args.older_than is None else args.older_than,
+        stale=args.stale,
+    )
+    return _remove(args, [(use.path, use.bytes) for use in going], "evict")
+
+
+def run_clear(args: argparse.Namespace) -> int:
+    mine = config.current().cache_dir  # never what a read-only layer holds
+    going = [
+        (Path(row.path), row.bytes)
+        for row in cache_tools.rows(opened(), wanted(args))
+        if Path(row.path).is_relative_to(mine) and (args.pinned or not row.pinned)
+    ]
+    return _remove(args, going, "remove")
+
+
+def run_pin(args: argparse.Namespace) -> int:
+    cache = opened()
+    if not args.entries:
+        for row in cache_tools.rows(cache, cache_tools.Wanted(pinned=True)):
+            print(row.path)
+        return 0
+    paths = _named(args.entries)
+    cache_tools.pin(cache, paths)
+    print(f"{len(paths)} entries pinned", file=sys.stderr)
+    return 0 if paths else 1
+
+
+def run_unpin(args: argparse.Namespace) -> int:
+    paths = _named(args.entries or ["*"])
+    cache_tools.unpin(opened(), paths)
+    print(f"{len(paths)} entries unpinned", file=sys.stderr)
+    return 0 if paths else 1
+
+
+def _named(names: list[str]) -> list[Path]:
+    """The entries of the user root that these names mean."""
+    cache = opened()
+    found: dict[Path, None] = {}
+    for name in names:
+        rows = cache_tools.rows(cache, cache_tools.Wanted(op=name)) or [
+            row for row, _ in cache_tools.find(cache, name)
+        ]
+        mine = [Path(r.path) for r in rows if r.layer == str(cache.root)]
+        if not mine:
+            print(f"jitkern: no entry of {cache.root} matches `{name}`", file=sys.stderr)
+        found.update(dict.fromkeys(mine))
+    return list(found)
+
+
+def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) -> int:
+    """Remove these entries (path, bytes), once that is agreed."""
+    total = sum(size for _, size in going)
+    what = f"{len(going)} entries, {human_bytes(total)}, of {config.current().cache_dir}"
+    if args.dry_run:
+        print(f"would {verb} {what}", file=sys.stderr)
+    elif going and not args.yes:
+        if not sys.stdin.isatty():
+            print(f"jitkern: to {verb} {what}, say --yes", file=sys.stderr)
+            return 2
+        print(f"{verb.capitalize()} {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return 1
+    paths = [path for path, _ in going]
+    if not args.dry_run:
+        cache_tools.remove(opened(), paths)
+        print(f"{verb.removesuffix('e')}ed {what}", file=sys.stderr)
+    if args.json:
+        print_json(removed=[*map(str, paths)], bytes=total, dry_run=args.dry_run)
+    elif args.dry_run:
+        print(*paths, sep="\n", end="\n" if paths else "")
+    return 0

@@ -1,0 +1,147 @@
+"""See what a cache holds, whether it is whole, and what it was good for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from jitkern import cache_tools, config
+from jitkern.cache_tools import Row
+from jitkern.cli.cache.choose import add_filters, opened, wanted
+from jitkern.cli.explain import explain_entries
+from jitkern.cli.output import human_age, human_bytes, print_json, print_table
+
+
+def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
+    """Add the commands `dir`, `ls`, `show`, `explain`, `verify` and `stats`."""
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
+        parser = commands.add_parser(name, help=text, description=text, parents=[shared])
+        parser.set_defaults(run=run)
+        if name != "dir":
+            parser.add_argument("--json", action="store_true", help="print one JSON object")
+        return parser
+
+    add("dir", run_dir, "print the cache directory")
+    listing = add("ls", run_ls, "list the entries")
+    add_filters(listing)
+    listing.add_argument("--damaged", action="store_true", help="only damaged ones")
+    listing.add_argument(
+        "--sort", choices=tuple(cache_tools.SORTS), default="op", help="default: op"
+    )
+    listing.add_argument("--reverse", action="store_true", help="the other way round")
+    listing.add_argument("--limit", type=_count, metavar="N", help="only the first N")
+    show = add("show", run_show, "print the manifest of an entry: every input of its key")
+    show.add_argument("entry", help="part of an entry's name, or the beginning of its digest")
+    verify = add(
+        "verify", run_verify, "compare the hash of every file with its manifest; 1 on any damage"
+    )
+    add_filters(verify)
+    explain = add("explain", explain_entries, "which inputs set an entry apart from its nearest")
+    explain.add_argument("op", metavar="KEY", help="part of an entry's name, or of its digest")
+    stats = add("stats", run_stats, "hits and misses so far, and what takes the space")
+    add_filters(stats)
+
+
+def run_dir(_: argparse.Namespace) -> int:
+    print(config.current().cache_dir)
+    return 0
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    rows = cache_tools.rows(opened(), wanted(args, problem=args.damaged))
+    rows.sort(key=cache_tools.SORTS[args.sort], reverse=args.reverse)
+    rows = rows[: args.limit]
+    if args.json:
+        _print_rows(rows)
+        return 0
+    cells = [
+        (
+            row.op or "damaged",
+            row.variant,
+            row.target,
+            row.kind,
+            human_bytes(row.bytes),
+            human_age(row.age_s),
+            human_age(row.used_s),
+            row.problem or ("pinned" if row.pinned else ""),
+        )
+        for row in rows
+    ]
+    print_table(("op", "variant", "target", "kind", "size", "age", "used", ""), cells)
+    total = human_bytes(sum(row.bytes for row in rows))
+    print(f"{len(rows)} entries, {total}, in {config.current().cache_dir}", file=sys.stderr)
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    found = cache_tools.find(opened(), args.entry)
+    if not found:
+        print(
+            f"jitkern: no entry of {config.current().cache_dir} matches `{args.entry}`",
+            file=sys.stderr,
+        )
+        return 1
+    if args.json:
+        print_json(
+            entries=[{**asdict(row), "manifest": entry.manifest.fields()} for row, entry in found]
+        )
+        return 0
+    for row, entry in found:
+        print(row.path)
+        print(json.dumps(entry.manifest.fields(), indent=2))
+    return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    rows = cache_tools.rows(opened(), wanted(args), verify="always")
+    damaged = [row for row in rows if not row.ok]
+    if args.json:
+        _print_rows(rows, damaged=len(damaged))
+    else:
+        for row in damaged:
+            print(f"{row.path}: {row.problem}")
+        print(
+            f"{len(rows)} entries, {len(damaged)} damaged"
+            + ("; a lookup puts them aside and compiles again" if damaged else ""),
+            file=sys.stderr,
+        )
+    return 1 if damaged else 0
+
+
+def run_stats(args: argparse.Namespace) -> int:
+    cache = opened()
+    rows = cache_tools.rows(cache, wanted(args))
+    totals = cache_tools.stats(cache, rows)
+    if args.json:
+        _print_rows(rows, **totals)
+        return 0
+    print(f"{'entries':16} {totals['entries']}, {human_bytes(totals['bytes'])}")
+    for name in ("hits", "misses"):
+        counts = totals[name]
+        told = ", ".join(f"{count} {where}" for where, count in sorted(counts.items()))
+        print(f"{name:16} {sum(counts.values())}" + (f": {told}" if told else ""))
+    print(f"{'time saved':16} {human_age(totals['saved_s'])} of compiling")
+    print(f"{'time compiling':16} {human_age(totals['compiled_s'])}")
+    for name in ("target", "op"):
+        sizes = sorted(totals[f"bytes_by_{name}"].items(), key=lambda item: -item[1])
+        print()
+        print_table((name, "size"), [(what, human_bytes(size)) for what, size in sizes])
+    return 0
+
+
+def _print_rows(rows: list[Row], **totals: object) -> None:
+    print_json(
+        entries=[asdict(row) for row in rows],
+        totals={"entries": len(rows), "bytes": sum(row.bytes for row in rows), **totals},
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 up")
+    return int(text)

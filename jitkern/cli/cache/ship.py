@@ -1,0 +1,118 @@
+"""Carry entries to another machine, and vouch for them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from jitkern import __version__, cache_tools, config
+from jitkern.cache_tools import bundle, signing, wheel
+from jitkern.cli.cache.choose import add_filters, opened, wanted
+from jitkern.cli.output import human_bytes, print_json
+from jitkern.errors import JitkernError
+
+WHEEL = "jitkern-prebuilt"
+
+
+def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
+    """Add the commands `pack`, `unpack`, `sign` and `keygen`."""
+    text = "write entries to a bundle, or to a wheel that pip installs as a read-only layer"
+    pack = commands.add_parser("pack", help=text, description=text, parents=[shared])
+    add_filters(pack)
+    pack.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="PATH",
+        help="FILE.tar or FILE.tar.zst; with --wheel, a directory",
+    )  # fmt: skip
+    pack.add_argument("--wheel", action="store_true", help="write a wheel")
+    pack.add_argument("--name", help=f"of the wheel (default: {WHEEL})")
+    pack.add_argument("--version", help=f"of the wheel (default: {__version__})")
+    pack.add_argument("--platform", help="of the wheel (default: that of the host code in it)")
+    pack.set_defaults(run=run_pack)
+    text = "take in the entries of a bundle, all or none; signed ones where there are trusted keys"
+    unpack = commands.add_parser("unpack", help=text, description=text, parents=[shared])
+    unpack.add_argument("file", type=Path, metavar="FILE", help="what `pack` wrote")
+    signatures = unpack.add_mutually_exclusive_group()
+    signatures.add_argument(
+        "--require-signature", action="store_true", help="fail where there are no trusted keys"
+    )
+    signatures.add_argument(
+        "--allow-unsigned", action="store_true", help="take what no trusted key has signed, too"
+    )
+    unpack.add_argument("--dry-run", action="store_true", help="only check the bundle")
+    unpack.set_defaults(run=run_unpack)
+    for parser in (pack, unpack):
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+    text = "sign entries of the user root, for those who trust the key"
+    sign = commands.add_parser("sign", help=text, description=text, parents=[shared])
+    add_filters(sign)
+    sign.add_argument("--key", type=Path, required=True, metavar="FILE", help="a private key")
+    sign.set_defaults(run=run_sign)
+    text = "make a key to sign with: FILE, and FILE.pub for `trusted_keys` of a settings file"
+    keygen = commands.add_parser("keygen", help=text, description=text, parents=[shared])
+    keygen.add_argument("file", type=Path, metavar="FILE", help="where the private key goes")
+    keygen.add_argument("--comment", default="", help="whose key it is")
+    keygen.set_defaults(run=run_keygen)
+
+
+def run_pack(args: argparse.Namespace) -> int:
+    named = {"name": args.name, "version": args.version, "platform": args.platform}
+    if not args.wheel and any(named.values()):
+        print("jitkern: --name, --version and --platform are for --wheel", file=sys.stderr)
+        return 2
+    cache = opened()
+    chosen = cache_tools.chosen(cache, wanted(args))
+    path = args.output
+    if args.wheel:
+        path = wheel.pack_wheel(
+            cache, chosen, path,
+            name=args.name or WHEEL, version=args.version or __version__,
+            platform=args.platform or "",
+        )  # fmt: skip
+    else:
+        bundle.pack(cache, chosen, path)
+    size = path.stat().st_size
+    print(f"{len(chosen)} entries packed, {human_bytes(size)}", file=sys.stderr)
+    print(path)
+    if args.json:
+        print_json(path=str(path), entries=len(chosen), bytes=size)
+    return 0
+
+
+def run_unpack(args: argparse.Namespace) -> int:
+    keys = () if args.allow_unsigned else config.current().trusted_keys
+    if args.require_signature and not keys:
+        raise JitkernError(
+            "--require-signature needs a key to check with, and no settings file has "
+            "`trusted_keys`: put the line of the signer's .pub file there, in "
+            f"~/.config/jitkern/config.toml or {config.SYSTEM_FILE}"
+        )
+    done = bundle.unpack(opened(), args.file, keys=keys, dry_run=args.dry_run)
+    print(
+        f"{done.new} entries {'would be ' if args.dry_run else ''}unpacked, "
+        f"{human_bytes(done.bytes)}; {done.present} were there already",
+        file=sys.stderr,
+    )
+    if args.json:
+        print_json(**done._asdict(), signed=bool(keys), dry_run=args.dry_run)
+    return 0
+
+
+def run_sign(args: argparse.Namespace) -> int:
+    cache = opened()
+    signed = signing.sign(cache, cache_tools.chosen(cache, wanted(args)), args.key)
+    if not signed:
+        print(f"jitkern: no entry of {cache.root} is chosen: nothing to sign", file=sys.stderr)
+        return 1
+    print(f"{signed} entries of {cache.root} signed", file=sys.stderr)
+    return 0
+
+
+def run_keygen(args: argparse.Namespace) -> int:
+    print(signing.keygen(args.file, args.comment))
+    print(
+        f"{args.file} signs: keep it to yourself. Whoever is to trust it puts the line above into "
+        "`trusted_keys` of a settings file",
+        file=sys.stderr,
+    )
+    return 0

@@ -1,0 +1,101 @@
+"""Hits and misses of all processes: one line of JSON each in `v1/stats`, written when it ends.
+
+They are kept per user root, and lossy: a process that is killed leaves none, and a line that cannot
+be written is no error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jitkern.entry import VERSION
+
+SHARDS = 64
+_counts: dict[Path, dict[str, Any]] = {}
+
+
+def _of(root: Path) -> dict[str, Any]:
+    if not _counts:
+        atexit.register(_flush)
+    return _counts.setdefault(root, {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0})
+
+
+def hit(root: Path, layer: Path, seconds: float) -> None:
+    """Note a hit in `layer` (`root` itself, or one below it) that spared `seconds` of compiling."""
+    counts = _of(root)
+    name = "user" if layer == root else str(layer)
+    counts["hits"][name] = counts["hits"].get(name, 0) + 1
+    counts["saved_s"] += seconds
+
+
+def miss(root: Path, reason: str, seconds: float) -> None:
+    """Note a miss, and the seconds that compiling took."""
+    counts = _of(root)
+    counts["misses"][reason] = counts["misses"].get(reason, 0) + 1
+    counts["compiled_s"] += seconds
+
+
+def total(root: Path) -> dict[str, Any]:
+    """The sum of what processes that have ended left."""
+    found: dict[str, Any] = {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0}
+    for line in _lines(root / VERSION / "stats"):
+        for name, value in line.items():
+            if isinstance(value, dict) and isinstance(found.get(name), dict):
+                for key, count in value.items():
+                    if type(count) is int:
+                        found[name][key] = found[name].get(key, 0) + count
+            elif isinstance(found.get(name), float) and type(value) in (int, float):
+                found[name] += value
+    return {name: round(v, 3) if isinstance(v, float) else v for name, v in found.items()}
+
+
+def compact(root: Path) -> None:
+    """Make one line of all. Raises OSError."""
+    stats = root / VERSION / "stats"
+    files = sorted(stats.glob("*.jsonl"))
+    if len(files) < 2:
+        return
+    summed = total(root)
+    for file in files:
+        file.unlink(missing_ok=True)
+    _append(stats / "sum.jsonl", summed)
+
+
+def _flush() -> None:
+    for root, counts in _counts.items():
+        with contextlib.suppress(OSError):
+            stats = root / VERSION / "stats"
+            if stats.parent.is_dir():
+                stats.mkdir(mode=0o755, exist_ok=True)
+                _append(stats / f"{uuid.uuid4().int % SHARDS:02x}.jsonl", counts)
+    _counts.clear()
+
+
+def _append(path: Path, counts: dict[str, Any]) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        os.write(descriptor, json.dumps(counts, separators=(",", ":")).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def _lines(stats: Path) -> Iterator[dict[str, Any]]:
+    for path in stats.glob("*.jsonl"):
+        with contextlib.suppress(OSError):
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError, RecursionError):
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        yield found
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_counts.clear)

@@ -1,0 +1,206 @@
+"""`jitkern cache …`, as a user types it."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from jitkern import cache_tools, config
+from jitkern.cache import Cache
+from jitkern.closure import closure_of
+from jitkern.key import make_key
+from jitkern.manifest import NAME, Manifest
+
+OTHER = "cuda-sm_90-cu130-torch2.11.0"
+
+
+@pytest.fixture
+def put(cache_dir, variant, target):
+    """Publish an entry of this op for this target, last used `age` seconds ago."""
+
+    def put(op="test::scale", target=target, size=1000, age=0.0, **variant_fields):
+        made = variant._replace(op=op, **variant_fields)
+        key = make_key(made, target, (), closure_of(made.source))
+        with (cache := Cache(cache_dir)).staging() as staging:
+            (staging / "out.so").write_bytes(bytes(size))
+            manifest = Manifest(key.inputs, compiler={"name": "cc", "version": "1"}, seconds=2.0)
+            entry = cache.publish(key, staging, manifest)
+        os.utime(entry.path / NAME, (time.time() - age,) * 2)
+        return entry
+
+    return put
+
+
+@pytest.fixture
+def rows(cli):
+    def rows(*arguments):
+        code, out, err = cli("cache", *arguments, "--json")
+        assert code == 0, err
+        report = json.loads(out.splitlines()[-1])
+        assert report["schema"] == 1
+        return report["entries"]
+
+    return rows
+
+
+def test_ls_has_the_fields_that_programs_read(put, rows, cache_dir):
+    put()
+    (row,) = rows("ls")
+    assert {"path", "op", "variant", "target", "compiler", "bytes", "age_s", "ok"} <= set(row)
+    assert (row["op"], row["variant"], row["kind"], row["compiler"]) == (
+        "test::scale", "f32", "cc", "cc 1",
+    )  # fmt: skip
+    assert row["layer"] == str(cache_dir)
+
+
+def test_ls_filters(put, rows, target):
+    put("jitkern::softmax")
+    put("mylib::softmax", size=50000)
+    put("mylib::gelu", age=3 * 86400, target=target._replace(torch="2.11.0"))
+    assert [r["op"] for r in rows("ls", "--op", "softmax")] == ["jitkern::softmax"]
+    assert [r["op"] for r in rows("ls", "--op", "mylib::*")] == ["mylib::gelu", "mylib::softmax"]
+    assert [r["op"] for r in rows("ls", "--target", "*torch2.11.0")] == ["mylib::gelu"]
+    assert [r["op"] for r in rows("ls", "--larger-than", "40k")] == ["mylib::softmax"]
+    assert [r["op"] for r in rows("ls", "--older-than", "2d")] == ["mylib::gelu"]
+    assert rows("ls", "--kind", "triton") == []
+    assert rows("ls", "--layer", "/nowhere") == []
+
+
+def test_ls_sorts_and_limits(put, rows):
+    put("mylib::a", size=3000)
+    put("mylib::b", size=9000)
+    put("mylib::c", size=6000)
+    by_size = [r["op"] for r in rows("ls", "--sort", "size")]
+    assert by_size == ["mylib::a", "mylib::c", "mylib::b"]
+    assert [r["op"] for r in rows("ls", "--sort", "size", "--reverse", "--limit", "1")] == [
+        "mylib::b"
+    ]
+
+
+def test_ls_lists_layers_too(put, rows, cache_dir, tmp_path):
+    put()
+    with config.using(cache_dir=tmp_path / "user", system_cache=(cache_dir,)):
+        assert [r["layer"] for r in rows("ls")] == [str(cache_dir)]
+
+
+def test_verify_finds_every_damage_and_exits_1(put, cli, rows):
+    good, bad = put("mylib::good"), put("mylib::bad")
+    assert cli("cache", "verify")[0] == 0
+    (bad.path / "out.so").write_bytes(b"\1" + bytes(999))
+    assert all(row["ok"] for row in rows("ls"))  # ls looks at sizes alone
+    code, out, err = cli("cache", "verify")
+    assert (code, out) == (1, f"{bad.path}: out.so is not what was published\n")
+    assert "2 entries, 1 damaged" in err
+    report = json.loads(cli("cache", "verify", "--json")[1].splitlines()[-1])
+    assert report["totals"]["damaged"] == 1
+    assert {r["path"]: r["ok"] for r in report["entries"]} == {
+        str(good.path): True, str(bad.path): False,
+    }  # fmt: skip
+    (bad.path / NAME).write_bytes(b"{")
+    assert [r["path"] for r in rows("ls", "--damaged")] == [str(bad.path)]
+
+
+def test_stats_tell_sizes_by_target_and_op(put, cli):
+    put("mylib::a")
+    put("mylib::b")
+    totals = json.loads(cli("cache", "stats", "--json")[1].splitlines()[-1])["totals"]
+    assert totals["entries"] == 2
+    assert set(totals["bytes_by_op"]) == {"mylib::a", "mylib::b"}
+    assert sum(totals["bytes_by_target"].values()) == totals["bytes"]
+    out = cli("cache", "stats")[1]
+    assert "time saved" in out and "mylib::a" in out
+
+
+def test_an_empty_cache_is_no_error(cli, cache_dir):
+    for command in ("ls", "stats", "verify", "prune", "pin"):
+        assert cli("cache", command)[0] == 0, command
+    assert not cache_dir.exists()
+
+
+def test_prune_asks_says_and_does(put, cli):
+    old, new = put("mylib::old", age=90 * 86400), put("mylib::new")
+    assert cli("cache", "prune")[0] == 2  # no terminal, and no --yes
+    code, out, err = cli("cache", "prune", "--dry-run")
+    assert (code, out) == (0, f"{old.path}\n")
+    assert "would evict 1 entries" in err
+    assert old.path.exists()
+    code, out, _ = cli("cache", "prune", "--yes", "--json")
+    assert json.loads(out)["removed"] == [str(old.path)]
+    assert not old.path.exists() and new.path.exists()
+    cli("cache", "pin", "mylib::new")
+    assert cli("cache", "prune", "--max-size", "1", "--yes")[0] == 0
+    assert new.path.exists()
+
+
+def test_pin_and_unpin(put, cli):
+    a, b = put("mylib::a"), put("mylib::b")
+    assert cli("cache", "pin", "mylib::a", b.manifest.digest[:8])[0] == 0
+    assert sorted(cli("cache", "pin")[1].split()) == sorted([str(a.path), str(b.path)])
+    assert cli("cache", "clear", "--yes")[0] == 0
+    assert a.path.exists()
+    assert cli("cache", "unpin", "mylib::a")[0] == 0
+    assert cli("cache", "clear", "--yes")[0] == 0
+    assert (a.path.exists(), b.path.exists()) == (False, True)
+    assert cli("cache", "clear", "--pinned", "--yes")[0] == 0
+    assert not b.path.exists()
+    code, _, err = cli("cache", "pin", "nosuch")
+    assert (code, "matches `nosuch`" in err) == (1, True)
+
+
+def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, source):
+    put()
+    cuda = target._replace(device="cuda", arch="sm_90", cuda="130", torch="2.11.0")
+    (Path(source.folder) / "scale.cpp").write_text(
+        'extern "C" void scale(float* out) { *out = 2; }\n'
+    )
+    other = put(target=cuda, template=(("T", "f64"),))
+    code, out, _ = cli("cache", "explain", other.manifest.digest[:12])
+    assert code == 0
+    for line in (
+        "file scale.cpp changed",
+        "device: cpu there, cuda wanted",
+        "Torch: 2.13.0 there, 2.11.0 wanted",
+        "template argument T: f32 there, f64 wanted",
+    ):
+        assert f"    {line}\n" in out
+    assert cli("explain", other.manifest.digest[:12])[1] == out
+    (row,) = json.loads(cli("explain", other.manifest.digest, "--json")[1])["entries"]
+    assert len(row["differences"]) >= 4
+    assert cli("explain", "0123456789abcdef")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "line"),
+    [
+        ({"flags": ["-O2", "-g"]}, {"flags": ["-O3", "-g"]}, "flag -O2 there alone"),
+        ({"flags": ["-a", "-b"]}, {"flags": ["-b", "-a"]}, "order of the flags"),
+        ({"schema": 1}, {"schema": 2}, "layout of jitkern's entries: 1 there, 2 wanted"),
+        ({"environment": {"X": None}}, {"environment": {"X": "1"}}, "variable X: nothing there, 1 wanted"),
+        ({"source": {"closure": {}}}, {"source": {"closure": {"a.h": "0"}}}, "file a.h is new"),
+        ({"source": {"closure": {"a.h": "0"}}}, {"source": {"closure": {}}}, "file a.h is no longer used"),
+        ({"source": {"versions": {"cutlass": "4.6"}}}, {"source": {"versions": {"cutlass": "4.7"}}}, "version of cutlass: 4.6 there, 4.7 wanted"),
+        ({"target": "odd"}, {"target": "cpu-x86_64-torch2.13.0"}, "target: odd there, cpu-x86_64-torch2.13.0 wanted"),
+        ({"variant": {"signature": ["f32"]}}, {"variant": {"signature": ["f64"]}}, "argument type f64 wanted alone"),
+    ],
+)  # fmt: skip
+def test_differences_in_words(there, wanted, line):
+    assert line in cache_tools.differences(there, wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ls", "--older-than", "soon"), "expected 30d"),
+        (("ls", "--larger-than", "big"), "expected 500MiB"),
+        (("ls", "--sort", "colour"), "invalid choice"),
+        (("ls", "--limit", "-1"), "not a number from 0 up"),
+        (("prune", "--max-size", "x"), "expected 500MiB"),
+        (("unpack",), "required"),
+        (("nosuch",), "invalid choice"),
+    ],
+)
+def test_bad_options_are_usage_errors(cli, arguments, says):
+    code, _, err = cli("cache", *arguments)
+    assert (code, says in err) == (2, True), err

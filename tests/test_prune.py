@@ -1,0 +1,203 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+from jitkern.cache_tools import prune
+from jitkern.cache_tools.installed import Installed
+
+from jitkern import cache_tools
+from jitkern.cache import GRACE, Cache
+from jitkern.closure import closure_of
+from jitkern.key import make_key
+from jitkern.manifest import NAME, Manifest
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def put(cache, variant, target):
+    """Publish entry `number`, used `age` seconds ago, of about 10 kB."""
+
+    def put(number, age=0.0, target=target, package=None):
+        key = make_key(variant, target, (f"-D{number}",), closure_of(variant.source))
+        with cache.staging() as staging:
+            (staging / "out.so").write_bytes(b"x" * 10000)
+            entry = cache.publish(key, staging, Manifest(key.inputs, package=package or {}))
+        used = time.time() - age
+        os.utime(entry.path / NAME, (used, used))
+        return entry.path
+
+    return put
+
+
+def going(cache, **limits):
+    return [use.path for use in cache_tools.evictable(cache, **limits)]
+
+
+def test_the_least_recently_used_go_first(cache, put):
+    paths = [put(i, age) for i, age in enumerate((300, 100, 200))]
+    total = sum(use.bytes for use in prune.uses(cache))
+    assert going(cache, max_size=total) == []
+    assert going(cache, max_size=total - 1) == [paths[0]]
+    assert going(cache, max_size=1) == [paths[0], paths[2], paths[1]]
+
+
+def test_what_was_not_used_for_so_long_goes(cache, put):
+    old, _ = put(1, 3 * DAY), put(2, DAY)
+    assert going(cache, max_age=2 * DAY) == [old]
+
+
+def test_no_limit_evicts_nothing(cache, put):
+    put(1, 1000 * DAY)
+    assert going(cache) == []
+
+
+def test_pinned_entries_survive(cache, put):
+    pinned, other = put(1, 10 * DAY), put(2, 5 * DAY)
+    cache_tools.pin(cache, [pinned])
+    assert going(cache, max_age=1, max_size=1) == [other]
+    cache_tools.unpin(cache, [pinned])
+    assert set(going(cache, max_age=1)) == {pinned, other}
+
+
+def test_a_pin_outlives_a_rebuild(cache, put):
+    path = put(1)
+    cache_tools.pin(cache, [path])
+    cache.remove(path)
+    assert put(1, 5 * DAY) == path
+    assert going(cache, max_age=1) == []
+
+
+def test_finding_an_entry_makes_it_the_latest_at_most_once_an_hour(cache, put, variant, target):
+    path = put(1, 2 * HOUR)
+    key = make_key(variant, target, ("-D1",), closure_of(variant.source))
+    assert cache.find(key)
+    touched = (path / NAME).stat().st_mtime
+    assert time.time() - touched < HOUR
+    os.utime(path / NAME, (touched - HOUR / 2,) * 2)
+    before = (path / NAME).stat().st_mtime_ns
+    assert cache.find(key)
+    assert (path / NAME).stat().st_mtime_ns == before
+
+
+def test_a_removed_entry_is_gone_for_the_next_lookup_and_freed(cache, put):
+    path = put(1)
+    cache_tools.remove(cache, [path, path])
+    assert not path.exists()
+    assert list((cache.root / "v1" / "trash").iterdir()) == []
+
+
+def test_the_trash_is_kept_for_those_who_read_it(cache, put):
+    cache.remove(put(1))
+    cache.purge()
+    (trashed,) = (cache.root / "v1" / "trash").iterdir()
+    assert (trashed / NAME).is_file()
+    since, _, name = trashed.name.partition(".")
+    trashed.rename(trashed.with_name(f"{int(since) - int((GRACE + 1) * 1e9)}.{name}"))
+    cache.purge()
+    assert list((cache.root / "v1" / "trash").iterdir()) == []
+
+
+def after(cache, size=0, max_size=0, max_age=0.0):
+    prune.after_publish(cache, size, max_size=max_size, max_age=max_age)
+
+
+def test_a_publish_over_the_limit_evicts_down_to_nine_tenths(cache, put):
+    for i in range(20):
+        put(i, DAY)
+    total = sum(use.bytes for use in prune.uses(cache))
+    after(cache)  # counts
+    after(cache, size=1, max_size=total)
+    left = sum(use.bytes for use in prune.uses(cache))
+    assert 0.8 * total < left <= 0.9 * total
+
+
+def test_what_was_used_within_the_hour_is_safe_from_the_automatic_run(cache, put):
+    path = put(1)
+    after(cache, size=1, max_size=1)
+    assert path.exists()
+
+
+def test_the_automatic_run_looks_once_a_day(cache, put):
+    put(0)
+    after(cache)
+    path = put(1, 10 * DAY)
+    after(cache, max_age=DAY)
+    assert path.exists()
+    at, known = prune._state(cache)
+    prune._write(cache, at - 2 * DAY, known)
+    after(cache, max_age=DAY)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "state", [b"", b"[]", b"{}", b"[1", b'["x", 2]', b"[9e99, 0]", b"\xff" * 9]
+)
+def test_a_damaged_or_future_state_means_look_now(cache, put, state):
+    path = put(1, 10 * DAY)
+    (cache.root / "v1" / prune.STATE).write_bytes(state)
+    after(cache, max_age=DAY)
+    assert not path.exists()
+
+
+def test_a_failure_of_the_automatic_run_is_nobodys(cache, put, monkeypatch):
+    put(1, 10 * DAY)
+
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    after(cache, max_age=DAY)
+
+
+HERE = Installed("2.13.0", "130", frozenset({"sm_90"}))
+
+
+@pytest.mark.parametrize(
+    ("target", "used"),
+    [
+        ("cuda-sm_90-cu130-torch2.13.0", True),
+        ("cuda-sm_80-cu130-torch2.13.0", False),
+        ("cuda-sm_90-cu126-torch2.13.0", False),
+        ("cuda-sm_90-cu130-torch2.11.0", False),
+        ("cpu-x86_64-torch2.13.0", True),
+        ("cpu-x86_64-torch2.11.0-linux_x86_64", False),
+        ("cpu-x86_64-torch2.13.0-win32_x86_64", False),
+        ("something else", False),
+    ],
+)
+def test_stale_is_another_torch_cuda_or_arch(target, used):
+    assert HERE.uses_target(target) == used
+
+
+def test_without_a_gpu_no_arch_is_stale():
+    builder = Installed("2.13.0", "", frozenset())
+    assert builder.uses_target("cuda-sm_80-cu126-torch2.13.0")
+    assert not builder.uses_target("cuda-sm_80-cu126-torch2.11.0")
+
+
+def test_stale_is_another_version_of_the_package_too(cache, put, monkeypatch, target):
+    monkeypatch.setattr(Installed, "found", classmethod(lambda cls: HERE))
+    kept = put(1), put(2, package={"name": "pytest", "version": pytest.__version__})
+    stale = {
+        put(3, package={"name": "pytest", "version": "0.1"}),
+        put(4, package={"name": "no-such-package", "version": "1"}),
+        put(5, target=target._replace(torch="2.11.0")),
+    }
+    assert set(going(cache, stale=True)) == stale
+    assert all(path.exists() for path in kept)
+
+
+def test_the_installed_torch_is_found_without_importing_it(run_python):
+    done = run_python(
+        "import sys; from jitkern.cache_tools.installed import Installed; print(Installed.found().torch, 'torch' in sys.modules)\n"
+        "import torch; print(torch.__version__.split('+')[0])"
+    )
+    first, second = done.stdout.splitlines()
+    assert first == f"{second} False", done.stderr
