@@ -1,5 +1,6 @@
 # make demo    set up, compile the kernels for this machine, check every op against PyTorch, print the table
 # make test    set up and run the tests
+# make stress  set up and run the long tests: races, kills, damage
 # make check   set up and run the linter and the type checker
 #
 # Everything is installed into $(VENV); nothing else is touched. Another Torch: make test TORCH=2.15.0
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(TORCH)
 
-.PHONY: demo test check clean
+.PHONY: demo test stress check clean
 
 demo: $(READY)
 	$(BIN)/jitkern prewarm --keep-going
@@ -17,6 +18,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+stress: $(READY)
+	$(BIN)/python -m pytest -m stress
 
 check: $(READY)
 	$(BIN)/ruff check jitkern cache_tools kernels_src tests benches

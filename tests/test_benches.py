@@ -90,3 +90,12 @@ def test_first_call_refuses_a_kind_it_does_not_know(cache_dir: Path) -> None:
         cache_dir, "benches.first_call", "--device", "cpu", "--kinds", "jitkern.fortran", code=2
     )
     assert "there is no kind `jitkern.fortran`" in done.stderr
+
+
+def test_cache_scale_reports_a_lookup_and_every_command(cache_dir: Path) -> None:
+    output = printed(cache_dir, "benches.cache_scale", "--entries", "40", "--json", "--rounds", "1")
+    assert output["entries"] == {"few": 10, "many": 40}
+    assert set(output["ratio"]) == {"lookup", "ls", "stats", "verify", "prune"}
+    assert positive(output["ratio"]) and positive(output["us"])
+    assert all(positive(took) for took in output["seconds"].values())
+    assert not cache_dir.exists()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
+from jitkern import config
 from jitkern.compilers import toolkit
 from jitkern.config import Config
 from jitkern.target import short_version, this_platform
@@ -92,13 +93,20 @@ def test_the_demo_runs():
 
 
 def test_every_setting_is_in_the_table():
-    documented = set(re.findall(r"`(JITKERN_[A-Z_]+)`", README))
-    read = set(
-        re.findall(r'"(JITKERN_[A-Z_]+)"', (REPOSITORY / "jitkern" / "config.py").read_text())
+    documented = set(
+        re.findall(r"^\| `(JITKERN_[A-Z_]+)`|^\|[^|]*, `(JITKERN_[A-Z_]+)`", README, re.MULTILINE)
     )
-    assert documented == read
-    assert {"JITKERN_VERIFY", "JITKERN_PREFER"} <= read
-    assert Config.from_env({})
+    names = {name for pair in documented for name in pair if name}
+    names |= set(re.findall(r"^\| `JITKERN_[A-Z_]+`, `(JITKERN_[A-Z_]+)`", README, re.MULTILINE))
+    assert names == {f"JITKERN_{name}" for name in config.SETTINGS}
+
+
+def test_the_settings_file_is_one(tmp_path):
+    (text,) = code("toml")
+    (tmp_path / "config.toml").write_text(text)
+    found = Config.from_env({}, [tmp_path / "config.toml"])
+    assert found.max_size == 20 << 30
+    assert found.trusted_keys and found.signed and found.trusted
 
 
 def test_every_command_line_of_the_readme_exists():

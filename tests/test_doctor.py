@@ -1,0 +1,446 @@
+"""What `jitkern doctor` says of a machine, and that it changes nothing on it."""
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import pytest
+from jitkern.cache_tools import disk, health
+
+from jitkern import config, jit, trust
+from jitkern.cli import doctor
+from jitkern.compilers import cc, toolkit
+from jitkern.config import Config
+
+LINE = "30 1 0:25 / {} rw,relatime shared:1 - {} source rw\n"
+IMPORTS = """
+import json, os
+from dataclasses import asdict
+from jitkern import config
+from jitkern.cache_tools.health import health
+"""
+SHOW = "print(json.dumps([asdict(check) for check in health(config.current())]))"
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+
+
+@pytest.fixture
+def root(cache_dir):
+    """An empty cache that is there."""
+    cache_dir.mkdir(mode=0o700)
+    return cache_dir
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """What is found of a cache that is the root of a tmpfs with these options."""
+    point = tmp_path / "mounted"
+    point.mkdir()
+
+    def look(options):
+        mount = ["mount", "-t", "tmpfs", "-o", f"mode=700,{options}", "tmpfs", str(point)]
+        if (
+            os.geteuid()
+            or not shutil.which("unshare")
+            or subprocess.run(["unshare", "-m", *mount], check=False).returncode
+        ):
+            pytest.skip("needs to mount a file system: as root, in a namespace of its own")
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", f'{shlex.join(mount)} && exec "$@"', "sh", sys.executable, "-c", IMPORTS + SHOW],
+            env={**os.environ, "JITKERN_CACHE_DIR": str(point)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return by_name(json.loads(done.stdout))
+
+    return look
+
+
+def by_name(rows):
+    return {row["name"]: health.Check(**row) for row in rows}
+
+
+def looked(**settings):
+    """The checks of the cache under these settings, by name."""
+    with config.using(**settings) as now:
+        return {check.name: check for check in health.health(now)}
+
+
+def told(cli, *arguments):
+    """The checks of the whole command, by name."""
+    _, out, _ = cli("doctor", "--json", *arguments)
+    return by_name(json.loads(out.splitlines()[-1])["checks"])
+
+
+def everything_in(folder):
+    return sorted((str(path), path.lstat().st_size) for path in folder.rglob("*"))
+
+
+# The command
+
+
+def test_json_has_its_schema(cli, root):
+    code, out, _ = cli("doctor", "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert set(report) == {"schema", "ok", "checks"} and report["schema"] == 1
+    assert report["ok"] is all(check["ok"] for check in report["checks"])
+    assert code == (0 if report["ok"] else 1)
+    for check in report["checks"]:
+        assert list(check) == ["name", "ok", "value", "origin", "remedy"]
+        assert type(check["ok"]) is bool
+        assert all(type(check[field]) is str for field in ("name", "value", "origin", "remedy"))
+        assert check["ok"] or check["remedy"], check
+
+
+def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
+    code, out, _ = cli("doctor", "--json")
+    report = json.loads(out.splitlines()[-1])
+    checks = by_name(report["checks"])
+    assert (code, report["ok"], checks["nvrtc"].ok) == (1, False, False)
+    assert checks["nvrtc"].remedy.startswith('pip install "nvidia-cuda-nvrtc==')
+    assert {
+        "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "ninja", "filelock", "platformdirs", "cryptography",
+        "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *health.LOOKS,
+    } <= set(checks)  # fmt: skip
+    assert "FAIL nvrtc" in cli("doctor")[1]
+
+
+def test_a_check_that_is_fine_names_no_remedy_and_a_warning_does(cli, root):
+    (root / "v1/bad/1.x").mkdir(parents=True)
+    out = cli("doctor")[1]
+    assert "warn cache leftovers      0 builds that never ended, 1 damaged" in out
+    assert "delete it\n" in out
+    assert "ok   cache writable" in out and "make it writable" not in out
+
+
+def test_doctor_runs_without_torch_a_home_and_a_cache(run_python, tmp_path):
+    code = (
+        "import os, sys\nsys.modules['torch'] = None\nos.environ.pop('HOME', None)\nos.environ.pop('JITKERN_CACHE_DIR')\n"
+        "from jitkern.cli import main\nsys.exit(main(['doctor', '--json', '--cache-dir', 'not/there']))"
+    )
+    done = run_python(code)
+    assert done.returncode == 1, done.stderr
+    checks = by_name(json.loads(done.stdout)["checks"])
+    assert checks["torch"].remedy == "pip install torch" and checks["cache writable"].ok
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_compiler_with_arguments_is_found_and_a_missing_one_is_not(cli):
+    with config.using(cc=f"{sys.executable} -I", cxx="no-such-compiler"):
+        checks = told(cli)
+    assert checks["cc"].value.startswith("Python 3")
+    assert not checks["c++"].ok and checks["c++"].remedy == cc.REMEDY
+
+
+# Settings
+
+
+def test_every_setting_has_its_value_and_where_it_comes_from(cli, tmp_path, monkeypatch):
+    key = "ed25519 " + "A" * 43 + "="
+    file = tmp_path / "config.toml"
+    file.write_text(f'compile = "never"\ntrusted = ["/a", "/b"]\ntrusted_keys = ["{key}"]\n')
+    file.chmod(0o600)
+    settings = Config.from_env({"JITKERN_JOBS": "3", "PATH": os.environ["PATH"]}, files=[file])
+    monkeypatch.setattr(config, "_current", settings)
+    checks = told(cli, "--cache-dir", str(tmp_path / "c"))
+    found = {name: (checks[name].value, checks[name].origin) for name in checks}
+    assert found["JITKERN_COMPILE"] == ("never", str(file))
+    assert found["trusted"] == ("/a:/b", str(file))
+    assert found["signatures"][0] == "1 trusted keys"
+    assert found["JITKERN_JOBS"] == ("3", "environment")
+    assert found["JITKERN_FSYNC"] == ("1", "default")
+    assert found["JITKERN_CACHE_DIR"] == (str(tmp_path / "c"), "--cache-dir")
+    assert found["cache"][1] == "--cache-dir"
+    assert {f"JITKERN_{name}" for name in config.SETTINGS} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("JITKERN_CACHEDIR", ": did you mean JITKERN_CACHE_DIR?"),
+        ("JITKERN_SYSTEM_CACHES", ": did you mean JITKERN_SYSTEM_CACHE?"),
+        ("JITKERN_ZZ", ""),
+        ("JITKERN_", ""),
+    ],
+)
+def test_a_variable_that_is_no_setting_fails_with_the_nearest_name(cli, name, near):
+    with config.using(environment={name: "x"}):
+        check = told(cli)[name]
+    assert (check.ok, check.value, check.origin) == (
+        False,
+        f"is not a setting{near}",
+        "environment",
+    )
+    assert f"unset {name}" in check.remedy
+
+
+@pytest.mark.parametrize("name", ["TRUSTED", "TRUSTED_KEYS", "SIGNED"])
+def test_trust_does_not_come_from_the_environment_and_doctor_says_so(cli, name):
+    with config.using(environment={f"JITKERN_{name}": "x"}):
+        check = told(cli)[f"JITKERN_{name}"]
+    assert not check.ok and "settings file only" in check.value and "config.toml" in check.remedy
+
+
+def test_entries_of_another_compiler_are_named(compiler, variant, target, monkeypatch):
+    made = [{"name": "cc", "version": "g++ 1.0"}]
+    monkeypatch.setattr(type(compiler), "identities", lambda *_: made)
+    jit.ensure(variant, target)
+    monkeypatch.setattr(cc, "identity", lambda tool: {"name": "cc", "version": "g++ 1.0"})
+    assert doctor._other_compilers() == []
+    monkeypatch.setattr(cc, "identity", lambda tool: {"name": "cc", "version": "g++ 2.0"})
+    (check,) = doctor._other_compilers()
+    assert check.ok and check.value.startswith("1 entries were made by cc g++ 1.0")
+    assert check.remedy == "jitkern prewarm --refresh"
+
+
+# The cache
+
+
+def test_a_healthy_cache_passes_every_check(root):
+    checks = looked()
+    assert set(checks) == set(health.LOOKS)
+    assert all(check.ok for check in checks.values()), checks
+    assert checks["cache"].value == str(root)
+    assert not any(checks[name].remedy for name in ("cache", "cache writable", "cache executable"))
+
+
+@pytest.mark.parametrize("folders", [None, "", "v1", "v1/tmp"])
+def test_doctor_leaves_nothing_behind(cli, cache_dir, tmp_path, folders):
+    if folders is not None:
+        (cache_dir / folders).mkdir(parents=True)
+        cache_dir.chmod(0o700)
+    before = everything_in(tmp_path)
+    assert told(cli)["cache writable"].ok
+    assert everything_in(tmp_path) == before
+
+
+def test_what_is_not_there_is_judged_by_what_is_above_it(cache_dir, monkeypatch):
+    checks = looked()
+    assert checks["cache"].value == f"{cache_dir}, which is not there yet"
+    assert checks["cache writable"].value == f"it can be made in {cache_dir.parent}"
+    assert checks["cache sync"].value == "not measured: it is not there yet"
+    flags = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda _: flags)
+    assert "mounted noexec" in looked()["cache executable"].value
+
+
+def test_no_code_can_be_loaded_from_a_noexec_mount(mounted):
+    check = mounted("noexec")["cache executable"]
+    assert not check.ok and "noexec" in check.value and "JITKERN_CACHE_DIR" in check.remedy
+
+
+def test_a_read_only_mount_cannot_be_written(mounted):
+    checks = mounted("ro")
+    assert not checks["cache writable"].ok
+    assert "Read-only file system" in checks["cache writable"].value
+    assert "JITKERN_SYSTEM_CACHE" in checks["cache writable"].remedy
+    assert checks["cache executable"].ok
+    assert checks["cache sync"].value == "not measured: Read-only file system"
+    assert checks["cache file system"].value == "tmpfs"
+
+
+@pytest.mark.parametrize("below", ["", "below/it"])
+def test_a_file_in_place_of_the_cache_is_named(tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("")
+    checks = looked(cache_dir=file / below)
+    assert checks["cache"].value == f"{file} is not a directory"
+    assert checks["cache"].remedy.startswith("remove it, or point JITKERN_CACHE_DIR")
+    assert not checks["cache writable"].ok
+
+
+def test_an_untrusted_root_fails_and_nothing_is_tried_in_it(root):
+    root.chmod(0o777)
+    written = root.stat().st_mtime_ns
+    checks = looked()
+    assert (checks["cache"].ok, checks["cache"].remedy) == (False, f"chmod 700 {root}")
+    assert "not trusted" in checks["cache writable"].value and checks["cache executable"].ok
+    assert root.stat().st_mtime_ns == written
+    assert looked(trusted=(root,))["cache"].ok
+
+
+def test_a_parent_that_all_can_write_fails_unless_it_is_sticky(tmp_path):
+    parent = tmp_path / "shared"
+    (parent / "cache").mkdir(parents=True, mode=0o700)
+    parent.chmod(0o777)
+    checks = looked(cache_dir=parent / "cache")
+    assert not checks["cache"].ok and not checks["cache owners"].ok
+    assert checks["cache owners"].remedy.startswith(f"chmod o-w {parent}")
+    parent.chmod(0o1777)
+    assert looked(cache_dir=parent / "cache")["cache owners"].remedy == ""
+
+
+def test_a_parent_that_its_group_can_write_is_a_warning(tmp_path):
+    parent = tmp_path / "home"
+    (parent / "cache").mkdir(parents=True, mode=0o700)
+    parent.chmod(0o775)
+    check = looked(cache_dir=parent / "cache")["cache owners"]
+    assert (check.ok, check.remedy) == (True, f"chmod g-w {parent}")
+
+
+@needs_root
+def test_a_parent_of_another_user_is_a_warning(tmp_path):
+    parent = tmp_path / "theirs"
+    (parent / "cache").mkdir(parents=True, mode=0o700)
+    os.chown(parent, 12345, -1)
+    check = looked(cache_dir=parent / "cache")["cache owners"]
+    assert check.ok and "belongs to user 12345" in check.value and check.remedy
+
+
+def test_a_cache_out_of_reach_is_a_failed_check(tmp_path, run_python):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    done = run_python(
+        f"{IMPORTS}\nos.geteuid() or os.setuid(65534)\n{SHOW}",
+        JITKERN_CACHE_DIR=str(closed / "cache"), XDG_CONFIG_HOME="/none",
+    )  # fmt: skip
+    closed.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    checks = by_name(json.loads(done.stdout))
+    assert set(health.LOOKS) <= set(checks) and not checks["cache writable"].ok
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/home/u/.cache", "nfs4"),
+        ("/homely", "ext4"),
+        ("/my disk/x", "xfs"),
+        ("/twice/x", "tmpfs"),
+    ],
+)
+def test_the_longest_mount_point_names_the_file_system(path, kind):
+    mounts = [
+        ("/", "ext4"),
+        ("/home", "nfs4"),
+        (r"/my\040disk", "xfs"),
+        ("/twice", "nfs"),
+        ("/twice", "tmpfs"),
+    ]
+    text = "".join(LINE.format(*mount) for mount in mounts)
+    assert disk.file_system(Path(path), text) == kind
+    assert disk.file_system(Path(path), "\nodd\n1 2 3 - x\n") == "unknown"
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs4", "cifs", "lustre", "fuse.sshfs", "9p", "fuse.fuse-overlayfs", "xfs"]
+)
+def test_a_network_file_system_is_a_warning(root, tmp_path, monkeypatch, kind):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(LINE.format("/", "ext4") + LINE.format(root, kind))
+    monkeypatch.setattr(disk, "MOUNTS", mounts)
+    check = looked()["cache file system"]
+    if kind in ("xfs", "fuse.fuse-overlayfs"):
+        assert check == health.Check("cache file system", ok=True, value=kind)
+    else:
+        assert check.ok and check.value.startswith(kind) and "locks are node-local" in check.value
+        assert f"JITKERN_SYSTEM_CACHE={root}" in check.remedy
+
+
+def test_without_proc_the_file_system_is_unknown(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "MOUNTS", tmp_path / "none")
+    check = looked()["cache file system"]
+    assert check.ok and check.value.startswith("unknown: ")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "inodes", "files", "ok"),
+    [(1 << 30, 1000, 9999, True), (1 << 20, 5000, 9999, False), (1 << 30, 999, 9999, False), (1 << 30, 0, 0, True)],
+    ids=["enough", "no space", "no inodes", "inodes not counted"],
+)  # fmt: skip
+def test_too_little_space_or_inodes_fails(root, monkeypatch, blocks, inodes, files, ok):
+    status = types.SimpleNamespace(
+        f_bavail=blocks, f_frsize=1, f_favail=inodes, f_files=files, f_flag=0
+    )
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    check = looked()["cache space"]
+    assert (check.ok, "jitkern cache prune" in check.remedy) == (ok, not ok)
+
+
+def test_a_cache_over_its_limit_is_a_warning(root):
+    (root / "v1/cpu/x-1").mkdir(parents=True)
+    (root / "v1/cpu/x-1/out.so").write_bytes(bytes(2 << 20))
+    assert "jitkern cache prune" in looked(max_size=1 << 20)["cache size"].remedy
+    assert looked(max_size=0)["cache size"].value == "0.00 GiB, without a limit"
+    assert looked()["cache size"].remedy == ""
+
+
+def test_syncs_are_timed_and_those_that_are_off_are_said_to_be(root):
+    assert " ms for 64 KiB" in looked()["cache sync"].value
+    assert "since JITKERN_FSYNC is 0" in looked(fsync=False)["cache sync"].value
+
+
+def test_without_a_lock_directory_processes_may_compile_twice(root, tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(file))
+    check = looked(runtime_dir=file)["cache locks"]
+    assert check.ok and "no directory" in check.value and "compile the same" in check.value
+    assert "XDG_RUNTIME_DIR" in check.remedy
+
+
+def test_locks_are_tried_with_a_second_process(root, tmp_path, monkeypatch):
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    assert looked(runtime_dir=private)["cache locks"].value.startswith("one process at a time")
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    assert "they exclude nobody" in looked(runtime_dir=private)["cache locks"].value
+    assert list((private / "jitkern").iterdir()) == []
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert "not to be had" in looked(runtime_dir=private)["cache locks"].value
+
+
+def test_leftovers_are_counted(root):
+    for name in ("tmp/old", "tmp/new", "bad/1.x", "trash/1.x", "trash/2.x"):
+        (root / "v1" / name).mkdir(parents=True)
+    os.utime(root / "v1/tmp/old", (0, 0))
+    check = looked()["cache leftovers"]
+    assert check.value.startswith("1 builds") and ", 1 damaged" in check.value
+    assert check.value.endswith("2 in the trash") and str(root / "v1/bad") in check.remedy
+
+
+def test_keys_are_no_good_without_the_package_that_checks_signatures(root, monkeypatch):
+    assert looked(trusted_keys=("k",))["signatures"].ok
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert looked()["signatures"].ok
+    assert looked(trusted_keys=("k",))["signatures"].remedy == 'pip install "jitkern[sign]"'
+    assert not looked(signed=(root,))["signatures"].ok
+
+
+def test_a_named_layer_is_counted_or_fails(root, tmp_path):
+    layer = tmp_path / "layer"
+    assert not looked(system_cache=(layer,))["layer"].ok
+    (layer / "v1/cpu/x-1").mkdir(parents=True)
+    layer.chmod(0o755)
+    check = looked(system_cache=(layer,), origins={"JITKERN_SYSTEM_CACHE": "environment"})["layer"]
+    assert (check.ok, check.value, check.origin) == (True, f"{layer}, 1 entries", "environment")
+    layer.chmod(0o777)
+    check = looked(system_cache=(layer,))["layer"]
+    assert not check.ok and "not used" in check.value and "`trusted`" in check.remedy
+    assert looked(system_cache=(layer,), trusted=(layer,))["layer"].ok
+    assert "signed ones only" in looked(system_cache=(layer,), trusted_keys=("k",))["layer"].value
+
+
+def test_an_installed_layer_that_is_not_used_is_a_warning(root, tmp_path, monkeypatch):
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    layer.chmod(0o777)
+    monkeypatch.setattr(trust, "installed_layers", lambda: (layer,))
+    check = looked()["layer"]
+    assert check.ok and "not used" in check.value and check.origin == "installed"
+
+
+def test_a_check_that_goes_wrong_says_so(root, monkeypatch):
+    def broken(_):
+        raise RuntimeError("Symlink loop")
+
+    monkeypatch.setitem(health.LOOKS, "cache size", broken)
+    check = looked()["cache size"]
+    assert (check.ok, check.value) == (False, "cannot be looked at: Symlink loop") and check.remedy
