@@ -20,6 +20,9 @@ _NAMES = {
     "source.min_compiler": "least compiler",
     "variant.function": "function",
 }
+_LISTS = {"flags": "flag", "variant.signature": "argument type"}
+_PAIRS = {"variant.template": "template argument", "variant.options": "option"}
+_PREFIXES = {"source.versions.": "version of ", "environment.": "variable "}
 
 
 def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | None:
@@ -53,22 +56,20 @@ def _unequal(there: Any, wanted: Any, name: str) -> Iterator[tuple[str, Any, Any
 
 
 def _in_words(name: str, there: Any, wanted: Any) -> list[str]:
+    file = name.removeprefix("source.closure.")
     if name == "target":
         return _of_targets(str(there), str(wanted))
-    if name.startswith("source.closure."):
-        file = name.removeprefix("source.closure.")
+    if file != name:
         how = "is new" if there is None else "is no longer used" if wanted is None else "changed"
         return [f"file {file} {how}"]
-    if name in ("flags", "variant.signature"):
-        what = "flag" if name == "flags" else "argument type"
-        return _of_lists(what, there or (), wanted or ())
-    if name in ("variant.template", "variant.options"):
-        what = "template argument" if name == "variant.template" else "option"
-        unequal = _unequal(dict(there or ()), dict(wanted or ()), "")
-        return [_line(f"{what} {key}", a, b) for key, a, b in unequal]
-    for prefix, what in (("source.versions.", "version of "), ("environment.", "variable ")):
+    lists = isinstance(there or [], list) and isinstance(wanted or [], list)
+    if name in _LISTS and lists:
+        return _of_lists(_LISTS[name], there or [], wanted or [])
+    if name in _PAIRS and lists:
+        return _of_pairs(_PAIRS[name], there or [], wanted or [])
+    for prefix, what in _PREFIXES.items():
         if name.startswith(prefix):
-            return [_line(what + name.removeprefix(prefix), there, wanted)]
+            name = what + name.removeprefix(prefix)
     return [_line(_NAMES.get(name, name), there, wanted)]
 
 
@@ -78,6 +79,14 @@ def _of_targets(there: str, wanted: str) -> list[str]:
     except TargetError:
         return [_line("target", there, wanted)]
     return [_line(_TARGET[name], a[name], b[name]) for name in a if a[name] != b[name]]
+
+
+def _of_pairs(what: str, there: list[Any], wanted: list[Any]) -> list[str]:
+    try:
+        unequal = list(_unequal(dict(there), dict(wanted), ""))
+    except (TypeError, ValueError):  # of another layout
+        return _of_lists(what, there, wanted)
+    return [_line(f"{what} {key}", a, b) for key, a, b in unequal] or [f"order of the {what}s"]
 
 
 def _of_lists(what: str, there: Sequence[Any], wanted: Sequence[Any]) -> list[str]:

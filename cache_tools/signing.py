@@ -72,7 +72,7 @@ def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
                 continue
             try:
                 made = base64.b64encode(private.sign(manifest_bytes(entry))).decode()
-                lines = _with_line(signatures(entry), public, f"ed25519 {public} {made}")
+                lines = _with_line(entry.signatures(), public, f"ed25519 {public} {made}")
                 _replace(staging / signature.NAME, lines, entry.path, fsync=cache.fsync)
             except OSError as e:
                 raise cache.write_error(e) from e
@@ -90,24 +90,6 @@ def manifest_bytes(entry: Entry) -> bytes:
     if data != entry.manifest.encode():
         raise ValueError("its manifest was changed since it was checked")
     return data
-
-
-def signatures(entry: Entry) -> bytes:
-    """The bytes of an entry's `manifest.sig`, b"" where it has none.
-
-    Raises ValueError or OSError where that is no small regular file.
-    """
-    try:
-        descriptor = os.open(entry.path / signature.NAME, os.O_RDONLY | _NO_LINK)
-    except FileNotFoundError:
-        return b""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > signature.MAX_BYTES:
-            raise ValueError(f"{signature.NAME} is not a small regular file")
-        return os.read(descriptor, signature.MAX_BYTES)
-    finally:
-        os.close(descriptor)
 
 
 def _with_line(found: bytes, public: str, line: str) -> bytes:

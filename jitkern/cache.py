@@ -18,6 +18,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
 import time
 import uuid
@@ -43,6 +44,7 @@ STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swe
 GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
 QUARANTINED = 20  # entries kept for a look at what went wrong
 NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats"))
+_PART = re.compile(r"(?!\.)[^/\0]+")
 _log = logging.getLogger(__name__)
 
 
@@ -178,6 +180,8 @@ class Cache:
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
         if place != (target, manifest.digest[:16]):
             raise ValueError(f"{name} is not what its manifest describes")
+        if not all(map(_PART.fullmatch, (target, name))) or target in NOT_TARGETS:
+            raise ValueError(f"`{target}/{name}` is not a place of an entry")
         for file, artifact in manifest.artifacts.items():
             if file not in files or Artifact.of(files[file]) != artifact:
                 raise ValueError(f"{file} of {name} is not what was published")
@@ -294,8 +298,12 @@ class Cache:
 
     def _copied(self, entry: Entry) -> Entry:
         """A copy in the user root, or where that cannot be written a private one."""
+        from jitkern import signature
+
         files = {name: entry.read(name) for name in entry.manifest.artifacts}
         files[NAME] = entry.manifest.encode()  # what was checked, and not what is there now
+        if signatures := entry.signatures():
+            files[signature.NAME] = signatures
         target, name = entry.path.parent.name, entry.path.name
         try:
             return self.adopt(target, name, files)

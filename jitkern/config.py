@@ -211,7 +211,7 @@ def _keys(text: str) -> tuple[str, ...]:
         return ()
     from jitkern.signature import public_key
 
-    return tuple(public_key(part) for part in text.split(os.pathsep))
+    return tuple(public_key(part) for part in text.splitlines())
 
 
 def _default_cache_dir() -> Path:

@@ -37,7 +37,8 @@ def read(path: Path, known: Collection[str]) -> dict[str, str]:
         if name not in known or key != key.lower():
             names = ", ".join(sorted(n.removeprefix("JITKERN_").lower() for n in known))
             raise ValueError(f"{path}: `{key}` is not a setting; there are: {names}")
-        settings[name] = _as_text(value, f"{path}: `{key}`")
+        separator = "\n" if name == "JITKERN_TRUSTED_KEYS" else os.pathsep
+        settings[name] = _as_text(value, separator, f"{path}: `{key}`")
     return settings
 
 
@@ -52,11 +53,11 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _as_text(value: object, what: str) -> str:
+def _as_text(value: object, separator: str, what: str) -> str:
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, (str, int, float)):
         return str(value)
     if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
-        return os.pathsep.join(value)
+        return separator.join(value)
     raise ValueError(f"{what} is neither text, a number nor a list of texts")

@@ -57,6 +57,16 @@ class Entry(NamedTuple):
             artifact = self.manifest.artifacts[name]
             return _check(self.path, directory, name, artifact, None, verify="always")
 
+    def signatures(self) -> bytes:
+        """What is in its `manifest.sig`, b"" where it has none. Raises ValueError or OSError."""
+        from jitkern import signature
+
+        with _opened(self.path) as directory:
+            try:
+                return _read(self.path, directory, signature.NAME, signature.MAX_BYTES, None)
+            except FileNotFoundError:
+                return b""
+
     @property
     def size(self) -> int:
         """Bytes of its artifacts."""
@@ -169,12 +179,16 @@ def _opened_file(
     """A regular file of the entry, links not followed, and its status. Raises ValueError."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     where = path / name if directory is None else name
-    with open(os.open(where, flags, dir_fd=directory), "rb") as file:
-        status = os.fstat(file.fileno())
+    descriptor = os.open(where, flags, dir_fd=directory)
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{name} is not a regular file")
         _check_owner(name, status, owners)
-        yield file, status
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file, status
+    finally:
+        os.close(descriptor)
 
 
 def _read(

@@ -78,6 +78,8 @@ class Manifest(NamedTuple):
             raise ValueError("its checksum does not match its content")
         try:
             fields = json.loads(body + b"}")
+            if canonical(fields) != body + b"}":
+                raise ValueError("it is not canonical")
             artifacts = {
                 name: Artifact(**artifact) for name, artifact in fields.pop("artifacts").items()
             }
@@ -95,6 +97,7 @@ class Manifest(NamedTuple):
         return (
             all(isinstance(text, str) for pair in texts for text in pair)
             and all(isinstance(self.inputs.get(name), str) for name in ("op", "target"))
+            and all(isinstance(self.inputs.get(n, {}), Mapping) for n in ("source", "variant"))
             and type(self.seconds) in (int, float)
             and all(
                 type(a.size) is int and a.size >= 0 and re.fullmatch("[0-9a-f]{64}", str(a.sha256))

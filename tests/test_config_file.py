@@ -48,7 +48,7 @@ def test_the_users_file_is_where_xdg_puts_it(tmp_path, monkeypatch):
 
 
 def test_trust_comes_from_files_and_never_from_the_environment(write):
-    path = write(f'trusted = ["/t"]\nsigned = ["/s"]\ntrusted_keys = ["{KEY} ci"]\n')
+    path = write(f'trusted = ["/t"]\nsigned = ["/s"]\ntrusted_keys = ["{KEY} ci: main"]\n')
     found = Config.from_env({"JITKERN_TRUSTED": "/evil", "JITKERN_TRUSTED_KEYS": "x"}, [path])
     assert (found.trusted, found.signed) == ((Path("/t"),), (Path("/s"),))
     assert found.trusted_keys == ("A" * 43 + "=",)

@@ -56,9 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jitkern: interrupted; what was finished is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our stdout went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as e:
+        if isinstance(e, BrokenPipeError):  # the reader of our stdout went away
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(f"jitkern: {e}", file=sys.stderr)
+        return 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

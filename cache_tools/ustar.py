@@ -1,0 +1,161 @@
+"""The one way in which a bundle spells a USTAR archive, and a reader that takes no other.
+
+Each header is made again and compared, so that no link, device, extension, odd name or odd number
+gets anywhere; what is read is bounded before it is held in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import BinaryIO
+
+from jitkern.errors import JitkernError
+
+LEVEL = 10  # of Zstandard: part of the format, since equal entries are to give equal bytes
+BLOCK = 512
+CHUNK = 1 << 20
+MAX_BUNDLE = 8 << 30
+MAX_MEMBERS = 100_000
+MAX_RATIO = 200  # of uncompressed to compressed bytes, after the first `CHUNK`
+REMEDY = 'pip install "jitkern[zstd]"'
+_ODD = {
+    b"\0": "an entry of an old tar", b"1": "a hard link", b"2": "a symbolic link",
+    b"3": "a device", b"4": "a device", b"5": "a directory", b"6": "a FIFO",
+    b"g": "a pax header", b"x": "a pax header", b"K": "a GNU long name", b"L": "a GNU long name",
+}  # fmt: skip
+
+
+class BundleError(JitkernError, ValueError):
+    """A bundle or wheel cannot be made, or what is in one is not taken; `path` is its file."""
+
+    path: str = ""
+
+
+class Stream:
+    """The members of an archive, one after the other, and never more than is bounded."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+        self._left = MAX_BUNDLE
+        self._members = 0
+        self._name = ""  # of the member in hand
+
+    def header(self, *expected: str) -> tuple[str, int]:
+        """Name and size of the next member, which must be one of those."""
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise BundleError(f"it has more than {MAX_MEMBERS} members")
+        block = self._take(BLOCK, expected[-1])
+        parts = (block[345:500].split(b"\0")[0], block[:100].split(b"\0")[0])
+        name = str(b"/".join(filter(None, parts)))[2:-1]  # what is not plain ASCII is escaped
+        if not any(block):
+            raise BundleError(f"it ends before `{expected[-1]}`")
+        if block[156:157] != b"0":
+            kind = _ODD.get(block[156:157], "of an unknown type")
+            raise BundleError(f"`{name}` is {kind}: only regular files belong in a bundle")
+        if name not in expected:
+            raise BundleError(f"`{name}` stands where `{expected[-1]}` belongs")
+        size = block[124:135]
+        if not re.fullmatch(rb"[0-7]{11}", size) or block != header_of(name, int(size, 8)):
+            raise BundleError(f"the header of `{name}` is not as jitkern writes it")
+        self._name = name
+        return name, int(size, 8)
+
+    def content(self, size: int, limit: int) -> bytes:
+        """What follows a header."""
+        if size > limit:
+            raise BundleError(f"`{self._name}` has {size} bytes, and at most {limit} are taken")
+        data = self._take(size, f"the end of `{self._name}`")
+        if any(self._take(-size % BLOCK, f"the end of `{self._name}`")):
+            raise BundleError(f"something is hidden after `{self._name}`")
+        return data
+
+    def finish(self) -> None:
+        """Nothing but the end may follow."""
+        if any(self._take(2 * BLOCK, "its end")) or any(self._chunks) or self._rest:
+            raise BundleError("something follows its last file")
+
+    def _take(self, size: int, what: str) -> bytes:
+        self._left -= size
+        if self._left < 0:
+            raise BundleError(f"it has more than {MAX_BUNDLE} bytes")
+        parts = []
+        while size:
+            self._rest = self._rest or memoryview(next(self._chunks, b""))
+            if not self._rest:
+                raise BundleError(f"it is cut off before {what}")
+            parts.append(self._rest[:size])
+            self._rest = self._rest[size:]
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+
+def header_of(name: str, size: int) -> bytes:
+    """The block before a file. Raises BundleError where the name does not fit."""
+    prefix, base = "", name
+    for _ in range(2 if len(name) > 100 else 0):
+        if len(base) > 100:
+            head, _, base = base.partition("/")
+            prefix = f"{prefix}/{head}".lstrip("/")
+    if len(base) > 100 or len(prefix) > 155 or not name.isascii():
+        raise BundleError(f"the name `{name}` does not fit a USTAR archive: choose other entries")
+    block = b"".join((
+        base.encode().ljust(100, b"\0"), b"0000644\0", b"0000000\0" * 2,  # mode, uid, gid
+        b"%011o\0" % size, b"%011o\0" % 0, b" " * 8, b"0", bytes(100),  # mtime, checksum, type
+        b"ustar\00000", bytes(80), prefix.encode().ljust(155, b"\0"), bytes(12),
+    ))  # fmt: skip
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def write(stream: BinaryIO, name: str, data: bytes) -> None:
+    """Append a file. Raises BundleError where its name does not fit."""
+    stream.write(header_of(name, len(data)))
+    stream.write(data)
+    stream.write(bytes(-len(data) % BLOCK))
+
+
+@contextlib.contextmanager
+def deflating(file: BinaryIO) -> Iterator[BinaryIO]:
+    """A file that is written to `file` as one Zstandard frame."""
+    with _zstd().ZstdFile(file, "w", level=LEVEL) as stream:
+        yield stream
+
+
+def inflated(file: BinaryIO) -> Iterator[bytes]:
+    """The content of the one Zstandard frame that `file` is to be, by at most `CHUNK` bytes."""
+    zstd = _zstd()
+    frame = zstd.ZstdDecompressor()
+    read = given = 0
+    while not frame.eof:
+        data = file.read(CHUNK) if frame.needs_input else b""
+        if frame.needs_input and not data:
+            raise BundleError("its Zstandard frame is cut off")
+        try:
+            chunk = frame.decompress(data, max_length=CHUNK)
+        except zstd.ZstdError as e:
+            raise BundleError(f"its Zstandard frame is corrupt: {e}") from e
+        read += len(data)
+        given += len(chunk)
+        if given > CHUNK + MAX_RATIO * read:
+            raise BundleError(f"it inflates to more than {MAX_RATIO} times its size")
+        if chunk:
+            yield chunk
+    if frame.unused_data or file.read(1):
+        raise BundleError("something follows its Zstandard frame")
+
+
+def _zstd() -> ModuleType:
+    """The module of Python 3.14, or the package that brings it to earlier ones."""
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError as e:
+        raise JitkernError(f"a .tar.zst needs Zstandard: {REMEDY}", remedy=REMEDY) from e
+    return zstd
