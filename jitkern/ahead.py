@@ -30,7 +30,8 @@ class Stub(NamedTuple):
 def variants_of(op: Op, source: Source, device: str) -> list[Variant]:
     """The variants of `source` that the samples use."""
     if isinstance(source, Extension):
-        return [Variant(op.name, source)]
+        recorded = op.recorded is None or op.prewarm_inputs(source, device)
+        return [Variant(op.name, source)] if recorded else []
     found: dict[Variant, None] = {}
 
     def note(call: Call) -> None:
@@ -38,8 +39,8 @@ def variants_of(op: Op, source: Source, device: str) -> list[Variant]:
             found[variant_of(op.name, source, one)[0]] = None
 
     launcher = op.launcher(source, device)
-    for sample in op.sample_inputs("meta"):
-        args, kwargs = op.complete(sample, {})
+    for sample in op.prewarm_inputs(source, device):
+        args, kwargs = op.split(sample)
         launcher(Kernels(note), *args, **kwargs)
     return list(found)
 
@@ -49,7 +50,7 @@ def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[s
 
     Those whose kernels are not in the cache are left out.
     """
-    samples = op.sample_inputs("meta")
+    samples = op.prewarm_inputs(source, target.device)
     if isinstance(source, Extension) or not samples:
         return [], []
     parameters = op.trampolines.parameters
@@ -61,7 +62,7 @@ def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[s
     kernels = CachedKernels(op.name, source, target)
     function = op.written(source, target.device)
     for sample in samples:
-        args, _ = op.complete(sample, {})
+        args = op.in_order(*op.split(sample))
         try:
             traced = trace(
                 op.name, function, parameters, args, frozenset(), op.trampolines.returns,

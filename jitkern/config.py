@@ -28,7 +28,7 @@ PREFERENCES = ("", "nvrtc", "triton", "extension", "cc")  # kinds of source
 SYSTEM_FILE = Path("/etc/jitkern/config.toml")
 SETTINGS = (
     "CACHE_DIR", "SYSTEM_CACHE", "COMPILE", "FALLBACK", "COMPILER", "PREFER", "VERIFY", "FSYNC",
-    "MAX_SIZE", "MAX_AGE", "JOBS", "LOCK_TIMEOUT", "LOG",
+    "MAX_SIZE", "MAX_AGE", "JOBS", "LOCK_TIMEOUT", "RECORD", "LOG",
 )  # fmt: skip
 _SIZES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TIMES = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
@@ -59,6 +59,7 @@ class Config:
     fsync: bool = True
     jobs: int = 0  # 0 = from cores and free memory
     lock_timeout: float = 1800.0
+    record: Path | None = None  # file that the calls of a run are appended to
     log: str = "warning"
     cuda_home: Path | None = None
     cc: str = "cc"
@@ -101,6 +102,7 @@ class Config:
             fsync=_choice(env, "JITKERN_FSYNC", "1", ("1", "0")) == "1",
             jobs=_number(env, "JITKERN_JOBS", 0, int),
             lock_timeout=_number(env, "JITKERN_LOCK_TIMEOUT", 1800.0, float),
+            record=_path(env["JITKERN_RECORD"]) if env.get("JITKERN_RECORD") else None,
             log=_choice(env, "JITKERN_LOG", "warning", ("info", "debug")),
             cuda_home=Path(home) if home else None,
             cc=environment.get("CC") or "cc",

@@ -8,6 +8,7 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jitkern.errors import DeclarationError
 from jitkern.kernel import Cpp, Cuda, Extension, Include, Source, Triton
@@ -25,6 +26,7 @@ def kernel(
     cuda: Source | Sequence[Source] = (),
     cpu: Source | Sequence[Source] = (),
     fusible: bool = False,
+    prewarm: Sequence[Any] = (),
 ) -> Op:
     """Declare and register an op, and return it: it is the public function.
 
@@ -33,6 +35,8 @@ def kernel(
     cuda, cpu: where the kernels' code is, best first; files are relative to the calling file's
         folder.
     fusible: under torch.compile the op becomes its reference, for Inductor to fuse.
+    prewarm: calls, beside the samples, to make ready ahead of time: tuples of arguments where a
+        text like `f16[64, 1000]` stands for a contiguous tensor of that dtype and shape.
 
     Raises DeclarationError.
     """
@@ -48,7 +52,8 @@ def kernel(
             names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
         sources[device] = tuple(source.replace(folder=folder, package=package) for source in listed)
-    return Op(schema, sources, fusible=fusible, module=str(caller.get("__name__", "")))
+    module = str(caller.get("__name__", ""))
+    return Op(schema, sources, fusible=fusible, module=module, prewarm=prewarm)
 
 
 @functools.cache

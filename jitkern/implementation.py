@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import config, jit
+from jitkern import config, jit, record
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.gradient import recording
 from jitkern.kernel import Extension, Source, Variant
@@ -41,7 +41,8 @@ class Implementation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.complete(args, kwargs)
-        if self.slot and self._recalled(self.slot, args, kwargs):
+        recording_calls = config.current().record is not None  # each has to come by here once
+        if self.slot and not recording_calls and self._recalled(self.slot, args, kwargs):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.slot.retry(lambda: self.op.overload(*args, **kwargs))
         result = self._compute(args, kwargs)
@@ -85,7 +86,11 @@ class Implementation:
         reasons: list[JitkernError] = []
         for source in () if self._pinned else self._sources():
             try:
-                return self._run(source, device, args, kwargs)
+                result = self._run(source, device, args, kwargs)
+                if config.current().record is not None:
+                    every = self.op.in_order(args, kwargs)
+                    record.note(self.op.name, self.op.module, self.device, source.kind, every)
+                return result
             except (CompilerNotFound, TargetError, CacheError) as e:
                 if e.launched:
                     raise  # a second try could apply an in-place change twice

@@ -6,7 +6,7 @@ readies the kernel on its first call and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from jitkern.implementation import Implementation
 from jitkern.kernel import Extension, Source
 from jitkern.launch.light_torch import with_light_torch
 from jitkern.launch.slot import Slot
+from jitkern.record import samples_of
 from jitkern.trampoline import Trampolines, cause_of, wants_cause
 
 OPS: dict[str, Op] = {}
@@ -44,6 +45,7 @@ class Op:
         *,
         fusible: bool = False,
         module: str = "",
+        prewarm: Sequence[Any] = (),
     ) -> None:
         parsed, self.schema = _parse(schema)
         self.name = parsed.name
@@ -55,6 +57,8 @@ class Op:
         self.gradient: Gradient | None = None
         self._reference: Function | None = None
         self._fake: Function | None = None
+        self._prewarm = prewarm
+        self.recorded: dict[tuple[str, str], list[tuple[Any, ...]]] | None = None
         self._samples: Callable[[str], Iterator[Any]] | None = None
         _check_extensions(self.name, sources)
         self.overload = self._register()
@@ -134,12 +138,31 @@ class Op:
         drawn = self._samples(device) if self._samples else ()
         return [sample if isinstance(sample, tuple) else (sample,) for sample in drawn]
 
+    def prewarm_inputs(self, source: Source, device: str) -> list[tuple[Any, ...]]:
+        """What prewarm makes `source` ready for, as tuples of arguments with meta tensors.
+
+        The calls of a recording if one was given (`recorded`), else the samples and `prewarm=`.
+        """
+        if self.recorded is not None:
+            return self.recorded.get((device, source.kind), [])
+        return [*self.sample_inputs("meta"), *samples_of(self._prewarm)]
+
+    def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Complete arguments, all in the schema's order."""
+        return (*args, *(kwargs[a.name] for a in self._arguments[len(args) :]))
+
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
         """The reference on these arguments. Raises DeclarationError if the op has none."""
         if self._reference is None:
             raise DeclarationError(f"{self.name} has no reference")
         args, kwargs = self.complete(args, kwargs)
         return self._reference(*args, **kwargs)
+
+    def split(self, sample: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of a sample, which has them all in one tuple."""
+        only = [a.name for a in self._arguments if a.kwarg_only]
+        count = len(self._arguments) - len(only)
+        return self.complete(tuple(sample[:count]), dict(zip(only, sample[count:])))
 
     def launcher(self, source: Source, device: str) -> Function:
         """The launch function for this source, with a light `torch`. Raises DeclarationError."""

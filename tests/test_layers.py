@@ -45,7 +45,7 @@ LAYERS = [
         "launch.runtime",
         "launch.linker",
     ),
-    ("gradient", "compile_caches", "implementation", "trampoline", "register"),
+    ("gradient", "compile_caches", "record", "implementation", "trampoline", "register"),
     ("declare", "ahead"),
     ("ops",),
     ("cli",),

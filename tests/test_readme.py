@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -65,7 +66,7 @@ def test_the_stub_is_what_explain_prints(tmp_path, monkeypatch):
 def test_shell_snippets_run(tmp_path):
     scripts = Path(sys.executable).parent
     for line in "".join(code("sh")).splitlines():
-        command = line.partition("#")[0].split()
+        command = shlex.split(line, comments=True)
         environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
         if command[0] == "make":  # the real ones set up an environment and run this very test
             command = [*command, "-n", "-C", str(REPOSITORY)]

@@ -21,6 +21,7 @@ from jitkern.errors import CacheError, JitkernError, NotCached, TargetError
 
 COMMANDS = {
     "prewarm": "fill the cache, for this machine or any target",
+    "record": "run a program, and write down what `prewarm --from` is to make ready",
     "list": "the ops that are installed",
     "explain": "where an op's kernels come from, what is cached, and why something is not",
     "doctor": "what works on this machine, and the line that mends what does not",

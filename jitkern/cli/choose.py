@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern.errors import JitkernError
+from jitkern.errors import DeclarationError, JitkernError
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -46,6 +47,34 @@ def choose_ops(names: list[str]) -> list[Op]:
             )
         chosen.update((op.name, op) for op in found)
     return sorted((chosen or OPS).values(), key=lambda op: op.name)
+
+
+def choose_recorded(path: Path) -> None:
+    """Have every op made ready for the calls in a recording alone.
+
+    Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here.
+    """
+    choose_ops([])
+    from jitkern import record
+    from jitkern.register import OPS
+
+    try:
+        calls = record.read(path)
+    except OSError as e:
+        raise DeclarationError(f"{path} cannot be read: {e.strerror}") from e
+    for op in OPS.values():
+        op.recorded = {}
+    for call in calls:
+        if call.op not in OPS and call.module not in ("", "__main__"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(call.module)
+        if call.op not in OPS:
+            raise UnknownOp(
+                f"{path} has calls of {call.op}, declared in {call.module}, which is not here: "
+                "install its package, or run where it can be imported"
+            )
+        recorded = OPS[call.op].recorded = OPS[call.op].recorded or {}
+        recorded.setdefault((call.device, call.kind), []).append(call.args)
 
 
 def _named(name: str) -> list[Op]:

@@ -14,10 +14,11 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern import config
-from jitkern.cli.choose import choose_ops, choose_targets
+from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
 from jitkern.compilers import child
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
@@ -75,6 +76,13 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "--shard", type=_shard, metavar="I/N", help="build only part I (from 1) of N"
     )
+    parser.add_argument(
+        "--from",
+        dest="recording",
+        type=Path,
+        metavar="FILE",
+        help="build exactly what a run used, which JITKERN_RECORD or `jitkern record` wrote",
+    )
     parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
     parser.add_argument(
         "--fail-on-miss", action="store_true", help="exit 1 if anything was skipped"
@@ -88,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
 
     started = time.perf_counter()
     targets = choose_targets(args.target)
+    if args.recording:
+        choose_recorded(args.recording)
     items = _plan(args.what, targets)
     if args.shard:
         part, parts = args.shard

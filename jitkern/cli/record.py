@@ -1,0 +1,43 @@
+"""Run a program, and write down the calls that had to be readied, for `jitkern prewarm --from`.
+
+Every process that it starts records into the same file. `JITKERN_RECORD=FILE` does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from jitkern import config
+
+
+def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("jitkern-calls.jsonl"), metavar="FILE",
+        help="what is appended to (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        print("jitkern: say what to run: jitkern record -- python app.py", file=sys.stderr)
+        return 2
+    output = args.output.absolute()
+    environment = {**os.environ, "JITKERN_RECORD": str(output)}
+    environment["JITKERN_CACHE_DIR"] = str(config.current().cache_dir)
+    try:
+        status = subprocess.run(command, env=environment, check=False).returncode
+    except OSError as e:
+        print(f"jitkern: {command[0]} cannot be run: {e.strerror}", file=sys.stderr)
+        return 127
+    calls = output.read_bytes().count(b"\n") if output.is_file() else 0
+    print(f"{calls} calls in {output}: jitkern prewarm --from {output}", file=sys.stderr)
+    return status if status >= 0 else 128 - status

@@ -1,0 +1,166 @@
+"""Recording: the calls that had to be readied in a run, kept as samples for `prewarm --from`.
+
+One line of JSON each, appended whole, so that several processes may share a file. Tensors are kept
+as dtype, shape, strides and alignment; their content is not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from jitkern import config
+from jitkern.errors import DeclarationError
+
+SCHEMA = 1
+ALIGNMENT = 16  # bytes: what kernels ask of an address
+MOST = 64  # calls of an op that differ in sizes alone
+MAX_LINE = 1 << 20
+_log = logging.getLogger(__name__)
+_seen: set[str] = set()
+_alike: Counter[tuple[Any, ...]] = Counter()
+
+
+class Call(NamedTuple):
+    """One call: the op, the module that declares it, device type and kind of source.
+
+    args: with meta tensors for tensors.
+    """
+
+    op: str
+    module: str
+    device: str
+    kind: str
+    args: tuple[Any, ...]
+
+
+def note(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -> None:
+    """Append a call to the file of the settings, once. Raises nothing."""
+    path = config.current().record
+    if path is None:
+        return
+    try:
+        encoded = [_encoded(arg) for arg in args]
+    except TypeError as e:
+        _log.warning("a call of %s is not recorded: %s", op, e)
+        return
+    fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
+    line = json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
+    alike = (op, device, kind, *map(_outline, args))
+    if line in _seen or _alike[alike] >= MOST:
+        return
+    _seen.add(line)
+    _alike[alike] += 1
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    try:
+        descriptor = os.open(path, flags, 0o644)
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+        finally:
+            os.close(descriptor)
+    except OSError as e:
+        _log.warning("a call of %s could not be recorded in %s: %s", op, path, e)
+
+
+def read(path: Path) -> list[Call]:
+    """The calls in a file, each once. Raises DeclarationError for one that is none, OSError."""
+    calls = {}
+    with path.open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE), b""), 1):
+            try:
+                calls[line] = _decoded_call(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+                raise DeclarationError(
+                    f"{path}, line {number} is not a recorded call: {e!r:.200}"
+                ) from e
+    return list(calls.values())
+
+
+def tensor(text: str) -> torch.Tensor | None:
+    """The meta tensor that `f16[64, 1000]` spells, contiguous; None for any other text."""
+    from jitkern.kernel import DTYPES
+
+    name, bracket, sizes = text.rstrip().partition("[")
+    if not bracket or not sizes.endswith("]") or name not in DTYPES:
+        return None
+    shape = [part.strip() for part in sizes[:-1].split(",") if part.strip()]
+    if not all(part.isdigit() for part in shape):
+        return None
+    return torch.empty([*map(int, shape)], dtype=getattr(torch, DTYPES[name].torch), device="meta")
+
+
+def samples_of(calls: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Argument tuples, with a meta tensor for each text like `f16[64, 1000]`."""
+    return [
+        tuple(
+            found if isinstance(arg, str) and (found := tensor(arg)) is not None else arg
+            for arg in (call if isinstance(call, (tuple, list)) else (call,))
+        )
+        for call in calls
+    ]
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return {
+            "tensor": str(value.dtype).removeprefix("torch."),
+            "shape": [*value.shape],
+            "stride": [*value.stride()],
+            "offset": value.data_ptr() % ALIGNMENT // value.element_size(),
+        }
+    if isinstance(value, (torch.dtype, torch.device)):
+        return {type(value).__name__: str(value).removeprefix("torch.")}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, (tuple, list)):
+        return [_encoded(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"an argument is a {type(value).__name__}")
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        shape, stride, offset = value["shape"], value["stride"], value["offset"]
+        dtype = _dtype(value["tensor"])
+        whole = 1 + sum((n - 1) * s for n, s in zip(shape, stride)) if 0 not in shape else 0
+        memory = torch.empty(whole + offset, dtype=dtype, device="meta")
+        return memory.as_strided(shape, stride, offset)
+    ((kind, text),) = value.items()
+    if kind == "float":
+        return float(text)
+    return torch.device(text) if kind == "device" else _dtype(text)
+
+
+def _dtype(text: str) -> torch.dtype:
+    dtype = getattr(torch, text)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"`{text}` is no dtype")
+    return dtype
+
+
+def _decoded_call(fields: dict[str, Any]) -> Call:
+    if fields["schema"] != SCHEMA:
+        raise ValueError(f"it has schema {fields['schema']}, and this jitkern reads {SCHEMA}")
+    op, module, device, kind = (fields[name] for name in ("op", "module", "device", "kind"))
+    if not all(isinstance(text, str) for text in (op, module, device, kind)):
+        raise ValueError("a name in it is no text")
+    return Call(op, module, device, kind, tuple(_decoded(fields["args"])))
+
+
+def _outline(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.dim()
+    return type(value).__name__ if isinstance(value, (int, float)) else repr(value)

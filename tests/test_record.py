@@ -1,0 +1,174 @@
+"""What a run calls is written down, and prewarm builds exactly that."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from jitkern import config, record
+from jitkern.errors import DeclarationError
+
+APP = """
+import torch, jitkern.ops, jitkern
+x = torch.randn(8, 1000)
+for _ in range(3):
+    jitkern.ops.softmax(x)
+jitkern.ops.softmax(x[:, ::2])
+jitkern.ops.vec_add(x[0, 1:], x[0, 1:])
+print(jitkern.stats()["compiles"])
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path, run_python):
+    """What APP recorded on an empty cache."""
+    path = tmp_path / "calls.jsonl"
+    assert run_python(APP, JITKERN_RECORD=str(path)).stdout == "2\n"
+    return path
+
+
+def test_each_call_that_had_to_be_readied_is_a_line(recorded):
+    calls = record.read(recorded)
+    assert [(call.op, call.device, call.kind) for call in calls] == [
+        ("jitkern::softmax", "cpu", "cc"),
+        ("jitkern::softmax", "cpu", "cc"),
+        ("jitkern::vec_add", "cpu", "cc"),
+    ]
+    shapes = [
+        [(*arg.shape, *arg.stride(), arg.storage_offset()) for arg in call.args] for call in calls
+    ]
+    assert shapes == [[(8, 1000, 1000, 1, 0)], [(8, 500, 1000, 2, 0)], [(999, 1, 1), (999, 1, 1)]]
+    assert all(arg.is_meta for call in calls for arg in call.args)
+
+
+def test_a_warm_process_records_the_same(recorded, tmp_path, run_python):
+    again = tmp_path / "again.jsonl"
+    assert run_python(APP, JITKERN_RECORD=str(again)).stdout == "0\n"
+    assert again.read_bytes() == recorded.read_bytes()
+
+
+def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
+    recorded, cli, tmp_path, run_python
+):
+    other = str(tmp_path / "other")
+    code, out, err = cli("prewarm", "--from", str(recorded), "--cache-dir", other, "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert (code, report["failed"], report["skipped"]) == (0, 0, 0), err
+    built = {(r["op"], r["variant"].partition(".")[0]) for r in report["results"]}
+    assert built == {
+        ("jitkern::softmax", "f32"), ("jitkern::softmax", "stub"), ("jitkern::softmax", "plan"),
+        ("jitkern::vec_add", "f32"), ("jitkern::vec_add", "stub"), ("jitkern::vec_add", "plan"),
+        ("jitkern::runtime", ""),
+    }  # fmt: skip
+    code = APP + "import sys; print('jitkern.launch.trace' in sys.modules)"
+    done = run_python(code, JITKERN_CACHE_DIR=other, JITKERN_COMPILE="never", PATH="/nonexistent")
+    assert done.stdout == "0\nFalse\n", done.stderr
+
+
+def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = APP + "raise SystemExit(3)"
+    code, _, err = cli("record", "--", sys.executable, "-W", "ignore", "-c", script)
+    assert (code, "3 calls in" in err) == (3, True), err
+    assert len(record.read(tmp_path / "jitkern-calls.jsonl")) == 3
+    assert cli("record", "--")[0] == 2
+    assert cli("record", "--", "/nonexistent/program")[0] == 127
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "x",
+        "[]",
+        "{}",
+        '{"schema":2,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[]}',
+        '{"schema":1,"op":1,"module":"","device":"cpu","kind":"cc","args":[]}',
+        '{"schema":1,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[{"tensor":"load"}]}',
+        '{"schema":1,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[{"dtype":"nn"}]}',
+        "[" * 100000,
+    ],
+)
+def test_a_line_that_is_no_call_is_named(tmp_path, line):
+    path = tmp_path / "calls"
+    path.write_text(f"{line}\n")
+    with pytest.raises(DeclarationError, match=r"calls, line 1 is not a recorded call"):
+        record.read(path)
+
+
+def test_an_op_that_is_not_here_is_named(cli, tmp_path):
+    path = tmp_path / "calls"
+    path.write_text(
+        '{"schema":1,"op":"nolib::f","module":"nolib.kernel","device":"cpu","kind":"cc","args":[]}\n'
+    )
+    code, _, err = cli("prewarm", "--from", str(path))
+    assert (code, "calls of nolib::f, declared in nolib.kernel" in err) == (1, True), err
+    code, _, err = cli("prewarm", "--from", str(tmp_path / "none"))
+    assert (code, "cannot be read" in err) == (1, True), err
+
+
+VALUES = (
+    None, True, 3, -0.5, float("inf"), "text", [1, 2], torch.float16, torch.device("cuda"),
+)  # fmt: skip
+
+
+def test_every_kind_of_argument_survives(tmp_path):
+    path = tmp_path / "calls"
+    with config.using(record=path):
+        record.note("a::b", "", "cpu", "cc", VALUES)
+        record.note("a::b", "", "cpu", "cc", [torch.ones(0, 3), [torch.ones(2)]])
+        record.note("a::b", "", "cpu", "cc", [object()])
+    first, second = record.read(path)
+    assert first.args == VALUES
+    assert (second.args[0].shape, second.args[1][0].shape) == ((0, 3), (2,))
+
+
+def test_calls_that_differ_in_sizes_alone_are_bounded(tmp_path):
+    path = tmp_path / "calls"
+    with config.using(record=path):
+        for n in range(record.MOST + 50):
+            record.note("a::many", "", "cpu", "cc", [torch.ones(n)])
+    assert len(record.read(path)) == record.MOST
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    with config.using(record=tmp_path / "none" / "calls"):
+        record.note("a::lost", "", "cpu", "cc", [1])
+    assert "could not be recorded" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f16[64, 1000]", (torch.float16, (64, 1000))),
+        ("i64[]", (torch.int64, ())),
+        ("bool[2147483648]", (torch.bool, (2147483648,))),
+        ("f33[1]", None),
+        ("f16[a]", None),
+        ("text", None),
+    ],
+)
+def test_a_text_spells_a_tensor(text, expected):
+    found = record.tensor(text)
+    assert (found if found is None else (found.dtype, tuple(found.shape))) == expected
+
+
+def test_prewarm_in_the_declaration_adds_calls(cli, tmp_path, monkeypatch, compiler):
+    (tmp_path / "warmed").mkdir()
+    (tmp_path / "warmed" / "__init__.py").write_text("")
+    (tmp_path / "warmed" / "k.cpp").write_text('extern "C" void twice(T* out, const T* x) {}\n')
+    (tmp_path / "warmed" / "kernel.py").write_text(
+        "import torch\nfrom jitkern.declare import Cpp, kernel\n"
+        "twice = kernel('warmed::twice(Tensor x, *, int n=1) -> Tensor', cpu=Cpp('k.cpp'),\n"
+        "               prewarm=[('f32[3]', 2), 'f64[5]', ('i8[2, 2]', 1)])\n"
+        "@twice.reference\ndef _(x, n): return x * 2\n"
+        "@twice.launch('cpu')\ndef _(k, x, *, n):\n    out = torch.empty_like(x)\n"
+        "    k.twice[{'T': x.dtype, 'N': n}](out, x)\n    return out\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, err = cli("prewarm", "warmed", "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert code == 0, err
+    assert {v.label for v in compiler.compiles} == {"f32.N2", "f64.N1", "i8.N1"}, report
