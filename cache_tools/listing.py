@@ -14,6 +14,7 @@ from jitkern.cache_tools import pins
 from jitkern.cache import VERSION, Cache, Entry
 from jitkern.manifest import NAME, Manifest
 
+RUNTIME = "jitkern::runtime"
 SORTS = {
     "op": lambda row: (row.op, row.variant, row.target),
     "target": lambda row: (row.target, row.op, row.variant),
@@ -52,9 +53,9 @@ class Row:
 class Wanted(NamedTuple):
     """Which entries are meant: all that every field lets through.
 
-    op, target: with `*` for anything, an op of jitkern with or without its namespace; kind: as in
-    Row; older_than: seconds since an entry was last used; larger_than: bytes; problem, pinned:
-    only damaged, only pinned ones.
+    op, target: with `*` for anything; an op of jitkern with or without its namespace, a target with
+    the host code that is built for it. kind: as in Row. older_than: seconds since an entry was last
+    used; larger_than: bytes; problem, pinned: only damaged, only pinned ones.
     """
 
     op: str = ""
@@ -70,7 +71,9 @@ class Wanted(NamedTuple):
         """Whether this entry is one of them."""
         return (
             (not self.op or any(fnmatch.fnmatchcase(row.op, op) for op in self._ops()))
-            and (not self.target or fnmatch.fnmatchcase(row.target, self.target))
+            and (
+                not self.target or any(fnmatch.fnmatchcase(row.target, t) for t in self._targets())
+            )
             and (not self.kind or row.kind == self.kind)
             and (not self.layer or row.layer == self.layer)
             and row.used_s >= self.older_than
@@ -80,7 +83,13 @@ class Wanted(NamedTuple):
         )
 
     def _ops(self) -> tuple[str, ...]:
-        return (self.op, f"jitkern::{self.op}") if "::" not in self.op else (self.op,)
+        if "::" in self.op or not self.op:
+            return (self.op,) if self.op else ()
+        return self.op, f"jitkern::{self.op}"
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def rows(cache: Cache, wanted: Wanted = Wanted(), *, verify: str = "size") -> list[Row]:  # noqa: B008
@@ -102,12 +111,24 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 
 
 def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
-    """The whole entries that are wanted; of one in several layers, that which a lookup finds."""
+    """The whole entries that are wanted, and the launch runtimes that stubs among them need.
+
+    Of one in several layers, that which a lookup finds.
+    """
     found: dict[tuple[str, str], tuple[Row, Entry]] = {}
     for row, entry in _found(cache, wanted, "always"):
         if isinstance(entry, Entry):
             found.setdefault((row.target, entry.path.name), (row, entry))
+    hosts = {_host_of(row.target) for row, _ in found.values() if row.kind == "stub"}
+    for row, entry in _found(cache, Wanted(op=RUNTIME), "always") if hosts else ():
+        if isinstance(entry, Entry) and _host_of(row.target) in hosts:
+            found.setdefault((row.target, entry.path.name), (row, entry))
     return list(found.values())
+
+
+def _host_of(target: str) -> str:
+    """Torch version and platform: what a launch runtime is built for."""
+    return target[target.rfind("-torch") :]
 
 
 def _found(cache: Cache, wanted: Wanted, verify: str) -> list[tuple[Row, Entry | ValueError]]:

@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from jitkern.cache_tools import Wanted
 
 from jitkern import cache_tools, config
 from jitkern.cache import Cache
 from jitkern.closure import closure_of
+from jitkern.kernel import Generated
 from jitkern.key import make_key
 from jitkern.manifest import NAME, Manifest
 
@@ -204,3 +206,24 @@ def test_differences_in_words(there, wanted, line):
 def test_bad_options_are_usage_errors(cli, arguments, says):
     code, _, err = cli("cache", *arguments)
     assert (code, says in err) == (2, True), err
+
+
+def test_a_target_means_the_host_code_for_it_too(put, rows, target):
+    device = target._replace(device="cuda", arch="sm_90", cuda="130")
+    put("mylib::a", target=device)
+    put("mylib::b", target=device._replace(platform="linux_x86_64"))
+    put("mylib::c", target=device._replace(torch="2.13.01"))
+    assert [r["op"] for r in rows("ls", "--target", str(device))] == ["mylib::a", "mylib::b"]
+
+
+def test_a_bundle_of_stubs_brings_the_runtime_that_they_need(put, target, cache_dir):
+    host = target._replace(platform="linux_x86_64")
+    stub = Generated("stub.c", text="int x;")
+    put("mylib::a", target=host, source=stub)
+    put("jitkern::runtime", target=host, source=stub)
+    put("jitkern::runtime", target=host._replace(torch="2.11.0"), source=stub)
+    put("mylib::b", target=host)
+    found = [row.op for row, _ in cache_tools.chosen(Cache(cache_dir), Wanted(op="mylib::a"))]
+    assert found == ["mylib::a", "jitkern::runtime"]
+    found = [row.op for row, _ in cache_tools.chosen(Cache(cache_dir), Wanted(op="mylib::b"))]
+    assert found == ["mylib::b"]

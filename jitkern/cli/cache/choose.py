@@ -14,7 +14,11 @@ from jitkern.errors import CacheError
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """The options that choose entries."""
     parser.add_argument("--op", default="", help="only this op; `*` stands for anything")
-    parser.add_argument("--target", default="", help="only this target; `*` stands for anything")
+    parser.add_argument(
+        "--target",
+        default="",
+        help="only this target (and host code for it); `*` stands for anything",
+    )
     parser.add_argument(
         "--kind", default="", metavar="K", help="nvrtc, triton, cc, extension, stub, plan, choice"
     )
