@@ -70,10 +70,8 @@ class Wanted(NamedTuple):
     def lets_through(self, row: Row) -> bool:
         """Whether this entry is one of them."""
         return (
-            (not self.op or any(fnmatch.fnmatchcase(row.op, op) for op in self._ops()))
-            and (
-                not self.target or any(fnmatch.fnmatchcase(row.target, t) for t in self._targets())
-            )
+            _fits(row.op, self._ops())
+            and _fits(row.target, (self.target, f"{self.target}-*") if self.target else ())
             and (not self.kind or row.kind == self.kind)
             and (not self.layer or row.layer == self.layer)
             and row.used_s >= self.older_than

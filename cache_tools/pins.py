@@ -7,10 +7,12 @@ pin.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from jitkern.cache import VERSION, Cache
+from jitkern.errors import CacheError
 
 
 def pin(cache: Cache, paths: Iterable[Path]) -> None:
@@ -36,9 +38,28 @@ def unpin(cache: Cache, paths: Iterable[Path]) -> None:
 
 
 def pinned(cache: Cache) -> set[Path]:
-    """The paths of pinned entries."""
+    """The paths of pinned entries. Raises CacheError where that cannot be known."""
     version = cache.root / VERSION
-    return {version / pin.parent.name / pin.name for pin in (version / "pins").glob("*/*")}
+    try:
+        return {
+            version / target / name
+            for target in _names(version / "pins")
+            for name in _names(version / "pins" / target)
+        }
+    except OSError as e:
+        raise CacheError(
+            f"the pins of {cache.root} cannot be read: {e.strerror}; make its directories "
+            "readable, or point JITKERN_CACHE_DIR at another",
+            path=str(cache.root),
+            errno=e.errno,
+        ) from e
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _place(cache: Cache, path: Path) -> Path:

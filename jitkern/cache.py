@@ -148,7 +148,7 @@ class Cache:
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            durable.delete(path)
 
     def publish(self, key: Key, staging: Path, manifest: Manifest) -> Entry:
         """Make the files of `staging` the entry of `key` by one rename.
@@ -197,11 +197,8 @@ class Cache:
         """
         if not path.is_relative_to(self.root):
             return  # a read-only layer: ours goes above it
-        with self._writing():
-            trash = self.root / VERSION / "trash" / f"{time.time_ns()}.{path.name}"
-            durable.make_directory(trash.parent, 0o700, fsync=False)
-            with contextlib.suppress(FileNotFoundError):
-                path.rename(trash)
+        with self._writing(), contextlib.suppress(FileNotFoundError):
+            self._trash(path)
 
     def purge(self, older_than: float = GRACE) -> None:
         """Delete what has been in the trash for `older_than` seconds."""
@@ -210,7 +207,7 @@ class Cache:
                 since = path.name.partition(".")[0]
                 age = time.time() - int(since) / 1e9 if since.isdigit() else older_than
                 if not 0 <= age < older_than:
-                    shutil.rmtree(path, ignore_errors=True)
+                    durable.delete(path)
 
     def quarantine(self, entry: Entry) -> None:
         """Put an entry that would not load out of the way, if it lies in the user root."""
@@ -239,10 +236,12 @@ class Cache:
         """The user root, and the layers that may be used; one that may not is warned of once."""
         yield self._own
         for root in self.layers:
-            found = trust.layer_of(root, self.rules) if root.is_dir() else ""
+            if not os.path.isdir(root):  # noqa: PTH112  False for one that cannot be reached
+                continue
+            found = trust.layer_of(root, self.rules)
             if isinstance(found, Layer):
                 yield found
-            elif found:
+            else:
                 self._warn_once(root, "the read-only cache %s is not used: %s", root, found)
 
     def write_error(self, e: OSError) -> CacheError:
@@ -270,11 +269,7 @@ class Cache:
         ready.chmod(0o755)
         self._sync(ready)
         final = self.root / VERSION / target / name
-        try:
-            durable.make_directory(final.parent, 0o755, fsync=self.fsync)
-        except FileExistsError:  # not a directory, and not ours
-            self._quarantine(final.parent)
-            durable.make_directory(final.parent, 0o755, fsync=self.fsync)
+        self._make_own(final.parent)
         try:
             ready.rename(final)
         except OSError as e:
@@ -312,12 +307,17 @@ class Cache:
 
             return Cache(private_root(), fsync=False).adopt(target, name, files)
 
+    def _trash(self, path: Path) -> None:
+        trash = self.root / VERSION / "trash" / f"{time.time_ns()}.{path.name}"
+        durable.make_directory(trash.parent, 0o700, fsync=False)
+        path.rename(trash)
+
     def _bad(self, name: str) -> Path:
         return self.root / VERSION / "bad" / f"{time.time_ns()}.{name}"
 
     def _bound_quarantine(self) -> None:
         for old in sorted((self.root / VERSION / "bad").iterdir())[:-QUARANTINED]:
-            _delete(old)
+            durable.delete(old)
 
     def _read(
         self, layer: Layer, target: str, name: str, *, verify: str = "", touch: bool = False
@@ -334,20 +334,35 @@ class Cache:
     def _quarantine(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             bad = self._bad(path.name)
+            if path.name == VERSION:  # what holds the quarantine: beside it
+                bad = path.with_name(f"{VERSION}.bad.{time.time_ns()}")
             bad.parent.mkdir(mode=0o700, exist_ok=True)
             try:
                 path.rename(bad)
             except PermissionError:  # a directory moves only if it can be written
-                path.chmod(0o700, follow_symlinks=False)
-                path.rename(bad)
+                if not path.is_symlink():
+                    path.chmod(0o700)
+                    path.rename(bad)
             self._bound_quarantine()
 
     def _create_root(self) -> None:
-        durable.make_directory(self.root, 0o700, fsync=self.fsync)
-        tmp = self.root / VERSION / "tmp"
-        if not tmp.is_dir():
-            durable.make_directory(tmp, 0o755, fsync=self.fsync)
-            (self.root / "CACHEDIR.TAG").write_text(TAG)
+        if not self.root.is_dir():
+            durable.make_directory(self.root, 0o700, fsync=self.fsync)
+        self._make_own(self.root / VERSION)
+        self._make_own(self.root / VERSION / "tmp")
+        tag = self.root / "CACHEDIR.TAG"
+        if not tag.is_file():
+            new = self.root / VERSION / "tmp" / f"{uuid.uuid4().hex}.tag"
+            new.write_text(TAG)
+            new.replace(tag)
+
+    def _make_own(self, path: Path) -> None:
+        """Make a directory of ours; what is in its way, a link say, is put aside."""
+        try:
+            durable.make_directory(path, 0o755, fsync=self.fsync)
+        except FileExistsError:
+            self._quarantine(path)
+            durable.make_directory(path, 0o755, fsync=self.fsync)
 
     def _sweep(self) -> None:
         self.purge()
@@ -355,7 +370,7 @@ class Cache:
             for path in (self.root / VERSION / "tmp").iterdir():
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > STALE_STAGING:
-                        _delete(path)
+                        self._trash(path)  # whole: its builder may live, if the clock jumped
 
     def _sync(self, path: Path) -> None:
         if self.fsync:
@@ -380,15 +395,6 @@ def _names(directory: Path) -> list[str]:
         return sorted(os.listdir(directory))
     except OSError:
         return []
-
-
-def _delete(path: Path) -> None:
-    """Remove a directory or file; what cannot be removed stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def _reason(e: OSError) -> str:

@@ -6,7 +6,9 @@ before it (ext4 and xfs, tried); the rename itself is there once its directory i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 
 
@@ -35,3 +37,12 @@ def make_directory(path: Path, mode: int, *, fsync: bool) -> None:
             raise
     if fsync:
         sync(path.parent)
+
+
+def delete(path: Path) -> None:
+    """Remove a file, or a directory and all in it; what cannot be removed stays."""
+    with contextlib.suppress(OSError):  # rmtree raises some errors that it was told to ignore
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()

@@ -251,11 +251,16 @@ def _publish(
             try:
                 built = compiler.compile(variant, exact, closure_of(variant.source), staging)
             except CompileError as e:
+                if not staging.is_dir():
+                    continue  # the clock jumped, and another process took us for dead
                 if e.log:
                     e.args = (f"{e}\nfull log: {cache.keep_log(key, staging)}",)
                 raise
             except OSError as e:
-                if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not staging.is_dir():
+                    continue
+                disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+                if e.errno not in disk and not str(e.filename).startswith(str(staging)):
                     raise
                 raise cache.write_error(e) from e
             if key_of(variant, target) != key:
@@ -274,7 +279,7 @@ def _publish(
             except CacheError:
                 if staging.is_dir():
                     raise
-                continue  # the clock jumped, and another process took us for dead
+                continue
         events.report(variant, key, "built", started, entry, why)
         counters.miss(cache.root, why, seconds)
         settings = config.current()

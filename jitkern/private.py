@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
+from jitkern import durable
 from jitkern.errors import CacheError
 
 
@@ -20,9 +20,7 @@ def private_root() -> Path:
     """
     path = _made()
     owner = os.getpid()
-    atexit.register(
-        lambda: shutil.rmtree(path, ignore_errors=True) if os.getpid() == owner else None
-    )
+    atexit.register(lambda: durable.delete(path) if os.getpid() == owner else None)
     return path
 
 

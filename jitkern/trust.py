@@ -102,7 +102,10 @@ def distrust_root_of_layer(root: Path) -> str:
     """Why a read-only layer is not trusted for its owner, or "" if it is."""
     if not hasattr(os, "geteuid"):
         return ""
-    reason = distrust_entry(root.stat(), {os.geteuid(), 0})
+    try:
+        reason = distrust_entry(root.stat(), {os.geteuid(), 0})
+    except OSError as e:
+        reason = f"cannot be looked at: {e.strerror}"
     return f"{root} {reason}" if reason else ""
 
 
