@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,16 +36,50 @@ def variants_of(op: Op, source: Source, device: str) -> list[Variant]:
         recorded = op.recorded is None or op.prewarm_inputs(source, device)
         return [Variant(op.name, source)] if recorded else []
     found: dict[Variant, None] = {}
-
-    def note(call: Call) -> None:
-        for one in every_expansion(op.name, source, call):
-            found[variant_of(op.name, source, one)[0]] = None
-
+    note = _noting(op, source, found.setdefault)
     launcher = op.launcher(source, device)
     for sample in op.prewarm_inputs(source, device):
         args, kwargs = op.split(sample)
         launcher(Kernels(note), *args, **kwargs)
     return list(found)
+
+
+def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[[Call], None]:
+    """What a launch function that only tells which variants it would use starts."""
+
+    def note(call: Call) -> None:
+        for one in every_expansion(op.name, source, call):
+            tell(variant_of(op.name, source, one)[0])
+
+    return note
+
+
+def keep_shard(op: Op, part: int, parts: int) -> None:
+    """Leave to `op` those calls alone that part `part` (from 1) of `parts` is to make ready.
+
+    What is split are the sets of kernels that calls use, so that one part builds a kernel, and the
+    stubs and plans that need it. Every machine splits alike.
+    """
+    kept: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+    for device, sources in op.sources.items():
+        for source in sources:
+            calls = [()] if isinstance(source, Extension) else op.prewarm_inputs(source, device)
+            kept[device, source.kind] = [
+                call for call in calls if _number_of(op, source, device, call) % parts == part - 1
+            ]
+    op.recorded = kept
+
+
+def _number_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> int:
+    """The same on every machine for calls that use the same kernels."""
+    used: set[str] = set()
+    if not isinstance(source, Extension):
+        note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
+        args, kwargs = op.split(call)
+        with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
+            op.launcher(source, device)(Kernels(note), *args, **kwargs)
+    text = repr((op.name, device, source.kind, sorted(used)))
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
 
 
 def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[str]]:

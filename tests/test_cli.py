@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from conftest import H100, REPOSITORY
 
 from jitkern import config
 from jitkern.compilers import toolkit
+from jitkern.target import Target
 
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
@@ -112,13 +114,20 @@ def test_prewarm_for_another_machines_gpu(cli):
     )
 
 
-def test_shards_split_the_work(cli):
-    parts = [
-        kernels(last_json(cli("prewarm", "vec_add", "--shard", f"{i}/2", "--json")[1]))
-        for i in (1, 2)
-    ]
-    names = [[r["variant"] for r in part] for part in parts]
-    assert sorted(names[0] + names[1]) == ["bf16", "f16", "f32", "f64"]
+def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
+    parts = []
+    cpu = str(Target.current("cpu"))
+    for shard in ("1/3", "2/3", "3/3"):
+        report = last_json(cli("prewarm", "--shard", shard, "--target", cpu, "--json")[1])
+        assert report["failed"] == 0
+        parts.append({(r["op"], r["variant"]) for r in kernels(report)})
+    assert all(parts)
+    for one, other in itertools.combinations(parts, 2):
+        assert not one & other
+    with config.using(compile="never"):
+        whole = last_json(cli("prewarm", "--target", cpu, "--json")[1])
+    assert (whole["built"], whole["failed"], whole["skipped"]) == (0, 0, 0)
+    assert {(r["op"], r["variant"]) for r in kernels(whole)} == set().union(*parts)
 
 
 def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import os
 import sys
 import threading
@@ -92,16 +91,26 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    from jitkern.ahead import keep_plans
+    from jitkern.register import OPS
+
+    try:
+        return _run(args)
+    finally:
+        for op in OPS.values():
+            op.recorded = None
+
+
+def _run(args: argparse.Namespace) -> int:
+    from jitkern.ahead import keep_plans, keep_shard
 
     started = time.perf_counter()
     targets = choose_targets(args.target)
     if args.recording:
         choose_recorded(args.recording)
-    items = _plan(args.what, targets)
     if args.shard:
-        part, parts = args.shard
-        items = [item for item in items if _number(item) % parts == part - 1]
+        for op in choose_ops(args.what):
+            keep_shard(op, *args.shard)
+    items = _plan(args.what, targets)
     with config.using(fallback="raise"):  # into a private cache instead would keep nothing
         build = functools.partial(
             _build,
@@ -290,16 +299,6 @@ def _print(results: list[Result]) -> None:
         print_table(("status", "op", "variant", "target", "time"), rows)
     for reason in dict.fromkeys((r.status, r.reason) for r in results if r.reason):
         print(f"{reason[0]}: {reason[1]}", file=sys.stderr)
-
-
-def _number(item: Item) -> int:
-    """The same for an item on every host, so that shards split the work without talking."""
-    return int(
-        hashlib.sha256(
-            f"{item.op} {item.target} {item.variant and item.variant.label}".encode()
-        ).hexdigest(),
-        16,
-    )
 
 
 def _default_jobs() -> int:
