@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from jitkern.compilers import toolkit
+
 REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 
@@ -98,4 +100,15 @@ def test_cache_scale_reports_a_lookup_and_every_command(cache_dir: Path) -> None
     assert set(output["ratio"]) == {"lookup", "ls", "stats", "verify", "prune"}
     assert positive(output["ratio"]) and positive(output["us"])
     assert all(positive(took) for took in output["seconds"].values())
+    assert not cache_dir.exists()
+
+
+@pytest.mark.skipif(not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]")
+def test_prewarm_reports_throughput_for_each_count_of_jobs(cache_dir: Path) -> None:
+    arguments = ("--ops", "softmax_backward", "--jobs", "1", "2", "--rounds", "1", "--json")
+    output = printed(cache_dir, "benches.prewarm", *arguments)
+    assert set(output["ratio"]) == set(output["per_second"]) == {"1", "2"}
+    assert output["ratio"]["1"] == 1
+    assert output["artifacts"] > 3
+    assert len(output["targets"]) == 3
     assert not cache_dir.exists()

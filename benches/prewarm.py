@@ -1,0 +1,77 @@
+"""Prewarm throughput: artifacts a second, with one build at a time and with several.
+
+Every shipped kernel and all that launches it, for several targets, on an empty cache: a fresh
+process for each count of jobs, all in turn in each round. Seconds are what prewarm itself counts,
+over `import torch`; the ratio is the throughput over that of one job. Extensions are left out: they
+are built for one Torch alone.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benches import common
+
+TARGETS = ("cuda-sm_80", "cuda-sm_90", "cuda-sm_100")
+CODE = "import sys; from jitkern.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and return the exit code."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--ops", nargs="+", default=["softmax", "softmax_backward", "vec_add"])
+    parser.add_argument("--jobs", nargs="+", type=int, default=job_counts())
+    options = common.parsed(parser, arguments)
+    targets = [f"{arch}-cu130-torch{torch_version()}" for arch in TARGETS]
+    seconds: dict[int, list[float]] = {jobs: [] for jobs in options.jobs}
+    built = 0
+    for _ in range(options.rounds or 2):
+        for jobs, taken in seconds.items():
+            report = prewarm(options.ops, targets, jobs)
+            built = report["built"]
+            taken.append(report["seconds"])
+    per_second = {jobs: built / statistics.median(taken) for jobs, taken in seconds.items()}
+    first = per_second[options.jobs[0]]
+    ratio = {str(jobs): rate / first for jobs, rate in per_second.items()}
+    rows = [
+        (jobs, f"{statistics.median(seconds[jobs]):.2f}", f"{rate:.1f}", f"{ratio[str(jobs)]:.2f}")
+        for jobs, rate in per_second.items()
+    ]
+    common.report(
+        options, ("jobs", "seconds", "artifacts/s", "ratio"), rows,
+        artifacts=built, targets=targets, cores=os.cpu_count(),
+        seconds={str(jobs): statistics.median(taken) for jobs, taken in seconds.items()},
+        per_second={str(jobs): rate for jobs, rate in per_second.items()}, ratio=ratio,
+    )  # fmt: skip
+    return 0
+
+
+def job_counts() -> list[int]:
+    """1, 2, 4, ... up to the cores of this machine."""
+    return [1 << power for power in range((os.cpu_count() or 1).bit_length())]
+
+
+def torch_version() -> str:
+    """As targets spell it."""
+    from jitkern.target import Target
+
+    return Target.current("cpu").torch
+
+
+def prewarm(ops: Sequence[str], targets: Sequence[str], jobs: int) -> dict[str, float]:
+    """The report of `jitkern prewarm` on an empty cache."""
+    with tempfile.TemporaryDirectory(prefix="prewarm-") as home:
+        options = [f"--target={target}" for target in targets]
+        return common.fresh_process(
+            "-W", "ignore", "-c", CODE, "prewarm", *ops, *options, f"--jobs={jobs}", "--json",
+            environment=common.private_environment(Path(home)),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
