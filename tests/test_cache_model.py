@@ -281,7 +281,7 @@ def run(examples, steps):
 
 
 def test_a_lookup_gives_what_was_published_or_nothing_where_it_may():
-    run(500, 30)
+    run(300, 30)
 
 
 @pytest.mark.stress

@@ -31,6 +31,9 @@ from jitkern.errors import CacheError, JitkernError
 from jitkern.key import Key, digest_of
 from jitkern.manifest import NAME, Artifact, Manifest
 
+pytestmark = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="pathlib took its calls from os when it was imported"
+)
 CHANGES = frozenset((
     "mkdir", "rename", "replace", "chmod", "unlink", "remove", "rmdir", "utime", "fsync", "write",
     "sendfile", "symlink", "link",
@@ -170,9 +173,7 @@ def kill_at(n: int) -> Callable[[str, bool], None]:
 def start(work: Callable[[], object]) -> int:
     """The number of a child process that does `work` and exits with 0, or 1 if that raises."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Torch has threads, and work needs none
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Torch's threads: none is needed
         pid = os.fork()
     if pid:
         return pid

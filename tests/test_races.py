@@ -38,7 +38,10 @@ def ensure(variant, target):
 
 
 def until(happened):
+    """Wait; a minute is not a limit but a failure elsewhere."""
+    deadline = time.monotonic() + 60
     while not happened():
+        assert time.monotonic() < deadline
         time.sleep(0.002)
 
 
@@ -117,8 +120,10 @@ def evict(root, stop):
 def soak(root, stop, seconds, writers, readers):
     work = [*[write] * writers, *[read] * readers, evict]
     children = [start(lambda role=role: role(root, stop)) for role in work]
-    time.sleep(seconds)
-    stop.touch()
+    try:
+        time.sleep(seconds)
+    finally:
+        stop.touch()
     assert [wait(child) for child in children] == [0] * len(work)
     assert names(root / "v1" / "bad") == names(root / "v1" / "tmp") == []
     for _, entry in Cache(root).entries("always"):
