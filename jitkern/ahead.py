@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -109,19 +109,20 @@ def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[s
             reasons[str(e)] = None
             continue
         except NotCached:
-            continue  # its kernel could not be built, or another shard builds it
+            continue  # its kernel could not be built, or nobody has yet
         variant = stub_variant(op.name, op.schema, traced, parameters, args)
         stub = Stub(variant, traced, situation_of(args))
         found[variant, stub.situation] = stub
     return list(found.values()), list(reasons)
 
 
-def keep_plans(op: Op, source: Source, target: Target) -> list[tuple[Entry, bool]]:
+def keep_plans(
+    op: Op, source: Source, target: Target, stubs: Sequence[Stub]
+) -> list[tuple[Entry, bool]]:
     """Publish, for stubs that are in the cache, what spares a process the trace.
 
     Returns the entries, and which of them are new.
     """
-    stubs, _ = stubs_of(op, source, target)
     if not stubs:
         return []
     plans = Plans(op.name, op.schema, op.written(source, target.device), source, target)

@@ -25,6 +25,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.target import Target, this_platform
 
 if TYPE_CHECKING:
+    from jitkern.ahead import Stub
     from jitkern.entry import Entry
     from jitkern.register import Op
 
@@ -120,12 +121,12 @@ def _run(args: argparse.Namespace) -> int:
         )
         results = build(items)
         if args.keep_going or not any(r.status == "failed" for r in results):
-            sources = _sources(items)
-            results += build(_plan_stubs(sources))
+            stubs = _stubs(items)
+            results += build(_plan_stubs(stubs))
             results += [
                 _kept(op, entry, new=new)
-                for op, target, source in sources
-                for entry, new in keep_plans(op, source, target)
+                for (op, target, source), found in stubs.items()
+                for entry, new in keep_plans(op, source, target, found)
             ]
     count = {
         status: sum(r.status == status for r in results)
@@ -172,36 +173,38 @@ def _plan(what: list[str], targets: list[Target]) -> list[Item]:
     return items
 
 
-def _sources(items: list[Item]) -> list[tuple[Op, Target, Source]]:
-    """What stubs are made for here: host code is built on its own platform."""
+def _stubs(items: list[Item]) -> dict[tuple[Op, Target, Source], list[Stub]]:
+    """The stubs over the kernels that are in the cache now, as host code for this platform."""
+    from jitkern.ahead import stubs_of
     from jitkern.register import OPS
 
-    found = {
-        (item.op, item.target, item.variant.source): None
-        for item in items
-        if item.variant and item.target.for_host_code().platform == this_platform()
-    }
-    return [(OPS[op], target, source) for op, target, source in found]
+    found: dict[tuple[Op, Target, Source], list[Stub]] = {}
+    for item in items:
+        if not item.variant or item.target.for_host_code().platform != this_platform():
+            continue
+        place = (OPS[item.op], item.target, item.variant.source)
+        if place not in found:
+            found[place], reasons = stubs_of(place[0], place[2], item.target)
+            where = f"{item.op} for {item.target}"
+            for reason in reasons:
+                print(f"{where} keeps to its Python launcher: {reason}", file=sys.stderr)
+    return found
 
 
-def _plan_stubs(sources: list[tuple[Op, Target, Source]]) -> list[Item]:
-    """The launch runtime, and the stubs of the kernels that are in the cache now."""
-    from jitkern.ahead import stubs_of
+def _plan_stubs(stubs: dict[tuple[Op, Target, Source], list[Stub]]) -> list[Item]:
+    """The stubs, and the launch runtime that they need."""
     from jitkern.launch import runtime
 
     hosts = dict.fromkeys(
-        Target.current("cpu")._replace(torch=target.torch) for _, target, _ in sources
+        Target.current("cpu")._replace(torch=target.torch) for _, target, _ in stubs
     )
-    planned = [Item("jitkern::runtime", host, runtime.variant()) for host in hosts]
-    for op, target, source in sources:
-        stubs, reasons = stubs_of(op, source, target)
-        planned += [
-            Item(op.name, target, variant)
-            for variant in dict.fromkeys(stub.variant for stub in stubs)
-        ]
-        for reason in reasons:
-            print(f"{op.name} for {target} keeps to its Python launcher: {reason}", file=sys.stderr)
-    return planned
+    variants = dict.fromkeys(
+        (op.name, target, stub.variant) for (op, target, _), made in stubs.items() for stub in made
+    )
+    return [
+        *(Item("jitkern::runtime", host, runtime.variant()) for host in hosts),
+        *(Item(*variant) for variant in variants),
+    ]
 
 
 def _kept(op: Op, entry: Entry, *, new: bool) -> Result:
