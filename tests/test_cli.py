@@ -118,7 +118,9 @@ def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
     parts = []
     cpu = str(Target.current("cpu"))
     for shard in ("1/3", "2/3", "3/3"):
-        report = last_json(cli("prewarm", "--shard", shard, "--target", cpu, "--json")[1])
+        code, out, err = cli("prewarm", "--shard", shard, "--target", cpu, "--json")
+        assert code == 0, err
+        report = last_json(out)
         assert report["failed"] == 0
         parts.append({(r["op"], r["variant"]) for r in kernels(report)})
     assert all(parts)
@@ -252,32 +254,6 @@ def test_cache_commands_load_no_torch(tmp_path):
     code = "import sys; from jitkern.cli import main; main(['cache', 'ls']); main(['cache', 'dir']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def test_init_writes_a_kernel_that_works(cli, tmp_path, monkeypatch, run_python):
-    monkeypatch.chdir(tmp_path)
-    assert cli("init", "scale")[0] == 0
-    assert cli("init", "scale")[0] == 1
-    done = run_python(
-        "import torch, scale.kernel as s\nx = torch.randn(5, dtype=torch.float64, requires_grad=True)\n"
-        "assert torch.equal(s.scale(x, 3.0), 3 * x)\nassert torch.autograd.gradcheck(s.scale, (x, 0.5))\n"
-        "torch.library.opcheck(s.scale.overload, (x, 0.5))\nprint(torch.ops.scale.scale(x, 2.0).shape)"
-    )
-    assert done.stdout == "torch.Size([5])\n", done.stderr
-    target = ["--target", H100] if toolkit.nvrtc_libraries() else []
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "jitkern",
-        "prewarm",
-        "scale",
-        "--json",
-        *target,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert len(kernels(last_json(done.stdout))) in (1, 2), done.stderr
 
 
 def test_the_wheel_is_pure_and_holds_the_kernels(tmp_path):

@@ -83,7 +83,10 @@ def test_ctrl_c_in_mid_compile_ends_it_and_leaves_nothing_behind(tmp_path, cache
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert not list((cache_dir / "v1" / "tmp").iterdir())

@@ -6,7 +6,6 @@ Every process that it starts records into the same file. `JITKERN_RECORD=FILE` d
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,8 +30,12 @@ def run(args: argparse.Namespace) -> int:
         print("jitkern: say what to run: jitkern record -- python app.py", file=sys.stderr)
         return 2
     output = args.output.absolute()
-    environment = {**os.environ, "JITKERN_RECORD": str(output)}
-    environment["JITKERN_CACHE_DIR"] = str(config.current().cache_dir)
+    settings = config.current()
+    environment = {
+        **settings.environment,
+        "JITKERN_RECORD": str(output),
+        "JITKERN_CACHE_DIR": str(settings.cache_dir),
+    }
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
     except OSError as e:

@@ -20,6 +20,7 @@ _GUARD = 'read -r line || kill -9 "-$1"'  # a line means: it has ended
 _starting = threading.Lock()
 _lines: set[int] = set()  # our ends of the pipes
 _running: set[Child] = set()
+_ending = threading.Event()
 
 
 class Child:
@@ -37,6 +38,8 @@ class Child:
             if guarded:
                 self._watch()
             _running.add(self)
+        if _ending.is_set():
+            self.kill()
 
     def close(self) -> None:
         """End the group if it still runs, and wait for it."""
@@ -90,7 +93,8 @@ def run(command: Sequence[str], *, text: str = "", **options: Any) -> tuple[int,
 
 
 def kill_all() -> None:
-    """Kill what other threads run: they have sessions of their own, where no Ctrl-C arrives."""
+    """Kill what other threads run, and will run: no Ctrl-C arrives in sessions of their own."""
+    _ending.set()
     for running in tuple(_running):
         running.kill()
 
