@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from jitkern.entry import Entry
@@ -28,12 +29,29 @@ class Event(NamedTuple):
 
 _callbacks: list[Callable[[Event], None]] = []
 _counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "stubs": 0}
+_used: dict[Path, None] = {}  # where the entries lie that this process found or built
+_followers: list[Callable[[Path], None]] = []
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
     """Call `callback` with an Event for every hit and compile; returns a function that stops it."""
     _callbacks.append(callback)
     return lambda: _callbacks.remove(callback)
+
+
+def follow(follower: Callable[[Path], None]) -> None:
+    """Call `follower` with the path of every entry that this process used, and of each to come."""
+    _followers.append(follower)
+    for path in tuple(_used):
+        follower(path)
+
+
+def use(entry: Entry) -> None:
+    """Note that this process uses an entry."""
+    if entry.path not in _used:
+        _used[entry.path] = None
+        for follower in _followers:
+            follower(entry.path)
 
 
 def stats() -> dict[str, float]:
@@ -55,6 +73,8 @@ def report(
     """Tell that `variant` was a hit, built or failed; `started` is its time.perf_counter()."""
     seconds = time.perf_counter() - started
     path = str(entry.path) if entry else ""
+    if entry:
+        use(entry)
     event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
     _tell(event, variant.source)
     _log.debug("key inputs: %s", key.inputs)
@@ -62,6 +82,7 @@ def report(
 
 def recall(source: Source, entry: Entry) -> None:
     """Tell of an entry that was found by its name alone."""
+    use(entry)
     target = str(entry.manifest.inputs["target"])
     _tell(Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path)), source)
 

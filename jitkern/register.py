@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from jitkern import compile_caches
+from jitkern import (
+    compile_caches,
+    mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
+)
 from jitkern.errors import DeclarationError
 from jitkern.gradient import REFERENCES, Gradient
 from jitkern.implementation import Implementation

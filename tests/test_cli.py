@@ -118,7 +118,7 @@ def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
     parts = []
     cpu = str(Target.current("cpu"))
     for shard in ("1/3", "2/3", "3/3"):
-        code, out, err = cli("prewarm", "--shard", shard, "--target", cpu, "--json")
+        code, out, err = cli("prewarm", "jitkern", "--shard", shard, "--target", cpu, "--json")
         assert code == 0, err
         report = last_json(out)
         assert report["failed"] == 0
@@ -127,7 +127,7 @@ def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
     for one, other in itertools.combinations(parts, 2):
         assert not one & other
     with config.using(compile="never"):
-        whole = last_json(cli("prewarm", "--target", cpu, "--json")[1])
+        whole = last_json(cli("prewarm", "jitkern", "--target", cpu, "--json")[1])
     assert (whole["built"], whole["failed"], whole["skipped"]) == (0, 0, 0)
     assert {(r["op"], r["variant"]) for r in kernels(whole)} == set().union(*parts)
 

@@ -1,4 +1,7 @@
-"""Every snippet of the README is run, in order, in one directory."""
+"""Every snippet of the README, and of the guide for those who come from elsewhere, is run in order.
+
+Those of docs/deploying.md are in test_deploy.py.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +77,26 @@ def test_shell_snippets_run(tmp_path):
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_guide_from_cpp_extension_is_true(tmp_path, run_python):
+    guide = (REPOSITORY / "docs" / "from_cuda_extension.md").read_text()
+    ran = 0
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", guide, re.DOTALL | re.MULTILINE):
+        named = re.match(r"(?:#|//) (mylib/[\w.]+)\n", text)
+        if named:
+            (tmp_path / "mylib").mkdir(exist_ok=True)
+            (tmp_path / named.group(1)).write_text(text)
+        elif language == "python":
+            done = run_python(text)
+            assert done.returncode == 0, f"{text}\n{done.stderr}"
+            ran += 1
+        if named and language == "python":
+            assert len([line for line in text.splitlines()[1:] if line]) <= 10
+        if language == "diff":
+            assert len(text.splitlines()) == 2
+    assert ran == 2
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ COMMANDS = {
     "list": "the ops that are installed",
     "explain": "where an op's kernels come from, what is cached, and why something is not",
     "doctor": "what works on this machine, and the line that mends what does not",
-    "init": "write a new kernel folder",
+    "init": "write a new package of kernels, or one kernel folder",
     "cache": "look at the cache directory and clean it",
 }
 

@@ -37,6 +37,8 @@ def choose_ops(names: list[str]) -> list[Op]:
     chosen: dict[str, Op] = {}
     sys.path.append(str(Path.cwd()))  # a folder that `jitkern init` wrote here is a package too
     for name in names:
+        if Path(name, name, "__init__.py").is_file():  # so is a project that it wrote
+            sys.path.append(str(Path(name).absolute()))
         found = _named(name)
         if not found and "::" not in name and _is_package(name):
             found = discover(name) or _named(name)

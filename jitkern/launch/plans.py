@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jitkern import __version__, jit
+from jitkern import __version__, events, jit
 from jitkern.cache import Entry
 from jitkern.closure import Closure, closure_of
 from jitkern.compilers import compiler_for
@@ -179,6 +179,7 @@ class Plans:
         number = 0
         while (key := self._key(situation, number)) and (entry := jit.open_cache().find(key)):
             number += 1
+            events.use(entry)
             yield entry, _read(entry)
 
     def publish(self, situation: tuple[str, ...], plan: Plan) -> tuple[Entry, bool] | None:
@@ -199,9 +200,11 @@ class Plans:
             with cache.staging() as staging:
                 (staging / ARTIFACT).write_bytes(canonical([plan.stub, plan.kernels]))
                 manifest = Manifest(key.inputs, compiler=provenance)
-                return cache.publish(key, staging, manifest), True
+                entry = cache.publish(key, staging, manifest)
         except CacheError:
             return None
+        events.use(entry)
+        return entry, True
 
     def _key(self, situation: tuple[str, ...], number: int) -> Key | None:
         if self._closure is None:

@@ -1,0 +1,94 @@
+"""Write a new package of kernels that works as it is; with `--kernel`, one kernel folder.
+
+`jitkern init mypkg` makes the project `mypkg/`, with two ops for CUDA, Triton and C++, tests, a
+bench and a `pyproject.toml` through which `jitkern prewarm` and `jitkern list` find the ops once it
+is installed. `jitkern init --kernel relu` makes the folder `relu/` with the op `relu::relu`, and
+`--kernel mypkg::relu` one whose op belongs to `mypkg`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+import sys
+from pathlib import Path
+
+# Files with `.in` after their names, in which `mypkg` and, of a kernel, `scale` stand for others.
+TEMPLATES = Path(__file__).with_name("templates")
+PACKAGE, KERNEL = "mypkg", "scale"
+# What would hide a module that the package or its tests need, or is a namespace of Torch's own.
+TAKEN = """
+aten bench jitkern jitkern_python kernels pip prim prims pytest quantized setuptools tests torch
+triton
+"""
+CXX = """
+alignas alignof and_eq asm auto bitand bitor bool case catch char compl concept const constexpr
+const_cast decltype default delete do double dynamic_cast else enum explicit export extern false
+float friend goto inline int long mutable namespace new noexcept not_eq nullptr operator or_eq
+private protected public register reinterpret_cast requires short signed sizeof static
+static_assert static_cast struct switch template this thread_local throw true typedef typeid
+typename union unsigned using virtual void volatile wchar_t xor xor_eq
+"""
+
+
+def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="a Python identifier: the package's and its namespace's name; of a kernel, NAME or "
+        "NAMESPACE::NAME",
+    )
+    parser.add_argument(
+        "--kernel", action="store_true", help="write a kernel folder, and no package around it"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    namespace, _, name = args.name.rpartition("::") if args.kernel else ("", "", args.name)
+    namespace = namespace or name
+    for text in (namespace, name):
+        if reason := _unusable(text):
+            print(f"jitkern: `{text}` is not a usable module name: {reason}", file=sys.stderr)
+            return 2
+    folder = Path(name)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        print(f"jitkern: {folder} exists already; nothing was written", file=sys.stderr)
+        return 1
+    if args.kernel:
+        _write("kernel", folder, {PACKAGE: namespace, KERNEL: name})
+        return 0
+    _write("package", folder, {PACKAGE: name})
+    _write("kernel", folder / name / "kernels" / KERNEL, {PACKAGE: name})
+    print(
+        f"\nnow: cd {name} && pip install -e . && pytest && jitkern prewarm {name}", file=sys.stderr
+    )
+    return 0
+
+
+def _write(template: str, folder: Path, names: dict[str, str]) -> None:
+    """Copy a folder of templates, with these names in the place of others."""
+
+    def renamed(text: str) -> str:
+        return re.sub(f"{PACKAGE}|{KERNEL}", lambda found: names.get(found[0], found[0]), text)
+
+    root = TEMPLATES / template
+    for source in sorted(root.rglob("*.in")):
+        path = folder / renamed(str(source.relative_to(root).with_suffix("")))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(renamed(source.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path)
+
+
+def _unusable(name: str) -> str:
+    """Why a module, an op and a C++ function cannot have this name, or ""."""
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
+        return "take letters of English, digits and `_`, beginning with a letter"
+    if keyword.iskeyword(name) or name in CXX.split():
+        return "it is a word of Python or of C++"
+    if name in sys.stdlib_module_names or name in TAKEN.split():
+        return "there is a module of that name"
+    return ""
