@@ -11,6 +11,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "cpp_kernel": "raw",
+    "cuda_kernel": "raw",
+    "triton_kernel": "raw_triton",
     "Cache": "cache",
     "Config": "config",
     "Target": "target",

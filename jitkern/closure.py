@@ -1,9 +1,10 @@
 """The files a source depends on, found by reading text, with no compiler.
 
-For C++ and CUDA: every file of the kernel's folder (Python files apart, which no C compiler opens)
-and every `#include` that resolves in the declared roots. `#if` is ignored, so this
-over-approximates. For Triton: the file and the modules of its own package that it imports, read and
-not imported. What a compiler really opened is compared with this after each build (`check`).
+For C++ and CUDA: the source's files, and every `#include` that resolves in the declared roots,
+followed. `#if` is ignored, so this over-approximates. Where the text does not say what it opens (an
+`#include` of a macro, `.incbin`, a search directory among the flags), every file of the kernel's
+folder is in. For Triton: the file and the modules of its own package that it imports, read and not
+imported. What a compiler really opened is compared with this after each build (`check`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ast
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +21,14 @@ from jitkern.errors import CompileError, DeclarationError
 from jitkern.kernel import Generated, Source
 
 # Compiled on first use, like every pattern here: an import compiles none.
-_INCLUDE = (
-    rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:include|include_next|import|embed)[ \t]*(["<])([^">\n]+)[">]'
+_DIRECTIVE = (
+    rb"(?m)^[ \t]*(?:/\*[^\n]*?\*/[ \t]*)*(?:#|%:)[ \t]*(?:include|import|embed)(_next)?\b[ \t]*"
 )
+_INCLUDE = _DIRECTIVE + rb'(["<])([^">\n]+)[">]'
+_PROBED = rb'__has_(?:include|include_next|embed)[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
+_COMPUTED = _DIRECTIVE + rb'[^\s"<]|\.incbin\b'
+_SEARCHED = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path", "@", "-optf")
+_FORCED = ("-include", "-imacros", "--pre-include")
 _NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
 )
@@ -56,9 +62,20 @@ def closure_of(source: Source) -> Closure:
     files = dict(sorted(found))
     return Closure(
         {label: hashlib.sha256(path.read_bytes()).hexdigest() for label, path in files.items()},
-        {Path(root.path).name: root.version for root in source.roots if root.version},
+        _versions(source),
         frozenset(path.resolve() for path in files.values()),
     )
+
+
+def _versions(source: Source) -> dict[str, str]:
+    """Of versioned roots, by name; a second `include` is `include 2`."""
+    versions: dict[str, str] = {}
+    for root in source.roots:
+        if root.version:
+            name = Path(root.path).name
+            count = sum(known.partition(" ")[0] == name for known in versions)
+            versions[f"{name} {count + 1}" if count else name] = root.version
+    return versions
 
 
 def check(
@@ -71,24 +88,29 @@ def check(
     """Raise CompileError for an opened file outside the closure, versioned and `known` roots."""
     roots = [Path(root.path).resolve() for root in source.roots if root.version]
     roots += [Path(root).resolve() for root in known]
+    declared = [Path(root.path).resolve() for root in source.roots if not root.version]
     for name in opened:
         path = Path(name).resolve()
-        if path not in closure.paths and not any(path.is_relative_to(root) for root in roots):
-            raise CompileError(
-                f"{op}: the compiler opened {path}, which the cache key does not cover. "
-                f"Declare its directory, e.g. include=[{str(path.parent)!r}], "
-                f"or as Include({str(path.parent)!r}, version=...)",
-                op=op,
-            )
+        if path in closure.paths or any(path.is_relative_to(root) for root in roots):
+            continue
+        remedy = (
+            "No `#include` in the kernel's own files names it: add one"
+            if any(path.is_relative_to(root) for root in declared)
+            else f"Declare its directory, e.g. include=[{str(path.parent)!r}], "
+            f"or as Include({str(path.parent)!r}, version=...)"
+        )
+        raise CompileError(
+            f"{op}: the compiler opened {path}, which the cache key does not cover. {remedy}", op=op
+        )
 
 
 def _headers(source: Source) -> Iterator[tuple[str, Path]]:
-    folder = Path(source.folder)
-    queue = [
-        (path.relative_to(folder).as_posix(), path)
-        for path in _files(folder)
-        if path.suffix not in _NEVER_COMPILED
-    ]
+    flags = [*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags)]
+    queue = [(_label(source, path), path) for path in source.paths]
+    for name in _forced(flags):
+        queue += _resolve(source, source.paths[0], name, quoted=True)
+    whole = any(flag.startswith(_SEARCHED) for flag in flags)
+    queue += _folder(source) if whole else []
     seen: set[Path] = set()
     while queue:
         label, path = queue.pop()
@@ -97,12 +119,31 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
             continue
         seen.add(resolved)
         yield label, path
-        for quote, name in re.findall(_INCLUDE, re.sub(_CONTINUED, b"", path.read_bytes())):
-            header = _resolve(
-                source, path, name.decode(errors="surrogateescape"), quoted=quote == b'"'
-            )
-            if header:
-                queue.append(header)
+        text = re.sub(_CONTINUED, b"", path.read_bytes())
+        for following, quote, name in re.findall(_INCLUDE, text) + re.findall(_PROBED, text):
+            queue += _resolve(
+                source, path, name.decode(errors="surrogateescape"),
+                quoted=quote == b'"', every=bool(following),
+            )  # fmt: skip
+        if not whole and re.search(_COMPUTED, text):
+            whole = True
+            queue += _folder(source)
+
+
+def _forced(flags: Sequence[str]) -> Iterator[str]:
+    """The headers that flags include: `-include x.h`, `--pre-include=x.h`."""
+    for flag, following in zip(flags, [*flags[1:], ""]):
+        name, _, value = flag.partition("=")
+        if name in _FORCED and (value or following):
+            yield value or following
+
+
+def _folder(source: Source) -> list[tuple[str, Path]]:
+    return [
+        (_label(source, path), path)
+        for path in _files(Path(source.folder))
+        if path.suffix not in _NEVER_COMPILED
+    ]
 
 
 def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -119,20 +160,25 @@ def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
             yield from _files(path, above)
 
 
-def _resolve(source: Source, includer: Path, name: str, *, quoted: bool) -> tuple[str, Path] | None:
-    """(label, path) of the header, or None for one of the toolchain or of a versioned root."""
-    roots = source.roots
-    if quoted:
-        for root in roots:
-            if not root.version and includer.is_relative_to(root.path):
-                beside = includer.parent / name
-                if beside.is_file():
-                    return _label(source, beside), beside
-    for root in roots:
-        path = Path(root.path, name)
-        if path.is_file():
-            return None if root.version else (_label(source, path), path)
-    return None
+def _resolve(
+    source: Source, includer: Path, name: str, *, quoted: bool, every: bool = False
+) -> list[tuple[str, Path]]:
+    """(label, path) of the header; nothing for one of the toolchain or of a versioned root.
+
+    every: all that the roots have of this name, of which `#include_next` takes one.
+    """
+    found = []
+    if quoted and any(
+        not root.version and includer.is_relative_to(root.path) for root in source.roots
+    ):
+        found = [(includer.parent / name, "")]
+    found += [(Path(root.path, name), root.version) for root in source.roots]
+    found = [(path, version) for path, version in found if path.is_file()]
+    return [
+        (_label(source, path), path)
+        for path, version in (found if every else found[:1])
+        if not version
+    ]
 
 
 def _label(source: Source, path: Path) -> str:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.errors import DeclarationError
-from jitkern.kernel import Cpp, Cuda, Extension, Include, Source, Triton
+from jitkern.kernel import Cpp, Cuda, Extension, Include, Source, Triton, Unit
 from jitkern.register import OPS, Op
 
-__all__ = ["Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "discover", "installed", "kernel"]
+__all__ = [
+    "Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
+    "discover", "installed", "kernel",
+]  # fmt: skip
 
 ENTRY_POINTS = "jitkern.kernels"
 _ALLOWED = {"cuda": (Cuda, Triton, Extension), "cpu": (Cpp, Extension)}

@@ -11,43 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from jitkern.dtypes import DTYPES as DTYPES  # noqa: PLC0414  for those who import it from here
 from jitkern.errors import DeclarationError
 
-TRITON_OPTIONS = (
-    "num_warps",
-    "num_stages",
-    "num_ctas",
-    "maxnreg",
-)  # launch keywords it compiles in
+TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords it compiles in
 Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
-
-
-class Dtype(NamedTuple):
-    """One element type, as Torch, CUDA C++, host C++ and Triton call it."""
-
-    torch: str
-    cuda: str
-    host: str
-    triton: str
-
-
-DTYPES = {
-    "f16": Dtype("float16", "__half", "float16", "fp16"),
-    "bf16": Dtype("bfloat16", "__nv_bfloat16", "bfloat16", "bf16"),
-    "f32": Dtype("float32", "float", "float", "fp32"),
-    "f64": Dtype("float64", "double", "double", "fp64"),
-    "f8e4m3": Dtype("float8_e4m3fn", "__nv_fp8_e4m3", "", "fp8e4nv"),
-    "f8e5m2": Dtype("float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5"),
-    "bool": Dtype("bool", "bool", "bool", "i1"),
-    "i8": Dtype("int8", "signed char", "signed char", "i8"),
-    "i16": Dtype("int16", "short", "short", "i16"),
-    "i32": Dtype("int32", "int", "int", "i32"),
-    "i64": Dtype("int64", "long long", "long long", "i64"),
-    "u8": Dtype("uint8", "unsigned char", "unsigned char", "u8"),
-    "u16": Dtype("uint16", "unsigned short", "unsigned short", "u16"),
-    "u32": Dtype("uint32", "unsigned int", "unsigned int", "u32"),
-    "u64": Dtype("uint64", "unsigned long long", "unsigned long long", "u64"),
-}
 
 
 class Include(NamedTuple):
@@ -61,10 +29,18 @@ class Include(NamedTuple):
     version: str = ""
 
 
+class Unit(NamedTuple):
+    """One of several files of a source, with compiler flags of its own."""
+
+    file: str
+    flags: tuple[str, ...] = ()
+
+
 class Source:
     """Files of one kind in a kernel's folder, and how to compile them. It does not change.
 
-    files: names relative to the folder that declares the kernel.
+    files: names relative to the folder that declares the kernel, or `Unit`s. Of several, each is
+        compiled by itself; an Extension links them.
     include: more directories for `#include`; the folder and the `include` beside it are always
         searched.
     flags: more compiler flags; they enter the key as they are.
@@ -75,12 +51,12 @@ class Source:
 
     kind: ClassVar[str] = ""
     suffixes: ClassVar[tuple[str, ...]] = ()
-    one_file: ClassVar[bool] = True
+    one_file: ClassVar[bool] = False
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
     def __init__(
         self,
-        files: str | Sequence[str],
+        files: str | Unit | Sequence[str | Unit],
         *,
         include: Sequence[str | Include] = (),
         flags: Sequence[str] = (),
@@ -88,8 +64,14 @@ class Source:
         min_compiler: str = "",
         folder: str = "",
         package: str = "",
+        unit_flags: Sequence[Unit] = (),
+        others: Sequence[str] = (),
     ) -> None:
-        self.files = (files,) if isinstance(files, str) else tuple(files)
+        units = [files] if isinstance(files, (str, Unit)) else list(files)
+        own = [*(unit for unit in units if not isinstance(unit, str)), *unit_flags]
+        self.files = tuple(unit if isinstance(unit, str) else unit[0] for unit in units)
+        self.unit_flags = tuple(Unit(file, tuple(more)) for file, more in own if more)
+        self.others = tuple(others)
         self.include = tuple(Include(i) if isinstance(i, str) else Include(*i) for i in include)
         self.flags = tuple(flags)
         self.environment = tuple(environment)
@@ -102,6 +84,20 @@ class Source:
                 f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "
                 f"{' or '.join(self.suffixes)}, got `{', '.join(self.files)}`"
             )
+        if len(set(self.files)) != len(self.files):
+            raise DeclarationError(f"a file is given twice: `{', '.join(self.files)}`")
+        if len(self.files) == 1:
+            self.flags, self.unit_flags = self.flags_of(self.files[0]), ()
+
+    def flags_of(self, file: str) -> tuple[str, ...]:
+        """The flags for one of the files: those of all, then its own."""
+        own = (flag for unit in self.unit_flags if unit.file == file for flag in unit.flags)
+        return (*self.flags, *own)
+
+    def unit(self, file: str) -> Source:
+        """One of the files, as a source of its own; `others` names the rest, for messages."""
+        rest = tuple(other for other in self.files if other != file)
+        return self.replace(files=(file,), flags=self.flags_of(file), unit_flags=(), others=rest)
 
     def fields(self) -> dict[str, Any]:
         """Its arguments: `type(source)(**source.fields()) == source`."""
@@ -134,7 +130,9 @@ class Source:
         """Where `#include` looks, in order."""
         shared = Path(self.folder).parent / "include"
         beside = [Include(str(shared))] if shared.is_dir() else []
+        inside = dict.fromkeys(str(path.parent) for path in self.paths)
         return [
+            *(Include(path) for path in inside if Path(path) != Path(self.folder)),
             Include(self.folder),
             *beside,
             *(Include(str(Path(self.folder, i.path)), i.version) for i in self.include),
@@ -142,14 +140,19 @@ class Source:
 
 
 class Cuda(Source):
-    """A `.cu` file of `__global__` functions, compiled by NVRTC (nvcc if it needs host headers)."""
+    """`.cu` files of `__global__` functions, compiled by NVRTC (nvcc if they need the host half).
+
+    Of several files, a kernel is compiled from the one that defines it.
+    """
 
     kind: ClassVar[str] = "nvrtc"
     suffixes: ClassVar[tuple[str, ...]] = (".cu",)
 
 
 class Cpp(Source):
-    """C or C++ for the CPU: `extern "C"` functions over raw pointers, no Torch header.
+    """C or C++ for the CPU: functions and templates over raw pointers, no Torch header.
+
+    Of several files, a kernel is compiled from the one that defines it.
 
     native: compile for the instruction set of the machine (or the one that the target names).
     openmp: compile and link with OpenMP.
@@ -159,7 +162,12 @@ class Cpp(Source):
     suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".c")
 
     def __init__(
-        self, files: str | Sequence[str], *, native: bool = False, openmp: bool = False, **rest: Any
+        self,
+        files: str | Unit | Sequence[str | Unit],
+        *,
+        native: bool = False,
+        openmp: bool = False,
+        **rest: Any,
     ) -> None:
         super().__init__(files, **rest)
         self.native = native
@@ -171,6 +179,7 @@ class Triton(Source):
 
     kind: ClassVar[str] = "triton"
     suffixes: ClassVar[tuple[str, ...]] = (".py",)
+    one_file: ClassVar[bool] = True
 
 
 class Extension(Source):
@@ -183,9 +192,10 @@ class Extension(Source):
 
     kind: ClassVar[str] = "extension"
     suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".cu")
-    one_file: ClassVar[bool] = False
 
-    def __init__(self, files: str | Sequence[str], *, function: str, **rest: Any) -> None:
+    def __init__(
+        self, files: str | Unit | Sequence[str | Unit], *, function: str, **rest: Any
+    ) -> None:
         super().__init__(files, **rest)
         self.function = function
 
@@ -231,12 +241,8 @@ class Variant(NamedTuple):
         base = self.op.split("::")[-1]
         values = [v if isinstance(v, str) else f"{name}{v}" for name, v in self.template]
         if self.source.kind == "triton":
-            values = (
-                sorted(
-                    {part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}
-                )
-                + values
-            )
+            codes = {part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}
+            values = sorted(codes) + values
         parts = ([self.function] if self.function not in ("", base) else []) + values
         text = ".".join(parts) or (self.source.kind if self.source.kind == "extension" else "")
         return re.sub(r"[^\w.-]", "_", text)[:80]

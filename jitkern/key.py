@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jitkern import config
 from jitkern.closure import Closure
-from jitkern.kernel import Variant
+from jitkern.kernel import Source, Variant
 from jitkern.target import Target
 
 SCHEMA = 2  # bump when the meaning of an input, a default flag or an artifact's layout changes
@@ -50,6 +50,7 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
             "closure": closure.files,
             "versions": closure.versions,
             "min_compiler": source.min_compiler,
+            **_unit_flags(source),
         },
         "flags": list(flags),
         "variant": {
@@ -64,6 +65,12 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
     namespace, _, name = variant.op.partition("::")
     op = name if namespace == "jitkern" else f"{namespace}.{name}"
     return Key(inputs, digest_of(inputs), f"{op}.{variant.label}" if variant.label else op)
+
+
+def _unit_flags(source: Source) -> dict[str, Any]:
+    """Flags of single files, where there are any."""
+    flags = {unit.file: list(unit.flags) for unit in source.unit_flags}
+    return {"unit_flags": flags} if flags else {}
 
 
 def digest_of(inputs: dict[str, Any]) -> str:

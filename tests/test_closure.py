@@ -18,13 +18,74 @@ def labels(source):
     return sorted(closure_of(source).files)
 
 
-def test_every_file_of_the_folder_is_in_but_python(folder):
-    (folder / "kernel.py").write_text("")
-    (folder / "table.bin").write_text("")
-    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh", "table.bin"]
+def test_only_what_includes_reach_is_in(folder):
+    for name in ("kernel.py", "table.bin", "other.cu", "other.cuh", "sub/near.cuh"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
+    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#include FILE",
+        "  #  include /* which */ FILE",
+        "#include/**/<near.cuh>",
+        "/* a */ #include FILE",
+        "%:include FILE",
+        "#include_next FILE",
+        "#embed FILE",
+        'asm(".incbin \\"table.bin\\"");',
+    ],
+)
+def test_where_the_text_does_not_tell_the_whole_folder_is_in(folder, line):
+    for name in ("kernel.py", "table.bin", "other.cuh"):
+        (folder / name).write_text("")
+    (folder / "near.cuh").write_text(f"{line}\n")
+    found = labels(Cuda("k.cu", folder=str(folder)))
+    assert found == ["k.cu", "near.cuh", "other.cuh", "table.bin"]
+
+
+@pytest.mark.parametrize("flag", ["-I/somewhere", "-isystem", "@options"])
+def test_where_flags_name_search_directories_the_whole_folder_is_in(folder, flag):
+    (folder / "other.cuh").write_text("")
+    assert "other.cuh" in labels(Cuda("k.cu", folder=str(folder), flags=[flag, "x"]))
+
+
+@pytest.mark.parametrize(
+    "flags", [["-include", "other.cuh"], ["-include=other.cuh"], ["--pre-include=other.cuh"]]
+)
+def test_a_header_that_a_flag_includes_is_in(folder, flags):
+    for name in ("other.cuh", "more.cuh"):
+        (folder / name).write_text("")
+    found = labels(Cuda("k.cu", folder=str(folder), flags=flags))
+    assert found == ["k.cu", "near.cuh", "other.cuh"]
+
+
+def test_what_has_include_asks_for_is_in(folder):
+    (folder / "other.cuh").write_text("")
+    (folder / "near.cuh").write_text('#if __has_include( "other.cuh" )\n#endif')
+    assert "other.cuh" in labels(Cuda("k.cu", folder=str(folder)))
+
+
+def test_include_next_takes_every_header_of_the_name(folder):
+    for name in ("first", "second"):
+        (folder.parent / name).mkdir()
+        (folder.parent / name / "x.h").write_text("")
+    (folder / "near.cuh").write_text("#include_next <x.h>")
+    found = labels(Cuda("k.cu", folder=str(folder), include=["../first", "../second"]))
+    assert found == ["../first/x.h", "../second/x.h", "k.cu", "near.cuh"]
+
+
+def test_a_file_in_a_subfolder_finds_what_lies_beside_it(folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "s.cu").write_text('#include "beside.cuh"')
+    (folder / "sub" / "beside.cuh").write_text("")
+    assert labels(Cuda("sub/s.cu", folder=str(folder))) == ["sub/beside.cuh", "sub/s.cu"]
 
 
 def test_logs_hidden_files_caches_and_environments_are_out(folder):
+    (folder / "near.cuh").write_text("#include FILE")
     (folder / "train.log").write_text("")
     for name in (".git/config", "venv/pyvenv.cfg", "venv/x.h", "cache/CACHEDIR.TAG", "cache/x.h"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -78,6 +139,15 @@ def test_a_versioned_root_enters_by_version(folder, tmp_path):
     assert sorted(closure.files) == ["k.cu", "near.cuh"]
 
 
+def test_versioned_roots_of_one_name_enter_each(folder, tmp_path):
+    roots = [
+        Include(str(tmp_path / name / "include"), version)
+        for name, version in (("a", "1"), ("b", "2"))
+    ]
+    closure = closure_of(Cuda("k.cu", folder=str(folder), include=roots))
+    assert closure.versions == {"include": "1", "include 2": "2"}
+
+
 def test_a_far_root_is_labelled_without_its_path(folder, tmp_path):
     far = tmp_path / "a" / "far"
     far.mkdir(parents=True)
@@ -115,3 +185,16 @@ def test_what_the_compiler_opened_must_be_covered(folder, tmp_path):
     stray = tmp_path / "stray" / "x.h"
     with pytest.raises(CompileError, match=rf"opened {stray}.*include=\['{stray.parent}'\]"):
         check(source, closure, [stray], ["/usr/include"], "ns::k")
+
+
+def test_a_header_that_only_a_versioned_one_includes_must_be_covered(folder, tmp_path):
+    (folder / "config.h").write_text("")
+    library = Include(str(tmp_path / "library"), version="1")
+    source = Cuda("k.cu", folder=str(folder), include=[library])
+    opened = [tmp_path / "library" / "x.h", folder / "config.h"]
+    with pytest.raises(
+        CompileError, match=r"opened .*config\.h.*No `#include` .* names it: add one"
+    ):
+        check(source, closure_of(source), opened, [], "ns::k")
+    (folder / "near.cuh").write_text('#include "config.h"')
+    check(source, closure_of(source), opened, [], "ns::k")

@@ -95,6 +95,9 @@ def test_change_of_a_declared_variable_changes_the_key(variant, target):
 
 @pytest.mark.parametrize("name", ["scale.cpp", "new.h", "sub/deep.inc"])
 def test_change_of_a_file_changes_the_key(name, variant, target):
+    path = os.path.join(variant.source.folder, "scale.cpp")
+    with open(path, "a") as file:
+        file.write('#include "new.h"\n#include "sub/deep.inc"\n')
     before = key(variant, target).digest
     path = os.path.join(variant.source.folder, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)

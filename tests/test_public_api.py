@@ -7,7 +7,7 @@ import jitkern.declare
 
 NAMES = {
     "Cache", "CacheError", "CompileError", "CompilerNotFound", "Config", "DeclarationError", "JitkernError", "LaunchError", "LoadError",
-    "NotCached", "Target", "TargetError", "UntrustedCache", "cache_tools", "declare", "on_compile", "ops", "stats", "using",
+    "NotCached", "Target", "TargetError", "UntrustedCache", "cache_tools", "cpp_kernel", "cuda_kernel", "declare", "on_compile", "ops", "stats", "triton_kernel", "using",
 }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def test_declare_has_all_that_a_kernel_author_needs():
         "Include",
         "Op",
         "Triton",
+        "Unit",
         "discover",
         "installed",
         "kernel",

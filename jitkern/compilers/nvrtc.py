@@ -1,33 +1,34 @@
-"""NVRTC, for plain `__global__` files: an exact-arch cubin, with no nvcc, no CUDA_HOME and no GPU.
+"""NVRTC, for `__global__` functions: an exact-arch cubin, with no nvcc, no CUDA_HOME and no GPU.
 
-A file that needs host headers (`<cstdio>`, say) goes to `nvcc -cubin`, which drops the host half.
+A file with a host half (`main`, stdio, `cudaMalloc`) is compiled without it. One whose kernels need
+that half goes to `nvcc -cubin`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from jitkern import closure as closures
+from jitkern import cxx, units
 from jitkern.closure import Closure
-from jitkern.compilers import ptx, toolkit
-from jitkern.compilers.result import (
-    Built,
-    compile_error,
-    missing_function,
-    read_dependencies,
-    run,
-    write_log,
-)
+from jitkern.compilers import nvcc, ptx, toolkit
+from jitkern.compilers.host_half import DeviceHalf, device_half
+from jitkern.compilers.host_headers import is_implied
+from jitkern.compilers.nvrtc_program import Program, build_id, check_arch
+from jitkern.compilers.result import Built, compile_error, missing_function, write_log
 from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import DTYPES, Constant, Source, Variant
 from jitkern.target import Target
 
 _MISSING_HEADER = re.compile(r'(?:cannot open source file|could not open source file) "([^"]+)"')
-_KERNEL = re.compile(r"__global__[^;{]*?\b(\w+)\s*\(", re.DOTALL)
+_ERROR_LINE = re.compile(r"\((\d+)\): (?:catastrophic )?error:")
+_UNRESOLVED = re.compile(r"Unresolved extern function '(\w+)'")
+_build_id = build_id  # as `jitkern doctor` calls it
+_EXTERN = re.compile(r"extern declaration of the entity (\w+) is treated as a static definition")
 
 
 class Nvrtc:
@@ -41,219 +42,136 @@ class Nvrtc:
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         _, library = toolkit.nvrtc_for(target)
-        found = [{"name": "nvrtc", "version": _build_id(library)}]
-        nvcc = toolkit.nvcc()
-        return [*found, _nvcc_identity(nvcc[1])] if nvcc else found
+        found = [{"name": "nvrtc", "version": build_id(library)}]
+        other = toolkit.nvcc()
+        return [*found, nvcc.identity(other[1])] if other else found
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
         if target.device != "cuda":
             raise TargetError(f"{variant.op}: a `.cu` kernel cannot be built for {target}")
         _, library = toolkit.nvrtc_for(target)
-        _check_arch(library, target)
+        check_arch(library, target)
         text = variant.source.paths[0].read_text()
-        expression = variant.function + _template_arguments(variant, text)
-        unit = text + "\n" + ptx.PROBE
-        options = [f"-arch={target.arch}", "--no-cache", *self.flags(variant.source, target)]
-        options += [f"-I{root.path}" for root in variant.source.roots]
-        options += [f"-I{directory}" for directory in toolkit.include_directories()]
-        program = _Program(library, unit, _name_of(variant), (expression, ptx.probe(expression)))
-        try:
-            failed, output = program.compile([*options, f"-fdevice-time-trace={staging / 'trace'}"])
-            output = output.replace(_name_of(variant), str(variant.source.paths[0]))
-            write_log(staging, ["nvrtc", *options, expression], output)
-            missing = _MISSING_HEADER.search(output) if failed else None
-            if missing and toolkit.nvcc():
-                return self._compile_with_nvcc(variant, target, closure, staging, unit, expression)
-            if failed:
-                hint = (
-                    _missing_header(missing.group(1), target)
-                    if missing
-                    else missing_function(variant, _KERNEL.findall(text))
-                )
-                raise compile_error(variant, target, ["nvrtc", *options, expression], output, hint)
-            symbol, parameters = ptx.signature(program.text("PTX"), program.lowered(expression))
-            (staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
-        finally:
-            program.destroy()
-        trace = staging / "trace.json"
-        closures.check(
-            variant.source, closure, _opened(trace), toolkit.include_directories(), variant.op
-        )
-        trace.unlink()
-        meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
-        return Built({"name": "nvrtc", "version": _build_id(library)}, meta)
-
-    def _compile_with_nvcc(
-        self,
-        variant: Variant,
-        target: Target,
-        closure: Closure,
-        staging: Path,
-        unit: str,
-        expression: str,
-    ) -> Built:
-        found = toolkit.nvcc()
-        assert found
-        tool, version = found
-        if version[0] != target.cuda_version[0] or version > target.cuda_version:
-            raise TargetError(
-                f"{variant.op} needs nvcc, and nvcc {version[0]}.{version[1]} "
-                f"cannot build for {target}"
-            )
-        build = staging / "build"
-        build.mkdir()
-        source = variant.source
-        reference = (
-            f"\nstatic void* jitkern_used[] = "
-            f"{{(void*)&{expression}, (void*)&{ptx.probe(expression)}}};\n"
-        )
-        (build / "kernel.cu").write_text(f'#line 1 "{source.paths[0]}"\n{unit}{reference}')
-        command = [
-            tool, "-cubin", f"-arch={target.arch}", *self.flags(source, target),
-            *(f"-I{root.path}" for root in source.roots),
-            "-MD", "-MF", "deps.d", "--keep", "--keep-dir", ".", "-o", "out.cubin", "kernel.cu",
-        ]  # fmt: skip
-        done = run(command, source=source, folder=build)
-        write_log(staging, command, done.stdout)
-        if done.returncode:
-            raise compile_error(
-                variant,
-                target,
-                command,
-                done.stdout,
-                missing_function(variant, _KERNEL.findall(unit)),
-            )
-        known: list[str | Path] = [
-            *toolkit.include_directories(),
-            *toolkit.cuda_homes(),
-            "/usr",
-            build,
-        ]
-        opened = [build / name for name in read_dependencies(build / "deps.d")]
-        closures.check(source, closure, opened, known, variant.op)
-        symbol, parameters = ptx.signature((build / "kernel.ptx").read_text())
-        (staging / "kernel.cubin").write_bytes((build / "out.cubin").read_bytes())
-        meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
-        return Built(_nvcc_identity(version), meta)
+        kernel = _named(variant, text)
+        attempt = _Attempt(variant, target, closure, staging, library, kernel)
+        built, output = attempt.build(DeviceHalf(text, {}))
+        half = None
+        if not built:
+            half = device_half(variant.source, closure)
+            half = half if _needs(output, text, half.text) else None
+            built, output = attempt.build(half) if half else (None, output)
+        if built:
+            return built
+        hint = _hint(variant, target, text, output, half=half is not None)
+        other = nvcc.nvcc_for(target)
+        if other and (half or _MISSING_HEADER.search(output)):
+            return nvcc.compile_unit(
+                variant, target, closure, staging, nvcc=other,
+                flags=self.flags(variant.source, target), text=text,
+                used=(kernel.address, f"&{kernel.probe}"), hint=_absent(variant, text, output),
+            )  # fmt: skip
+        raise compile_error(variant, target, attempt.command, output, hint)
 
 
-class _Program:
-    """One nvrtcProgram."""
+class _Kernel(NamedTuple):
+    """Expressions for a kernel, for its address and for its probe."""
+
+    name: str
+    address: str
+    probe: str
+
+
+class _Attempt:
+    """Building one variant with NVRTC; tried once with the file as it is, then without its host."""
 
     def __init__(
-        self, library: ctypes.CDLL, text: str, name: str, expressions: tuple[str, ...]
-    ) -> None:
-        self._library = library
-        self._handle = ctypes.c_void_p()
-        # A constant absolute name in a directory that does not exist: NVRTC searches quoted
-        # includes in the name's directory, and bytes of the cubin depend on the name.
-        self._ok(
-            library.nvrtcCreateProgram(
-                ctypes.byref(self._handle), text.encode(), name.encode(), 0, None, None
-            )
-        )
-        for expression in expressions:
-            self._ok(library.nvrtcAddNameExpression(self._handle, expression.encode()))
+        self, variant: Variant, target: Target, closure: Closure, staging: Path,
+        library: ctypes.CDLL, kernel: _Kernel,
+    ) -> None:  # fmt: skip
+        source = variant.source
+        self._variant, self._closure, self._staging = variant, closure, staging
+        self._library, self._kernel = library, kernel
+        self._options = [f"-arch={target.arch}", "--no-cache", *Nvrtc().flags(source, target)]
+        self._options += [f"-I{root.path}" for root in source.roots]
+        self._options += [f"-I{directory}" for directory in toolkit.include_directories()]
+        self.command = ["nvrtc", *self._options, kernel.name]
 
-    def compile(self, options: list[str]) -> tuple[bool, str]:
-        """(failed, log)."""
-        array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
-        failed = bool(self._library.nvrtcCompileProgram(self._handle, len(options), array))
-        return failed, self.text("ProgramLog")
-
-    def bytes(self, what: str) -> bytes:
-        size = ctypes.c_size_t()
-        self._ok(getattr(self._library, f"nvrtcGet{what}Size")(self._handle, ctypes.byref(size)))
-        buffer = ctypes.create_string_buffer(size.value)
-        self._ok(getattr(self._library, f"nvrtcGet{what}")(self._handle, buffer))
-        return buffer.raw
-
-    def text(self, what: str) -> str:
-        return self.bytes(what).rstrip(b"\0").decode(errors="replace")
-
-    def lowered(self, expression: str) -> str:
-        name = ctypes.c_char_p()
-        self._ok(
-            self._library.nvrtcGetLoweredName(self._handle, expression.encode(), ctypes.byref(name))
-        )
-        assert name.value
-        return name.value.decode()
-
-    def destroy(self) -> None:
-        self._library.nvrtcDestroyProgram(ctypes.byref(self._handle))
-
-    def _ok(self, result: int) -> None:
-        if result:
-            self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
-            raise CompileError(
-                f"NVRTC failed: {self._library.nvrtcGetErrorString(result).decode()}"
-            )
+    def build(self, unit: DeviceHalf) -> tuple[Built | None, str]:
+        """What it compiles to, or None; and what NVRTC said. Raises CompileError."""
+        variant, kernel = self._variant, self._kernel
+        name = f"/jitkern/{variant.source.files[0]}"
+        trace = self._staging / f"trace{len(unit.headers)}"  # NVRTC fails on one that is there
+        text, expressions = f"{unit.text}\n{ptx.PROBE}", (kernel.name, kernel.probe)
+        program = Program(self._library, text, name, expressions, unit.headers)
+        try:
+            options = [*self._options, *unit.options, f"-fdevice-time-trace={trace}"]
+            failed, output = program.compile(options)
+            output = output.replace(name, str(variant.source.paths[0]))
+            note = "(without the host half of the file)\n" if unit.headers else ""
+            write_log(self._staging, self.command, note + output)
+            if failed:
+                return None, output
+            symbol, parameters = ptx.signature(program.text("PTX"), program.lowered(kernel.name))
+            (self._staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
+        finally:
+            program.destroy()
+        _refuse_split_variables(variant, output)
+        opened = _opened(trace.with_suffix(".json"))
+        known = toolkit.include_directories()
+        closures.check(variant.source, self._closure, opened, known, variant.op)
+        meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
+        return Built({"name": "nvrtc", "version": build_id(self._library)}, meta), output
 
 
-def _nvcc_identity(version: tuple[int, int]) -> dict[str, str]:
-    return {"name": "nvcc", "version": f"{version[0]}.{version[1]}"}
+def _opened(trace: Path) -> list[str]:
+    """The headers on disk that NVRTC opened; its built-in ones have no path."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
+    trace.unlink()
+    return [name for name in opened if Path(name).is_absolute()]
 
 
-def _name_of(variant: Variant) -> str:
-    return f"/jitkern/{variant.source.files[0]}"
+def _needs(output: str, text: str, half: str) -> bool:
+    """Whether what NVRTC refused may be the host half: a header, or only lines that go with it."""
+    undefined = re.findall(r'identifier "(\w+)" is undefined', output)
+    if _MISSING_HEADER.search(output) or any(map(is_implied, undefined)):
+        return True
+    rows = zip(text.splitlines(), half.splitlines())
+    host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}
+    return bool(host) and host.issuperset(map(int, _ERROR_LINE.findall(output)))
 
 
-def _check_arch(library: ctypes.CDLL, target: Target) -> None:
-    count = ctypes.c_int()
-    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
-    archs = (ctypes.c_int * count.value)()
-    library.nvrtcGetSupportedArchs(archs)
-    if int(re.sub(r"\D", "", target.arch)) not in list(archs):
-        raise TargetError(
-            f"NVRTC cannot build for {target}: it supports "
-            f"{', '.join(f'sm_{arch}' for arch in archs)}"
-        )
+def _named(variant: Variant, text: str) -> _Kernel:
+    """How C++ names the kernel; `k(float*, int)` is one overload. Raises CompileError."""
+    name, bracket, signature = variant.function.partition("(")
+    name += template_arguments(variant, text)
+    if not bracket:
+        return _Kernel(name, f"&{name}", ptx.probe(name))
+    overload = f"void (*)({signature}"
+    return _Kernel(
+        f"({overload}){name}", f"({overload})&{name}", f"jitkern_probe<{overload}, &{name}>"
+    )
 
 
-@functools.cache
-def _build_id(library: ctypes.CDLL) -> str:
-    """The full version, which nvrtcVersion lacks: `V13.0.88`, from the PTX of an empty program."""
-    program = _Program(library, "", "/jitkern/empty.cu", ())
-    try:
-        program.compile(["--no-cache"])
-        found = re.search(r"\bV[\d.]+", program.text("PTX"))
-        return found.group(0) if found else "unknown"
-    finally:
-        program.destroy()
+def template_arguments(variant: Variant, text: str) -> str:
+    """`<float, 4>`: the arguments in the order of the source's template parameters.
 
-
-def _template_arguments(variant: Variant, text: str) -> str:
-    """`<float, 4>`: the arguments in the order of the source's template parameters."""
+    Raises CompileError.
+    """
     given = dict(variant.template)
     if not given:
         return ""
-    declared = _template_parameters(variant.function, text)
+    found = [f.template or () for f in cxx.named(cxx.functions_in(text), variant.function)]
+    declared = max(found, key=len, default=None)
     unknown = [name for name in given if declared is not None and name not in declared]
     if unknown:
         raise CompileError(
             f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} has "
-            f"no template parameter `{unknown[0]}`; it has: {', '.join(declared or []) or 'none'}",
+            f"no template parameter `{unknown[0]}`; it has: {', '.join(declared or ()) or 'none'}",
             op=variant.op,
         )
     order = [name for name in declared if name in given] if declared else list(given)
     return f"<{', '.join(_argument(variant.op, name, given[name]) for name in order)}>"
-
-
-def _template_parameters(function: str, text: str) -> list[str] | None:
-    """Names of the template parameters, read from the text; None where it cannot be told."""
-    found = re.search(
-        rf"(template\s*<([^;{{}}()]*)>\s*)?(?:static\s+|inline\s+)*"
-        rf"__global__[^;{{}}]*?\b{re.escape(function)}\s*\(",
-        text,
-    )
-    if not found:
-        return None
-    if not found.group(1):
-        return []
-    return [
-        re.split(r"[\s.]+", part.partition("=")[0].strip())[-1]
-        for part in found.group(2).split(",")
-    ]
 
 
 def _argument(op: str, name: str, value: Constant) -> str:
@@ -268,16 +186,56 @@ def _argument(op: str, name: str, value: Constant) -> str:
     )
 
 
+def _hint(variant: Variant, target: Target, text: str, output: str, *, half: bool) -> str:
+    """What to do about NVRTC's refusal."""
+    missing, unresolved = _MISSING_HEADER.search(output), _UNRESOLVED.search(output)
+    if missing:
+        return _missing_header(missing.group(1), target)
+    if unresolved:
+        return units.elsewhere(variant.source, ptx.demangled(unresolved.group(1)))
+    if absent := _absent(variant, text, output):
+        return absent
+    if "cannot determine which instance of overloaded function" in output:
+        found = cxx.named(cxx.kernels_in(text), variant.function)
+        listed = ", ".join(f"`{f.name}({f.parameters})`" for f in found)
+        return f"`{variant.function}` is overloaded; name one: {listed}"
+    if half:
+        return (
+            "Of this file the device half was compiled: functions without `__global__` or "
+            "`__device__`, and host headers, were left out. If a kernel needs them, "
+            + nvcc.why_not(target)
+        )
+    return ""
+
+
+def _absent(variant: Variant, text: str, output: str) -> str:
+    """That there is no such kernel, and which there are; else ""."""
+    name = cxx.plain_name(variant.function).rpartition("::")[2]
+    undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
+    kernels = dict.fromkeys(f.spelled for f in cxx.kernels_in(text))
+    if undefined and not cxx.named(cxx.kernels_in(text), variant.function):
+        path, listed = variant.source.paths[0], ", ".join(kernels) or "none"
+        return f"{path} has no function `{variant.function}`; it has: {listed}"
+    return missing_function(variant._replace(function=name), list(kernels))
+
+
+def _refuse_split_variables(variant: Variant, output: str) -> None:
+    """NVRTC takes an `extern __device__` variable for one of this unit, with a value of its own."""
+    for name in _EXTERN.findall(output):
+        if place := units.defining(variant.source, name):
+            raise CompileError(
+                f"{variant.op}: `{variant.function}` uses `{name}`, which {place} defines: each "
+                "unit is compiled by itself, so pass it as an argument, or use one file",
+                op=variant.op,
+            )
+
+
 def _missing_header(header: str, target: Target) -> str:
     for pattern, wheel in toolkit.HEADER_WHEELS:
         if re.match(pattern, header):
             remedy = toolkit.pip_line(wheel, target.cuda_version)
             return f"<{header}> comes with the CUDA headers: {remedy}"
-    return f"<{header}> is a host header, which NVRTC does not have: remove it, or install nvcc"
-
-
-def _opened(trace: Path) -> list[str]:
-    """The headers on disk that NVRTC opened; its built-in ones have no path."""
-    events = json.loads(trace.read_text())["traceEvents"]
-    opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
-    return [name for name in opened if Path(name).is_absolute()]
+    return (
+        f"<{header}> is in no include root, and NVRTC has no host headers: declare its directory "
+        f"with include=[...], or {nvcc.why_not(target)}"
+    )

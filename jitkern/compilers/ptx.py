@@ -32,7 +32,7 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     or "" for a parameter that no argument can be passed for (a struct by value).
     """
     entries = _ENTRY.findall(text)
-    spelled = {entry: _demangle(entry) for entry in entries}
+    spelled = {entry: demangled(entry) for entry in entries}
     name = next(name for name in spelled.values() if name.startswith("void jitkern_probe<"))
     types, _, kernel = name.removeprefix("void jitkern_probe<void (*)").rpartition(", &")
     kernel = kernel.removesuffix(">()")
@@ -80,7 +80,8 @@ def _code(parameter: str) -> str:
     return f"*{code}" if "*" in parameter and "(" not in parameter else code
 
 
-def _demangle(symbol: str) -> str:
+def demangled(symbol: str) -> str:
+    """The C++ name of a symbol; the symbol itself where it is none."""
     library = _libstdcxx()
     status = ctypes.c_int()
     text = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))

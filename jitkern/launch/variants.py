@@ -14,6 +14,7 @@ from jitkern.kernel import TRITON_OPTIONS, Constant, Source, Variant
 from jitkern.launch.arguments import SHORT
 from jitkern.launch.symbols import concrete
 from jitkern.launch.triton import Config, Function, functions
+from jitkern.units import unit_of
 
 
 class Call(NamedTuple):
@@ -92,7 +93,7 @@ def variant_of(
     where = where or op
     template = tuple((name, _constant(where, name, value)) for name, value in call.template)
     if source.kind != "triton":
-        return Variant(op, source, call.function, template), None
+        return Variant(op, unit_of(source, call.function), call.function, template), None
     declared = declared_in(where, source, call.function)
     given = dict(template)
     template += tuple(item for item in declared.defaults if item[0] not in given)

@@ -129,9 +129,47 @@ def test_a_missing_function_lists_what_there_is(build):
         build('extern "C" void k(int* x) {}', function="other")
 
 
-def test_cplusplus_linkage_is_refused(build):
-    with pytest.raises(CompileError, match=r'`k` in .* must be declared extern "C"'):
-        build("void k(int* x) { *x = 1; }")
+@pytest.mark.parametrize("text", ["static void k(int* x) {}", "namespace { void k(int* x) {} }"])
+def test_a_function_that_others_cannot_see_is_refused(build, text):
+    with pytest.raises(CompileError, match="`k` in .* is not visible outside of it"):
+        build(text + '\nextern "C" void uses(int* x) { k(x); }')
+
+
+def test_a_function_that_returns_something_is_refused(build):
+    with pytest.raises(CompileError, match="a kernel function returns nothing"):
+        build("int k(int* x) { return *x; }")
+
+
+def test_a_plain_function_needs_no_extern_c(build):
+    entry = build("namespace a { void k(int* x) { *x = 7; } void k(float* x) {} }", "a::k(int*)")
+    value = ctypes.c_int()
+    meta = entry.manifest.meta
+    ctypes.CDLL(str(entry.path / meta["artifact"]))[meta["symbol"]](ctypes.byref(value))
+    assert (value.value, meta["parameters"]) == (7, ["*i32"])
+
+
+TEMPLATE = """
+#include <cstdint>
+template <typename T, int N = 2> void k(T* out, const T* x, double alpha, int64_t n) {
+  for (int64_t i = 0; i < n; i++) out[i] = T(alpha) * x[i] + N + OFFSET;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "template"),
+    [("k", (("OFFSET", 1), ("N", 3), ("T", "f32"))), ("k<float, 3>", (("OFFSET", 1),))],
+)
+def test_a_template_is_instantiated_and_other_arguments_are_macros(build, function, template):
+    entry = build(TEMPLATE, function, template)
+    assert parameters(entry) == ["*f32", "*f32", "f64", "i64"]
+    assert entry.manifest.meta["symbol"].startswith("_Z1kIfLi3EE")
+
+
+def test_a_static_template_is_refused(build):
+    text = "template <typename T> static void k(T* x) { *x = 1; }"
+    with pytest.raises(CompileError, match="is not visible outside"):
+        build(text, template=(("T", "f32"),))
 
 
 def test_an_include_outside_the_roots_is_refused(build, tmp_path):

@@ -115,7 +115,7 @@ def test_nothing_is_asked_of_the_driver():
 
     from jitkern.compilers import nvrtc
 
-    assert '"--no-cache"' in inspect.getsource(nvrtc.Nvrtc.compile)
+    assert '"--no-cache"' in inspect.getsource(nvrtc._Attempt)
 
 
 def test_the_arch_is_exact(build):
@@ -191,21 +191,69 @@ int main() { float* d; cudaMalloc(&d, 40); k<double><<<1, 10>>>((double*)d, 10);
 """
 
 
-@needs_nvcc
-def test_a_file_with_host_headers_goes_to_nvcc(build):
+def test_the_host_half_of_a_file_is_ignored(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     entry = build(TEACHING, template=(("T", "f32"),))
-    assert entry.manifest.compiler["name"] == "nvcc"
+    assert entry.manifest.compiler["name"] == "nvrtc"
     assert parameters(entry) == ["*f32", "i32"]
+    assert "without the host half" in (entry.path / "compile.log").read_text()
+
+
+# The kernel uses what only the host's headers have.
+HOSTED = """#include <limits>
+#include <cstdio>
+template <typename T> __global__ void k(T* o) { *o = std::numeric_limits<T>::digits; }
+int main() { printf("done\\n"); }
+"""
+
+
+@needs_nvcc
+def test_a_kernel_that_needs_host_headers_goes_to_nvcc(build):
+    entry = build(HOSTED, template=(("T", "f32"),))
+    assert entry.manifest.compiler["name"] == "nvcc"
+    assert parameters(entry) == ["*f32"]
     assert entry.manifest.meta["symbol"].startswith("_Z1kIf")
 
 
-def test_a_file_with_host_headers_and_no_nvcc_says_so(build, monkeypatch):
+@pytest.mark.parametrize("nvcc", [None, ("nvcc", (12, 8))])
+def test_a_kernel_that_needs_host_headers_and_no_nvcc_says_so(build, monkeypatch, nvcc):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: nvcc)
+    with pytest.raises(CompileError) as caught:
+        build(HOSTED, template=(("T", "f32"),))
+    assert 'k.cu(3): error: namespace "std" has no member "numeric_limits"' in str(caught.value)
+    install = "another nvcc" if nvcc else "nvcc"
+    assert f'install {install}: pip install "nvidia-cuda-nvcc==13.0.*"' in str(caught.value)
+
+
+def test_an_unknown_header_and_no_nvcc_says_so(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     with pytest.raises(
-        CompileError,
-        match=r"<cstdio> is a host header, which NVRTC does not have: remove it, or install nvcc",
+        CompileError, match=r"<strange\.h> is in no include root.*install nvcc: pip"
     ):
-        build(TEACHING, template=(("T", "f32"),))
+        build("#include <strange.h>\n__global__ void k(int* o) {}")
+
+
+def test_an_error_of_the_kernel_beside_a_host_half_names_its_line(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError, match=r'k\.cu\(3\): error: identifier "nothing" is undefined'):
+        build(TEACHING.replace("T(1)", "nothing"), template=(("T", "f32"),))
+
+
+def test_a_host_helper_in_a_kernel_is_told_of(build, monkeypatch):
+    text = "float f(float x) { return x; }\n__global__ void k(float* o) { *o = f(1); }"
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError) as caught:
+        build(text)
+    assert 'k.cu(2): error: identifier "f" is undefined' in str(caught.value)
+    assert "functions without `__global__` or `__device__`" in str(caught.value)
+
+
+@pytest.mark.parametrize("function", ["k(float*)", "k(float *x)"])
+def test_one_of_several_overloads(build, function):
+    text = "__global__ void k(float* x) {}\n__global__ void k(double* x) {}"
+    assert parameters(build(text, function=function)) == ["*f32"]
+    with pytest.raises(CompileError, match=r"is overloaded; name one: `k\(float\* x\)`, `k\(d"):
+        build(text)
 
 
 def test_a_missing_cuda_header_names_its_wheel(build, monkeypatch):

@@ -1,0 +1,66 @@
+"""Which function of a C or C++ file is meant: its address, its symbol, and what it lacks."""
+
+from __future__ import annotations
+
+import re
+
+from jitkern import cxx
+from jitkern.compilers import cpp_parameters, elf
+from jitkern.compilers.result import missing_function
+from jitkern.errors import CompileError
+from jitkern.kernel import DTYPES, Constant, Variant
+from jitkern.units import elsewhere
+
+
+def instantiated(variant: Variant, text: str) -> tuple[str, dict[str, str]]:
+    """The function's address, and those template arguments that are macros.
+
+    Of a template, the arguments with the names of its parameters instantiate it.
+    """
+    name, bracket, signature = variant.function.partition("(")
+    found = cxx.named(cxx.functions_in(text), name)
+    declared = max((f.template for f in found if f.template), key=len, default=())
+    given = dict(variant.template)
+    order = [parameter for parameter in declared if parameter in given]
+    if order:
+        name += f"<{', '.join(_spelled(variant, n, given.pop(n)) for n in order)}>"
+    macros = {parameter: _spelled(variant, parameter, value) for parameter, value in given.items()}
+    return f"static_cast<void (*)({signature}>(&{name})" if bracket else f"&{name}", macros
+
+
+def hint(variant: Variant, text: str, output: str) -> str:
+    """What to do about the compiler's refusal."""
+    unresolved = re.search(r"undefined reference to [`'](.+?)'", output)
+    if unresolved:
+        return elsewhere(variant.source, unresolved.group(1))
+    name = cxx.plain_name(variant.function).rpartition("::")[2]
+    functions = dict.fromkeys(f.spelled for f in cxx.functions_in(text) if f.defined)
+    return missing_function(variant._replace(function=name), list(functions))
+
+
+def symbol(variant: Variant, binary: bytes) -> str:
+    """The name that the library has for the function. Raises CompileError."""
+    library = elf.read(binary)
+    name = cxx.plain_name(variant.function).rpartition("::")[2]
+    if name in library.symbols:  # extern "C", or plain C
+        return name
+    if mangled := library.pointee(cpp_parameters.FUNCTION):
+        return mangled
+    raise CompileError(
+        f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} is not visible outside "
+        "of it: it must not be static, nor in a namespace without a name",
+        op=variant.op,
+    )
+
+
+def _spelled(variant: Variant, name: str, value: Constant) -> str:
+    """A template argument in C++."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return repr(value)
+    if not DTYPES[value].host:
+        raise CompileError(
+            f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op
+        )
+    return DTYPES[value].host

@@ -1,0 +1,240 @@
+"""What a C++ or CUDA file declares, read from its text, and the same text without its host half.
+
+No preprocessor runs: all branches of an `#if` are read. A text whose brackets do not balance reads
+as if it declared nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_SKIPPED = r"""(?xsm)
+      //(?:\\\r?\n|[^\n])*
+    | /\*.*?\*/
+    | \b(?:u8|[uUL])?R"(?P<mark>[^\s()\\]{0,16})\(.*?\)(?P=mark)"
+    | "(?:\\.|[^"\\\n])*"
+    | (?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'
+    | ^[ \t]*\#(?:\\\r?\n|/\*.*?\*/|[^\n])*"""
+_SCOPE = r"(?:inline\s+)?namespace\b\s*(?P<name>[\w:]*)[^{};=]*\{|extern\s*\"\s*\"\s*\{"
+_NAME = (
+    r"(?P<name>(?:\w+\s*(?:<[^{};()]*>\s*)?::\s*)*(?:operator\b[^(]*|~?\w+))\s*(?:<[^{};]*>)?\s*$"
+)
+CLASS = r"(?:typedef\s+)?(?:struct|class|union|enum)\b(?!\s+\w+[\s*&]+\w+\s*\()"
+_NO_NAMES = {"alignas", "decltype", "explicit", "noexcept", "requires", "throw"}
+
+
+class Function(NamedTuple):
+    """A function, its name qualified by the namespaces that it stands in.
+
+    template: the names of its template parameters, None where it is no template. parameters: as
+    they are written. words: what stands before its name. defined: it has a body.
+    """
+
+    name: str
+    template: tuple[str, ...] | None
+    parameters: str
+    words: frozenset[str]
+    defined: bool
+
+    @property
+    def spelled(self) -> str:
+        """As a message lists it: `a::scale<T, N>`."""
+        return self.name + (f"<{', '.join(self.template)}>" if self.template else "")
+
+
+class Declaration(NamedTuple):
+    """Offsets: where it begins, where its template heads end, its head, its braces, and itself."""
+
+    begin: int
+    rest: int
+    head: int
+    body: tuple[int, int] | None
+    end: int
+    scope: str
+    function: bool
+
+
+class Unbalanced(Exception):
+    """Brackets do not match, as where a macro or a branch of an `#if` holds one of a pair."""
+
+
+def functions_in(text: str) -> list[Function]:
+    """The functions that a file declares at namespace scope."""
+    shown = masked(text)
+    try:
+        found = list(declarations(shown, 0, len(shown)))
+    except Unbalanced:
+        return []
+    return [function for d in found if d.function and (function := _function(shown, d))]
+
+
+def kernels_in(text: str) -> list[Function]:
+    """Its `__global__` functions; a declaration before its definition is left out."""
+    kernels = [f for f in functions_in(text) if "__global__" in f.words]
+    return [
+        f for f in kernels if f.defined or not any(f.name == k.name and k.defined for k in kernels)
+    ]
+
+
+def named(functions: Iterable[Function], name: str) -> list[Function]:
+    """Those that `name` may mean: `k`, `a::k`, `k<float>`, `k(float*)`."""
+    plain = plain_name(name)
+    return [f for f in functions if f.name == plain or f.name.endswith(f"::{plain}")]
+
+
+def plain_name(name: str) -> str:
+    """`a::k` of `a::k<float>` and of `a::k(float*, int)`."""
+    return re.split(r"[<(]", name, maxsplit=1)[0].strip().removeprefix("::")
+
+
+def masked(text: str) -> str:
+    """Blanks for comments, preprocessor lines and strings, whose quotes stay."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = re.sub(r"[^\n]", " ", match.group())
+        return f'"{found[1:-1]}"' if match.group()[0] == '"' else found
+
+    return re.sub(_SKIPPED, blank, text)
+
+
+def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[Declaration]:
+    """What stands between two offsets, with namespaces and `extern "C"` blocks opened."""
+    scopes = re.compile(_SCOPE)
+    while (begin := _past(r"[\s;]*", shown, begin)) < end:
+        opened = scopes.match(shown, begin, end)
+        if opened:
+            close = _closing(shown, opened.end() - 1)
+            name = opened.group("name")
+            inner = f"{scope}{name}::" if name else scope
+            yield from declarations(shown, opened.end(), close, inner)
+            begin = close + 1
+        else:
+            declaration = _declaration(shown, begin, end, scope)
+            yield declaration
+            begin = declaration.end
+
+
+def _declaration(shown: str, begin: int, end: int, scope: str) -> Declaration:
+    begin = _past(r"(?:\s*(?:public|private|protected)\s*:(?!:))*\s*", shown, begin)
+    rest = _past_templates(shown, begin)
+    at, sign = _next(shown, rest, end, "={;")
+    while sign == "=" and re.search(r"\boperator[^\w(]*$", shown[rest:at]):
+        at, sign = _next(shown, at + 1, end, "={;")
+    function = sign != "=" and _is_function(shown[rest:at])
+    body = (at, _closing(shown, at)) if sign == "{" else None
+    while body and function and re.compile(r"\s*[,{]").match(shown, body[1] + 1):
+        at, sign = _next(shown, body[1] + 1, end, "{;")  # that was an initialiser: `: x{0} {}`
+        body = (at, _closing(shown, at)) if sign == "{" else None
+    if body and function:
+        past = body[1]
+    else:
+        past, _ = _next(shown, at, end, ";")
+    return Declaration(begin, rest, at, body, min(past + 1, end), scope, function)
+
+
+def _next(shown: str, at: int, end: int, signs: str) -> tuple[int, str]:
+    """The first of these signs outside of other brackets, and where; at the end, "" where none."""
+    pattern = re.compile(r"[][(){}=;]")
+    while found := pattern.search(shown, at, end):
+        at, sign = found.start(), found.group()
+        if sign in signs:
+            return at, sign
+        if sign in "])}":
+            raise Unbalanced
+        at = _closing(shown, at) + 1 if sign in "[({" else at + 1
+    return end, ""
+
+
+def _closing(shown: str, at: int) -> int:
+    """Where the bracket that opens here is closed."""
+    depth, open_, close = 0, shown[at], {"(": ")", "[": "]", "{": "}"}[shown[at]]
+    for found in re.compile(f"[{re.escape(open_ + close)}]").finditer(shown, at):
+        depth += 1 if found.group() == open_ else -1
+        if not depth:
+            return found.start()
+    raise Unbalanced
+
+
+def _past(pattern: str, shown: str, at: int) -> int:
+    found = re.compile(pattern).match(shown, at)
+    return found.end() if found else at
+
+
+def _past_templates(shown: str, at: int) -> int:
+    """Past `template <...>`, any number of them."""
+    while (opened := _past(r"template\s*<", shown, at)) != at:
+        at, depth = opened, 1
+        while depth:
+            found = re.compile(r"[<>(]").search(shown, at)
+            if not found:
+                raise Unbalanced
+            at = _closing(shown, found.start()) if found.group() == "(" else found.start()
+            depth += {"<": 1, ">": -1}.get(found.group(), 0)
+            at += 1
+        at = _past(r"\s*(?:requires\s*\([^)]*\)\s*)?", shown, at)
+    return at
+
+
+def _is_function(head: str) -> bool:
+    """Whether a head (without its template heads) is that of a function."""
+    return not re.match(CLASS + r"|(?:typedef|using|static_assert|asm)\b", head) and (
+        _parameters(head) is not None
+    )
+
+
+def _parameters(head: str) -> tuple[int, int, str] | None:
+    """Where a function's parameter list is in its head, and the function's name."""
+    found = None
+    for opened in re.finditer(r"\(", head):
+        begin = opened.start()
+        if found and begin < found[1]:
+            continue  # inside of the one before
+        if found and re.search(r"(?<!:):(?!:)", head[found[1] : begin]):
+            break  # the initialisers of a constructor
+        name = re.search(_NAME, head[:begin])
+        if name and not _is_specifier(name.group("name")):
+            found = (begin, _closing(head, begin), re.sub(r"\s", "", name.group("name")))
+    return found
+
+
+def _is_specifier(name: str) -> bool:
+    return name in _NO_NAMES or (name.startswith("__") and name.endswith("__"))
+
+
+def _function(shown: str, declaration: Declaration) -> Function | None:
+    begin, rest, at, body, *_ = declaration
+    head = shown[rest:at]
+    found = _parameters(head)
+    if not found:
+        return None
+    first, last, name = found
+    parameters = re.sub(r"\s+", " ", shown[rest + first + 1 : rest + last]).strip()
+    words = frozenset(re.findall(r"\w+", shown[begin : rest + first]))
+    template = _template_names(shown[begin:rest])
+    return Function(declaration.scope + name, template, parameters, words, body is not None)
+
+
+def _template_names(heads: str) -> tuple[str, ...] | None:
+    if not heads.strip():
+        return None
+    inner = heads.strip().removeprefix("template").strip()[1:].rstrip()
+    names = []
+    for part in split(inner[: inner.rindex(">")]):
+        words = re.findall(r"\w+", part.partition("=")[0])
+        names += words[-1:]
+    return tuple(names)
+
+
+def split(text: str) -> list[str]:
+    """The parts between commas outside of brackets."""
+    parts, depth, inside = [""], 0, 0
+    for sign in text:
+        inside += (sign in "([{") - (sign in ")]}")
+        depth += 0 if inside else (sign == "<") - (sign == ">")
+        if sign == "," and not depth and not inside:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,187 @@
+"""Kernels from elsewhere, as they are: a function of a `.cu` or `.cpp` file, to be called.
+
+No op is declared and no launch function written: outputs are arguments, and gradients do not see
+the call. What is compiled is cached, under `raw::<file>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jitkern import cxx
+from jitkern.closure import closure_of
+from jitkern.entry import Entry
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.kernel import Cpp, Cuda, Include, Source, Variant
+from jitkern.launch.variants import Call, variant_of
+from jitkern.raw_kernel import RawKernel, place_of, target_of
+from jitkern.target import Target
+
+
+class FileKernel(RawKernel):
+    """A kernel of a C++ or CUDA file; `k[template arguments]` is one instantiation.
+
+    Template arguments are dtypes, bools and ints, in order or by name: `k[torch.float32, 128]`,
+    `k[{"T": torch.float32}]`.
+    """
+
+    def __init__(
+        self, source: Source, function: str, target: Target | None, names: Sequence[str]
+    ) -> None:
+        super().__init__(source, function, target)
+        self._names = names
+        self._template: tuple[tuple[str, Any], ...] = ()
+
+    def __getitem__(self, template: Any) -> Any:
+        bound = type(self)(self.source, self.function, self.target, self._names)
+        bound._runners = self._runners
+        if isinstance(template, Mapping):
+            bound._template = tuple(template.items())
+            return bound
+        values = template if isinstance(template, (tuple, list)) else (template,)
+        if self._names and len(values) > len(self._names):
+            raise LaunchError(
+                f"{self!r} has {len(self._names)} template parameters "
+                f"({', '.join(self._names)}), got {len(values)}"
+            )
+        names = self._names or [str(number) for number in range(len(values))]
+        bound._template = tuple(zip(names, values))
+        return bound
+
+    @property
+    def variant(self) -> Variant:
+        """What is compiled for these template arguments."""
+        return variant_of(self.op, self.source, self._call((), {}))[0]
+
+    def compile(self, target: Target | str | None = None) -> Entry:
+        """Its entry in the cache, built if need be. No device is needed where a target is named.
+
+        Raises what `jit.ensure` does.
+        """
+        return self._ensure(self.variant, self._target(target))
+
+    def _call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
+        return Call(self.function, self._template, args, keywords)
+
+
+class CudaKernel(FileKernel):
+    """A `__global__` function of a `.cu` file."""
+
+    def __call__(
+        self,
+        *args: Any,
+        grid: Any,
+        block: Any,
+        smem: int = 0,
+        cluster: Any = None,
+        cooperative: bool = False,
+        pdl: bool = False,
+    ) -> None:
+        """Launch it on the current stream of its tensors' device.
+
+        Raises LaunchError for arguments that are not what it takes: nothing is ever truncated.
+        """
+        keywords = {"grid": grid, "block": block, "smem": smem}
+        keywords |= {"cooperative": cooperative, "pdl": pdl}
+        keywords |= {} if cluster is None else {"cluster": cluster}
+        self._start(self._call(args, keywords))
+
+
+class CppKernel(FileKernel):
+    """A function of a `.cpp` or `.c` file, which runs on the CPU."""
+
+    device = "cpu"
+
+    def __call__(self, *args: Any) -> None:
+        """Run it. Raises LaunchError for arguments that are not what it takes."""
+        self._start(self._call(args, {}))
+
+
+def cuda_kernel(
+    path: str | Path,
+    name: str,
+    *,
+    template: Any = (),
+    include: Sequence[str | Include] = (),
+    flags: Sequence[str] = (),
+    environment: Sequence[str] = (),
+    target: Target | str | None = None,
+) -> CudaKernel:
+    """A `__global__` function of a `.cu` file, to be called with `grid` and `block`.
+
+    path: relative to the folder of the calling file, or else to the current directory.
+    name: `scale`, `ns::scale`, `scale<float>`, or for one of several overloads `scale(float*)`.
+    template: template arguments, see `FileKernel`.
+    include, flags, environment: as of a declared source.
+
+    The file may hold a host half (`main`, stdio, `cudaMalloc`): it is ignored. Raises
+    DeclarationError.
+    """
+    source = _source(Cuda, path, include=include, flags=flags, environment=environment)
+    kernel = CudaKernel(source, *_found(source, name, target_of(target), "`__global__` function"))
+    return kernel[template] if template else kernel
+
+
+def cpp_kernel(
+    path: str | Path,
+    name: str,
+    *,
+    template: Any = (),
+    include: Sequence[str | Include] = (),
+    flags: Sequence[str] = (),
+    environment: Sequence[str] = (),
+    native: bool = False,
+    openmp: bool = False,
+    target: Target | str | None = None,
+) -> CppKernel:
+    """A function of a C or C++ file that returns nothing, to be called on CPU tensors.
+
+    It may be `extern "C"`, plain C++ or a template; for the rest see `cuda_kernel` and `Cpp`.
+    Raises DeclarationError.
+    """
+    source = _source(
+        Cpp, path, include=include, flags=flags, environment=environment,
+        native=native, openmp=openmp,
+    )  # fmt: skip
+    kernel = CppKernel(source, *_found(source, name, target_of(target), "function"))
+    return kernel[template] if template else kernel
+
+
+def _source(kind: type[Source], path: str | Path, **rest: Any) -> Source:
+    place = place_of(path, depth=3)
+    return kind(place.name, folder=str(place.parent), **rest)
+
+
+def _found(
+    source: Source, name: str, target: Target | None, what: str
+) -> tuple[str, Target | None, Sequence[str]]:
+    """The function as C++ names it, the target, and the names of its template parameters.
+
+    Raises DeclarationError for a function that the file and its headers do not have.
+    """
+    path = source.paths[0]
+    read = cxx.kernels_in if source.kind == "nvrtc" else cxx.functions_in
+    text = path.read_text(errors="replace")
+    functions = read(text)
+    found = cxx.named(functions, name)
+    plain = cxx.plain_name(name)
+    names = list(dict.fromkeys(f.name for f in found))
+    listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none"
+    if len(names) > 1 and plain not in names:
+        raise DeclarationError(f"{path} has several {what}s `{name}`: {', '.join(names)}")
+    if not found and (cxx.named(cxx.functions_in(text), name) or not _mentioned(source, plain)):
+        raise DeclarationError(f"{path} has no {what} `{name}`; it has: {listed}")
+    if len(names) == 1:
+        name = names[0] + name[name.index(plain) + len(plain) :]
+    templates = [f.template for f in found if f.template]
+    return name, target, max(templates, key=len, default=())
+
+
+def _mentioned(source: Source, plain: str) -> bool:
+    """Whether the code of the file or its headers names it: a macro may define the function."""
+    word = re.compile(rf"\b{re.escape(plain.rpartition('::')[2])}\b")
+    texts = (path.read_text(errors="replace") for path in closure_of(source).paths)
+    return any(word.search(text) and word.search(cxx.masked(text)) for text in texts)

@@ -1,0 +1,502 @@
+"""Kernels from elsewhere, as they are: by path and name, by module and name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import jitkern
+from jitkern import config, cxx, jit
+from jitkern.compilers import host_half, toolkit
+from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached, TargetError
+
+TEACHING = Path(__file__).parent / "teaching"
+H100 = "cuda-sm_90-cu130-torch2.11.0"
+needs_nvrtc = pytest.mark.skipif(
+    not any(version[0] == 13 for version in toolkit.nvrtc_libraries()), reason="needs NVRTC 13"
+)
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+FILES = [  # file, kernel, template arguments, parameters
+    ("vecadd.cu", "vecadd", (), ["*f32", "*f32", "*f32", "i32"]),
+    ("managed.cu", "saxpy", (), ["i32", "f32", "*f32", "*f32"]),
+    ("samples.cu", "reduce", (torch.float32, 256), ["*f32", "*f32", "u32"]),
+    ("matrix.cu", "weighted", (), ["*f32", "*f32", "i64"]),
+    ("containers.cu", "twice(double*, int)", (), ["*f64", "i32"]),
+    ("groups.cu", "sum", (), ["*f32", "*f16", "i32"]),
+]
+ids = [file for file, *_ in FILES]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("file", "name", "template", "parameters"), FILES, ids=ids)
+def test_a_teaching_file_compiles_without_nvcc(file, name, template, parameters, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    k = jitkern.cuda_kernel(f"teaching/{file}", name, template=template)
+    entry = k.compile(H100)
+    assert entry.manifest.meta["parameters"] == parameters
+    assert entry.manifest.compiler["name"] == "nvrtc"
+    assert k.compile(H100).path == entry.path  # and again from the cache
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_a_kernel_compiles_for_any_arch(arch):
+    k = jitkern.cuda_kernel(TEACHING / "vecadd.cu", "vecadd")
+    entry = k.compile(f"cuda-{arch}-cu130-torch2.11.0")
+    assert entry.path.parent.name == f"cuda-{arch}-cu130-torch2.11.0"
+    assert entry.path.name.startswith("raw.vecadd-")
+
+
+@pytest.mark.parametrize("file", [file for file, *_ in FILES] + ["common.h"])
+def test_without_the_host_half_lines_keep_their_numbers(file):
+    text = (TEACHING / file).read_text()
+    half = host_half.without_host_half(text, host_half.device_macros_in([text]))
+    assert half.count("\n") == text.count("\n")
+    assert "main(" not in half and "cudaMalloc(" not in half.replace("(cudaMalloc(", "")
+    for number, (row, kept) in enumerate(zip(text.splitlines(), half.splitlines()), 1):
+        assert not kept.strip() or kept.replace("__host__ __device__ ", "") in row or row, number
+
+
+SCANNED = r"""
+#define HD __host__ __device__
+#define HD2 HD inline
+namespace a { namespace b::c {
+template <typename T, int N = (3 > 2), template <typename> class X = Y>
+__global__ void __launch_bounds__(128, 2) k(T* o, const T (&x)[N]) { if (o) { *o = '}'; } }
+}}
+extern "C" { __global__ void in_block(float* x, int n) { const char* s = "{"; } }
+extern "C" __global__ void alone(float* x) noexcept {}
+HD2 float both(float x) { return x; }
+LIB_DEVICE int of_a_library() { return 1; }
+constexpr int constant(int x) { return x; }
+const int SIZE = 256;
+const char* names[] = {"a", "b"};
+struct Matrix : Base { int w;
+  Matrix(int n) : w(n), e{nullptr} { fill(e); }
+  __host__ __device__ float get(int i) const { return e[i]; }
+  Matrix& operator=(const Matrix& o) { w = o.w; return *this; }
+};
+struct Shape { virtual int corners() { return 1; } __device__ int f(); };
+typedef float (*Function)(float, int);
+struct Host { std::string name; __device__ int f(); };
+struct Matrix make(int n) { return Matrix(n); }
+typedef struct __align__(16) { int x, y; } Pair;
+auto fn = [](int x) { return x; };
+template <typename T> void launch(T* x) { k<T><<<1, 2>>>(x); }
+template void launch<float>(float*);
+using V = std::vector<int>;
+using S = std::size_t;
+namespace cg = cooperative_groups;
+__device__ int counter = 0;  // } {
+auto text = R"x({ ) " ) { )x";
+int main(int argc, char** argv) {
+#ifdef X
+  printf("%d }\n", 1'000);
+#endif
+  k<<<1, 1>>>(0); }
+"""
+
+
+def test_functions_are_read_from_text():
+    found = {f.name: f for f in cxx.functions_in(SCANNED)}
+    assert found["a::b::c::k"].template == ("T", "N", "X")
+    assert found["a::b::c::k"].parameters == "T* o, const T (&x)[N]"
+    assert [f.spelled for f in cxx.kernels_in(SCANNED)] == [
+        "a::b::c::k<T, N, X>", "in_block", "alone",
+    ]  # fmt: skip
+    assert found["main"].defined and found["make"].template is None
+    assert cxx.functions_in("void f() { { }") == []
+
+
+def test_the_device_half_is_what_a_kernel_may_use():
+    macros = host_half.device_macros_in([SCANNED])
+    assert macros == {"HD", "HD2"}
+    half = host_half.without_host_half(SCANNED, macros)
+    kept = [row.strip() for row in half.splitlines() if row.strip()]
+    assert kept == [
+        row.strip().replace("constexpr int", "__host__ __device__ constexpr int")
+        for row in SCANNED.splitlines()
+        if row.strip()
+        and not row.strip().startswith(
+            ("Matrix", "const char", "struct Host", "struct Shape", "struct Matrix make", "auto", "template <typename T> void",
+             "template void", "using V", "int main", "printf", "k<<<")
+        )
+    ]  # fmt: skip
+
+
+def test_a_text_that_does_not_balance_is_left_as_it_is():
+    text = "#ifdef X\nint main() {\n#else\nint main(int n) {\n#endif\n}\n"
+    assert host_half.without_host_half(text) == text
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="k.cu"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def test_a_missing_file_tells_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DeclarationError) as caught:
+        jitkern.cuda_kernel("nothing.cu", "k")
+    assert str(caught.value) == (
+        f"there is no file {Path(__file__).parent}/nothing.cu or {tmp_path}/nothing.cu"
+    )
+
+
+def test_a_path_starts_at_the_callers_folder_and_then_at_the_current_one(file, monkeypatch):
+    path = file("__global__ void k(float* x) {}")
+    monkeypatch.chdir(path.parent)
+    assert jitkern.cuda_kernel("k.cu", "k").source.folder == str(path.parent)
+    assert jitkern.cuda_kernel("teaching/vecadd.cu", "vecadd").source.folder == str(TEACHING)
+
+
+@pytest.mark.parametrize("name", ["nothing", "main", "scale<float>"])
+def test_a_missing_kernel_lists_what_there_is(name):
+    says = rf"vecadd\.cu has no `__global__` function `{name}`; it has: vecadd"
+    with pytest.raises(DeclarationError, match=says):
+        jitkern.cuda_kernel("teaching/vecadd.cu", name)
+
+
+def test_a_name_in_several_namespaces_must_be_qualified(file):
+    path = file(
+        "namespace a { __global__ void k(int* x) {} } namespace b { __global__ void k(int* x) {} }"
+    )
+    with pytest.raises(DeclarationError, match=r"several `__global__` functions `k`: a::k, b::k"):
+        jitkern.cuda_kernel(path, "k")
+    assert jitkern.cuda_kernel(path, "b::k").function == "b::k"
+
+
+@needs_nvrtc
+def test_names_of_all_kinds_are_found(file):
+    path = file(
+        "#define MAKE(n) __global__ void n(double* x) {}\nMAKE(made)\n"
+        'extern "C" __global__ void plain(int* x) {}\n'
+        "namespace a { template <typename T> __global__ void k(T* x) {} }\n"
+    )
+    for name, parameters in [
+        ("made", ["*f64"]),
+        ("plain", ["*i32"]),
+        ("k<float>", ["*f32"]),
+        ("a::k<short>", ["*i16"]),
+    ]:
+        entry = jitkern.cuda_kernel(path, name).compile(H100)
+        assert entry.manifest.meta["parameters"] == parameters
+
+
+def test_template_arguments_in_order_or_by_name(file):
+    path = file("template <typename T, int N> __global__ void k(T* x) {}")
+    k = jitkern.cuda_kernel(path, "k")
+    variants = [
+        k[torch.float16, 4].variant,
+        k[{"T": torch.float16, "N": 4}].variant,
+        jitkern.cuda_kernel(path, "k", template=(torch.float16, 4)).variant,
+    ]
+    assert {variant.template for variant in variants} == {(("T", "f16"), ("N", 4))}
+    assert k[torch.float16].variant.template == (("T", "f16"),)
+    with pytest.raises(LaunchError, match=r"has 2 template parameters \(T, N\), got 3"):
+        k[1, 2, 3]
+
+
+@needs_nvrtc
+def test_an_error_names_the_line_of_the_users_file(file, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    text = (TEACHING / "vecadd.cu").read_text().replace("a[i] + b[i];", "a[i] + nothing;")
+    with pytest.raises(CompileError, match=r'k\.cu\(10\): error: identifier "nothing"'):
+        jitkern.cuda_kernel(file(text), "vecadd").compile(H100)
+
+
+@needs_nvrtc
+def test_flags_includes_and_edits_are_in_the_key(file, tmp_path):
+    (tmp_path / "roots").mkdir()
+    (tmp_path / "roots" / "value.h").write_text("#define VALUE 1\n")
+    path = file("#include <value.h>\n__global__ void k(int* x) { *x = VALUE + MORE; }")
+
+    def entry(more):
+        k = jitkern.cuda_kernel(path, "k", include=["roots"], flags=[f"-DMORE={more}"])
+        return k.compile(H100).path
+
+    first, second = entry(1), entry(2)
+    (tmp_path / "roots" / "value.h").write_text("#define VALUE 3\n")
+    assert len({first, second, entry(1)}) == 3
+
+
+def test_without_a_gpu_and_a_target_it_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(TargetError):
+        jitkern.cuda_kernel("teaching/vecadd.cu", "vecadd").compile()
+
+
+def test_what_is_not_cached_names_the_compile_method():
+    k = jitkern.cuda_kernel("teaching/vecadd.cu", "vecadd")
+    with config.using(compile="never"), pytest.raises(NotCached, match="its `compile` method"):
+        k.compile(H100)
+
+
+CPP = """
+#include <cstdint>
+namespace a { template <typename T> void scale(T* out, const T* x, double alpha, int64_t n) {
+  for (int64_t i = 0; i < n; i++) out[i] = T(alpha) * x[i];
+} }
+void fill(float* x, int n, float value) { for (int i = 0; i < n; i++) x[i] = value; }
+extern "C" void three(int* x) { *x = 3; }
+"""
+
+
+def test_cpp_functions_run(file):
+    path = file(CPP, "k.cpp")
+    x = torch.arange(4.0)
+    scale = jitkern.cpp_kernel(path, "scale")
+    scale[x.dtype](x, x, 2.0, 4)
+    scale[{"T": x.dtype}](x, x, 2.0, 4)
+    jitkern.cpp_kernel(path, "scale<float>")(x, x, 0.5, 4)
+    assert x.tolist() == [0, 2, 4, 6]
+    jitkern.cpp_kernel(path, "fill")(x, 2, 7)
+    assert x.tolist() == [7, 7, 4, 6]
+    one = torch.zeros(1, dtype=torch.int32)
+    jitkern.cpp_kernel(path, "three")(one)
+    assert one.item() == 3
+
+
+def test_a_kernel_without_a_reference_does_not_wait_for_the_background(file):
+    x = torch.zeros(3)
+    with config.using(compile="background"):
+        jitkern.cpp_kernel(file(CPP, "k.cpp"), "fill")(x, 3, 5.0)
+    assert x.tolist() == [5, 5, 5]
+    with config.using(compile="never"), pytest.raises(NotCached, match="its `compile` method"):
+        jitkern.cpp_kernel(file(CPP, "k.cpp"), "fill", flags=["-DX"])(x, 3, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((torch.zeros(2), 2), r"takes 3 arguments \(\*f32, i32, f32\), got 2"),
+        ((torch.zeros(2).double(), 2, 1.0), "argument 0 must be a float32 tensor"),
+        ((torch.zeros(2), 2**31, 1.0), "argument 1 must be an integer that fits i32"),
+        ((torch.zeros(2), 2, True), "argument 2 must be f32, got bool"),
+    ],
+)
+def test_wrong_arguments_never_reach_a_kernel(file, args, says):
+    fill = jitkern.cpp_kernel(file(CPP, "k.cpp"), "fill")
+    with pytest.raises(LaunchError, match=says):
+        fill(*args)
+
+
+def test_a_missing_cpp_function_lists_what_there_is(file):
+    with pytest.raises(DeclarationError, match=r"no function `other`; it has: a::scale<T>, fill"):
+        jitkern.cpp_kernel(file(CPP, "k.cpp"), "other")
+
+
+TRITON = """
+import triton
+import triton.language as tl
+from . import common
+
+@triton.jit
+def add(out, x, y, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr = 1):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + common.same(tl.load(y + i, mask=i < n)), mask=i < n)
+"""
+COMMON = "import triton\n\n@triton.jit\ndef same(x):\n    return x\n"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package with a Triton kernel; importing its __init__ fails the test."""
+    folder = tmp_path / "somelib" / "ops"
+    folder.mkdir(parents=True)
+    (tmp_path / "somelib" / "__init__.py").write_text("import os\nIMPORTED = True\n")
+    (folder / "__init__.py").write_text("")
+    (folder / "kernels.py").write_text(TRITON)
+    (folder / "common.py").write_text(COMMON)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder
+
+
+def tensors(device="meta"):
+    return [torch.zeros(1000, device=device) for _ in range(3)]
+
+
+def test_a_triton_function_of_a_module_that_is_not_imported(package):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    assert (k.source.package, k.source.files, k.op) == (
+        "somelib.ops", ("kernels.py",), "raw::kernels",
+    )  # fmt: skip
+    (variant,) = k.variants(*tensors(), 1000, BLOCK=128, num_warps=8)
+    assert variant.template == (("BLOCK", 128), ("DTYPE", 1))
+    assert variant.signature == ("*f32:16", "*f32:16", "*f32:16", "i32")
+    assert variant.options == (("num_warps", 8),)
+    assert "somelib" not in sys.modules
+    assert k.variants(*tensors(), n=1000, BLOCK=128, num_warps=8) == [variant]
+    assert k.variants(*tensors(), 1000, 128, num_warps=8) == [variant]
+
+
+@needs_triton
+def test_a_triton_function_compiles_through_the_cache(package):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    (entry,) = k.compile(*tensors(), 1000, BLOCK=128, target=H100)
+    assert entry.manifest.compiler["name"] == "triton"
+    assert sorted(entry.manifest.inputs["source"]["closure"]) == [
+        "../__init__.py", "__init__.py", "common.py", "kernels.py",
+    ] or "common.py" in entry.manifest.inputs["source"]["closure"]  # fmt: skip
+    assert k.compile(*tensors(), 1000, BLOCK=128, target=H100) == [entry]
+    (package / "common.py").write_text(COMMON.replace("return x", "return x * 1"))
+    assert k.compile(*tensors(), 1000, BLOCK=128, target=H100) != [entry]
+
+
+@needs_triton
+def test_a_triton_function_object_and_a_file(package, tmp_path):
+    import triton.language as tl
+    from somelib.ops import kernels
+
+    by_object = jitkern.triton_kernel(kernels.add)
+    assert by_object.source == jitkern.triton_kernel("somelib.ops.kernels:add").source
+    by_path = jitkern.triton_kernel(f"{package}/kernels.py:add")
+    assert (by_path.function, by_path.source.package) == ("add", "")
+    (variant,) = by_object.variants(*tensors(), 1000, BLOCK=128, DTYPE=tl.int32)
+    assert variant.template == (("BLOCK", 128), ("DTYPE", "i32"))
+
+
+@needs_triton
+def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
+    code = (
+        "import sys, json, torch, jitkern; sys.path.insert(0, '.')\n"
+        "k = jitkern.triton_kernel('somelib.ops.kernels:add')\n"
+        "x = torch.zeros(64, device='meta')\n"
+        f"k.compile(x, x, x, 64, BLOCK=64, target={H100!r})\n"
+        "print(json.dumps(['triton' in sys.modules, 'somelib' in sys.modules, jitkern.stats()['compiles']]))"
+    )
+    for _ in range(2):
+        done = run_python(code)
+        assert json.loads(done.stdout)[:2] == [False, False], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("somelib.ops.kernels:nothing", r"no function `nothing` below `@triton.jit`.*it has: add"),
+        ("somelib.ops.missing:add", r"there is no module `somelib.ops.missing`"),
+        ("nolib.kernels:add", r"there is no module `nolib.kernels`"),
+        ("add", "there is no module ``"),
+        ("nothing.py:add", "there is no file .*nothing.py"),
+        (print, "is no Triton function"),
+    ],
+)
+def test_a_wrong_triton_function_says_what_is_wrong(package, named, says):
+    with pytest.raises(DeclarationError, match=says):
+        jitkern.triton_kernel(named)
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "says"),
+    [
+        ((1, 2, 3), {"BLOCK": 1}, "got no value for `n`"),
+        ((1, 2, 3, 4), {}, "got no value for `BLOCK`"),
+        ((1, 2, 3, 4, 5, 6, 7), {}, "got 7 arguments"),
+        ((1, 2, 3, 4), {"BLOCK": 1, "blok": 2}, "unknown keyword `blok`"),
+        ((1, 2, 3, 4, 5), {"BLOCK": 1}, "two values for `BLOCK`"),
+    ],
+)
+def test_a_wrong_triton_call_says_what_is_wrong(package, args, keywords, says):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    with pytest.raises(LaunchError, match=says):
+        k.variants(*args, **keywords)
+
+
+@needs_triton
+def test_a_script_that_calls_its_kernel_unguarded_is_told_so(tmp_path, run_python):
+    text = TRITON.replace("from . import common\n", "").replace("common.same", "")
+    text += (
+        "\nimport torch, jitkern\nk = jitkern.triton_kernel(add)\n"
+        "x = torch.zeros(64, device='meta')\nk(x, x, x, 64, grid=1, BLOCK=64)\n"
+    )
+    (tmp_path / "script.py").write_text(text)
+    run = f"k = __import__('jitkern').triton_kernel('script.py:add')\nimport torch; x = torch.zeros(64, device='meta')\nk.compile(x, x, x, 64, BLOCK=64, target={H100!r})"
+    done = run_python(run)
+    assert "put that call below `if __name__ == '__main__':`" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+def test_vecadd_of_ten_floats_runs(offset):
+    k = jitkern.cuda_kernel("teaching/vecadd.cu", "vecadd")
+    a, b = (torch.randn(10 + offset, device="cuda")[offset:] for _ in range(2))
+    c = torch.zeros(10, device="cuda")
+    for _ in range(2):
+        k(a, b, c, 10, grid=1, block=10)
+    assert torch.equal(c, a + b)
+
+
+@pytest.mark.gpu
+def test_kernels_of_teaching_files_run():
+    x = torch.rand(1024, device="cuda")
+    sums = torch.zeros(4, device="cuda")
+    reduce = jitkern.cuda_kernel("teaching/samples.cu", "reduce")
+    reduce[x.dtype, 256](x, sums, 1024, grid=4, block=256, smem=1024)
+    torch.testing.assert_close(sums, x.view(4, 256).sum(1))
+    y = torch.ones(1024, device="cuda")
+    jitkern.cuda_kernel("teaching/managed.cu", "saxpy")(1024, 2.0, x, y, grid=4, block=256)
+    torch.testing.assert_close(y, 2 * x + 1)
+    half, total = x.half(), torch.zeros(1, device="cuda")
+    jitkern.cuda_kernel("teaching/groups.cu", "sum")(total, half, 1024, grid=1, block=32)
+    torch.testing.assert_close(total[0], half.float().square().sum())
+    d = torch.ones(8, dtype=torch.float64, device="cuda")
+    jitkern.cuda_kernel("teaching/containers.cu", "twice(double*, int)")(d, 8, grid=1, block=8)
+    assert d.tolist() == [2] * 8
+
+
+@pytest.mark.gpu
+def test_a_kernel_runs_on_the_current_stream():
+    k = jitkern.cuda_kernel("teaching/vecadd.cu", "vecadd")
+    a = torch.ones(10, device="cuda")
+    c = torch.zeros(10, device="cuda")
+    k(a, a, c, 10, grid=1, block=10)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        k(a, c, c, 10, grid=1, block=10)
+    assert not stream.query()
+    stream.synchronize()
+    assert c.tolist() == [3] * 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n": 2**31}, "argument 3 must be an integer that fits i32"),
+        ({"n": 1.0}, "argument 3 must be i32, got float"),
+        ({"a": torch.zeros(10)}, "argument 0 must be a tensor on cuda:0, got one on cpu"),
+        ({"a": torch.zeros(10).double()}, "argument 0 must be"),
+        ({"grid": None}, "`grid` must be one to three sizes"),
+    ],
+)
+def test_wrong_launches_are_refused(change, says):
+    k = jitkern.cuda_kernel("teaching/vecadd.cu", "vecadd")
+    x = torch.zeros(10, device="cuda")
+    given = {"a": x, "n": 10, "grid": 1, **change}
+    with pytest.raises(LaunchError, match=says):
+        k(given["a"], x, x, given["n"], grid=given["grid"], block=10)
+
+
+@pytest.mark.gpu
+@needs_triton
+def test_a_triton_function_runs(package):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    x, y = (torch.randn(1000, device="cuda") for _ in range(2))
+    out = torch.zeros_like(x)
+    k(out, x, y, 1000, grid=8, BLOCK=128)
+    assert torch.equal(out, x + y)
+    k[lambda meta: (-(-1000 // meta["BLOCK"]),)](out, x, out, 1000, 128)
+    assert torch.equal(out, x + (x + y))
+    assert not jit.capturing()
