@@ -8,10 +8,10 @@ import os
 import random
 import re
 import shutil
+import sys
 import tarfile
 
 import pytest
-from backports import zstd
 from jitkern.cache_tools import bundle, chosen, signing, ustar
 from jitkern.cache_tools.bundle import BLOCK, BundleError
 from jitkern.cache_tools.listing import Wanted
@@ -23,6 +23,9 @@ from jitkern.closure import closure_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.key import make_key
 from jitkern.manifest import NAME, Artifact, Manifest
+
+pytest.importorskip("cryptography")
+zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 END = bytes(2 * BLOCK)
 SUFFIXES = (".tar", ".tar.zst")

@@ -6,9 +6,6 @@ import shutil
 import stat
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jitkern.cache_tools import chosen, signing
 from jitkern.cache_tools.listing import Wanted
 
@@ -20,6 +17,10 @@ from jitkern.errors import CacheError, JitkernError
 from jitkern.key import make_key
 from jitkern.manifest import NAME, Manifest
 from jitkern.trust import Trust
+
+serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
+ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
 
@@ -166,12 +167,12 @@ def pem(key, encryption=serialization.NoEncryption()):  # noqa: B008
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (lambda: pem(Ed25519PrivateKey.generate(), serialization.BestAvailableEncryption(b"x")), "is encrypted"),
+        (lambda: pem(ed25519.Ed25519PrivateKey.generate(), serialization.BestAvailableEncryption(b"x")), "is encrypted"),
         (lambda: pem(ec.generate_private_key(ec.SECP256R1())), "is not an Ed25519 key"),
         (lambda: b"nonsense", "is not a private key in PEM"),
         (lambda: b"", "is not a private key in PEM"),
         (lambda: b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "is not a private key in PEM"),
-        (lambda: pem(Ed25519PrivateKey.generate())[:60], "is not a private key in PEM"),
+        (lambda: pem(ed25519.Ed25519PrivateKey.generate())[:60], "is not a private key in PEM"),
     ],
     ids=["encrypted", "ec", "text", "empty", "damaged", "short"],
 )  # fmt: skip
