@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cpp_kernel": "raw",
-    "cuda_kernel": "raw",
-    "triton_kernel": "raw_triton",
     "Cache": "cache",
     "Config": "config",
     "Target": "target",
+    "load": "drop_in",
+    "load_inline": "drop_in",
     "on_compile": "events",
+    "cpp_kernel": "raw",
+    "cuda_kernel": "raw",
+    "triton_kernel": "raw_triton",
     "stats": "events",
     "using": "config",
     "JitkernError": "errors",
@@ -42,6 +45,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module `jitkern` has no attribute `{name}`")
     value = getattr(importlib.import_module(f"jitkern.{_HOMES[name]}"), name)
+    if name == "stats" and (receipts := sys.modules.get("jitkern.receipts")):
+        receipts.settle()
     globals()[name] = value
     return value
 

@@ -112,3 +112,13 @@ def test_prewarm_reports_throughput_for_each_count_of_jobs(cache_dir: Path) -> N
     assert output["artifacts"] > 3
     assert len(output["targets"]) == 3
     assert not cache_dir.exists()
+
+
+@pytest.mark.slow
+def test_drop_in_reports_both_contenders_of_a_kind(cache_dir: Path) -> None:
+    arguments = ("--device", "cpu", "--kinds", "stable", "--rounds", "1", "--json")
+    output = printed(cache_dir, "benches.drop_in", *arguments)
+    assert set(output["cold"]) == set(output["warm"]) == {"torch.stable", "jitkern.stable"}
+    assert set(output["ratio"]) == {"cold.stable", "warm.stable"}
+    assert positive(output["cold"]) and positive(output["warm"]) and positive(output["ratio"])
+    assert not cache_dir.exists()

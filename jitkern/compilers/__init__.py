@@ -19,6 +19,7 @@ _HOMES = {
     "stub": ("stub", "StubCompiler"),
     "triton": ("triton", "TritonCompiler"),
     "extension": ("extension", "LoadInline"),
+    "inline": ("inline", "InlineCompiler"),
 }
 COMPILERS: dict[str, Compiler] = {}  # by kind of source, as they are met
 

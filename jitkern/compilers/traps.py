@@ -1,0 +1,129 @@
+"""The classic traps of an extension: found in what the compiler said, and the way out of each.
+
+Also what a library registers with Torch when it is loaded: a second time would end the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jitkern.inline import Inline
+
+_HALF = r"\b(?:__half2?|__nv_bfloat162?)\b"
+_REFUSED = r"no operator|no suitable|more than one (?:operator|conversion|instance)"
+_UNKNOWN = r"[Uu]nsupported gpu architecture '?([\w.]+)|'(\w+)' is not defined for option 'gpu-arch"
+_ABSENT = r"fatal error: (\S+): No such file|cannot open source file \"([^\"]+)\""
+_HINTS = (  # what the output has, and what helps; {0} is the first group that matched
+    (
+        rf"(?s:(?:{_REFUSED}).{{0,400}}?{_HALF})",
+        """\
+Torch compiles CUDA sources with -D__CUDA_NO_HALF_OPERATORS__, -D__CUDA_NO_HALF_CONVERSIONS__, \
+-D__CUDA_NO_BFLOAT16_CONVERSIONS__ and -D__CUDA_NO_HALF2_OPERATORS__: use c10::Half, __hadd or \
+__half2float, or take them away with extra_cuda_cflags=["-U__CUDA_NO_HALF_OPERATORS__", …]""",
+    ),
+    (
+        _UNKNOWN,
+        """\
+this nvcc does not know {0}: name another arch in TORCH_CUDA_ARCH_LIST or extra_cuda_cflags, or \
+use a newer CUDA toolkit""",
+    ),
+    (
+        r"unsupported GNU version|unsupported clang version",
+        "this nvcc does not take this host compiler: name an older one, e.g. CC=g++-13",
+    ),
+    (
+        r"(?:redefinition of|multiple definition of) .*TORCH_LIBRARY_(?:static_)?init_(\w+?)\b",
+        """\
+the namespace `{0}` is registered twice: one TORCH_LIBRARY defines it, and TORCH_LIBRARY_FRAGMENT \
+adds to it""",
+    ),
+    (
+        r"multiple definition of \W?PyInit_(\w+)",
+        "PYBIND11_MODULE stands in two units; `functions` writes one, too",
+    ),
+    (
+        _ABSENT,
+        "`{0}` lies in none of the include directories: name its root in extra_include_paths",
+    ),
+    (
+        r"cannot find (-l\S+?)(?::|$)",
+        'the linker finds no {0}: name its directory, e.g. extra_ldflags=["-L/path", "{0}"]',
+    ),
+    (
+        r"Killed signal terminated|Killed: 9|std::bad_alloc|virtual memory exhausted",
+        "the compiler was killed, for want of memory as a rule: set MAX_JOBS=1",
+    ),
+)
+_BARE = r"error: \W(?:torch|at|c10|py|pybind11|PYBIND11_MODULE|TORCH_LIBRARY|TORCH_CHECK)\W"
+_FRAGMENT = r"\b(?:STABLE_)?TORCH_LIBRARY_FRAGMENT\s*\(\s*(\w+)\s*,\s*(\w+)\s*\)\s*\{"
+_STATIC = rb"(\d+)((?:STABLE_)?TORCH_LIBRARY_(?:FRAGMENT_)?static_init_)"
+
+
+def hint(source: Inline, said: str) -> str:
+    """What to do about the first trap that a compiler's output shows, or ""."""
+    function = re.search(r"\W(\w+)\W was not declared|identifier \"(\w+)\" is undefined", said)
+    name = next(filter(None, function.groups()), "") if function else ""
+    if name and re.search(rf'^m\.def\("{name}", ', "\n".join(source.texts), re.MULTILINE):
+        return (
+            f"`functions` names {name}, which cpp_sources neither defines nor declares "
+            "(a function of cuda_sources is declared there)"
+        )
+    for pattern, text in _HINTS:
+        found = re.search(pattern, said, re.MULTILINE)
+        if found:
+            return text.format(next(filter(None, found.groups()), ""))
+    prelude = "#include <torch/extension.h>"
+    if source.texts and re.search(_BARE, said) and not source.texts[0].startswith(prelude):
+        return "no_implicit_headers leaves #include <torch/extension.h> to you"
+    return ""
+
+
+def missing_module(source: Inline, binary: bytes) -> str:
+    """Why the library is no Python module, or ""."""
+    names = {name.decode() for name in re.findall(rb"\0(PyInit_\w+)(?=\0)", binary)}
+    last = source.name.rpartition(".")[2]
+    if f"PyInit_{last}" in names or not last.isascii():
+        return ""
+    others = sorted(names)
+    found = f"it has {others[0]}" if others else "it has no PYBIND11_MODULE"
+    return (
+        f"what was compiled is no Python module `{source.name}`: {found}. "
+        "Write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), or pass functions=[…] to load_inline; for "
+        "a library that registers ops (TORCH_LIBRARY), pass is_python_module=False"
+    )
+
+
+def registrations(source: Inline, binary: bytes) -> dict[str, list[str]]:
+    """`namespaces` that a library defines, and `ops` that it adds to others."""
+    namespaces = set()
+    for found in re.finditer(_STATIC, binary):
+        digits, prefix = found.groups()
+        size = int(digits) - len(prefix)
+        name = binary[found.end() : found.end() + size]
+        if b"FRAGMENT" not in prefix and len(name) == size and re.fullmatch(rb"\w+", name):
+            namespaces.add(name.decode())
+    texts = [t if isinstance(t, str) else t.read_text(errors="replace") for _, t in source.units]
+    ops = {op for text in texts for op in _fragments(source, text)}
+    return {"namespaces": sorted(namespaces), "ops": sorted(ops)}
+
+
+def _fragments(source: Inline, text: str) -> Iterator[str]:
+    """The ops that the fragments of a text define."""
+    for block in re.finditer(_FRAGMENT, plain := _plain(text)):
+        namespace = source.name if block[1] == "TORCH_EXTENSION_NAME" else block[1]
+        depth, end = 1, block.end()
+        body = plain[end:]
+        for end, letter in enumerate(body):  # noqa: B007
+            depth += (letter == "{") - (letter == "}")
+            if not depth:
+                break
+        for name in re.findall(
+            rf'\b{block[2]}\s*\.\s*def\s*\(\s*"(?:\w+::)?(\w+(?:\.\w+)?)', body[:end]
+        ):
+            yield f"{namespace}::{name}"
+
+
+def _plain(text: str) -> str:
+    """Without comments."""
+    return re.sub(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|(?s:/\*.*?\*/)', r"\1", text)

@@ -1,0 +1,233 @@
+"""Calls of `load_inline` and `load` through the cache: found there, or compiled into it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jitkern import config, counters, cuda_arch, events, library, receipts
+from jitkern.cache import Cache
+from jitkern.closure import closure_of
+from jitkern.entry import Entry
+from jitkern.errors import LoadError, NotCached, UntrustedCache
+from jitkern.inline import Inline, has_cuda, names_of, words
+from jitkern.kernel import Variant
+from jitkern.key import make_key
+from jitkern.manifest import LOG
+from jitkern.target import Target
+
+_log = logging.getLogger(__name__)
+
+
+class _Unlinked(LoadError):
+    """The system's loader refused a library: it lacks a symbol, or another library."""
+
+
+def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbose: bool) -> Any:
+    """What the call of drop_in gives: a module or a path.
+
+    digest: of the call, for its receipt; build_directory: where copies go, or "".
+    """
+    receipts.settle()
+    source = _source(call)
+    plain = source.name.isidentifier()
+    name = source.name if plain else re.sub(r"[^\w.-]", "_", source.name)
+    variant = Variant(f"inline::{name}", source)
+    target = _target(source)
+    entry, new = _ensured(variant, target)
+    if verbose:
+        _log.info("%s\n%s", entry.path, (entry.path / LOG).read_text(errors="replace"))
+    try:
+        result = _opened(source, entry)
+    except _Unlinked as e:
+        if new:
+            raise
+        _log.warning("%s; compiling it again", e)
+        entry, new = _again(variant, target), True
+        result = _opened(source, entry)
+    if source.output == "program":
+        result = str(_runnable(Path(result)))
+    else:
+        _leave_receipt(source, entry, digest, new=new)
+    if build_directory:
+        copied = _leave_copies(source, entry, Path(build_directory))
+        # A library is loaded from the cache, and a second copy of it would register itself again.
+        return str(copied) if source.output == "program" else result
+    return receipts.remember(digest, result)
+
+
+def _source(call: Mapping[str, Any]) -> Inline:
+    places = tuple(call["places"])
+    files = names_of(places) if places else tuple(call["files"])
+    with_cuda = has_cuda(files) if call["with_cuda"] is None else call["with_cuda"]
+    flags = {name: tuple(words(call[name])) for name in ("cflags", "cuda_cflags", "ldflags")}
+    same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}
+    folder = str(Path(places[0]).parent) if places else ""
+    both: dict[str, Any] = {**flags, **same}
+    source = Inline(files, with_cuda=with_cuda, places=places, folder=folder, **both)
+    if any(map(source.is_cuda, files)):
+        # Torch reads it at each call, and so programs set it between two.
+        listed = config.Config.from_env().environment.get("TORCH_CUDA_ARCH_LIST")
+        source.arch = cuda_arch.arch_flags(listed, source.cuda_cflags)
+    return source
+
+
+def _target(source: Inline) -> Target:
+    """With the newest arch that the flags name; all of them are in the key."""
+    import torch
+
+    here = Target.current("cpu")
+    arch = cuda_arch.named_arch((*source.arch, *source.cuda_cflags))
+    if not (source.with_cuda and torch.version.cuda and arch):
+        return here
+    return here._replace(device="cuda", arch=arch, cuda=torch.version.cuda.replace(".", ""))
+
+
+def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
+    """The entry, and whether it was compiled just now."""
+    entry, new = _found(variant, target), False
+    if entry is None:
+        from jitkern import jit
+
+        try:
+            entry, new = jit.ensure_and_tell(variant, target)
+        except NotCached as e:
+            raise NotCached(
+                str(e).partition(" Prewarm it: ")[0] + " Call it once, with the same arguments, "
+                "where compiling is allowed, and with this cache or one that becomes a layer of it",
+                path=e.path,
+            ) from e
+    if not new and _is_outdated(entry):
+        return _again(variant, target), True
+    return entry, new
+
+
+def _found(variant: Variant, target: Target) -> Entry | None:
+    """What `jit.ensure` would find in the cache, before that and all it needs is imported."""
+    settings, source, started = config.current(), variant.source, time.perf_counter()
+    if "jitkern.jit" in sys.modules or settings.compiler == "exact":
+        return None
+    assert isinstance(source, Inline)
+    try:
+        cache = Cache.open(settings)
+    except UntrustedCache:
+        return None
+    key = make_key(variant, source.exact(target), source.all_flags(), closure_of(source))
+    entry = cache.find(key)
+    if entry:
+        events.report(variant, key, "hit", started, entry)
+        counters.hit(cache.root, entry.root, entry.manifest.seconds)
+    return entry
+
+
+def _again(variant: Variant, target: Target) -> Entry:
+    from jitkern import jit
+
+    return jit.ensure(variant, target, refresh=True)
+
+
+def _is_outdated(entry: Entry) -> bool:
+    """Whether a file changed that the compiler opened and that the key could not know of."""
+    opened: dict[str, str] = entry.manifest.meta["opened"]
+    return any(_digest(Path(path)) != digest for path, digest in opened.items())
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _arguments(source: Inline, entry: Entry) -> dict[str, Any]:
+    """Those of library.open_library."""
+    meta = entry.manifest.meta
+    path = str(entry.path / meta["artifact"])
+    registered = {"namespaces": meta["namespaces"], "ops": meta["ops"]}
+    return {"name": source.name, "output": source.output, "path": path, **registered}
+
+
+def _opened(source: Inline, entry: Entry) -> Any:
+    arguments = _arguments(source, entry)
+    try:
+        return library.open_library(**arguments)
+    except library.Registered as e:
+        raise LoadError(f"`{source.name}` {e}") from e
+    except (ImportError, OSError) as e:
+        if arguments["path"] not in str(e):
+            raise
+        raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{_hint(str(e))}") from e
+
+
+def _hint(said: str) -> str:
+    symbol = re.search(r"undefined symbol: (\S+)", said)
+    missing = re.search(r"(\S+\.so\S*): cannot open shared object file", said)
+    if symbol:
+        return (
+            f". {symbol.group(1)} is declared and nowhere defined: define it, compile the unit "
+            "that does, or link its library (extra_ldflags)"
+        )
+    if missing:
+        where = 'extra_ldflags=["-Wl,-rpath,/its/directory"]'
+        return f". Say where {missing.group(1)} is: {where}, or LD_LIBRARY_PATH"
+    return ""
+
+
+def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> None:
+    meta, manifest = entry.manifest.meta, entry.manifest
+    if meta["opened"]:
+        return
+    artifact = manifest.artifacts[meta["artifact"]]
+    receipt = {"opens": _arguments(source, entry), "seconds": manifest.seconds}
+    receipts.leave(digest, entry.path, {**receipt, **artifact._asdict()}, new=new)
+
+
+def _runnable(path: Path) -> Path:
+    """A program that may be run: where it lies, or a copy of what cannot be changed there."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & stat.S_IXUSR:
+        return path
+    try:
+        path.chmod(mode | 0o111)
+    except OSError:
+        from jitkern.private import private_root
+
+        copied = private_root() / path.name
+        _replace(copied, path.read_bytes(), 0o700)
+        return copied
+    return path
+
+
+def _leave_copies(source: Inline, entry: Entry, folder: Path) -> Path:
+    """Put the library and the units that are texts where `build_directory` says; the library there.
+
+    Files that are the same stay. Raises OSError.
+    """
+    suffix = "" if source.output == "program" else ".so"
+    copied = folder / (source.name + suffix)
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(copied, entry.read(entry.manifest.meta["artifact"]), 0o755)
+    for name, text in zip(source.files, source.texts):
+        _replace(folder / name, text.encode(), 0o644)
+    return copied
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """Make `path` hold `data`, in one step: who has the old file mapped keeps it."""
+    if path.is_file() and path.read_bytes() == data:
+        return
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        new.write_bytes(data)
+        new.chmod(mode)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)

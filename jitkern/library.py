@@ -1,0 +1,99 @@
+"""Compiled code in this process: Python modules, libraries that register ops, and programs."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+_opened: dict[str, Any] = {}
+_opening = threading.RLock()
+
+
+class Registered(RuntimeError):
+    """A library would register what this process has: Torch would end the process."""
+
+
+def open_library(
+    name: str, output: str, path: str, namespaces: Iterable[str], ops: Iterable[str]
+) -> Any:
+    """The module, or `path` once its library is loaded (a program is not); each loaded once.
+
+    name: of the module. output: `module`, `library` or `program`. namespaces, ops: what the library
+    registers with Torch. Raises Registered, ImportError and OSError (their message has `path` where
+    the system's loader refused it), and what a module raises.
+    """
+    with _opening:
+        if path not in _opened:
+            _refuse_second_registration(namespaces, ops)
+            if output == "module":
+                _opened[path] = _imported(name, path)
+            else:
+                if output == "library":
+                    import torch
+
+                    torch.ops.load_library(path)
+                _opened[path] = path
+        return _opened[path]
+
+
+def _imported(name: str, path: str) -> Any:
+    """The module, which stands in no table of modules unless it puts itself there.
+
+    pybind11 knows modules by name, and has the older one for a name that was loaded before; so that
+    name becomes a part of another one. What is called, PyInit_<name>, goes by the last part.
+    """
+    stem = os.path.basename(path).removesuffix(".so").replace(".", "_")  # noqa: PTH119  imports less
+    for called in (name, f"{stem}.{name}"):
+        spec = _spec(called, path)
+        module = importlib.util.module_from_spec(spec)
+        if module.__file__ == path:
+            break
+        module.__spec__ = _spec(called, str(module.__file__))
+    assert spec.loader
+    spec.loader.exec_module(module)
+    return module
+
+
+def _spec(name: str, path: str) -> importlib.machinery.ModuleSpec:
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec
+    return spec
+
+
+def _refuse_second_registration(namespaces: Iterable[str], ops: Iterable[str]) -> None:
+    import torch
+
+    for namespace in namespaces:
+        try:
+            torch._C._dispatch_library("DEF", namespace, "", __file__, 0).reset()
+        except RuntimeError as e:
+            before = re.search(r"[Pp]revious registration[^:]*: ?(.*?)(?:;|\n|$)", str(e))
+            raise Registered(
+                f"registers the namespace `{namespace}` with TORCH_LIBRARY, and this process has "
+                f"that already{f' ({before.group(1)})' if before else ''}. Give it another "
+                "namespace, add to the first with TORCH_LIBRARY_FRAGMENT, or load the changed "
+                "source in a new process"
+            ) from e
+    for op in ops:
+        if _is_registered(op):
+            raise Registered(
+                f"defines the op `{op}` with TORCH_LIBRARY_FRAGMENT, and this process has that "
+                "already. Give it another name, or load it in a new process"
+            )
+
+
+def _is_registered(op: str) -> bool:
+    import torch
+
+    name, _, overload = op.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+    except RuntimeError:
+        return False
+    return True

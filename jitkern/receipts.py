@@ -1,0 +1,204 @@
+"""What calls of `load_inline` gave before: from the arguments to the artifact, with few imports.
+
+Working out a key, and looking an entry up, take modules whose import takes longer than the rest of
+a warm start. So a call whose texts name no file leaves a receipt in the user root, in `inline`: the
+entry, and what its manifest says. A receipt is only a shorter way to what the lookup finds: the
+artifact is read under the same rules (owner, mode, no link followed, size, SHA-256), and whatever
+is odd leads to the lookup.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from jitkern import config, library, trust
+
+ENVIRONMENT = (  # what a compiler is told, too: passed on, and by its values a part of the key
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CUDA_INC_PATH", "CUDNN_HOME",
+    "CUDNN_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS",
+)  # fmt: skip
+_FOLDER = "inline"
+_KEPT = 512
+_SCHEMA = 1  # bump when the meaning of a request or of a receipt changes
+_PLAIN_FLAGS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
+_NAMES_A_FILE = ('"/', "</", ".incbin")
+_TOUCH = 3600.0
+_hits: list[tuple[Path, float]] = []
+_answers: dict[str, Any] = {}
+
+
+def digest_of(call: Mapping[str, Any]) -> str:
+    """Of a call and of all that it depends on here; "" where that cannot be told from it alone."""
+    import torch
+
+    flags = [*call["cflags"], *call["cuda_cflags"], *call["ldflags"]]
+    if call["places"] or call["include"] or not all(_is_plain(flag) for flag in flags):
+        return ""
+    if any(mark in text for text in call["texts"] for mark in _NAMES_A_FILE):
+        return ""
+    arch = _archs() if any(file.endswith((".cu", ".cuh")) for file in call["files"]) else []
+    if arch is None:
+        return ""
+    environment = config.current().environment
+    request = {
+        "call": dict(call),
+        "schema": _SCHEMA,
+        "torch": [torch.__version__, torch.version.cuda, torch.__file__, arch],
+        "python": [sys.implementation.cache_tag, sys.abiflags, sys.platform],
+        "machine": [os.uname().machine, os.confstr("CS_GNU_LIBC_VERSION")],
+        "environment": [environment.get(name) for name in ENVIRONMENT],
+    }
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+
+def _is_plain(flag: str) -> bool:
+    return flag.startswith(_PLAIN_FLAGS) and not set(flag) & set(" \t\n@")
+
+
+def _archs() -> list[Any] | None:
+    """What the archs to compile for follow from; None where Torch has not looked at the GPUs."""
+    import torch
+
+    listed = config.Config.from_env().environment.get("TORCH_CUDA_ARCH_LIST", "")
+    if listed and listed != "native":
+        return [listed]
+    if not torch.cuda.is_initialized():
+        return None
+    every = range(torch.cuda.device_count())
+    found = [torch.cuda.get_device_capability(number) for number in every]
+    return [found, torch._C._cuda_getArchFlags()]
+
+
+def recall(digest: str) -> Any:
+    """What the call of this digest gave before, loaded; None where it is not to be had so."""
+    if digest in _answers:
+        return _answers[digest]
+    settings = config.current()
+    if "jitkern.events" in sys.modules or settings.compiler == "exact":
+        return None  # somebody listens, or more is to be compared
+    try:
+        receipt = _read(settings, digest)
+        answer = library.open_library(**receipt["opens"])
+    except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
+        return None  # the lookup finds out, and says, what is wrong
+    if not _hits:
+        atexit.register(_settle_at_exit)
+    _hits.append((settings.cache_dir, receipt["seconds"]))
+    return remember(digest, answer)
+
+
+def remember(digest: str, answer: Any) -> Any:
+    """Keep the answer to a call for the next in this process; returns it."""
+    if digest:
+        _answers[digest] = answer
+    return answer
+
+
+def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> None:
+    """Leave a receipt for the entry at `path`, if that lies in the user root and has none."""
+    root = config.current().cache_dir
+    folder = root / _FOLDER
+    if not digest or not path.is_relative_to(root) or (not new and (folder / digest).is_file()):
+        return
+    body = json.dumps({**receipt, "target": path.parent.name, "entry": path.name}).encode()
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        written = folder / f".{digest}.{os.getpid()}"
+        written.write_bytes(hashlib.sha256(body).hexdigest().encode() + body)
+        written.chmod(0o600)
+        written.replace(folder / digest)
+        kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in kept[:-_KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def settle() -> None:
+    """Count the hits that receipts gave, now that what counts them is imported."""
+    if not _hits:
+        return
+    from jitkern import counters, events
+
+    for root, seconds in _hits:
+        counters.hit(root, root, seconds)
+        events._counts["hits"] += 1
+    _hits.clear()
+
+
+def _settle_at_exit() -> None:
+    settle()
+    counters = sys.modules.get("jitkern.counters")
+    if counters:
+        counters._flush()  # what is registered at exit is not run any more
+
+
+def _read(settings: config.Config, digest: str) -> dict[str, Any]:
+    """A receipt whose entry is whole. Raises ValueError, OSError, KeyError, TypeError."""
+    root = settings.cache_dir
+    if trust.distrust_root(root, settings.trusted):
+        raise ValueError(root)
+    with ExitStack() as stack:
+        top = stack.enter_context(_directory(str(root), None, follow=True))
+        folder = stack.enter_context(_directory(_FOLDER, top))
+        data = _bytes(digest, folder, 1 << 20)
+        if hashlib.sha256(data[64:]).hexdigest().encode() != data[:64]:
+            raise ValueError(digest)
+        receipt: dict[str, Any] = json.loads(data[64:])
+        for name in ("v1", receipt["target"], receipt["entry"]):
+            top = stack.enter_context(_directory(name, top))
+        _trusted(os.fstat(top))
+        artifact = os.path.basename(receipt["opens"]["path"])  # noqa: PTH119  imports less
+        where = (str(root), "v1", receipt["target"], receipt["entry"], artifact)
+        if receipt["opens"]["path"] != os.sep.join(where):  # noqa: PTH118
+            raise ValueError("another root")
+        binary = _bytes(artifact, top, receipt["size"])
+        hashed = "" if settings.verify == "size" else hashlib.sha256(binary).hexdigest()
+        if len(binary) != receipt["size"] or hashed not in ("", receipt["sha256"]):
+            raise ValueError(artifact)
+        _touch(top)
+    return receipt
+
+
+@contextmanager
+def _directory(name: str, parent: int | None, *, follow: bool = False) -> Iterator[int]:
+    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(name, flags, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(name: str, directory: int, limit: int) -> bytes:
+    """Of a regular file of ours. Raises ValueError."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(name, flags, dir_fd=directory)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            raise ValueError(name)
+        _trusted(status)
+        return file.read()
+
+
+def _trusted(status: os.stat_result) -> None:
+    reason = trust.distrust_entry(status, {os.geteuid()})
+    if reason:
+        raise ValueError(reason)
+
+
+def _touch(entry: int) -> None:
+    """Note that an entry was used, as a lookup does; without its manifest it is none."""
+    used = os.stat("manifest.json", dir_fd=entry, follow_symlinks=False).st_mtime
+    if abs(time.time() - used) > _TOUCH:
+        with suppress(OSError):
+            os.utime("manifest.json", dir_fd=entry, follow_symlinks=False)
