@@ -78,6 +78,20 @@ def test_run_returns_status_and_output_and_leaves_no_process():
     assert set(os.listdir("/proc/self/fd")) <= descriptors | {str(max(map(int, descriptors)) + 1)}
 
 
+def test_ending_what_runs_in_one_folder_leaves_the_rest_and_what_comes(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    kept = child.Child(["sleep", "1000"], cwd=folders[0])
+    ended = child.Child(["sleep", "1000"], cwd=folders[1])
+    child.kill_in(folders[1])
+    assert ended.process.wait() == -signal.SIGKILL
+    assert kept.process.poll() is None
+    kept.close()
+    ended.close()
+    assert child.run(["echo", "x"], cwd=folders[1]) == (0, "x\n")
+
+
 def test_a_missing_command_says_so():
     with pytest.raises(FileNotFoundError):
         child.run(["/nonexistent/tool"])

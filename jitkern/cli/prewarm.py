@@ -235,7 +235,7 @@ def _build(items: list[Item], jobs: int, *, keep_going: bool, refresh: bool) -> 
                 )
     except KeyboardInterrupt:
         stop.set()
-        child.kill_all()
+        child.end()
         raise
     finally:
         stop.set()

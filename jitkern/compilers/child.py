@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 _GUARD = 'read -r line || kill -9 "-$1"'  # a line means: it has ended
@@ -28,6 +29,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], *, guarded: bool = True, **options: Any) -> None:
         self._owner = os.getpid()
+        self.folder = options.get("cwd")
         self._line: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         # Not while another thread forks: its child would keep the ends of our pipes open.
@@ -92,8 +94,15 @@ def run(command: Sequence[str], *, text: str = "", **options: Any) -> tuple[int,
         child.close()
 
 
-def kill_all() -> None:
-    """Kill what other threads run, and will run: no Ctrl-C arrives in sessions of their own."""
+def kill_in(folder: Path) -> None:
+    """Kill what other threads run in `folder`: no Ctrl-C arrives in sessions of their own."""
+    for running in tuple(_running):
+        if running.folder == folder:
+            running.kill()
+
+
+def end() -> None:
+    """Kill what other threads run, and will run: this process is about to end."""
     _ending.set()
     for running in tuple(_running):
         running.kill()

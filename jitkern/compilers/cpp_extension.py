@@ -120,7 +120,7 @@ def _side_by_side(source: Inline, folder: Path, commands: list[list[str]]) -> li
             return list(pool.map(lambda command: _run(source, folder, command), commands))
         except BaseException:  # the children have sessions of their own, where no Ctrl-C arrives
             pool.shutdown(wait=False, cancel_futures=True)
-            child.kill_all()
+            child.kill_in(folder)
             raise
 
 
