@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import stat
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
+
+from jitkern.trust import distrust_entry
 
 TRUST = ("TRUSTED", "TRUSTED_KEYS", "SIGNED")
 
@@ -26,9 +27,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, str]:
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        if hasattr(os, "geteuid") and (
-            status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        ):
+        if hasattr(os, "geteuid") and distrust_entry(status, {0, os.geteuid()}):
             raise ValueError(f"{path} is not used: another user could have written it")
         text = file.read().decode(errors="replace")
     settings = {}

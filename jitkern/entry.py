@@ -10,19 +10,14 @@ import contextlib
 import errno
 import hashlib
 import os
-import stat
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from jitkern import trust
 from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 from jitkern.trust import Layer
 
 VERSION = "v1"  # the folder of a root whose layout this is
-TOUCH = 3600.0  # seconds between two notes that an entry was used
-_RELATIVE = os.open in os.supports_dir_fd  # not on Windows
 _PASSING = frozenset((  # what is wrong with this process or moment, not with the entry
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
 ))  # fmt: skip
@@ -53,7 +48,7 @@ class Entry(NamedTuple):
 
     def read(self, name: str) -> bytes:
         """The bytes of an artifact, verified. Raises ValueError or OSError if it is not whole."""
-        with _opened(self.path) as directory:
+        with trust.opened(self.path) as directory:
             artifact = self.manifest.artifacts[name]
             return _check(self.path, directory, name, artifact, None, verify="always")
 
@@ -61,9 +56,9 @@ class Entry(NamedTuple):
         """What is in its `manifest.sig`, b"" where it has none. Raises ValueError or OSError."""
         from jitkern import signature
 
-        with _opened(self.path) as directory:
+        with trust.opened(self.path) as directory:
             try:
-                return _read(self.path, directory, signature.NAME, signature.MAX_BYTES, None)
+                return trust.read(self.path, directory, signature.NAME, signature.MAX_BYTES, None)
             except FileNotFoundError:
                 return b""
 
@@ -98,10 +93,10 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
     """
     path = layer.root / VERSION / target / name
     with contextlib.ExitStack() as open_directories:
-        directory = open_directories.enter_context(_opened(layer.root, follow=True))
+        directory = open_directories.enter_context(trust.opened(layer.root, follow=True))
         for place in (path.parents[1], path.parent, path):
             try:
-                directory = open_directories.enter_context(_opened(place, directory))
+                directory = open_directories.enter_context(trust.opened(place, directory))
             except OSError as e:
                 if e.errno in (errno.ELOOP, errno.ENOTDIR):
                     raise Damaged(f"{place} is not a directory", place) from e
@@ -110,7 +105,7 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
                 raise Damaged(str(e), path) from e
         status = path.lstat() if directory is None else os.fstat(directory)
         try:
-            _check_owner("it", status, layer.owners)
+            trust.check_owner("it", status, layer.owners)
             return _read_opened(path, directory, layer, verify=verify, touch=touch)
         except FileNotFoundError as e:
             raise Damaged(f"{e.filename} is missing", _current(path, status)) from e
@@ -135,12 +130,12 @@ def _current(path: Path, status: os.stat_result) -> Path | None:
 def _read_opened(
     path: Path, directory: int | None, layer: Layer, *, verify: str, touch: bool
 ) -> Entry:
-    data = _read(path, directory, NAME, MAX_BYTES, layer.owners, touch=touch)
+    data = trust.read(path, directory, NAME, MAX_BYTES, layer.owners, used=touch)
     if layer.keys:
         from jitkern import signature
 
         try:
-            signatures = _read(path, directory, signature.NAME, signature.MAX_BYTES, None)
+            signatures = trust.read(path, directory, signature.NAME, signature.MAX_BYTES, None)
         except FileNotFoundError:
             signatures = b""
         reason = signature.distrust(data, signatures, layer.keys)
@@ -156,63 +151,6 @@ def _read_opened(
     return Entry(path, manifest)
 
 
-@contextlib.contextmanager
-def _opened(path: Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int | None]:
-    """A descriptor of a directory in the directory `parent`; None where the platform has none."""
-    if not _RELATIVE:
-        if not path.is_dir() or (path.is_symlink() and not follow):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        yield None
-        return
-    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path if parent is None else path.name, flags, dir_fd=parent)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _opened_file(
-    path: Path, directory: int | None, name: str, owners: frozenset[int] | None
-) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A regular file of the entry, links not followed, and its status. Raises ValueError."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    where = path / name if directory is None else name
-    descriptor = os.open(where, flags, dir_fd=directory)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{name} is not a regular file")
-        _check_owner(name, status, owners)
-        with open(descriptor, "rb", closefd=False) as file:
-            yield file, status
-    finally:
-        os.close(descriptor)
-
-
-def _read(
-    path: Path,
-    directory: int | None,
-    name: str,
-    limit: int,
-    owners: frozenset[int] | None,
-    *,
-    touch: bool = False,
-) -> bytes:
-    """The bytes of a file of at most `limit` bytes.
-
-    touch: its modification time becomes now, where that is more than an hour off.
-    """
-    with _opened_file(path, directory, name, owners) as (file, status):
-        if status.st_size > limit:
-            raise ValueError(f"{name} has more than {limit} bytes")
-        if touch and abs(time.time() - status.st_mtime) > TOUCH and os.utime in os.supports_fd:
-            with contextlib.suppress(OSError):
-                os.utime(file.fileno())
-        return file.read(limit)
-
-
 def _check(
     path: Path,
     directory: int | None,
@@ -223,16 +161,10 @@ def _check(
     verify: str,
 ) -> bytes:
     """The bytes of an artifact ("" where only its size is to be verified). Raises ValueError."""
-    with _opened_file(path, directory, name, owners) as (file, status):
+    with trust.opened_file(path, directory, name, owners) as (file, status):
         data = file.read(artifact.size) if verify == "always" else b""
         if status.st_size != artifact.size:
             raise ValueError(f"{name} has the wrong size")
         if verify == "always" and hashlib.sha256(data).hexdigest() != artifact.sha256:
             raise ValueError(f"{name} is not what was published")
         return data
-
-
-def _check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None) -> None:
-    reason = trust.distrust_entry(status, owners) if owners is not None else ""
-    if reason:
-        raise ValueError(f"{what} {reason}")

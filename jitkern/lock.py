@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitkern import config
+from jitkern.trust import distrust_entry
 
 PATIENCE = 10.0  # seconds between two messages to somebody who waits
 _log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def lock_directory(settings: config.Config) -> Path | None:
             status = path.lstat()
         except OSError:
             continue
-        mine = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
-        if mine and not status.st_mode & 0o022 and os.access(path, os.W_OK):
+        mine = stat.S_ISDIR(status.st_mode) and not distrust_entry(status, {os.geteuid()})
+        if mine and os.access(path, os.W_OK):
             return path
     return None

@@ -13,11 +13,9 @@ import atexit
 import hashlib
 import json
 import os
-import stat
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ _KEPT = 512
 _SCHEMA = 1  # bump when the meaning of a request or of a receipt changes
 _PLAIN_FLAGS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
 _NAMES_A_FILE = ('"/', "</", ".incbin")
-_TOUCH = 3600.0
 _hits: list[tuple[Path, float]] = []
 _answers: dict[str, Any] = {}
 
@@ -146,59 +143,26 @@ def _read(settings: config.Config, digest: str) -> dict[str, Any]:
     root = settings.cache_dir
     if trust.distrust_root(root, settings.trusted):
         raise ValueError(root)
+    owners = frozenset({os.geteuid()})
     with ExitStack() as stack:
-        top = stack.enter_context(_directory(str(root), None, follow=True))
-        folder = stack.enter_context(_directory(_FOLDER, top))
-        data = _bytes(digest, folder, 1 << 20)
+        top = stack.enter_context(trust.opened(root, follow=True))
+        folder = stack.enter_context(trust.opened(root / _FOLDER, top))
+        data = trust.read(root / _FOLDER, folder, digest, 1 << 20, owners)
         if hashlib.sha256(data[64:]).hexdigest().encode() != data[:64]:
             raise ValueError(digest)
         receipt: dict[str, Any] = json.loads(data[64:])
+        entry = root
         for name in ("v1", receipt["target"], receipt["entry"]):
-            top = stack.enter_context(_directory(name, top))
-        _trusted(os.fstat(top))
+            entry /= name
+            top = stack.enter_context(trust.opened(entry, top))
+        trust.check_owner("it", entry.stat() if top is None else os.fstat(top), owners)
         artifact = os.path.basename(receipt["opens"]["path"])  # noqa: PTH119  imports less
-        where = (str(root), "v1", receipt["target"], receipt["entry"], artifact)
-        if receipt["opens"]["path"] != os.sep.join(where):  # noqa: PTH118
+        if receipt["opens"]["path"] != str(entry / artifact):
             raise ValueError("another root")
-        binary = _bytes(artifact, top, receipt["size"])
+        binary = trust.read(entry, top, artifact, receipt["size"], owners)
         hashed = "" if settings.verify == "size" else hashlib.sha256(binary).hexdigest()
         if len(binary) != receipt["size"] or hashed not in ("", receipt["sha256"]):
             raise ValueError(artifact)
-        _touch(top)
+        with trust.opened_file(entry, top, "manifest.json", owners) as (file, status):
+            trust.touch(file.fileno(), status)  # without its manifest it is none
     return receipt
-
-
-@contextmanager
-def _directory(name: str, parent: int | None, *, follow: bool = False) -> Iterator[int]:
-    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(name, flags, dir_fd=parent)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _bytes(name: str, directory: int, limit: int) -> bytes:
-    """Of a regular file of ours. Raises ValueError."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(name, flags, dir_fd=directory)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise ValueError(name)
-        _trusted(status)
-        return file.read()
-
-
-def _trusted(status: os.stat_result) -> None:
-    reason = trust.distrust_entry(status, {os.geteuid()})
-    if reason:
-        raise ValueError(reason)
-
-
-def _touch(entry: int) -> None:
-    """Note that an entry was used, as a lookup does; without its manifest it is none."""
-    used = os.stat("manifest.json", dir_fd=entry, follow_symlinks=False).st_mtime
-    if abs(time.time() - used) > _TOUCH:
-        with suppress(OSError):
-            os.utime("manifest.json", dir_fd=entry, follow_symlinks=False)

@@ -1,20 +1,27 @@
 """Who could have written a directory that native code is loaded from.
 
 Checksums find accidents; ownership and signatures find other users. A process of the same user is
-out of scope.
+out of scope. What is read is opened so that this is known of it: relative to an open directory, no
+link followed, its owner and mode those of what is open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from jitkern.config import Config
+if TYPE_CHECKING:
+    from jitkern.config import Config
 
+TOUCH = 3600.0  # seconds between two notes that a file was used
+RELATIVE = os.open in os.supports_dir_fd  # not on Windows
 INSTALLED = "jitkern_layers"  # folder beside installed packages: one read-only layer for each wheel
 
 
@@ -118,6 +125,73 @@ def distrust_entry(status: os.stat_result, owners: set[int] | frozenset[int]) ->
     return ""
 
 
+@contextlib.contextmanager
+def opened(path: Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int | None]:
+    """A descriptor of a directory in the directory `parent`; None where the platform has none."""
+    if not RELATIVE:
+        if not path.is_dir() or (path.is_symlink() and not follow):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        yield None
+        return
+    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path if parent is None else path.name, flags, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def opened_file(
+    path: Path, directory: int | None, name: str, owners: frozenset[int] | None
+) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """A regular file of the entry, links not followed, and its status. Raises ValueError."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    where = path / name if directory is None else name
+    descriptor = os.open(where, flags, dir_fd=directory)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{name} is not a regular file")
+        check_owner(name, status, owners)
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file, status
+    finally:
+        os.close(descriptor)
+
+
+def read(
+    path: Path,
+    directory: int | None,
+    name: str,
+    limit: int,
+    owners: frozenset[int] | None,
+    *,
+    used: bool = False,
+) -> bytes:
+    """The bytes of a file of at most `limit` bytes. used: see `touch`. Raises ValueError."""
+    with opened_file(path, directory, name, owners) as (file, status):
+        if status.st_size > limit:
+            raise ValueError(f"{name} has more than {limit} bytes")
+        if used:
+            touch(file.fileno(), status)
+        return file.read(limit)
+
+
+def touch(descriptor: int, status: os.stat_result) -> None:
+    """Make now the time of modification of an open file, where that is more than an hour off."""
+    if abs(time.time() - status.st_mtime) > TOUCH and os.utime in os.supports_fd:
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)
+
+
+def check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None) -> None:
+    """Raise ValueError for what is not to be trusted; None for owners takes any."""
+    reason = distrust_entry(status, owners) if owners is not None else ""
+    if reason:
+        raise ValueError(f"{what} {reason}")
+
+
 def installed_layers() -> tuple[Path, ...]:
     """The layers that wheels of prebuilt kernels brought into this Python installation."""
     found = []
@@ -132,7 +206,9 @@ def installed_layers() -> tuple[Path, ...]:
 
 
 def _is_installed(root: Path) -> bool:
-    return any(root.is_relative_to(place / INSTALLED) for place in _installation())
+    return INSTALLED in root.parts and any(
+        root.is_relative_to(place / INSTALLED) for place in _installation()
+    )
 
 
 def _installation() -> list[Path]:

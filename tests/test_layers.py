@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Lower number, lower layer; a module may import its own layer and those below.
 LAYERS = [
-    ("errors", "config", "config_file", "signature"),
+    ("errors", "config", "config_file", "signature", "trust"),
     ("target", "dtypes", "kernel"),
     (
         "closure",
@@ -16,7 +16,6 @@ LAYERS = [
         "units",
         "key",
         "manifest",
-        "trust",
         "durable",
         "private",
         "package",
