@@ -10,6 +10,7 @@ imported. What a compiler really opened is compared with this after each build (
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import os
 import re
@@ -124,15 +125,23 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
             continue
         seen.add(resolved)
         yield label, path
-        text = re.sub(_CONTINUED, b"", path.read_bytes())
-        for following, quote, name in re.findall(_INCLUDE, text) + re.findall(_PROBED, text):
+        named, computed = _included(path.read_bytes())
+        for following, quote, header in named:
             queue += _resolve(
-                source, path, name.decode(errors="surrogateescape"),
+                source, path, header.decode(errors="surrogateescape"),
                 quoted=quote == b'"', every=bool(following),
             )  # fmt: skip
-        if not whole and re.search(_COMPUTED, text):
+        if not whole and computed:
             whole = True
             queue += _folder(source)
+
+
+@functools.lru_cache(maxsize=256)
+def _included(text: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
+    """(`_next`, quote, name) of each header that it names, and whether it opens others too."""
+    text = re.sub(_CONTINUED, b"", text)
+    named = re.findall(_INCLUDE, text) + re.findall(_PROBED, text)
+    return named, bool(re.search(_COMPUTED, text))
 
 
 def _forced(flags: Sequence[str]) -> Iterator[str]:
@@ -207,23 +216,26 @@ def _modules(source: Source) -> Iterator[tuple[str, Path]]:
             continue
         seen.add(path)
         yield Path(os.path.relpath(path, folder)).as_posix(), path
-        try:
-            tree = ast.parse(path.read_bytes())
-        except SyntaxError:
-            continue  # Python itself reports it, with the line, when it is compiled
-        for module in _imported(tree):
+        for module in _imported(path.read_bytes()):
             queue += _module_files(source, path, module)
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+@functools.lru_cache(maxsize=256)
+def _imported(text: bytes) -> list[tuple[int, str]]:
     """(level, dotted name) of each import; level 0 is absolute."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []  # Python itself reports it, with the line, when it is compiled
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
+            found += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
-            yield node.level, base
-            yield from ((node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names)
+            names = (f"{base}.{alias.name}".strip(".") for alias in node.names)
+            found += [(node.level, name) for name in (base, *names)]
+    return found
 
 
 def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> list[Path]:

@@ -6,13 +6,14 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
 import pytest
 from conftest import H100, REPOSITORY
 
-from jitkern import config
+from jitkern import config, jit
 from jitkern.compilers import toolkit
 from jitkern.target import Target
 
@@ -141,6 +142,25 @@ def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
     report = last_json(cli("prewarm", "vec_add", "--json", "--keep-going")[1])
     assert (report["failed"], report["skipped"]) == (4, 0)
     assert "the fake refuses" in report["results"][0]["reason"]
+
+
+def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monkeypatch):
+    ensure, linked, slow = jit.ensure_and_tell, threading.Event(), threading.Lock()
+
+    def waiting(variant, target, **options):
+        if variant.op == "jitkern::muladd" and slow.acquire(blocking=False):  # the first one
+            assert linked.wait(60)
+        found = ensure(variant, target, **options)
+        if variant.function == "stub" and variant.op == "jitkern::vec_add":
+            linked.set()
+        return found
+
+    monkeypatch.setattr(jit, "ensure_and_tell", waiting)
+    code, out, _ = cli("prewarm", "muladd", "vec_add", "--jobs", "2", "--json", "--keep-going")
+    report = last_json(out)
+    assert (code, report["failed"]) == (0, 0)
+    ops = [row["op"] for row in kernels(report)]
+    assert ops == sorted(ops)  # as the ops stand, however they ended
 
 
 def test_refresh_compiles_again(cli, compiler):

@@ -49,10 +49,15 @@ class Progress:
 
     WIDTH = 24
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self) -> None:
+        self.total = 0
         self.done = 0
         self.live = sys.stderr.isatty()
+
+    def note(self, line: str) -> None:
+        """Say something that stays."""
+        self.close()
+        print(line, file=sys.stderr, flush=True)
 
     def step(self, line: str) -> None:
         """One more item is finished; `line` says which and how."""
