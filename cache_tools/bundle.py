@@ -134,17 +134,12 @@ def read(file: BinaryIO, *, compressed: bool, keys: tuple[str, ...] = ()) -> Ite
 
 
 def shipped(entry: Entry) -> dict[str, bytes]:
-    """The files of an entry that another machine gets, in the order of a bundle.
-
-    Not the log: no hash covers it, and it holds paths of this machine. Raises BundleError.
-    """
+    """The files of an entry, in the order of a bundle. Raises BundleError."""
     try:
-        data = signing.manifest_bytes(entry)
-        signatures = entry.signatures()
-        artifacts = {name: entry.read(name) for name in sorted(entry.manifest.artifacts)}
+        signing.manifest_bytes(entry)  # the signatures are of what lies there
+        return entry.files()
     except (OSError, ValueError) as e:
         raise BundleError(f"{entry.path} cannot be shipped: {e}; see `jitkern cache verify`") from e
-    return {**({signature.NAME: signatures} if signatures else {}), NAME: data, **artifacts}
 
 
 @contextlib.contextmanager

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jitkern.cache_tools import pins
+from jitkern.cache_tools.prune import Use
 
 from jitkern.cache import VERSION, Cache, Entry
-from jitkern.manifest import NAME, Manifest
+from jitkern.manifest import Manifest
 
 RUNTIME = "jitkern::runtime"
 SORTS = {
@@ -137,11 +137,14 @@ def _found(cache: Cache, wanted: Wanted, verify: str) -> list[tuple[Row, Entry |
 
 
 def _row(path: Path, found: Entry | ValueError, pinned: set[Path], now: float) -> Row:
-    size, published, used = _measured(path, now)
+    try:
+        use = Use.of(path)
+    except OSError:
+        use = Use(path, 0, now, now)  # gone, or not ours to read
     place: dict[str, Any] = {
-        "path": str(path), "target": path.parent.name, "layer": _root_of(path), "bytes": size,
-        "age_s": round(max(0.0, now - published), 1), "used_s": round(max(0.0, now - used), 1),
-        "pinned": path in pinned,
+        "path": str(path), "target": path.parent.name, "layer": _root_of(path), "bytes": use.bytes,
+        "age_s": round(max(0.0, now - use.published), 1),
+        "used_s": round(max(0.0, now - use.used), 1), "pinned": path in pinned,
     }  # fmt: skip
     if isinstance(found, ValueError):
         label = path.name.rpartition("-")[0]
@@ -168,19 +171,3 @@ def kind_of(manifest: Manifest) -> str:
 def _root_of(path: Path) -> str:
     assert path.parents[1].name == VERSION
     return str(path.parents[2])
-
-
-def _measured(path: Path, now: float) -> tuple[int, float, float]:
-    """Bytes of the files, when it was published, and when it was last used."""
-    size, published, used = 0, now, now
-    try:
-        with os.scandir(path) as files:
-            for file in files:
-                status = file.stat(follow_symlinks=False)
-                size += status.st_size
-                if file.name == NAME:
-                    used = status.st_mtime
-        published = path.stat().st_mtime
-    except OSError:
-        pass  # gone, or not ours to read
-    return size, published, used

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from jitkern.cache_tools import pins
 from jitkern.cache_tools.installed import Installed
 
-from jitkern import counters
+from jitkern import counters, durable, receipts
 from jitkern.cache import VERSION, Cache
 from jitkern.entry import Entry
 from jitkern.errors import CacheError
@@ -32,11 +31,24 @@ STATE = "prune.json"
 
 
 class Use(NamedTuple):
-    """An entry of the user root: bytes of its files, and when it was last found."""
+    """An entry: bytes of its files, when it was published, and when it was last found."""
 
     path: Path
     bytes: int
+    published: float
     used: float
+
+    @classmethod
+    def of(cls, path: Path) -> Use:
+        """As far as it can be read. Raises OSError where it is gone."""
+        published = path.lstat().st_mtime
+        size, used = 0, published
+        with contextlib.suppress(OSError), os.scandir(path) as files:
+            for file in files:
+                status = file.stat(follow_symlinks=False)
+                size += status.st_size
+                used = status.st_mtime if file.name == NAME else used
+        return cls(path, size, published, used)
 
 
 def evictable(
@@ -72,6 +84,7 @@ def remove(cache: Cache, paths: Iterable[Path]) -> None:
     for path in paths:
         cache.remove(path)
     cache.purge(0.0)
+    receipts.forget(cache.root)
 
 
 def after_publish(cache: Cache, size: int, *, max_size: int, max_age: float) -> None:
@@ -96,14 +109,8 @@ def after_publish(cache: Cache, size: int, *, max_size: int, max_age: float) -> 
 def uses(cache: Cache) -> Iterator[Use]:
     """Every entry of the user root, damaged ones too."""
     for path in cache.paths():
-        size, used = 0, 0.0
-        with contextlib.suppress(OSError), os.scandir(path) as files:
-            for file in files:
-                status = file.stat(follow_symlinks=False)
-                size += status.st_size
-                used = max(used, status.st_mtime) if file.name == NAME else used
         with contextlib.suppress(OSError):
-            yield Use(path, size, used or path.lstat().st_mtime)
+            yield Use.of(path)
 
 
 def _evict(cache: Cache, *, max_size: int, max_age: float) -> None:
@@ -115,6 +122,7 @@ def _evict(cache: Cache, *, max_size: int, max_age: float) -> None:
             if 0 <= time.time() - used < YOUNG:
                 continue
         cache.remove(use.path)
+    receipts.forget(cache.root)
 
 
 def _stale(cache: Cache) -> set[Path]:
@@ -139,6 +147,5 @@ def _state(cache: Cache) -> tuple[float, int]:
 
 
 def _write(cache: Cache, at: float, known: int) -> None:
-    temporary = cache.root / VERSION / "tmp" / f"{uuid.uuid4().hex}.{STATE}"
-    temporary.write_text(json.dumps([at, known]))
-    temporary.replace(cache.root / VERSION / STATE)
+    version = cache.root / VERSION
+    durable.write(version / STATE, json.dumps([at, known]).encode(), staging=version / "tmp")

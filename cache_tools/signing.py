@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from jitkern.cache_tools.listing import Row
 
-from jitkern import signature
+from jitkern import durable, signature
 from jitkern.cache import Cache
 from jitkern.entry import Entry
 from jitkern.errors import JitkernError
@@ -73,7 +73,9 @@ def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
             try:
                 made = base64.b64encode(private.sign(manifest_bytes(entry))).decode()
                 lines = _with_line(entry.signatures(), public, f"ed25519 {public} {made}")
-                _replace(staging / signature.NAME, lines, entry.path, fsync=cache.fsync)
+                durable.write(
+                    entry.path / signature.NAME, lines, staging=staging, fsync=cache.fsync
+                )
             except OSError as e:
                 raise cache.write_error(e) from e
             except ValueError as e:
@@ -103,17 +105,6 @@ def _with_line(found: bytes, public: str, line: str) -> bytes:
     if len(data) > signature.MAX_BYTES:
         raise ValueError(f"{signature.NAME} would have more than {signature.MAX_BYTES} bytes")
     return data
-
-
-def _replace(staged: Path, data: bytes, directory: Path, *, fsync: bool) -> None:
-    """Put a file into an entry by one rename: a reader has the old signatures or the new."""
-    with staged.open("wb") as file:
-        file.write(data)
-        file.flush()
-        if fsync:
-            os.fsync(file.fileno())
-    staged.chmod(0o644)
-    staged.replace(directory / staged.name)
 
 
 def _loaded(path: Path) -> Ed25519PrivateKey:

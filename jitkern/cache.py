@@ -201,13 +201,14 @@ class Cache:
             self._trash(path)
 
     def purge(self, older_than: float = GRACE) -> None:
-        """Delete what has been in the trash for `older_than` seconds."""
-        with contextlib.suppress(OSError):
-            for path in (self.root / VERSION / "trash").iterdir():
-                since = path.name.partition(".")[0]
-                age = time.time() - int(since) / 1e9 if since.isdigit() else older_than
-                if not 0 <= age < older_than:
-                    durable.delete(path)
+        """Delete what has been in the trash, or put aside in place of `v1`, for so many seconds."""
+        aside, trash = f"{VERSION}.bad.", self.root / VERSION / "trash"
+        beside = (self.root / name for name in _names(self.root) if name.startswith(aside))
+        for path in (*beside, *map(trash.joinpath, _names(trash))):
+            since = path.name.removeprefix(aside).partition(".")[0]
+            age = time.time() - int(since) / 1e9 if since.isdigit() else older_than
+            if not 0 <= age < older_than:
+                durable.delete(path)
 
     def quarantine(self, entry: Entry) -> None:
         """Put an entry that would not load out of the way, if it lies in the user root."""
@@ -293,12 +294,7 @@ class Cache:
 
     def _copied(self, entry: Entry) -> Entry:
         """A copy in the user root, or where that cannot be written a private one."""
-        from jitkern import signature
-
-        files = {name: entry.read(name) for name in entry.manifest.artifacts}
-        files[NAME] = entry.manifest.encode()  # what was checked, and not what is there now
-        if signatures := entry.signatures():
-            files[signature.NAME] = signatures
+        files = entry.files()
         target, name = entry.path.parent.name, entry.path.name
         try:
             return self.adopt(target, name, files)
@@ -352,9 +348,7 @@ class Cache:
         self._make_own(self.root / VERSION / "tmp")
         tag = self.root / "CACHEDIR.TAG"
         if not tag.is_file():
-            new = self.root / VERSION / "tmp" / f"{uuid.uuid4().hex}.tag"
-            new.write_text(TAG)
-            new.replace(tag)
+            durable.write(tag, TAG.encode(), staging=self.root / VERSION / "tmp")
 
     def _make_own(self, path: Path) -> None:
         """Make a directory of ours; what is in its way, a link say, is put aside."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import uuid
 from pathlib import Path
 
 
@@ -37,6 +38,30 @@ def make_directory(path: Path, mode: int, *, fsync: bool) -> None:
             raise
     if fsync:
         sync(path.parent)
+
+
+def write(
+    path: Path,
+    data: bytes,
+    *,
+    staging: Path | None = None,
+    mode: int = 0o644,
+    fsync: bool = False,
+) -> None:
+    """Make `path` hold `data` by one rename: a reader has the old file or the new. Raises OSError.
+
+    staging: where it is written first, on the same file system; by default beside it.
+    """
+    new = (staging or path.parent) / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        new.write_bytes(data)
+        new.chmod(mode)
+        if fsync:
+            sync(new)
+        new.replace(path)
+    except BaseException:
+        delete(new)
+        raise
 
 
 def delete(path: Path) -> None:

@@ -52,6 +52,21 @@ class Entry(NamedTuple):
             artifact = self.manifest.artifacts[name]
             return _check(self.path, directory, name, artifact, None, verify="always")
 
+    def files(self) -> dict[str, bytes]:
+        """Its files as another cache takes them in, verified; the manifest is the one checked.
+
+        Not the log: no hash covers it, and it holds paths of this machine. Raises ValueError or
+        OSError if it is not whole.
+        """
+        from jitkern import signature
+
+        signatures = self.signatures()
+        return {
+            **({signature.NAME: signatures} if signatures else {}),
+            NAME: self.manifest.encode(),
+            **{name: self.read(name) for name in sorted(self.manifest.artifacts)},
+        }
+
     def signatures(self) -> bytes:
         """What is in its `manifest.sig`, b"" where it has none. Raises ValueError or OSError."""
         from jitkern import signature

@@ -8,12 +8,11 @@ import re
 import stat
 import sys
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jitkern import config, counters, cuda_arch, events, library, receipts
+from jitkern import config, counters, cuda_arch, durable, events, library, receipts
 from jitkern.cache import Cache
 from jitkern.closure import closure_of
 from jitkern.entry import Entry
@@ -222,12 +221,5 @@ def _leave_copies(source: Inline, entry: Entry, folder: Path) -> Path:
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
     """Make `path` hold `data`, in one step: who has the old file mapped keeps it."""
-    if path.is_file() and path.read_bytes() == data:
-        return
-    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        new.write_bytes(data)
-        new.chmod(mode)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    if not path.is_file() or path.read_bytes() != data:
+        durable.write(path, data, mode=mode)

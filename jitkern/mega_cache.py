@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jitkern import events, jit, signature
+from jitkern import events, jit
 from jitkern.entry import Entry
 from jitkern.errors import JitkernError
 from jitkern.manifest import NAME, Manifest
@@ -36,10 +36,7 @@ def content_of(entry: Entry) -> bytes:
 
     Raises ValueError or OSError if it is not whole.
     """
-    files = {NAME: entry.manifest.encode()}
-    if signatures := entry.signatures():
-        files[signature.NAME] = signatures
-    files |= {name: entry.read(name) for name in sorted(entry.manifest.artifacts)}
+    files = entry.files()
     sizes = {name: len(data) for name, data in files.items()}
     return b"".join((json.dumps(sizes).encode(), b"\n", *files.values()))
 

@@ -103,6 +103,8 @@ def remember(digest: str, answer: Any) -> Any:
 
 def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> None:
     """Leave a receipt for the entry at `path`, if that lies in the user root and has none."""
+    from jitkern import durable
+
     root = config.current().cache_dir
     folder = root / _FOLDER
     if not digest or not path.is_relative_to(root) or (not new and (folder / digest).is_file()):
@@ -110,13 +112,22 @@ def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> 
     body = json.dumps({**receipt, "target": path.parent.name, "entry": path.name}).encode()
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
-        written = folder / f".{digest}.{os.getpid()}"
-        written.write_bytes(hashlib.sha256(body).hexdigest().encode() + body)
-        written.chmod(0o600)
-        written.replace(folder / digest)
+        checksum = hashlib.sha256(body).hexdigest().encode()
+        durable.write(folder / digest, checksum + body, mode=0o600)
         kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
         for old in kept[:-_KEPT]:
             old.unlink(missing_ok=True)
+
+
+def forget(root: Path) -> None:
+    """Delete the receipts in a cache whose entries are gone."""
+    with suppress(OSError):
+        for path in (root / _FOLDER).glob("[0-9a-f]" * 64):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                receipt = json.loads(path.read_bytes()[64:])
+                if (root / "v1" / receipt["target"] / receipt["entry"]).is_dir():
+                    continue
+            path.unlink()
 
 
 def settle() -> None:

@@ -6,7 +6,7 @@ import pytest
 from jitkern.cache_tools import prune
 from jitkern.cache_tools.installed import Installed
 
-from jitkern import cache_tools
+from jitkern import cache_tools, config, receipts
 from jitkern.cache import GRACE, Cache
 from jitkern.closure import closure_of
 from jitkern.key import make_key
@@ -91,6 +91,28 @@ def test_a_removed_entry_is_gone_for_the_next_lookup_and_freed(cache, put):
     cache_tools.remove(cache, [path, path])
     assert not path.exists()
     assert list((cache.root / "v1" / "trash").iterdir()) == []
+
+
+def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
+    kept, gone = put(1), put(2)
+    with config.using(cache_dir=cache.root):
+        receipts.leave("a" * 64, kept, {}, new=True)
+        receipts.leave("b" * 64, gone, {}, new=True)
+    folder = cache.root / "inline"
+    (folder / ("c" * 64)).write_text("[]")
+    (folder / "notes").write_text("mine")
+    cache_tools.remove(cache, [gone])
+    assert sorted(path.name for path in folder.iterdir()) == ["a" * 64, "notes"]
+
+
+def test_what_was_put_aside_in_place_of_v1_is_purged(cache, put):
+    put(1)
+    aside = cache.root / f"v1.bad.{time.time_ns()}"
+    aside.write_text("a file where v1 belongs")
+    cache.purge()
+    assert aside.exists()
+    cache.purge(0.0)
+    assert not aside.exists()
 
 
 def test_the_trash_is_kept_for_those_who_read_it(cache, put):
