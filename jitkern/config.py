@@ -15,8 +15,8 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -34,8 +34,7 @@ _SIZES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TIMES = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # compared by identity; the rest costs an import
-class Config:
+class Config:  # not a dataclass: making one takes 2 ms of every import
     """One immutable set of settings; `Config.from_env()` makes it, `current()` holds it.
 
     max_size: bytes, and max_age: seconds, that the user root is kept to (0 = no limit).
@@ -44,7 +43,7 @@ class Config:
     """
 
     cache_dir: Path
-    origins: Mapping[str, str] = field(default_factory=dict)  # of settings that are no defaults
+    origins: Mapping[str, str] = MappingProxyType({})  # of settings that are no defaults
     system_cache: tuple[Path, ...] = ()
     trusted: tuple[Path, ...] = ()
     trusted_keys: tuple[str, ...] = ()
@@ -67,7 +66,16 @@ class Config:
     visible_devices: str | None = None
     runtime_dir: Path | None = None
     color: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, **settings: object) -> None:
+        unknown = settings.keys() - Config.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"there is no setting {', '.join(sorted(unknown))}")
+        self.__dict__.update(settings)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"settings do not change; `config.using({name}=...)` takes others")
 
     @classmethod
     def from_env(
@@ -145,7 +153,7 @@ def current() -> Config:
 def using(**settings: object) -> Iterator[Config]:
     """Run a block under changed settings, e.g. `with using(compile="never"):`."""
     before = current()
-    _put_in_force(replace(before, **settings))  # type: ignore[arg-type]
+    _put_in_force(Config(**{**vars(before), **settings}))
     try:
         yield current()
     finally:
