@@ -12,11 +12,13 @@ import torch
 from jitkern.entry import Entry
 from jitkern.errors import NotCached
 from jitkern.kernel import Extension, Source, Variant
+from jitkern.launch.autotune import choices_of, configs_of
 from jitkern.launch.linker import keep, stub_variant
 from jitkern.launch.plans import Plans, situation_of
 from jitkern.launch.python import CachedKernels, Kernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import Traced, trace
+from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, every_expansion, variant_of
 from jitkern.register import Op
 from jitkern.target import Target
@@ -37,11 +39,22 @@ def variants_of(op: Op, source: Source, device: str) -> list[Variant]:
         return [Variant(op.name, source)] if recorded else []
     found: dict[Variant, None] = {}
     note = _noting(op, source, found.setdefault)
-    launcher = op.launcher(source, device)
     for sample in op.prewarm_inputs(source, device):
-        args, kwargs = op.split(sample)
-        launcher(Kernels(note), *args, **kwargs)
+        _run(op, source, device, sample, note)
     return list(found)
+
+
+def _run(
+    op: Op, source: Source, device: str, sample: tuple[Any, ...], start: Callable[[Call], None]
+) -> None:
+    """Run a launch function on a sample, in each of its configurations."""
+    launcher = op.launcher(source, device)
+    args, kwargs = op.split(sample)
+    if not isinstance(launcher, Tuned):
+        launcher(Kernels(start), *args, **kwargs)
+        return
+    for config in configs_of(launcher, args, kwargs):
+        launcher(Kernels(start, lambda *_, config=config: config), *args, **kwargs)
 
 
 def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[[Call], None]:
@@ -75,9 +88,8 @@ def _number_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> in
     used: set[str] = set()
     if not isinstance(source, Extension):
         note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
-        args, kwargs = op.split(call)
         with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
-            op.launcher(source, device)(Kernels(note), *args, **kwargs)
+            _run(op, source, device, call, note)
     text = repr((op.name, device, source.kind, sorted(used)))
     return int(hashlib.sha256(text.encode()).hexdigest(), 16)
 
@@ -90,30 +102,48 @@ def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[s
     samples = op.prewarm_inputs(source, target.device)
     if isinstance(source, Extension) or not samples:
         return [], []
-    parameters = op.trampolines.parameters
-    if parameters is None:
+    if op.trampolines.parameters is None:
         return [], [f"its schema has types that only Python passes: {op.schema}"]
-    found: dict[tuple[Variant, tuple[str, ...]], Stub] = {}
+    found: dict[tuple[Any, ...], Stub] = {}
     reasons: dict[str, None] = {}
-    device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
-    kernels = CachedKernels(op.name, source, target)
-    function = op.written(source, target.device)
+    models = _models(op, source, target)
     for sample in samples:
-        args = op.in_order(*op.split(sample))
-        try:
-            traced = trace(
-                op.name, function, parameters, args, frozenset(), op.trampolines.returns,
-                device, kernels.where, kernels,
-            )  # fmt: skip
-        except Unsupported as e:
-            reasons[str(e)] = None
-            continue
-        except NotCached:
-            continue  # its kernel could not be built, or nobody has yet
-        variant = stub_variant(op.name, op.schema, traced, parameters, args)
-        stub = Stub(variant, traced, situation_of(args))
-        found[variant, stub.situation] = stub
+        refused = []
+        for model in models:
+            try:
+                stub = _stub(op, source, target, model, sample)
+            except Unsupported as e:
+                refused.append(str(e))
+            except NotCached:
+                continue  # its kernel could not be built, or nobody has yet
+            else:
+                found[stub.variant, stub.situation, stub.traced.model] = stub
+        if len(refused) == len(models):
+            reasons[refused[0]] = None
     return list(found.values()), list(reasons)
+
+
+def _models(op: Op, source: Source, target: Target) -> list[str]:
+    """The device models that have chosen among the op's configurations, or one that has not."""
+    if not isinstance(op.written(source, target.device), Tuned) and source.kind != "triton":
+        return [""]
+    return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
+
+
+def _stub(op: Op, source: Source, target: Target, model: str, sample: tuple[Any, ...]) -> Stub:
+    """The stub for calls like this one. Raises Unsupported, NotCached."""
+    args, kwargs = op.split(sample)
+    every = op.in_order(args, kwargs)
+    parameters = op.trampolines.parameters
+    assert parameters is not None
+    kernels = CachedKernels(op.name, source, target, model)
+    traced = trace(
+        op.name, op.written(source, target.device), parameters, every, frozenset(kwargs),
+        op.trampolines.returns, torch.device("cuda:0" if target.device == "cuda" else "cpu"),
+        kernels.where, kernels,
+    )  # fmt: skip
+    variant = stub_variant(op.name, op.schema, traced, parameters, every)
+    return Stub(variant, traced, situation_of(every))
 
 
 def keep_plans(

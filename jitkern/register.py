@@ -22,11 +22,13 @@ from jitkern.implementation import Implementation
 from jitkern.kernel import Extension, Source
 from jitkern.launch.light_torch import with_light_torch
 from jitkern.launch.slot import Slot
+from jitkern.launch.tune import Tuned, changed
 from jitkern.record import samples_of
 from jitkern.trampoline import Trampolines, cause_of, wants_cause
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
+_KINDS = {"cuda": ("cuda", "nvrtc", "triton"), "cpu": ("cpu", "cc")}  # that launches are for
 _libraries: dict[str, torch.library.Library] = {}
 _is_compiling = torch.compiler.is_compiling
 
@@ -37,8 +39,8 @@ class Op:
     """One op: a PyTorch reference, and kernels that compute it faster.
 
     Calling it calls the registered op. `sources` maps "cuda" and "cpu" to the sources declared for
-    them, in order of preference. The decorators `reference`, `launch`, `fake`, `backward` and
-    `samples` complete the declaration.
+    them, in order of preference. The decorators `reference`, `launch`, `tune`, `fake`, `backward`
+    and `samples` complete the declaration.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Op:
         self.fusible = fusible
         self.module = module
         self.launchers: dict[str, Function] = {}
+        self.tunings: dict[str, tuple[Function, Function | None]] = {}
         self.gradient: Gradient | None = None
         self._reference: Function | None = None
         self._fake: Function | None = None
@@ -98,17 +101,36 @@ class Op:
 
     def launch(self, *kinds: str) -> Callable[[Function], Function]:
         """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds."""
-        known = {*DEVICES, "nvrtc", "triton", "cc"}
-        if not kinds or not known.issuperset(kinds):
-            raise DeclarationError(
-                f"{self.name}: launch() takes some of {', '.join(sorted(known))}, got {kinds}"
-            )
+        self._check_kinds("launch", kinds)
 
         def keep(function: Function) -> Function:
             self.launchers.update(dict.fromkeys(kinds, function))
             return function
 
         return keep
+
+    def tune(self, *kinds: str, key: Function | None = None) -> Callable[[Function], Function]:
+        """Decorator: `f(*args)` lists configurations for the launch function of these kinds.
+
+        Each is a dict of constants, which the launch function has as `k.config`. The quickest is
+        measured at the first call, on copies of its arguments, and kept in the cache for the model
+        of the device, the dtypes of the arguments and what `key(*args)` returns: numbers, bools,
+        strings, tuples of them.
+        """
+        self._check_kinds("tune", kinds)
+
+        def keep(function: Function) -> Function:
+            self.tunings.update(dict.fromkeys(kinds, (function, key)))
+            return function
+
+        return keep
+
+    def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
+        known = {kind for kinds in _KINDS.values() for kind in kinds}
+        if not kinds or not known.issuperset(kinds):
+            raise DeclarationError(
+                f"{self.name}: {method}() takes some of {', '.join(sorted(known))}, got {kinds}"
+            )
 
     def fake(self, function: Function) -> Function:
         """Decorator: shapes, dtypes and strides of the outputs; else the launch function tells."""
@@ -169,17 +191,27 @@ class Op:
 
     def launcher(self, source: Source, device: str) -> Function:
         """The launch function for this source, with a light `torch`. Raises DeclarationError."""
-        return with_light_torch(self.written(source, device))
+        return changed(self.written(source, device), with_light_torch)
 
     def written(self, source: Source, device: str) -> Function:
-        """The launch function for this source as it was written. Raises DeclarationError."""
+        """The launch function for this source as it was written, `Tuned` where it is.
+
+        Raises DeclarationError.
+        """
         found = self.launchers.get(source.kind) or self.launchers.get(device)
         if not found:
             raise DeclarationError(
                 f"{self.name} has no launch function for {source.kind}: "
                 f"add @{self.name.split('::')[1]}.launch({device!r})"
             )
-        return found
+        return self._tuned(found, source.kind, device)
+
+    def _tuned(self, function: Function, *kinds: str) -> Function:
+        """With the configurations of the first of these kinds that has some."""
+        tuning = next((self.tunings[kind] for kind in kinds if kind in self.tunings), None)
+        if tuning:
+            return Tuned(function, *tuning)
+        return function
 
     def complete(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -241,8 +273,9 @@ class Op:
 
         for kind in (*(s.kind for s in self.sources.get(device, ())), device, *self.launchers):
             if kind in self.launchers:
-                launcher = with_light_torch(self.launchers[kind])
-                return launcher(Kernels(ignore), *args, **kwargs)
+                alike = next(kinds for kinds in _KINDS.values() if kind in kinds)
+                launcher = self._tuned(self.launchers[kind], kind, *alike)
+                return changed(launcher, with_light_torch)(Kernels(ignore), *args, **kwargs)
         return self.run_reference(*args, **kwargs)
 
 

@@ -105,12 +105,13 @@ class Clock:
             return times[len(self.measured) - 1]
 
         monkeypatch.setattr(autotune, "_milliseconds", measure)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Test GPU")
+        monkeypatch.setattr(autotune, "model_of", lambda _: "Test GPU")
 
 
 def choose(source, situation=(("n", 5),)):
     configs = functions(str(source.paths[0]), 0)["k"].configs
-    return autotune.choose("test::k", source, "k", TARGET, CPU, configs, situation, None)
+    chosen = autotune.choose("test::k", source, "k", TARGET, CPU, configs, situation, None)
+    return configs[chosen.number]
 
 
 def test_the_quickest_is_chosen_and_kept(source, monkeypatch):
@@ -124,7 +125,7 @@ def test_another_situation_or_device_is_measured_anew(source, monkeypatch):
     clock = Clock(monkeypatch, *[1.0] * 6)
     choose(source)
     choose(source, (("n", 6),))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Another GPU")
+    monkeypatch.setattr(autotune, "model_of", lambda _: "Another GPU")
     choose(source)
     assert len(clock.measured) == 6
 
@@ -132,6 +133,30 @@ def test_another_situation_or_device_is_measured_anew(source, monkeypatch):
 def test_configurations_that_do_not_run_are_left_out(source, monkeypatch):
     Clock(monkeypatch, float("inf"), 3.0)
     assert dict(choose(source).constexprs) == {"B": 128}
+
+
+def test_one_configuration_is_not_measured(source, monkeypatch):
+    clock = Clock(monkeypatch)
+    source.paths[0].write_text(TEXT.replace("SIZES = [64, 128]", "SIZES = [64]"))
+    functions.cache_clear()
+    assert dict(choose(source).constexprs) == {"B": 64}
+    assert not clock.measured
+
+
+def test_what_another_process_published_meanwhile_is_taken(source, monkeypatch):
+    def measure_after_the_other(run, candidate, device):
+        clock = Clock(monkeypatch, 2.0, 1.0)
+        if not others:
+            others.append(choose(source))
+        clock.measured.clear()
+        return {64: 1.0, 128: 2.0}[dict(candidate.constexprs)["B"]]
+
+    others = []
+    Clock(monkeypatch)
+    monkeypatch.setattr(autotune, "_milliseconds", measure_after_the_other)
+    assert (
+        choose(source) == others[0] == Config((("B", 128),), (("num_warps", 4), ("num_stages", 3)))
+    )
 
 
 def test_none_that_runs_is_an_error(source, monkeypatch):

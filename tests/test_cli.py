@@ -94,7 +94,7 @@ def test_prewarm_then_hits_then_explain_then_clear(cli, cache_dir):
 
 @needs_nvrtc
 def test_prewarm_for_another_machines_gpu(cli):
-    code, out, err = cli("prewarm", "--target", H100, "--json")
+    code, out, err = cli("prewarm", "jitkern", "--target", H100, "--json")
     report = last_json(out)
     assert (code, report["failed"], report["hits"]) == (0, 0, 0), report
     assert {r["op"] for r in kernels(report) if r["status"] == "built"} == {
@@ -106,7 +106,7 @@ def test_prewarm_for_another_machines_gpu(cli):
         for r in skipped
     )
     assert {r["target"] for r in kernels(report) if r["status"] == "built"} == {H100}
-    again = last_json(cli("prewarm", "--target", H100, "--json")[1])
+    again = last_json(cli("prewarm", "jitkern", "--target", H100, "--json")[1])
     assert (again["built"], again["hits"]) == (0, report["built"])
     assert cli("prewarm", "muladd", "--target", H100, "--fail-on-miss")[0] == (1 if skipped else 0)
     assert (

@@ -1,8 +1,9 @@
 """Where an op's kernels come from, which of their variants are cached, and why one is not.
 
 For a variant that is not cached, and for an entry that is named by its digest, the nearest entry
-of the same op is named with every input that differs. `--source` prints the C stubs that launch the
-kernels.
+of the same op is named with every input that differs. Of a tuned op it lists which configurations
+were chosen, of a Triton kernel the arguments whose classes make many variants. `--source` prints
+the C stubs that launch the kernels.
 """
 
 from __future__ import annotations
@@ -49,35 +50,32 @@ def run(args: argparse.Namespace) -> int:
     if re.fullmatch(r"(.*-)?[0-9a-f]{6,64}", args.op):
         return explain_entries(args)
     from jitkern.cli.choose import choose_ops, choose_targets
+    from jitkern.cli.hints import hints
 
     targets = choose_targets(args.target)
-    found = {
-        op: [
-            row
-            for target in targets
-            for source in op.sources.get(target.device, ())
-            for row in _explain_source(op, source, target)
-        ]
-        for op in choose_ops([args.op])
-    }
-    if args.json:
-        print_json(
-            ops=[
-                {"op": op.name, "schema": op.schema, "variants": rows} for op, rows in found.items()
-            ]
-        )
-        return 0
-    for op, rows in found.items():
+    ops = []
+    for op in choose_ops([args.op]):
+        places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
+        rows = [row for target, source in places for row in _explain_source(op, source, target)]
+        told = [hint for target, source in places for hint in hints(op, source, target)]
+        ops.append({"op": op.name, "schema": op.schema, "variants": rows, "hints": told})
+        if args.json:
+            continue
         print(f"{op.schema}\n  declared in {_folder(op.sources)}")
         for row in rows:
             where = row["path"] or f"not cached: {row['reason']}"
             print(f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n    {where}")
+            if row["note"]:
+                print(f"    {row['note']}")
             if args.source and row["stub"]:
                 print(textwrap.indent(row["stub"], "    "))
+        print(*(f"  hint: {hint}\n" for hint in told), sep="", end="")
         if not rows:
             print(
                 f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there"
             )
+    if args.json:
+        print_json(ops=ops)
     return 0
 
 
@@ -89,19 +87,28 @@ def _folder(sources: dict[str, Any]) -> str:
 
 
 def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
-    """Its kernels, then the stubs that launch them, or why the Python launcher does."""
-    from jitkern.ahead import stubs_of, variants_of
+    """Its kernels, what was chosen among their configurations, then the stubs that launch them.
 
-    for variant in variants_of(op, source, target.device):
-        yield _explain(variant, target)
+    Or why the Python launcher does.
+    """
+    from jitkern.ahead import stubs_of, variants_of
+    from jitkern.cli.hints import choices, installed
+
+    variants = variants_of(op, source, target.device)
+    here = installed(variants, target)
+    for variant in variants:
+        yield _explain(variant, target, here)
+    yield from choices(op, source, target)
     stubs, reasons = stubs_of(op, source, target)
+    here = installed([stub.variant for stub in stubs], target)
     written = op.written(source, target.device) if stubs else None
     for variant, traced in {stub.variant: stub.traced for stub in stubs}.items():
-        yield {**_explain(variant, target), "stub": _beside(op.schema, traced, written)}
+        row = _explain(variant, target, here)
+        yield {**row, "stub": _beside(op.schema, traced, written)}
     for reason in reasons:
         yield {
             "kind": "python", "variant": "", "target": str(target), "key": "", "path": "",
-            "reason": f"its Python launcher runs: {reason}", "stub": "",
+            "reason": f"its Python launcher runs: {reason}", "note": "", "stub": "",
         }  # fmt: skip
 
 
@@ -120,8 +127,9 @@ def _beside(schema: str, traced: Traced, written: Any) -> str:
     return "\n".join(shown)
 
 
-def _explain(variant: Variant, target: Target) -> dict[str, str]:
+def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> dict[str, str]:
     from jitkern import jit
+    from jitkern.cli.hints import newer
 
     key = jit.key_of(variant, target)
     entry = Cache.open(config.current()).find(key)
@@ -133,6 +141,7 @@ def _explain(variant: Variant, target: Target) -> dict[str, str]:
         "key": key.digest,
         "path": str(entry.path) if entry else "",
         "reason": reason,
+        "note": newer(entry.manifest.compiler, here) if entry else "",
         "stub": "",
     }
 

@@ -1,8 +1,8 @@
-"""Choosing among the configurations of `@triton.autotune`, once per device model.
+"""Choosing among the configurations of `@triton.autotune` or `.tune`, once per device model.
 
 The choice is measured on the device, on copies of the arguments, and published like any artifact:
-keyed by the source, the configurations, the values of the autotuner's key arguments, the dtypes and
-the device's name. A process that finds it measures nothing.
+keyed by the source, the configurations, the values of the key, the dtypes and the device's name. A
+process that finds it measures nothing.
 """
 
 from __future__ import annotations
@@ -10,27 +10,56 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from jitkern import config, jit
+from jitkern import config, events, jit
 from jitkern.closure import closure_of
-from jitkern.errors import CacheError, CompileError, LaunchError
+from jitkern.entry import Entry, read_entry
+from jitkern.errors import (
+    CacheError,
+    CompilerNotFound,
+    DeclarationError,
+    JitkernError,
+    LaunchError,
+    TargetError,
+)
 from jitkern.kernel import Source, Variant
 from jitkern.key import Key, canonical, make_key
 from jitkern.launch.arguments import SHORT
 from jitkern.launch.symbols import concrete
-from jitkern.launch.triton import Config, Function
+from jitkern.launch.tensors import ALIGNMENT
+from jitkern.launch.triton import Function
+from jitkern.launch.tune import Tuned, model_of
 from jitkern.manifest import LOG, Manifest
 from jitkern.target import Target
 
+ARTIFACT = "choice.json"
 WARM_UPS, REPEATS = 3, 10
+AHEAD = 1_000_000  # cycles that a GPU is kept busy, so that Python is not what is measured
+Situation = tuple[tuple[str, Any], ...]
+Launch = Callable[[], object]
+_CONSTANTS = (bool, int, float, str, torch.dtype, torch.SymBool, torch.SymInt, torch.SymFloat)
 _log = logging.getLogger(__name__)
 
 
-def situation_of(declared: Function, named: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+class Choice(NamedTuple):
+    """The number of a configuration, and the device model that it was chosen on.
+
+    model: "" where there is but one configuration; None where nobody has measured.
+    """
+
+    number: int
+    model: str | None
+
+
+# ------------------------------------------------------------------ what is asked
+
+
+def situation_of(declared: Function, named: dict[str, Any]) -> Situation:
     """What a choice is made for: the key arguments' values (guarded, in a trace) and the dtypes."""
     values = [(name, concrete(named[name])) for name in declared.key if name in named]
     dtypes = [
@@ -44,79 +73,225 @@ def situation_of(declared: Function, named: dict[str, Any]) -> tuple[tuple[str, 
     )
 
 
+def configs_of(
+    tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], ...]:
+    """The configurations that `.tune` lists for a call. Raises DeclarationError."""
+    listed = [
+        {name: concrete(value) for name, value in dict(one).items()}
+        for one in tuned.configurations(*args, **kwargs)
+    ]
+    wrong = [v for one in listed for v in one.values() if not isinstance(v, _CONSTANTS)]
+    if wrong or not listed:
+        given = f"`{wrong[0]!r}` in one of them" if wrong else "none"
+        raise DeclarationError(
+            f"{_place(tuned.configurations)} must list configurations, each a dict of bools, "
+            f"numbers, strings and dtypes, and gave {given}"
+        )
+    return tuple(listed)
+
+
+def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
+    """What a choice of `.tune` is made for: the dtypes, and what its key says (guarded too)."""
+    given = (*args, *(value for _, value in sorted(kwargs.items())))
+    dtypes = tuple(
+        SHORT.get(value.dtype, str(value.dtype))
+        for value in given
+        if isinstance(value, torch.Tensor)
+    )
+    if tuned.key is None:
+        return (("dtypes", dtypes),)
+    return ("dtypes", dtypes), ("key", _key_value(tuned, tuned.key(*args, **kwargs)))
+
+
+def _key_value(tuned: Tuned, value: Any) -> Any:
+    value = concrete(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(_key_value(tuned, item) for item in value)
+    if value is not None and not isinstance(value, _CONSTANTS):
+        raise DeclarationError(
+            f"{_place(tuned.key)} must return numbers, bools, strings or tuples of them, and "
+            f"returned a {type(value).__name__}"
+        )
+    return value
+
+
+def _place(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+# ------------------------------------------------------------------ what was chosen
+
+
+def may_measure() -> bool:
+    """Whether a choice may be made now; else the first configuration has to do."""
+    return config.current().compile == "auto" and not jit.capturing()
+
+
+def published(
+    op: str, source: Source, function: str, target: Target, model: str,
+    configs: Sequence[Any], situation: Situation,
+) -> Choice | None:  # fmt: skip
+    """The choice that the cache keeps for a device model; of one configuration there is none."""
+    if len(configs) == 1:
+        return Choice(0, "")
+    entry = jit.open_cache().find(_key(op, source, function, target, model, configs, situation))
+    number = _number(entry, configs) if entry else None
+    return None if number is None else Choice(number, model)
+
+
 def choose(
-    op: str,
-    source: Source,
-    function: str,
-    target: Target,
-    device: torch.device,
-    configs: Sequence[Config],
-    situation: tuple[tuple[str, Any], ...],
-    run: Callable[[Config], Callable[[], None]],
-) -> Config:
+    op: str, source: Source, function: str, target: Target, device: torch.device,
+    configs: Sequence[Any], situation: Situation, run: Callable[[Any], Launch],
+) -> Choice:  # fmt: skip
     """The configuration to use: the one published for this device model, else the quickest now.
 
+    function: of a Triton source, or "" where `.tune` lists the configurations.
     run: makes a launch of a configuration on copies of the arguments. Raises LaunchError where none
     works; where nothing may be compiled or measured, takes the first, and says so.
     """
-    key = _key(op, source, function, target, device, configs, situation)
-    cache = jit.open_cache()
-    if entry := cache.find(key):
-        chosen: int = json.loads(entry.read("choice.json"))["choice"]
-        if 0 <= chosen < len(configs):
-            return configs[chosen]
-    if config.current().compile != "auto" or jit.capturing():
+    model = model_of(device)
+    if choice := published(op, source, function, target, model, configs, situation):
+        return choice
+    what = f"`{function}`" if function else "its launch function"
+    if not may_measure():
         _log.warning(
-            "%s: `%s` is not tuned for %s, and takes its first configuration: call it once where "
-            "it may compile", op, function, dict(situation),
+            "%s: %s is not tuned for %s, and takes its first configuration: call it once where "
+            "it may compile", op, what, dict(situation),
         )  # fmt: skip
-        return configs[0]
-    times = [_milliseconds(run, candidate, device) for candidate in configs]
+        return Choice(0, None)
+    times, problems = _measured(configs, device, run)
     best = min(range(len(configs)), key=times.__getitem__)
     if times[best] == float("inf"):
-        raise LaunchError(f"{op}: none of the {len(configs)} configurations of `{function}` runs")
-    with contextlib.suppress(CacheError), cache.staging() as staging:
-        report = {
-            "choice": best,
-            "configs": [list(c) for c in configs],
-            "milliseconds": [t if t < 1e9 else None for t in times],
-        }
-        (staging / "choice.json").write_bytes(canonical(report))
-        (staging / LOG).write_text(f"measured on {torch.cuda.get_device_name(device)}\n")
-        cache.publish(
-            key, staging, Manifest(key.inputs, compiler={"name": "autotune", "version": "1"})
-        )
-    return configs[best]
+        if problems and not isinstance(problems[0], JitkernError):
+            raise problems[0]  # what the launch function itself says of its arguments
+        why = f": {problems[-1]}" if problems else ""
+        raise LaunchError(f"{op}: none of the {len(configs)} configurations of {what} runs{why}")
+    key = _key(op, source, function, target, model, configs, situation)
+    return Choice(_publish(key, best, model, configs, situation, times), model)
+
+
+def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """Every choice that the cache keeps for an op: its entry, and what is in it."""
+    any_key = _key(op, source, "", target, "", (), ())
+    place, prefix = any_key.target, any_key.label
+    cache = jit.open_cache()
+    for layer in cache.trusted_layers():
+        for path in cache.paths(layer.root):
+            if path.parent.name == place and path.name.startswith(prefix):
+                with contextlib.suppress(OSError, ValueError):
+                    entry = read_entry(layer, place, path.name, verify="size")
+                    kind = entry.manifest.inputs["source"]["kind"]
+                    if (entry.op, kind) == (
+                        op,
+                        source.kind,
+                    ) and ARTIFACT in entry.manifest.artifacts:
+                        yield entry, json.loads(entry.read(ARTIFACT))
 
 
 def _key(
-    op: str, source: Source, function: str, target: Target, device: torch.device,
-    configs: Sequence[Config], situation: tuple[tuple[str, Any], ...],
+    op: str, source: Source, function: str, target: Target, model: str,
+    configs: Sequence[Any], situation: Situation,
 ) -> Key:  # fmt: skip
-    flags = [torch.cuda.get_device_name(device), canonical([list(c) for c in configs]).decode()]
-    flags += [f"{name}={value}" for name, value in situation]
-    variant = Variant(op, source, f"{function}.choice")
-    return make_key(variant, target.for_device_code(), tuple(flags), closure_of(source))
+    flags = [model, *map(repr, configs), *(f"{name}={value!r}" for name, value in situation)]
+    name = f"choice.{function}" if function else "choice"
+    variant = Variant(op, source, name)
+    return make_key(variant, target.for_device_code(), (*flags, *source.flags), closure_of(source))
 
 
-def _milliseconds(
-    run: Callable[[Config], Callable[[], None]], candidate: Config, device: torch.device
-) -> float:
-    """The median of a few launches; infinite for a configuration that this device cannot run."""
-    try:
-        launch = run(candidate)
-        for _ in range(WARM_UPS):
-            launch()
-    except (LaunchError, CompileError) as e:
-        _log.info("configuration %s is left out: %s", candidate, e)
-        return float("inf")
-    times = []
+def _publish(
+    key: Key, best: int, model: str, configs: Sequence[Any], situation: Situation,
+    times: Sequence[float],
+) -> int:  # fmt: skip
+    """The number that is published: another process may have been first."""
+    cache = jit.open_cache()
+    with contextlib.suppress(CacheError), cache.staging() as staging:
+        report = {
+            "choice": best,
+            "configs": list(map(repr, configs)),
+            "milliseconds": [t if t < 1e9 else None for t in times],
+            "model": model,
+            "situation": {name: repr(value) for name, value in situation},
+        }
+        (staging / ARTIFACT).write_bytes(canonical(report))
+        (staging / LOG).write_text(f"measured on {model}\n")
+        provenance = {"name": "autotune", "version": "1"}
+        entry = cache.publish(key, staging, Manifest(key.inputs, compiler=provenance))
+        number = _number(entry, configs)
+        return best if number is None else number
+    return best
+
+
+def _number(entry: Entry, configs: Sequence[Any]) -> int | None:
+    """What an entry says, if it can be meant."""
+    with contextlib.suppress(OSError, ValueError):
+        number = json.loads(entry.read(ARTIFACT))["choice"]
+        if isinstance(number, int) and 0 <= number < len(configs):
+            events.use(entry)
+            return number
+    return None
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def _measured(
+    configs: Sequence[Any], device: torch.device, run: Callable[[Any], Launch]
+) -> tuple[list[float], list[RuntimeError]]:
+    """Milliseconds of each; infinite for one that does not run, of which the reason is told too."""
+    times, problems = [], []
+    for candidate in configs:
+        try:
+            times.append(_milliseconds(run, candidate, device))
+        except (CompilerNotFound, TargetError, CacheError):
+            raise  # no configuration can be had
+        except RuntimeError as e:
+            _log.info("configuration %s is left out: %s", candidate, e)
+            problems.append(e)
+            times.append(float("inf"))
+    return times, problems
+
+
+def _milliseconds(run: Callable[[Any], Launch], candidate: Any, device: torch.device) -> float:
+    """The median of a few launches."""
+    launch = run(candidate)
+    for _ in range(WARM_UPS):
+        launch()
+    clock = _on_a_gpu if device.type == "cuda" else _on_the_cpu
+    return sorted(clock(launch, device) for _ in range(REPEATS))[REPEATS // 2]
+
+
+def _on_a_gpu(launch: Launch, device: torch.device) -> float:
     with torch.cuda.device(device):
-        for _ in range(REPEATS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            launch()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-    return float(sorted(times)[len(times) // 2])
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(AHEAD)
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _on_the_cpu(launch: Launch, _: torch.device) -> float:
+    start = time.perf_counter()
+    launch()
+    return (time.perf_counter() - start) * 1000
+
+
+def copied(value: Any, made: dict[int, torch.Tensor]) -> Any:
+    """A value with its tensors copied, strides and alignment kept; one given twice stays one."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in made:
+            made[id(value)] = _copy(value)
+        return made[id(value)]
+    return [copied(item, made) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1
+    span = span if tensor.numel() else 0
+    offset = tensor.data_ptr() % ALIGNMENT // tensor.element_size()
+    memory = torch.empty(offset + span, dtype=tensor.dtype, device=tensor.device)
+    memory[offset:].copy_(tensor.detach().as_strided((span,), (1,)))
+    return memory.as_strided(tensor.shape, tensor.stride(), offset)

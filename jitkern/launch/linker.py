@@ -124,12 +124,12 @@ class _Making:
 def keep(
     plans: Plans, situation: tuple[str, ...], variant: Variant, traced: Traced, target: Target
 ) -> tuple[Entry, bool] | None:
-    """Publish what a process needs to do without this trace, unless it hangs on the device."""
-    if traced.tuned:
+    """Publish what a process needs to do without this trace, unless a choice is still to come."""
+    if traced.model is None:
         return None
     kernels = (jit.key_of(kernel.variant, target) for kernel in traced.kernels)
     stub = reference_to(jit.key_of(variant, target))
-    return plans.publish(situation, Plan(stub, tuple(map(reference_to, kernels))))
+    return plans.publish(situation, Plan(stub, tuple(map(reference_to, kernels))), traced.model)
 
 
 def stub_variant(

@@ -4,8 +4,9 @@ A plan is a small entry, keyed by all that a trace depends on: the launch functi
 functions and constants it uses, the kernel's sources, the target, and the situation, which is what
 a trace takes for granted of the arguments (dtypes, ranks, which are None). It names the entries of
 the stub and of its kernels. A situation has as many plans as its launch function took branches,
-numbered. A launch function that could read anything else (a device's properties, the environment,
-an object of its module) has none, and is traced by each process.
+numbered; where a configuration had to be chosen, they are for the device model that chose it. A
+launch function that could read anything else (a device's properties, the environment, an object of
+its module) has none, and is traced by each process.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from jitkern.compilers import compiler_for
 from jitkern.errors import CacheError, DeclarationError
 from jitkern.kernel import DTYPES, Source, Variant
 from jitkern.key import Key, canonical, make_key
+from jitkern.launch.tune import Tuned, model_of, parts_of
 from jitkern.manifest import Manifest
 from jitkern.target import Target
 
@@ -62,6 +64,16 @@ class Plan(NamedTuple):
 
 def identity_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     """What a trace of this function depends on besides the arguments; None where more may."""
+    known: list[str] = []
+    for part in parts_of(function):
+        own = _identity_of(part)
+        if own is None:
+            return None
+        known += own
+    return tuple(known)
+
+
+def _identity_of(function: Callable[..., Any]) -> list[str] | None:
     if not isinstance(function, types.FunctionType) or not Path(_file(function)).is_file():
         return None
     known: dict[str, str] = {"file": hashlib.sha256(Path(_file(function)).read_bytes()).hexdigest()}
@@ -87,7 +99,7 @@ def identity_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
                 known[name] = repr(value)
             elif name not in ("torch", "math") and name not in _BUILTINS:
                 return None
-    return tuple(f"{name}={value}" for name, value in sorted(known.items()))
+    return [f"{name}={value}" for name, value in sorted(known.items())]
 
 
 def _file(function: types.FunctionType) -> str:
@@ -164,6 +176,7 @@ class Plans:
         self.op = op
         self.source = source
         self.target = target.for_host_code()
+        self._tunable = isinstance(function, Tuned) or source.kind == "triton"
         self._closure: Closure | None = None
         identity = identity_of(function)
         if identity is None:
@@ -174,24 +187,36 @@ class Plans:
         with contextlib.suppress(DeclarationError):  # a call will say so
             self._closure = closure_of(source)
 
-    def find(self, situation: tuple[str, ...]) -> Iterator[tuple[Entry, Plan]]:
-        """Every plan for a situation."""
+    def find(
+        self, situation: tuple[str, ...], device: torch.device | None = None
+    ) -> Iterator[tuple[Entry, Plan]]:
+        """Every plan for a situation; with a device, those of its model too."""
+        yield from self._numbered(situation, "")
+        if device is not None and self._tunable:
+            yield from self._numbered(situation, model_of(device))
+
+    def _numbered(self, situation: tuple[str, ...], model: str) -> Iterator[tuple[Entry, Plan]]:
         number = 0
-        while (key := self._key(situation, number)) and (entry := jit.open_cache().find(key)):
+        while (key := self._key(situation, number, model)) and (
+            entry := jit.open_cache().find(key)
+        ):
             number += 1
             events.use(entry)
             yield entry, _read(entry)
 
-    def publish(self, situation: tuple[str, ...], plan: Plan) -> tuple[Entry, bool] | None:
+    def publish(
+        self, situation: tuple[str, ...], plan: Plan, model: str = ""
+    ) -> tuple[Entry, bool] | None:
         """Keep a plan for the next process; returns its entry, and whether it is new.
 
-        None for a function that has no plans, and where the cache cannot be written.
+        model: the device model that it is for, "" for any. None for a function that has no plans,
+        and where the cache cannot be written.
         """
-        known = list(self.find(situation))
+        known = list(self._numbered(situation, model))
         for entry, one in known:
             if one == plan:
                 return entry, False
-        key = self._key(situation, len(known))
+        key = self._key(situation, len(known), model)
         if key is None:
             return None
         cache = jit.open_cache()
@@ -206,10 +231,10 @@ class Plans:
         events.use(entry)
         return entry, True
 
-    def _key(self, situation: tuple[str, ...], number: int) -> Key | None:
+    def _key(self, situation: tuple[str, ...], number: int, model: str = "") -> Key | None:
         if self._closure is None:
             return None
-        flags = (*self._flags, str(torch.get_default_dtype()), str(number))
+        flags = (*self._flags, str(torch.get_default_dtype()), str(number), *filter(None, [model]))
         variant = Variant(
             self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(situation))
         )

@@ -10,33 +10,72 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from jitkern import config, jit
 from jitkern.config import Config
-from jitkern.errors import CompilerNotFound, JitkernError, LaunchError, NotCached, TargetError
+from jitkern.errors import (
+    CompilerNotFound,
+    DeclarationError,
+    JitkernError,
+    LaunchError,
+    NotCached,
+    TargetError,
+)
 from jitkern.kernel import TRITON_OPTIONS, Source, Variant
 from jitkern.launch import autotune, triton
 from jitkern.launch.arguments import checked
+from jitkern.launch.autotune import Choice, Situation
 from jitkern.launch.symbols import Unsupported
+from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, expanded, variant_of
 from jitkern.target import Target
 
 _KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
+Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+def first(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first configuration: where nothing runs, all give the same."""
+    return autotune.configs_of(tuned, args, kwargs)[0]
 
 
 class Kernels:
-    """The `k` of a launch function; `launched` counts what it started."""
+    """The `k` of a launch function; `launched` counts what it started.
 
-    def __init__(self, start: Callable[[Call], None]) -> None:
+    `k.config` is the configuration of `.tune` for this call: what `choose` says, by default that of
+    a Runner, else the first.
+    """
+
+    def __init__(self, start: Callable[[Call], None], choose: Choose | None = None) -> None:
         self._start = start
+        chooses: Choose = getattr(start, "choose", first)
+        self._choose = choose or chooses
+        self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
+        self._config: Mapping[str, Any] | None = None
         self.launched = 0
 
-    def __getattr__(self, name: str) -> Function:
-        return Function(self, name, ())
+    def __getattr__(self, name: str) -> Any:  # no property: it would hide an AttributeError
+        return self._configuration() if name == "config" else Function(self, name, ())
+
+    def _begin(self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A launch function that has configurations is called."""
+        self._call, self._config = (tuned, args, kwargs), None
+
+    def _configuration(self) -> Mapping[str, Any]:
+        if self._call is None:
+            where = getattr(self._start, "where", "an op")
+            raise DeclarationError(
+                f"the launch function of {where} reads `k.config`, and no configurations are "
+                "listed for this kind of source: add `.tune` for it"
+            )
+        if self._config is None:
+            self._config = MappingProxyType({**self._choose(*self._call)})
+        return self._config
 
     def _launch(self, call: Call) -> None:
         if not _KEYWORDS.issuperset(call.keywords):
@@ -132,7 +171,7 @@ class Runner:
         self.device = device
         self.where = f"{op} for {target}"
         self._memo: dict[tuple[Any, ...], Compiled] = {}
-        self._choices: dict[tuple[Any, ...], triton.Config] = {}
+        self._choices: dict[str, Choice] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claimed: set[Variant] = set()
         self._lock = threading.Lock()
@@ -142,27 +181,58 @@ class Runner:
 
     def expanded(self, call: Call) -> Call:
         """The call with what its kernel's decorators add; an autotuner's choice may be measured."""
-        return expanded(self.where, self.source, call, functools.partial(self._choice, call))
 
-    def _choice(
-        self, call: Call, declared: triton.Function, named: dict[str, Any]
-    ) -> triton.Config:
-        situation = autotune.situation_of(declared, named)
-        known = (call.function, situation)
-        if known not in self._choices:
-            copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in call.args]
+        def choose(declared: triton.Function, named: dict[str, Any]) -> triton.Config:
+            args = functools.cache(lambda: tuple(autotune.copied(call.args, {})))
 
-            def launch_of(config: triton.Config) -> Callable[[], None]:
-                made = expanded(
-                    self.where, self.source, call._replace(args=tuple(copies)), lambda *_: config
-                )
+            def launch_of(config: triton.Config) -> autotune.Launch:
+                copy = call._replace(args=args())
+                made = expanded(self.where, self.source, copy, lambda *_: config)
                 return lambda: self._start(made)
 
-            self._choices[known] = autotune.choose(
-                self.op, self.source, call.function, self.target, self.device, declared.configs,
-                situation, launch_of,
-            )  # fmt: skip
-        return self._choices[known]
+            situation = autotune.situation_of(declared, named)
+            choice = self._choice(call.function, declared.configs, situation, launch_of)
+            return declared.configs[choice.number]
+
+        return expanded(self.where, self.source, call, choose)
+
+    def choose(
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """The configuration of `.tune` for a call; it may be measured."""
+        copies = functools.cache(lambda: autotune.copied([args, list(kwargs.values())], {}))
+
+        def launch_of(config: Mapping[str, Any]) -> autotune.Launch:
+            given, named = copies()
+            return lambda: tuned(
+                Kernels(self, lambda *_: config), *given, **dict(zip(kwargs, named))
+            )
+
+        configs = autotune.configs_of(tuned, args, kwargs)
+        situation = autotune.situation_of_call(tuned, args, kwargs)
+        return configs[self._choice("", configs, situation, launch_of).number]
+
+    def _choice(
+        self,
+        function: str,
+        configs: Sequence[Any],
+        situation: Situation,
+        run: Callable[[Any], autotune.Launch],
+    ) -> Choice:
+        known = repr((function, configs, situation))  # 1 == 1.0 == True
+        choice = self._choices.get(known)
+        if choice is None or (choice.model is None and autotune.may_measure()):
+            choice = self._choices[known] = autotune.choose(
+                self.op, self.source, function, self.target, self.device, configs, situation, run
+            )
+        return choice
+
+    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+        """The choice made for the call that is traced now."""
+        choice = self._choices.get(repr((function, configs, situation)))
+        if choice is None:
+            raise Unsupported("its configurations are others than when it was called")
+        return choice
 
     def _start(self, call: Call) -> None:
         compiled = self.compiled(call)
@@ -236,21 +306,30 @@ class Runner:
 
 
 class CachedKernels:
-    """Kernels of one source for any target, read from the cache, for a trace that runs nothing."""
+    """Kernels of one source for any target, read from the cache, for a trace that runs nothing.
 
-    def __init__(self, op: str, source: Source, target: Target) -> None:
+    model: of the device whose choices among configurations are taken.
+    """
+
+    def __init__(self, op: str, source: Source, target: Target, model: str = "") -> None:
         self.op = op
         self.source = source
         self.target = target
+        self.model = model
         self.where = f"{op} for {target}"
 
-    def expanded(self, call: Call) -> Call:
-        """As of a Runner; an autotuner's choice needs the device."""
-
-        def choose(*_: object) -> triton.Config:
-            raise Unsupported("its kernel is autotuned, and the device chooses the configuration")
-
-        return expanded(self.where, self.source, call, choose)
+    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+        """As of a Runner, where the device has chosen before."""
+        found = autotune.published(
+            self.op, self.source, function, self.target, self.model, configs, situation
+        )
+        if found is None:
+            what = f"`{function}`" if function else "it"
+            raise Unsupported(
+                f"{what} is tuned, and the device chooses among its {len(configs)} configurations, "
+                "at the first call"
+            )
+        return found
 
     def compiled(self, call: Call) -> Compiled:
         """As of a Runner, but not loaded. Raises NotCached."""

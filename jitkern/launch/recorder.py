@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from jitkern.kernel import Source
+from jitkern.launch import autotune, triton
 from jitkern.launch.arguments import checked
 from jitkern.launch.python import Compiled, geometry_of
 from jitkern.launch.symbols import (
@@ -21,7 +23,8 @@ from jitkern.launch.symbols import (
     text_of,
 )
 from jitkern.launch.tensors import Memory, TensorProxy
-from jitkern.launch.variants import Call, declared_in
+from jitkern.launch.tune import Tuned
+from jitkern.launch.variants import Call, expanded
 
 # Torch's numbers for dtypes (c10::ScalarType) and devices.
 _DTYPES = {
@@ -48,8 +51,10 @@ class Provider(Protocol):
 
     source: Source
 
-    def expanded(self, call: Call) -> Call:
-        """The call with what its kernel's decorators add."""
+    def chosen(
+        self, function: str, configs: Sequence[Any], situation: autotune.Situation
+    ) -> autotune.Choice:
+        """Which configuration to take, of `function` or of `.tune`; nothing is measured."""
 
     def compiled(self, call: Call) -> Compiled:
         """The variant that an expanded call needs."""
@@ -74,7 +79,7 @@ class Recorder:
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
         self.views = 0
         self.kernels: list[Compiled] = []
-        self.tuned = False
+        self.model: str | None = ""
         self._kernels_of = kernels_of
 
     def act(self, text: str) -> None:
@@ -237,10 +242,8 @@ class Recorder:
 
     def start(self, call: Call) -> None:
         """Launch: the kernel is had now, the arguments are checked, and the stub does the rest."""
-        source = self._kernels_of.source
-        if source.kind == "triton":
-            self.tuned |= bool(declared_in(self.where, source, call.function).configs)
-        call = self._kernels_of.expanded(call)
+        choose = functools.partial(self._autotuned, call.function)
+        call = expanded(self.where, self._kernels_of.source, call, choose)
         call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
         compiled = self._kernels_of.compiled(call)
         number = len(self.kernels)
@@ -278,6 +281,25 @@ class Recorder:
             f"{extra}, p)) goto failed;"
         )
         self.act("}")
+
+    def choose(
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """The configuration of `.tune`; whatever was asked to find it is guarded."""
+        configs = autotune.configs_of(tuned, args, kwargs)
+        return configs[self._choice("", configs, autotune.situation_of_call(tuned, args, kwargs))]
+
+    def _autotuned(
+        self, function: str, declared: triton.Function, named: dict[str, Any]
+    ) -> triton.Config:
+        situation = autotune.situation_of(declared, named)
+        return declared.configs[self._choice(function, declared.configs, situation)]
+
+    def _choice(self, function: str, configs: Sequence[Any], situation: autotune.Situation) -> int:
+        number, model = self._kernels_of.chosen(function, configs, situation)
+        if model != "" and self.model is not None:
+            self.model = model
+        return number
 
     def _scratch(self, compiled: Compiled, grid: Sequence[Any]) -> Iterator[str]:
         """Triton's trailing parameters: memory that all its programs share out among them."""

@@ -114,7 +114,7 @@ class Slot:
         situation: tuple[str, ...],
     ) -> bool:
         found = False
-        for _, plan in self.plans(function, source, target).find(situation):
+        for _, plan in self.plans(function, source, target).find(situation, device):
             entries = [entry_of(reference) for reference in (plan.stub, *plan.kernels)]
             if None in entries:
                 continue

@@ -27,6 +27,7 @@ from jitkern.launch.runtime import shim
 from jitkern.launch.slot import Frozen, Parameter
 from jitkern.launch.symbols import Statement, Unsupported, line_in, running
 from jitkern.launch.tensors import TensorProxy
+from jitkern.launch.tune import changed, parts_of
 
 _KEYWORDS = frozenset((
     "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
@@ -47,8 +48,9 @@ class Traced(NamedTuple):
     """What one run of a launch function came to.
 
     tensors: C names of the arguments that are tensors, by position. owned: how many tensors it
-    makes. kernels: the variants it launches. frozen: the values it holds for constant. tuned:
-    whether one of the kernels is as an autotuner chose it on this device.
+    makes. kernels: the variants it launches. frozen: the values it holds for constant. model: the
+    device model whose choice of a configuration it follows; "" where there was nothing to choose,
+    None where nobody has measured.
     """
 
     tensors: list[tuple[int, str]]
@@ -57,7 +59,7 @@ class Traced(NamedTuple):
     owned: int
     kernels: list[Compiled]
     frozen: list[Frozen]
-    tuned: bool
+    model: str | None
 
 
 _active = threading.local()
@@ -126,11 +128,12 @@ def trace(  # one run of one launch function
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
     try:
-        compares = code is not None and _compares_identities(code)
+        codes = [getattr(part, "__code__", None) for part in parts_of(function)]
+        compares = any(map(_compares_identities, filter(None, codes)))
         proxies, tensors = _arguments(recorder, parameters, args, compares=compares)
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
-        result = seeing(function, TRACING)(
-            Kernels(recorder.start),
+        result = changed(function, lambda part: seeing(part, TRACING))(
+            Kernels(recorder.start, recorder.choose),
             *(proxy for name, proxy in named.items() if name not in keywords),
             **{name: proxy for name, proxy in named.items() if name in keywords},
         )
@@ -151,7 +154,7 @@ def trace(  # one run of one launch function
         len(recorder.owned),
         recorder.kernels,
         recorder.facts.frozen,
-        recorder.tuned,
+        recorder.model,
     )
 
 

@@ -1,0 +1,104 @@
+"""What `jitkern explain` says beside what is cached: choices made, and what could be better."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from jitkern import jit
+from jitkern.compilers import compiler_for
+from jitkern.entry import Entry
+from jitkern.errors import CompilerNotFound, TargetError
+from jitkern.kernel import Extension, Source, Variant
+from jitkern.key import canonical
+from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.register import Op
+
+MANY = 3  # variants that differ in the class of one argument alone
+
+
+def choices(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
+    """Which configuration each device model took, in which situation, and what others took."""
+    if isinstance(source, Extension):
+        return
+    from jitkern.launch.autotune import choices_of
+
+    for entry, choice in choices_of(op.name, source, target):
+        situation = ", ".join(f"{name}={value}" for name, value in choice["situation"].items())
+        listed = [
+            f"{config} {'does not run' if time is None else f'{time:.4g} ms'}"
+            for config, time in zip(choice["configs"], choice["milliseconds"])
+        ]
+        chosen = listed.pop(choice["choice"])
+        yield {
+            "kind": "choice", "variant": entry.variant, "target": entry.path.parent.name,
+            "key": entry.manifest.digest, "path": str(entry.path), "reason": "",
+            "note": f"on {choice['model']}, {situation}: {'; not '.join([chosen, *listed])}",
+            "stub": "",
+        }  # fmt: skip
+
+
+def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
+    """Integer arguments of Triton kernels whose classes make many of the cached variants."""
+    if source.kind != "triton":
+        return
+    from jitkern.launch.variants import declared_in
+
+    known = jit.key_of(Variant(op.name, source), target).inputs
+    alike: dict[tuple[str, str, bytes], set[str]] = defaultdict(set)
+    for _, entry in jit.open_cache().entries():
+        inputs = entry.manifest.inputs if isinstance(entry, Entry) else {}
+        if any(inputs.get(name) != known[name] for name in ("op", "target", "source")):
+            continue
+        variant = inputs["variant"]
+        if not variant["signature"]:
+            continue  # no kernel: a choice
+        names = declared_in(op.name, source, variant["function"]).parameters
+        passed = [name for name in names if name not in dict(variant["template"])]
+        for i, (name, kind) in enumerate(zip(passed, variant["signature"])):
+            if _plain(kind) in ("i32", "i64", "u64"):
+                others = [*variant["signature"][:i], *variant["signature"][i + 1 :]]
+                rest = canonical([inputs["flags"], variant["template"], variant["options"], others])
+                alike[variant["function"], name, rest].add(kind)
+    largest: dict[tuple[str, str], set[str]] = {}
+    for (function, name, _), kinds in alike.items():
+        largest[function, name] = max(largest.get((function, name), set()), kinds, key=len)
+    for (function, name), kinds in largest.items():
+        left = {_plain(kind) for kind in kinds}
+        if len(kinds) >= MANY and len(left) < len(kinds):
+            yield (
+                f"`{function}` has {len(kinds)} variants that differ in `{name}` alone "
+                f'({", ".join(sorted(kinds))}): @triton.jit(do_not_specialize=["{name}"]) makes '
+                f"{len(left)} of them"
+            )
+
+
+def _plain(kind: str) -> str:
+    """An argument's class where Triton does not specialise on its value."""
+    return "i32" if kind == "1" else kind.partition(":")[0]
+
+
+def installed(variants: list[Variant], target: Target) -> list[dict[str, str]]:
+    """What could compile these, which are all of one source's kind."""
+    with contextlib.suppress(CompilerNotFound, TargetError):
+        for one in variants[:1]:
+            exact = jit.exact_target(one, target)
+            return compiler_for(one.source).identities(one.source, exact)
+    return []
+
+
+def newer(made: Mapping[str, str], here: list[dict[str, str]]) -> str:
+    """A note where the compiler that is installed is newer than the one that made an entry."""
+    for found in here[:1]:
+        names = made.get("name"), found["name"]
+        versions = made.get("version", ""), found["version"]
+        if names[0] == names[1] and jit._numbers(versions[0]) < jit._numbers(versions[1]):
+            return (
+                f"made by {names[0]} {versions[0]}, and {versions[1]} is installed: "
+                "jitkern prewarm --refresh"
+            )
+    return ""
