@@ -156,7 +156,7 @@ def prepared(wanted: Sequence[Contender]) -> list[Contender]:
             raise AssertionError(f"{contender.name} is wrong: {out} instead of {expected}")
         for kind in KINDS.values():
             if contender.name.startswith(f"{kind.name}."):
-                verify_events(events, kind.op, kind.compiler)
+                verify_events(events, kind.op, kind.prefer)
         ready.append(contender)
     stop()
     return ready

@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to a kernel; for ours, `prefer` is JITKERN_PREFER, `compiler` what manifests say."""
+    """One way to a kernel; for ours, `prefer` is JITKERN_PREFER, the kind of source."""
 
     name: str
     devices: tuple[str, ...]
@@ -25,7 +25,6 @@ class Kind:
     needs: str = ""  # a package that must be installed
     op: str = ""  # jitkern's op, where it is one of ours
     prefer: str = ""
-    compiler: str = ""
     cold_rounds: int = 3
 
     def missing(self) -> str:
@@ -38,27 +37,10 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(
-            "jitkern.cuda", ("cuda",), "jitkern.ops", op="vec_add", prefer="nvrtc", compiler="nvrtc"
-        ),
-        Kind(
-            "jitkern.triton",
-            ("cuda",),
-            "jitkern.ops",
-            "triton",
-            op="vec_add",
-            prefer="triton",
-            compiler="triton",
-        ),
-        Kind("jitkern.cpp", ("cpu",), "jitkern.ops", op="vec_add", prefer="cc", compiler="cc"),
-        Kind(
-            "jitkern.extension",
-            ("cpu", "cuda"),
-            "jitkern.ops",
-            op="muladd",
-            prefer="extension",
-            compiler="load_inline",
-        ),
+        Kind("jitkern.cuda", ("cuda",), "jitkern.ops", op="vec_add", prefer="nvrtc"),
+        Kind("jitkern.triton", ("cuda",), "jitkern.ops", "triton", op="vec_add", prefer="triton"),
+        Kind("jitkern.cpp", ("cpu",), "jitkern.ops", op="vec_add", prefer="cc"),
+        Kind("jitkern.extension", ("cpu", "cuda"), "jitkern.ops", op="muladd", prefer="extension"),
         Kind("load_inline", ("cpu", "cuda"), "torch.utils.cpp_extension", cold_rounds=1),
         Kind("triton", ("cuda",), "triton", "triton"),
         Kind("cupy", ("cuda",), "cupy", "cupy"),
@@ -74,15 +56,13 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def verify_events(events: Iterable[Any], op: str, compiler: str) -> None:
-    """Raise AssertionError unless a jitkern.Event is about an artifact of `op` by `compiler`."""
+def verify_events(events: Iterable[Any], op: str, kind: str) -> None:
+    """Raise AssertionError unless a jitkern.Event is about an artifact of `op` of this kind."""
     manifests = [
         Path(event.path, "manifest.json")
         for event in events
         if event.op == f"jitkern::{op}" and event.path
     ]
-    used = {json.loads(manifest.read_bytes())["compiler"]["name"] for manifest in manifests}
-    if compiler not in used:
-        raise AssertionError(
-            f"{op} ran kernels by {sorted(used) or 'no compiler'}, not by {compiler}"
-        )
+    used = {json.loads(manifest.read_bytes())["inputs"]["source"]["kind"] for manifest in manifests}
+    if kind not in used:
+        raise AssertionError(f"{op} ran kernels of {sorted(used) or 'no kind'}, not of {kind}")

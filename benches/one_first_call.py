@@ -61,7 +61,7 @@ def _verify(kind: Kind, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
     if kind.op:
         from jitkern import config
 
-        verify_events(_events, kind.op, kind.compiler)
+        verify_events(_events, kind.op, kind.prefer)
         statuses = {event.status for event in _events}
         wanted = "hit" if config.current().compile == "never" else "built"
         if wanted not in statuses or (wanted == "hit" and len(statuses) > 1):

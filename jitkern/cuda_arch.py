@@ -37,7 +37,7 @@ def arch_flags(listed: str | None, cuda_cflags: Sequence[str]) -> tuple[str, ...
     None where `cuda_cflags` name an arch. Raises TargetError for a name that is no arch, and where
     there is neither a list nor a GPU.
     """
-    if any(re.match(_OPTIONS, flag) for flag in cuda_cflags):
+    if is_named(cuda_cflags):
         return ()
     if listed and listed != "native":
         archs = listed.replace(" ", ";")
@@ -47,6 +47,11 @@ def arch_flags(listed: str | None, cuda_cflags: Sequence[str]) -> tuple[str, ...
     else:
         wanted = _visible()
     return tuple(sorted({flag for arch in wanted for flag in _flags(arch)}))
+
+
+def is_named(flags: Sequence[str]) -> bool:
+    """Whether nvcc's flags name an arch."""
+    return any(re.match(_OPTIONS, flag) for flag in flags)
 
 
 def named_arch(flags: Sequence[str]) -> str:

@@ -183,7 +183,7 @@ class Triton(Source):
 
 
 class Extension(Source):
-    """C++ or CUDA against Torch's headers that registers itself; built by `load_inline`.
+    """C++ or CUDA against Torch's headers that registers itself; one library of all its files.
 
     function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a
     plain name for a pybind function (the source holds its PYBIND11_MODULE). It takes the op's

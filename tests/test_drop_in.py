@@ -55,6 +55,7 @@ import torch
 import jitkern
 from jitkern import config, counters, cuda_arch, drop_in, inlined, receipts
 from jitkern.compilers import cpp_commands, toolkit, traps
+from jitkern.compilers.inline import build_of
 from jitkern.errors import CompileError, CompilerNotFound, LoadError, NotCached, TargetError
 from jitkern.inline import Inline, closure, words
 
@@ -596,12 +597,12 @@ def test_a_trap_has_a_hint(arguments, hint):
         ('error: no suitable conversion function from "__nv_bfloat16" to "float" exists', "-D__CUDA_NO_BFLOAT16"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_130'", "does not know compute_130: name another arch in TORCH_CUDA_ARCH_LIST"),
         ("#error -- unsupported GNU version! gcc versions later than 15", "name an older one, e.g. CC=g++-13"),
-        ("c++: fatal error: Killed signal terminated program cc1plus", "set MAX_JOBS=1"),
+        ("c++: fatal error: Killed signal terminated program cc1plus", "set JITKERN_JOBS=1"),
         ("ld: 1.o: multiple definition of `PyInit_x'; 0.o: first defined here", "stands in two units"),
     ],
 )  # fmt: skip
 def test_what_nvcc_says_has_a_hint(said, hint):
-    assert hint in traps.hint(Inline(("cuda.cu",), name="x", texts=("",)), said)
+    assert hint in traps.hint(build_of(Inline(("cuda.cu",), name="x", texts=("",))), said)
 
 
 def test_an_undefined_function_is_named():
@@ -748,7 +749,7 @@ def test_cudnn_home_is_searched(tmp_path):
     (tmp_path / "include" / "cudnn.h").touch()
     source = Inline(("main.cpp",), name="x", texts=("",), with_cuda=True)
     with config.using(environment={"CUDNN_HOME": str(tmp_path)}):
-        command = cpp_commands.compile_step(source, 0, tmp_path).command
+        command = cpp_commands.compile_step(build_of(source), 0, tmp_path).command
     assert str(tmp_path / "include") in command
 
 

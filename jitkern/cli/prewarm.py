@@ -6,7 +6,6 @@ A second run compiles nothing. What this machine cannot build is skipped, with t
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -15,9 +14,8 @@ from jitkern import config
 from jitkern.cli.builder import Builder, Group, Result
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import print_json, print_table
+from jitkern.compilers import jobs
 from jitkern.target import Target
-
-MEMORY_PER_JOB = 2 << 30  # a build with Torch's headers takes 1.5 to 3 GB
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -78,8 +76,8 @@ def _run(args: argparse.Namespace) -> int:
             keep_shard(op, *args.shard)
     groups = _plan(args.what, targets)
     # Into a private cache instead would keep nothing.
-    with config.using(fallback="raise"):
-        builder = Builder(args.jobs or _default_jobs(), keep_going=args.keep_going, refresh=args.refresh)
+    with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
+        builder = Builder(jobs.limit(), keep_going=args.keep_going, refresh=args.refresh)
         results = builder.build(groups)
     count = {
         status: sum(r.status == status for r in results)
@@ -136,19 +134,6 @@ def _print(results: list[Result]) -> None:
         print_table(("status", "op", "variant", "target", "time"), rows)
     for reason in dict.fromkeys((r.status, r.reason) for r in results if r.reason):
         print(f"{reason[0]}: {reason[1]}", file=sys.stderr)
-
-
-def _default_jobs() -> int:
-    if config.current().jobs:
-        return config.current().jobs
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return cores
-    return max(1, min(cores, free // MEMORY_PER_JOB))
 
 
 def _positive(text: str) -> int:

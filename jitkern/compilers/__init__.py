@@ -18,7 +18,7 @@ _HOMES = {
     "cc": ("cc", "Cc"),
     "stub": ("stub", "StubCompiler"),
     "triton": ("triton", "TritonCompiler"),
-    "extension": ("extension", "LoadInline"),
+    "extension": ("extension", "ExtensionCompiler"),
     "inline": ("inline", "InlineCompiler"),
 }
 COMPILERS: dict[str, Compiler] = {}  # by kind of source, as they are met

@@ -10,14 +10,15 @@ import functools
 import re
 import shlex
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jitkern import config
 from jitkern.compilers import toolkit
 from jitkern.errors import CompilerNotFound
-from jitkern.inline import Inline
+from jitkern.inline import has_cuda
+from jitkern.kernel import Unit
 
 NVCC_FLAGS = (
     "-D__CUDA_NO_HALF_OPERATORS__",
@@ -33,52 +34,81 @@ NVCC_REMEDY = (
 )
 
 
+class Build(NamedTuple):
+    """A module, library or program, and what it is made of.
+
+    kind: of the source, whose words hints use. name: TORCH_EXTENSION_NAME. output: `module`,
+    `library` or `program`. units: each with all flags of its own; its file is an absolute path, or
+    stands in `texts` with what it holds. environment: variables that the compilers are told.
+    """
+
+    kind: str
+    name: str
+    output: str
+    units: Sequence[Unit]
+    texts: Mapping[str, str]
+    include: Sequence[str]
+    with_cuda: bool
+    ldflags: Sequence[str] = ()
+    environment: tuple[str, ...] = ()
+
+    def is_cuda(self, unit: Unit) -> bool:
+        """Whether nvcc compiles it."""
+        return self.with_cuda and has_cuda((unit.file,))
+
+    def text(self, unit: Unit) -> str:
+        """What it holds."""
+        if unit.file in self.texts:
+            return self.texts[unit.file]
+        return Path(unit.file).read_text(errors="replace")
+
+
 class Step(NamedTuple):
-    """A unit: its command, what it writes, and where it lists what it opened."""
+    """A command, what it writes, where it lists what it opened, and flags for a lot of memory."""
 
     command: list[str]
     output: Path
-    opened: Path
+    opened: Path | None = None
+    roomy: tuple[str, ...] = ()
 
 
-def compile_step(source: Inline, number: int, folder: Path, *, roomy: bool = False) -> Step:
-    """How the unit of this number is compiled in `folder`. Raises CompilerNotFound.
-
-    roomy: there is memory for g++ not to look for what it can free, which takes 15 % of its time.
-    """
-    name, unit = source.units[number]
-    path = name if isinstance(unit, str) else str(unit)
+def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Step:
+    """How the unit of this number is compiled in `folder`. Raises CompilerNotFound."""
+    unit = build.units[number]
     output, opened = folder / f"{number}.o", folder / f"{number}.d"
     listing = ("-MMD", "-MF", opened.name)
-    if source.is_cuda(name):
-        command = [*nvcc()[0], *listing, *_nvcc_flags(source)]
+    mapped = _prefix_maps(build, unit, folder)
+    if build.is_cuda(unit):
+        command = [*nvcc()[0], *listing, *_nvcc_flags(build, unit)]
+        command += [f"-Xcompiler={flag}" for flag in mapped if "," not in flag]
     else:
-        home = unit.parent if isinstance(unit, Path) else folder
-        mapped = (f"-ffile-prefix-map={folder}=.", f"-ffile-prefix-map={home}=.")
-        standard = ("-fPIC", f"-std={_standard()}", *(_ROOMY if roomy else ()))
         tool = shlex.split(config.current().cxx)
-        command = [*tool, *listing, *_common_flags(source), *standard, *mapped, *source.cflags]
-    return Step([*command, "-c", path, "-o", output.name], output, opened)
+        standard = ("-fPIC", f"-std={_standard()}")
+        command = [*tool, *listing, *_common_flags(build), *standard, *mapped, *unit.flags]
+    roomy = _ROOMY if gcc and not build.is_cuda(unit) else ()
+    return Step([*command, "-c", unit.file, "-o", output.name], output, opened, roomy)
 
 
-def link_command(source: Inline, objects: Sequence[Path], linked: Path) -> list[str]:
+def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
     """How they become the library or program `linked`."""
     libraries = torch_folder() / "lib"
-    program = source.output == "program"
-    cuda = source.with_cuda
-    debugged = any(f.startswith("-g") for f in (*source.cflags, *source.ldflags))
-    return [
+    program = build.output == "program"
+    cuda = build.with_cuda
+    flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
+    debugged = any(f.startswith("-g") and not f.startswith("-gencode") for f in flags)
+    command = [
         *shlex.split(config.current().cxx),
         *(path.name for path in objects),
         *(() if program else ("-shared",)),
         *(() if debugged else ("-Wl,-s",)),
-        *source.ldflags,
+        *build.ldflags,
         *(f"-L{libraries}", "-lc10", *(("-lc10_cuda",) if cuda else ()), "-ltorch_cpu"),
         *(*(("-ltorch_cuda",) if cuda else ()), "-ltorch"),
         *((f"-Wl,-rpath,{libraries}",) if program else ("-ltorch_python",)),
-        *(_cuda_libraries() if cuda else ()),
+        *(_cuda_libraries(build) if cuda else ()),
         *("-o", linked.name),
     ]
+    return Step(command, linked)
 
 
 def nvcc() -> tuple[list[str], tuple[int, int]]:
@@ -97,47 +127,54 @@ def torch_folder() -> Path:
     return Path(torch.__file__).parent
 
 
-def _common_flags(source: Inline) -> list[str]:
+def _prefix_maps(build: Build, unit: Unit, folder: Path) -> list[str]:
+    """What makes `__FILE__` and debug information free of where things lie."""
+    own = Path(unit.file).parent
+    homes = {str(folder), str(torch_folder().parent), *build.include}
+    homes |= {str(own)} if own.is_absolute() else set()
+    return [f"-ffile-prefix-map={home}=." for home in sorted(homes, key=len)]  # the last one wins
+
+
+def _common_flags(build: Build) -> list[str]:
     include = torch_folder() / "include"
     roots = [include, include / "torch" / "csrc" / "api" / "include"]
-    if source.with_cuda:
-        roots += _cuda_folders("include")
+    if build.with_cuda:
+        roots += _cuda_folders("include", build)
     roots.append(Path(sysconfig.get_path("include", scheme="posix_prefix")))
     roots = [root for root in roots if root != Path("/usr/include")]
-    name = (f"-DTORCH_EXTENSION_NAME={source.name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
+    name = (f"-DTORCH_EXTENSION_NAME={build.name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
     return [
-        *(() if source.output == "program" else name),
-        *(f"-I{root.path}" for root in source.include),
+        *(() if build.output == "program" else name),
+        *(f"-I{root}" for root in build.include),
         *(word for root in roots for word in ("-isystem", str(root))),
     ]
 
 
-def _nvcc_flags(source: Inline) -> list[str]:
+def _nvcc_flags(build: Build, unit: Unit) -> list[str]:
     host = config.current().environment.get("CC")
-    own_standard = any(flag.startswith("-std=") for flag in source.cuda_cflags)
+    own_standard = any(flag.startswith("-std=") for flag in unit.flags)
     return [
         *(("-ccbin", host) if host else ()),
-        *_common_flags(source),
+        *_common_flags(build),
         *NVCC_FLAGS,
-        *source.arch,
         *("--compiler-options", "-fPIC"),
-        *source.cuda_cflags,
+        *unit.flags,
         *(() if own_standard else (f"-std={_standard()}",)),
     ]
 
 
-def _cuda_libraries() -> list[str]:
-    folders = [*_cuda_folders("lib64"), *_cuda_folders("lib")]
+def _cuda_libraries(build: Build) -> list[str]:
+    folders = [*_cuda_folders("lib64", build), *_cuda_folders("lib", build)]
     named = any((folder / "libcudart.so").exists() for folder in folders)
     versioned = sorted(path for folder in folders for path in folder.glob("libcudart.so.*"))
     runtime = [str(versioned[-1])] if versioned and not named else ["-lcudart"]
     return [*(f"-L{folder}" for folder in folders), *runtime]
 
 
-def _cuda_folders(name: str) -> list[Path]:
+def _cuda_folders(name: str, build: Build) -> list[Path]:
     """The toolkit's `include` or `lib`, those of its wheels where none is installed; cuDNN's."""
     homes = toolkit.cuda_homes()[:1] or toolkit.wheel_prefixes()
-    environment = config.current().environment
+    environment = config.current().build_environment(build.environment)
     cudnn = environment.get("CUDNN_HOME") or environment.get("CUDNN_PATH")
     own = environment.get("CUDA_INC_PATH") if name == "include" else None
     found = [home / name for home in (*homes, *((Path(cudnn),) if cudnn else ()))]

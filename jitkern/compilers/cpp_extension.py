@@ -1,139 +1,158 @@
-"""Builds what `load_inline` and `load` were given: units side by side, then the linker."""
+"""Builds against Torch's headers: what `Extension`, `load_inline` and `load` give, side by side.
+
+Units are compiled side by side, each with flags of its own, as many at once as jobs allows.
+"""
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
-import os
+import queue
 import re
 import shlex
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jitkern import config
-from jitkern.closure import Closure
-from jitkern.compilers import cc, child, toolkit, traps
-from jitkern.compilers.cpp_commands import Step, compile_step, link_command, nvcc, torch_folder
-from jitkern.compilers.result import Built, compile_error, read_dependencies, run, write_log
+from jitkern.compilers import cc, child, jobs, traps
+from jitkern.compilers.cpp_commands import Build, Step, compile_step, link_step, nvcc
+from jitkern.compilers.result import Built, compile_error, read_dependencies, write_log
 from jitkern.errors import CompileError, TargetError
-from jitkern.inline import Inline
 from jitkern.kernel import Variant
 from jitkern.target import Target, this_abi, this_platform
 
+_ROOM = 4 << 30  # that a compiler may take which does not look for what it can free
 
-def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
-    """Compile and link in `staging`; see compilers.Compiler.compile."""
-    source = variant.source
-    assert isinstance(source, Inline)
-    _check_target(variant, target)
-    compiler = identity(source)
-    roomy = "clang" not in compiler["version"] and _free_memory() > 4 * len(source.files)
+
+class _Done(NamedTuple):
+    """A command that ended."""
+
+    number: int
+    command: list[str]
+    status: int
+    said: str
+
+
+def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple[Built, list[Path]]:
+    """What was built in `staging`, and the files that were opened, less Torch's and the system's.
+
+    Its meta has the `artifact`, and `namespaces` and `ops` that it registers. Raises
+    CompilerNotFound and CompileError.
+    """
+    compiler = identity(with_nvcc=any(map(build.is_cuda, build.units)))
     folder = staging / "build"
     folder.mkdir()
-    for name, text in zip(source.files, source.texts):
+    for name, text in build.texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    numbers = range(len(source.files))
-    steps = [compile_step(source, number, folder, roomy=roomy) for number in numbers]
-    linked = _run_all(variant, target, steps, staging)
-    binary = linked.read_bytes()
-    if source.output == "module":
-        missing = traps.missing_module(source, binary)
-        if missing:
-            raise CompileError(f"{variant.op}: {missing}", op=variant.op)
-    plain = re.sub(r"\W", "_", source.name, flags=re.ASCII)[:80] or "_"
-    suffix = "" if source.output == "program" else ".so"
+    gcc = "clang" not in " ".join(compiler.values())
+    steps = [compile_step(build, n, folder, gcc=gcc) for n in range(len(build.units))]
+    linked = link_step(build, [step.output for step in steps], folder / "linked")
+    _run(build, [*steps, linked], variant, target, staging)
+    binary = linked.output.read_bytes()
+    missing = traps.missing_module(build, binary) if build.output == "module" else ""
+    if missing:
+        raise CompileError(f"{variant.op}: {missing}", op=variant.op)
+    plain = re.sub(r"\W", "_", build.name, flags=re.ASCII)[:80] or "_"
+    suffix = "" if build.output == "program" else ".so"
     artifact = f"{plain}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
     (staging / artifact).write_bytes(binary)
-    registered = traps.registrations(source, b"\0".join(step.output.read_bytes() for step in steps))
-    opened = _opened(closure, folder, steps)
-    return Built(compiler, {"artifact": artifact, **registered, "opened": opened})
+    registered = traps.registrations(build, b"\0".join(step.output.read_bytes() for step in steps))
+    return Built(compiler, {"artifact": artifact, **registered}), _opened(folder, steps)
 
 
-def identity(source: Inline) -> dict[str, str]:
-    """The compilers that would build `source`. Raises CompilerNotFound."""
-    found = cc.identity(config.current().cxx)
-    if any(map(source.is_cuda, source.files)):
-        return {**found, "nvcc": ".".join(map(str, nvcc()[1]))}
-    return found
+def identity(*, with_nvcc: bool) -> dict[str, str]:
+    """The compilers that would build: c++, or nvcc over it. Raises CompilerNotFound."""
+    host = cc.identity(config.current().cxx)
+    if not with_nvcc:
+        return host
+    return {"name": "nvcc", "version": ".".join(map(str, nvcc()[1])), "c++": host["version"]}
 
 
-def _free_memory() -> float:
-    """In GiB; 0 where that is not to be known."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    return int(found.group(1)) / (1 << 20) if found else 0
+def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> None:
+    """Raise TargetError where `target` is not for the Torch, Python and platform of this process.
 
-
-def _check_target(variant: Variant, target: Target) -> None:
-    """What is built is for the Torch, the Python and the platform that it is built on."""
+    python: whether the artifact depends on Python's ABI.
+    """
     import torch
 
-    source = variant.source
-    assert isinstance(source, Inline)
-    here = Target.current("cpu")
-    ours = (here.torch, this_platform(), this_abi(python=source.python))
-    if (target.torch, target.platform, target.abi) != ours:
-        raise TargetError(f"{variant.op}: this machine is no {target}, and builds for itself alone")
-    if source.with_cuda and not torch.version.cuda:
+    cuda = (torch.version.cuda or "").replace(".", "")
+    ours = (Target.current("cpu").torch, this_platform(), this_abi(python=python))
+    same = (target.torch, target.platform, target.abi) == ours
+    if not same or (cuda and target.cuda not in ("", cuda)):
         raise TargetError(
-            f"{variant.op}: it wants CUDA, and this Torch {torch.__version__} is built without: "
+            f"{op}: what includes Torch's headers is built with the Torch it runs on: "
+            f"this is Torch {torch.__version__} on {this_platform()}, which cannot build for "
+            f"{target}"
+        )
+    if not cuda and (with_cuda or target.cuda):
+        raise TargetError(
+            f"{op}: it wants CUDA, and this Torch {torch.__version__} is built without: "
             "install a CUDA build of it"
         )
 
 
-def _run_all(variant: Variant, target: Target, steps: Sequence[Step], staging: Path) -> Path:
-    """Run the steps, link what they write, and keep the log; returns what was linked."""
-    source = variant.source
-    assert isinstance(source, Inline)
-    folder = staging / "build"
-    linked = folder / "linked"
-    commands = [step.command for step in steps]
-    done = _side_by_side(source, folder, commands)
-    if not any(status for status, _ in done):
-        commands.append(link_command(source, [step.output for step in steps], linked))
-        done.append(_run(source, folder, commands[-1]))
-    log = "".join(f"$ {shlex.join(c)}\n{said}" for c, (_, said) in zip(commands[1:], done[1:]))
-    write_log(staging, commands[0], done[0][1] + log)
-    for command, (status, said) in zip(commands, done):
-        if status:
-            named = variant._replace(function=source.name)
-            raise compile_error(named, target, command, said, traps.hint(source, said))
-    return linked
+def _run(
+    build: Build, steps: Sequence[Step], variant: Variant, target: Target, staging: Path
+) -> None:
+    """Run the steps, the last one after the others, and keep the log. Raises CompileError."""
+    done = _side_by_side(build, steps[:-1], staging / "build")
+    if not any(one.status for one in done):
+        done += _side_by_side(build, steps[-1:], staging / "build")
+    log = "".join(f"$ {shlex.join(one.command)}\n{one.said}" for one in done[1:])
+    write_log(staging, done[0].command, done[0].said + log)
+    for one in done:
+        if one.status:
+            hint = traps.hint(build, one.said)
+            raise compile_error(variant, target, one.command, one.said, hint)
 
 
-def _run(source: Inline, folder: Path, command: list[str]) -> tuple[int, str]:
-    done = run(command, source=source, folder=folder)
-    return done.returncode, done.stdout
+def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Done]:
+    """Those that ended, in order: all, or up to the first that failed, which ends the others."""
+    ended: queue.SimpleQueue[_Done | BaseException] = queue.SimpleQueue()
+    over = threading.Event()
+    threads = [  # they keep no process from its end
+        threading.Thread(target=_work, args=(build, number, step, folder, over, ended), daemon=True)
+        for number, step in enumerate(steps)
+    ]
+    done: list[_Done] = []
+    try:
+        for thread in threads:
+            thread.start()
+        while len(done) < len(steps) and not any(one.status for one in done):
+            one = ended.get()
+            if isinstance(one, BaseException):
+                raise one
+            done.append(one)
+    finally:
+        over.set()
+        while alive := [thread for thread in threads if thread.is_alive()]:
+            child.kill_in(folder)  # again and again: one may have been about to start
+            alive[0].join(0.05)
+    return sorted(done)
 
 
-def _side_by_side(source: Inline, folder: Path, commands: list[list[str]]) -> list[tuple[int, str]]:
-    if len(commands) == 1:
-        return [_run(source, folder, commands[0])]
-    settings = config.current()
-    named = settings.environment.get("MAX_JOBS", "")
-    jobs = int(named) if named.isdigit() and int(named) else settings.jobs or os.cpu_count() or 1
-    with concurrent.futures.ThreadPoolExecutor(min(jobs, len(commands))) as pool:
-        try:
-            return list(pool.map(lambda command: _run(source, folder, command), commands))
-        except BaseException:  # the children have sessions of their own, where no Ctrl-C arrives
-            pool.shutdown(wait=False, cancel_futures=True)
-            child.kill_in(folder)
-            raise
+def _work(
+    build: Build,
+    number: int,
+    step: Step,
+    folder: Path,
+    over: threading.Event,
+    ended: queue.SimpleQueue[_Done | BaseException],
+) -> None:
+    try:
+        with jobs.place(over) as running:
+            if running:
+                roomy = step.roomy if jobs.free_memory() > _ROOM * running else ()
+                command = [*step.command, *roomy]
+                environment = config.current().build_environment(build.environment)
+                ended.put(_Done(number, command, *child.run(command, cwd=folder, env=environment)))
+    except BaseException as e:  # noqa: BLE001  raised again where the result is taken
+        ended.put(e)
 
 
-def _opened(closure: Closure, folder: Path, steps: Sequence[Step]) -> dict[str, str]:
-    """What the compiler opened beyond the key and the toolchain: path -> SHA-256.
-
-    A header that a macro names, say. It is looked at again whenever the entry is used.
-    """
-    known = [folder.resolve(), torch_folder().resolve(), *toolkit.cuda_homes()]
-    found: dict[str, str] = {}
-    for step in steps:
-        for name in read_dependencies(step.opened) if step.opened.is_file() else ():
-            path = (folder / name).resolve()
-            if path not in closure.paths and not any(path.is_relative_to(k) for k in known):
-                found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+def _opened(folder: Path, steps: Sequence[Step]) -> list[Path]:
+    listed = [step.opened for step in steps if step.opened and step.opened.is_file()]
+    names = {name for file in listed for name in read_dependencies(file)}
+    paths = {(folder / name).resolve() for name in names}
+    return sorted(path for path in paths if not path.is_relative_to(folder.resolve()))

@@ -1,165 +1,88 @@
-"""`torch.utils.cpp_extension.load_inline`, for sources against Torch's headers.
+"""C++ and CUDA against Torch's headers: what an `Extension` says, as the builder takes it.
 
-The sources register themselves. It builds in a child process inside our private staging, so that
-its lock file, its mtimes and its cache, which is keyed by name alone, cannot hurt; the result is
-loaded from our entry like any other artifact.
+A lookup imports nothing of what compiling takes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import subprocess
+import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jitkern import closure as closures
-from jitkern import config
+from jitkern import cuda_arch
 from jitkern.closure import Closure
-from jitkern.compilers import child, toolkit
-from jitkern.compilers.result import Built, compile_error, write_log
-from jitkern.errors import CompilerNotFound, TargetError
-from jitkern.kernel import Extension, Source, Variant
+from jitkern.errors import TargetError
+from jitkern.inline import has_cuda
+from jitkern.kernel import Extension, Source, Unit, Variant
 from jitkern.target import Target, this_abi
 
-_TOOLS = {
-    "ninja": "pip install ninja",
-    "c++": "apt-get install g++ (or set CXX)",
-    "nvcc": "install the CUDA toolkit (apt-get install cuda-nvcc-13-0) and set CUDA_HOME",
-}
+if TYPE_CHECKING:
+    from jitkern.compilers.cpp_commands import Build
+    from jitkern.compilers.result import Built
+
+_OPTIMIZED = "-O2"
 
 
-class LoadInline:
-    """One library for the whole Extension."""
+class ExtensionCompiler:
+    """One library, or Python module, from all units."""
 
     def target(self, source: Source, target: Target) -> Target:
         assert isinstance(source, Extension)
         return target.for_host_code(abi=target.abi or this_abi(python=source.pybind))
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
-        return ("-O2", *source.flags)
+        return (_OPTIMIZED, "-fPIC", "-shared", *source.flags)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
-        import torch
+        from jitkern.compilers import cpp_extension
 
-        return [{"name": "load_inline", "version": torch.__version__}]
+        return [cpp_extension.identity(with_nvcc=has_cuda(source.files))]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        from jitkern.compilers import cpp_extension
+
         source = variant.source
         assert isinstance(source, Extension)
-        cuda = any(file.endswith(".cu") for file in source.files)
-        _check_target(variant, self.target(source, target))
-        environment = _environment(source, target, cuda=cuda)
-        build = staging / "build"
-        build.mkdir()
-        digest = hashlib.sha256(
-            json.dumps([variant.op, str(target), closure.files], sort_keys=True).encode()
-        ).hexdigest()
-        name = f"{variant.op.replace('::', '_')}_{digest[:8]}"
-        units = {path: f'#line 1 "{path}"\n{path.read_text()}' for path in source.paths}
-        flags = [*self.flags(source, target), f"-ffile-prefix-map={source.folder}=."]
-        request = {
-            "name": name,
-            "cpp_sources": [text for path, text in units.items() if path.suffix != ".cu"],
-            "cuda_sources": [text for path, text in units.items() if path.suffix == ".cu"],
-            "extra_cflags": flags,
-            "extra_cuda_cflags": [flag for flag in flags if not flag.startswith("-ffile")],
-            "extra_include_paths": [root.path for root in source.roots],
-            "build_directory": str(build),
-            "is_python_module": source.pybind,
-            "with_cuda": cuda,
-            "no_implicit_headers": True,
-            "verbose": True,
-        }
-        command = [sys.executable, "-m", "jitkern.compilers.load_inline"]
-        status, output = child.run(command, text=json.dumps(request), cwd=build, env=environment)
-        write_log(staging, command, output)
-        library = build / f"{name}.so"
-        if status or not library.is_file():
-            raise compile_error(variant, target, command, output)
-        _check_opened(variant, closure, build)
-        binary = library.read_bytes()
-        artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
-        (staging / artifact).write_bytes(binary)
-        return Built(
-            self.identities(source, target)[0],
-            {
-                "artifact": artifact,
-                "module": name if source.pybind else "",
-                "function": source.function,
-            },
-        )
+        with_cuda = has_cuda(source.files)
+        cpp_extension.check_target(variant.op, target, python=source.pybind, with_cuda=with_cuda)
+        if with_cuda and not target.cuda:
+            raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
+        build = _build_of(variant.op, source, target)
+        built, opened = cpp_extension.make(build, variant, target, staging)
+        closures.check(source, closure, opened, _toolchain(), variant.op)
+        loading = {"module": build.name if source.pybind else "", "function": source.function}
+        return built._replace(meta={**built.meta, **loading})
 
 
-def _check_target(variant: Variant, target: Target) -> None:
-    """An Extension is built against the Torch it runs on, so only for this machine's own target."""
-    import torch
+def _build_of(op: str, source: Extension, target: Target) -> Build:
+    from jitkern.compilers.cpp_commands import Build
 
-    assert isinstance(variant.source, Extension)
-    here = Target.current("cpu")
-    cuda = (torch.version.cuda or "").replace(".", "")
-    same = target.torch == here.torch and target.cuda in ("", cuda)
-    if (
-        same
-        and target.abi == this_abi(python=variant.source.pybind)
-        and target == target.for_host_code()
-    ):
-        return
-    raise TargetError(
-        f"{variant.op}: an Extension is built with the Torch it runs on: "
-        f"this is Torch {torch.__version__}, which cannot build for {target}"
+    number = target.arch.removeprefix("sm_")
+    machine_code = f"-gencode=arch=compute_{number},code=sm_{number}"
+
+    def flags(file: str) -> tuple[str, ...]:
+        given = (_OPTIMIZED, *source.flags_of(file))
+        own_arch = not has_cuda((file,)) or cuda_arch.is_named(given)
+        return given if own_arch else (machine_code, *given)
+
+    return Build(
+        kind=source.kind,
+        name=re.sub(r"\W+", "_", op),
+        output="module" if source.pybind else "library",
+        units=[Unit(str(p.absolute()), flags(f)) for f, p in zip(source.files, source.paths)],
+        texts={},
+        include=[root.path for root in source.roots],
+        with_cuda=has_cuda(source.files),
+        environment=source.environment,
     )
 
 
-def _environment(source: Extension, target: Target, *, cuda: bool) -> dict[str, str]:
-    settings = config.current()
-    environment = settings.build_environment(tuple(source.environment))
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-    environment["CXX"] = settings.cxx
-    environment["TORCH_EXTENSIONS_DIR"] = (
-        os.devnull
-    )  # never the shared one: build_directory is given
-    missing = [
-        tool for tool in ("ninja", settings.cxx) if not shutil.which(tool, path=environment["PATH"])
-    ]
-    if cuda:
-        environment["TORCH_CUDA_ARCH_LIST"] = _arch_number(target.arch)
-        nvcc = toolkit.nvcc()
-        missing += [] if nvcc else ["nvcc"]
-        homes = toolkit.cuda_homes()
-        if homes:
-            environment["CUDA_HOME"] = str(homes[0])
-    if missing:
-        remedy = _TOOLS.get(missing[0], _TOOLS["c++"])
-        raise CompilerNotFound(
-            f"an Extension needs `{missing[0]}`, which is not on PATH: {remedy}", remedy=remedy
-        )
-    return environment
+def _toolchain() -> list[str | Path]:
+    """Where what the key knows by its version lies."""
+    from jitkern.compilers import toolkit
+    from jitkern.compilers.cpp_commands import torch_folder
 
-
-def _arch_number(arch: str) -> str:
-    """`9.0` for sm_90, `9.0a` for sm_90a."""
-    digits = arch.removeprefix("sm_").rstrip("af")
-    return f"{digits[:-1]}.{digits[-1]}{arch.removeprefix('sm_')[len(digits) :]}"
-
-
-def _check_opened(variant: Variant, closure: Closure, build: Path) -> None:
-    import torch
-
-    done = subprocess.run(
-        [shutil.which("ninja", path=str(Path(sys.executable).parent)) or "ninja", "-t", "deps"],
-        cwd=build, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    opened = [build / line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]
-    known: list[str | Path] = [
-        build,
-        Path(torch.__file__).parent,
-        sys.base_prefix,
-        "/usr",
-        *toolkit.cuda_homes(),
-        *toolkit.include_directories(),
-    ]
-    closures.check(variant.source, closure, opened, known, variant.op)
+    cuda = (*toolkit.cuda_homes(), *toolkit.include_directories())
+    return [torch_folder(), sys.base_prefix, "/usr", *cuda]

@@ -8,25 +8,47 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jitkern.inline import Inline
+from jitkern.compilers.cpp_commands import Build
 
 _HALF = r"\b(?:__half2?|__nv_bfloat162?)\b"
 _REFUSED = r"no operator|no suitable|more than one (?:operator|conversion|instance)"
 _UNKNOWN = r"[Uu]nsupported gpu architecture '?([\w.]+)|'(\w+)' is not defined for option 'gpu-arch"
 _ABSENT = r"fatal error: (\S+): No such file|cannot open source file \"([^\"]+)\""
+_WORDS = {  # what the arguments are called, by kind of source
+    "inline": {
+        "flags": "extra_cuda_cflags",
+        "include": "extra_include_paths",
+        "arch": "name another arch in TORCH_CUDA_ARCH_LIST or extra_cuda_cflags",
+        "link": 'e.g. extra_ldflags=["-L/path", "{0}"]',
+        "bound": "; `functions` writes one, too",
+        "module": (
+            "or pass functions=[…] to load_inline; for a library that registers ops "
+            "(TORCH_LIBRARY), pass is_python_module=False"
+        ),
+    },
+    "extension": {
+        "flags": "flags",
+        "include": "include",
+        "arch": "name another target",
+        "link": 'in LIBRARY_PATH, and that in environment=["LIBRARY_PATH"]',
+        "bound": "",
+        "module": (
+            "or, where it registers ops (TORCH_LIBRARY), name one with its namespace: "
+            'function="ns::name"'
+        ),
+    },
+}
 _HINTS = (  # what the output has, and what helps; {0} is the first group that matched
     (
         rf"(?s:(?:{_REFUSED}).{{0,400}}?{_HALF})",
         """\
 Torch compiles CUDA sources with -D__CUDA_NO_HALF_OPERATORS__, -D__CUDA_NO_HALF_CONVERSIONS__, \
 -D__CUDA_NO_BFLOAT16_CONVERSIONS__ and -D__CUDA_NO_HALF2_OPERATORS__: use c10::Half, __hadd or \
-__half2float, or take them away with extra_cuda_cflags=["-U__CUDA_NO_HALF_OPERATORS__", …]""",
+__half2float, or take them away with {flags}=["-U__CUDA_NO_HALF_OPERATORS__", …]""",
     ),
     (
         _UNKNOWN,
-        """\
-this nvcc does not know {0}: name another arch in TORCH_CUDA_ARCH_LIST or extra_cuda_cflags, or \
-use a newer CUDA toolkit""",
+        "this nvcc does not know {0}: {arch}, or use a newer CUDA toolkit",
     ),
     (
         r"unsupported GNU version|unsupported clang version",
@@ -40,19 +62,19 @@ adds to it""",
     ),
     (
         r"multiple definition of \W?PyInit_(\w+)",
-        "PYBIND11_MODULE stands in two units; `functions` writes one, too",
+        "PYBIND11_MODULE stands in two units{bound}",
     ),
     (
         _ABSENT,
-        "`{0}` lies in none of the include directories: name its root in extra_include_paths",
+        "`{0}` lies in none of the include directories: name its root in {include}",
     ),
     (
         r"cannot find (-l\S+?)(?::|$)",
-        'the linker finds no {0}: name its directory, e.g. extra_ldflags=["-L/path", "{0}"]',
+        "the linker finds no {0}: name its directory, {link}",
     ),
     (
         r"Killed signal terminated|Killed: 9|std::bad_alloc|virtual memory exhausted",
-        "the compiler was killed, for want of memory as a rule: set MAX_JOBS=1",
+        "the compiler was killed, for want of memory as a rule: set JITKERN_JOBS=1",
     ),
 )
 _BARE = r"error: \W(?:torch|at|c10|py|pybind11|PYBIND11_MODULE|TORCH_LIBRARY|TORCH_CHECK)\W"
@@ -60,11 +82,12 @@ _FRAGMENT = r"\b(?:STABLE_)?TORCH_LIBRARY_FRAGMENT\s*\(\s*(\w+)\s*,\s*(\w+)\s*\)
 _STATIC = rb"(\d+)((?:STABLE_)?TORCH_LIBRARY_(?:FRAGMENT_)?static_init_)"
 
 
-def hint(source: Inline, said: str) -> str:
+def hint(build: Build, said: str) -> str:
     """What to do about the first trap that a compiler's output shows, or ""."""
     function = re.search(r"\W(\w+)\W was not declared|identifier \"(\w+)\" is undefined", said)
     name = next(filter(None, function.groups()), "") if function else ""
-    if name and re.search(rf'^m\.def\("{name}", ', "\n".join(source.texts), re.MULTILINE):
+    texts = list(build.texts.values())
+    if name and re.search(rf'^m\.def\("{name}", ', "\n".join(texts), re.MULTILINE):
         return (
             f"`functions` names {name}, which cpp_sources neither defines nor declares "
             "(a function of cuda_sources is declared there)"
@@ -72,29 +95,30 @@ def hint(source: Inline, said: str) -> str:
     for pattern, text in _HINTS:
         found = re.search(pattern, said, re.MULTILINE)
         if found:
-            return text.format(next(filter(None, found.groups()), ""))
+            meant = next(filter(None, found.groups()), "")
+            words = {word: words.format(meant) for word, words in _WORDS[build.kind].items()}
+            return text.format(meant, **words)
     prelude = "#include <torch/extension.h>"
-    if source.texts and re.search(_BARE, said) and not source.texts[0].startswith(prelude):
+    if texts and re.search(_BARE, said) and not texts[0].startswith(prelude):
         return "no_implicit_headers leaves #include <torch/extension.h> to you"
     return ""
 
 
-def missing_module(source: Inline, binary: bytes) -> str:
+def missing_module(build: Build, binary: bytes) -> str:
     """Why the library is no Python module, or ""."""
     names = {name.decode() for name in re.findall(rb"\0(PyInit_\w+)(?=\0)", binary)}
-    last = source.name.rpartition(".")[2]
+    last = build.name.rpartition(".")[2]
     if f"PyInit_{last}" in names or not last.isascii():
         return ""
     others = sorted(names)
     found = f"it has {others[0]}" if others else "it has no PYBIND11_MODULE"
     return (
-        f"what was compiled is no Python module `{source.name}`: {found}. "
-        "Write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), or pass functions=[…] to load_inline; for "
-        "a library that registers ops (TORCH_LIBRARY), pass is_python_module=False"
+        f"what was compiled is no Python module `{build.name}`: {found}. "
+        f"Write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), {_WORDS[build.kind]['module']}"
     )
 
 
-def registrations(source: Inline, binary: bytes) -> dict[str, list[str]]:
+def registrations(build: Build, binary: bytes) -> dict[str, list[str]]:
     """`namespaces` that a library defines, and `ops` that it adds to others."""
     namespaces = set()
     for found in re.finditer(_STATIC, binary):
@@ -103,15 +127,14 @@ def registrations(source: Inline, binary: bytes) -> dict[str, list[str]]:
         name = binary[found.end() : found.end() + size]
         if b"FRAGMENT" not in prefix and len(name) == size and re.fullmatch(rb"\w+", name):
             namespaces.add(name.decode())
-    texts = [t if isinstance(t, str) else t.read_text(errors="replace") for _, t in source.units]
-    ops = {op for text in texts for op in _fragments(source, text)}
+    ops = {op for unit in build.units for op in _fragments(build, build.text(unit))}
     return {"namespaces": sorted(namespaces), "ops": sorted(ops)}
 
 
-def _fragments(source: Inline, text: str) -> Iterator[str]:
+def _fragments(build: Build, text: str) -> Iterator[str]:
     """The ops that the fragments of a text define."""
     for block in re.finditer(_FRAGMENT, plain := _plain(text)):
-        namespace = source.name if block[1] == "TORCH_EXTENSION_NAME" else block[1]
+        namespace = build.name if block[1] == "TORCH_EXTENSION_NAME" else block[1]
         depth, end = 1, block.end()
         body = plain[end:]
         for end, letter in enumerate(body):  # noqa: B007

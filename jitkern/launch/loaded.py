@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
-import importlib.util
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from jitkern.cache import Entry
-from jitkern.errors import LoadError
+from jitkern.errors import DeclarationError, LoadError
 from jitkern.kernel import Source
 from jitkern.key import canonical
 from jitkern.launch.arguments import CTYPES
 from jitkern.launch.driver import CudaFunction
+from jitkern.library import Registered, open_library
 
-_libraries: set[bytes] = set()
+_libraries: dict[bytes, Any] = {}
 
 
 class HostFunction:
@@ -42,7 +40,10 @@ class HostFunction:
 
 
 def load(source: Source, entry: Entry) -> Any:
-    """A CudaFunction, a HostFunction, or for an Extension the function itself. Raises LoadError."""
+    """A CudaFunction, a HostFunction, or for an Extension the function itself.
+
+    Raises LoadError, and DeclarationError for an Extension that registers what is registered.
+    """
     try:
         if source.kind in ("nvrtc", "triton"):
             meta = dict(entry.manifest.meta)
@@ -52,6 +53,8 @@ def load(source: Source, entry: Entry) -> Any:
         return HostFunction(entry) if source.kind == "cc" else _extension(entry)
     except LoadError:
         raise
+    except Registered as e:
+        raise DeclarationError(f"the Extension of {entry.manifest.inputs['op']} {e}") from e
     except (
         OSError,
         ImportError,
@@ -75,21 +78,13 @@ def _open(entry: Entry) -> ctypes.CDLL:
 def _extension(entry: Entry) -> Callable[..., Any]:
     import torch
 
-    meta = entry.manifest.meta
-    path = str(entry.path / meta["artifact"])
-    if meta["module"]:
-        loader = importlib.machinery.ExtensionFileLoader(meta["module"], path)
-        spec = importlib.util.spec_from_file_location(meta["module"], path, loader=loader)
-        assert spec
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        sys.modules.setdefault(meta["module"], module)
-        found: Callable[..., Any] = getattr(module, meta["function"])
-        return found
-    source = canonical([entry.manifest.inputs[name] for name in ("source", "flags", "target")])
+    inputs, meta = entry.manifest.inputs, entry.manifest.meta
+    source = canonical([inputs[name] for name in ("source", "flags", "target")])
     if source not in _libraries:  # two ops may take functions of one source: it registers once
-        torch.ops.load_library(path)
-        _libraries.add(source)
-    namespace, _, name = meta["function"].partition("::")
-    overload: Callable[..., Any] = getattr(getattr(torch.ops, namespace), name).default
-    return overload
+        path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
+        registers = (meta["namespaces"], meta["ops"])
+        _libraries[source] = open_library(meta["module"], output, path, *registers)
+    namespace, _, name = meta["function"].rpartition("::")
+    home = getattr(torch.ops, namespace) if namespace else _libraries[source]
+    found: Callable[..., Any] = getattr(home, name)
+    return found.default if namespace else found  # type: ignore[attr-defined]

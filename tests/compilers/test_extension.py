@@ -1,15 +1,26 @@
-"""load_inline in its child process."""
+"""Extensions: units compiled where they lie, side by side, each with its own flags, and linked."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from jitkern import config, jit
+from jitkern.closure import closure_of
+from jitkern.compilers import cpp_commands, cpp_extension, toolkit
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.kernel import Extension, Variant
+from jitkern.kernel import Extension, Unit, Variant
 from jitkern.target import Target
+
+pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 
 STABLE = """
 #include <torch/csrc/stable/library.h>
@@ -20,13 +31,22 @@ STABLE_TORCH_LIBRARY_IMPL(jitkern_test_extension, CPU, m) { m.impl("answer", TOR
 """
 MODULE = """
 #include <Python.h>
-static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(42); }
+%s
+#ifndef ANSWER
+#define ANSWER 42
+#endif
+static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(ANSWER); }
 static PyMethodDef methods[] = {{"answer", answer, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods};
 #define CONCAT(a, b) a##b
 #define INIT(name) CONCAT(PyInit_, name)
 extern "C" __attribute__((visibility("default"))) PyObject* INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 """
+TWO = {
+    "main.cpp": MODULE % "int other();\n#define ANSWER VALUE * 100 + other()",
+    "other.cpp": "int other() { return VALUE; }\n",
+}
+CPU = Target.current("cpu")
 
 
 @pytest.fixture
@@ -55,13 +75,13 @@ def test_a_library_that_registers_itself(variant):
 
 
 def test_a_python_module_carries_the_python_tag(variant):
-    v = variant(MODULE, "answer")
+    v = variant(MODULE % "", "answer")
     assert jit.loaded(v, Target.current("cpu"))() == 42
     assert f"_cp3{sys.version_info.minor}" in jit.ensure(v, Target.current("cpu")).path.parent.name
 
 
 def test_a_warm_start_runs_no_tool(variant, run_python):
-    v = variant(MODULE, "answer")
+    v = variant(MODULE % "", "answer")
     jit.ensure(v, Target.current("cpu"))
     code = f"""
 import os, json, subprocess, sys
@@ -86,16 +106,18 @@ def test_a_syntax_error_names_file_and_line(variant):
 
 
 def test_another_torch_is_refused(variant):
+    release = "2.10.0" if torch.__version__.startswith("2.11") else "2.11.0"
+    target = Target.parse(f"cpu-x86_64-torch{release}")
     with pytest.raises(
         TargetError,
-        match=r"built with the Torch it runs on: this is Torch .* cpu-x86_64-torch2.11.0",
+        match=rf"built with the Torch it runs on: this is Torch .* for cpu-x86_64-torch{release}",
     ):
-        jit.ensure(
-            variant(MODULE, "answer"),
-            Target.parse("cpu-x86_64-torch2.10.0")
-            if torch.__version__.startswith("2.11")
-            else Target.parse("cpu-x86_64-torch2.11.0"),
-        )
+        jit.ensure(variant(MODULE % "", "answer"), target)
+
+
+def test_another_platform_is_refused(variant):
+    with pytest.raises(TargetError, match="on linux_.*, which cannot build for cpu-riscv64-"):
+        jit.ensure(variant(MODULE % "", "answer"), CPU._replace(arch="riscv64"))
 
 
 def test_no_compiler_says_what_to_install(variant):
@@ -103,4 +125,336 @@ def test_no_compiler_says_what_to_install(variant):
         config.using(cxx="no-such-compiler"),
         pytest.raises(CompilerNotFound, match="apt-get install g"),
     ):
-        jit.ensure(variant(MODULE, "answer"), Target.current("cpu"))
+        jit.ensure(variant(MODULE % "", "answer"), CPU)
+
+
+def test_the_manifest_names_the_compiler_and_a_version_may_be_asked_for(variant):
+    compiler = jit.ensure(variant(MODULE % "", "answer"), CPU).manifest.compiler
+    version = subprocess.check_output([config.current().cxx, "--version"], text=True)
+    assert compiler == {"name": "cc", "version": version.splitlines()[0]}
+    with pytest.raises(CompilerNotFound, match="wants cc 99 or newer"):
+        jit.ensure(variant(MODULE % "", "answer", min_compiler="99"), CPU)
+
+
+def test_what_is_no_module_is_an_error_that_says_what_to_do(variant):
+    with pytest.raises(CompileError, match=r'no Python module `test_k`.* function="ns::name"'):
+        jit.ensure(variant("int x;", "answer"), CPU)
+
+
+def test_a_header_that_is_nowhere_has_a_hint(variant):
+    with pytest.raises(CompileError, match="`nothing.h` lies in none .* name its root in include"):
+        jit.ensure(variant("#include <nothing.h>", "answer"), CPU)
+
+
+def test_a_file_that_the_key_does_not_cover_is_refused(variant, tmp_path):
+    header = tmp_path / "elsewhere" / "hidden.h"
+    header.parent.mkdir()
+    header.write_text("")
+    text = MODULE % f'#define HIDDEN "{header}"\n#include HIDDEN'
+    with pytest.raises(CompileError, match=r"opened .*hidden\.h, which the cache key does not cov"):
+        jit.ensure(variant(text, "answer"), CPU)
+
+
+@pytest.mark.parametrize("flags", [(), ("-g",)], ids=["plain", "debugged"])
+def test_an_artifact_holds_no_path_of_this_machine(variant, tmp_path, flags):
+    v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=sizeof(where())", *flags])
+    shared = tmp_path / "include"
+    shared.mkdir()
+    (shared / "where.h").write_text("inline const char* where_h() { return __FILE__; }\n")
+    text = '#include "where.h"\nconst char* where() { return where_h() + *__FILE__; }\n'
+    Path(v.source.folder, "k.cpp").write_text(text + STABLE)
+    entry = jit.ensure(v, CPU)
+    binary = (entry.path / entry.manifest.meta["artifact"]).read_bytes()
+    assert b"./where.h" in binary and b"./k.cpp" in binary
+    assert str(tmp_path).encode() not in binary
+    assert str(Path(torch.__file__).parent).encode() not in binary
+
+
+def test_two_ops_may_take_functions_of_one_source(variant):
+    text = STABLE.replace("jitkern_test_extension", "jitkern_test_shared")
+    v = variant(text, "jitkern_test_shared::answer", flags=["-DVALUE=1"])
+    first = jit.loaded(v, CPU)
+    second = jit.loaded(v._replace(op="test::other"), CPU)
+    assert first(torch.zeros(3)) == second(torch.zeros(3)) == 4
+
+
+def test_a_namespace_registered_twice_is_an_error_and_no_abort(variant, run_python):
+    v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=1"])
+    code = f"""
+from jitkern import config, jit
+from jitkern.errors import DeclarationError
+from jitkern.kernel import Extension, Variant
+from jitkern.target import Target
+for value in (1, 2):
+    source = Extension("k.cpp", folder={v.source.folder!r}, function={v.source.function!r}, flags=[f"-DVALUE={{value}}"])
+    try:
+        jit.loaded(Variant("test::k", source), Target.current("cpu"))
+    except DeclarationError as e:
+        print(e)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the Extension of test::k registers the namespace `jitkern_test_")
+
+
+# Several units.
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write files into a folder of their own; returns it."""
+
+    def write(files):
+        folder = tmp_path / "ops" / "k"
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        return str(folder)
+
+    return write
+
+
+@pytest.fixture
+def two(write):
+    """An Extension of two units, each with a VALUE of its own."""
+    units = [Unit("main.cpp", ("-DVALUE=4",)), Unit("other.cpp", ("-DVALUE=2",))]
+    return Variant("test::two", Extension(units, folder=write(TWO), function="answer"))
+
+
+@pytest.fixture
+def compiler_script(tmp_path):
+    """Make CXX a shell script that does this first to each unit; `$unit` is its name."""
+
+    def make(script):
+        path = tmp_path / "c++.sh"
+        path.write_text(
+            f'cd "$(dirname "$0")" || exit 1; unit=; place="$OLDPWD"\n'
+            f'case "$*" in *" -c "*main.cpp*) unit=main;; *" -c "*other.cpp*) unit=other;; esac\n'
+            f'[ -z "$unit" ] || {{\n{script}\n}}\ncd "$place" && exec c++ "$@"\n'
+        )
+        return f"sh {path}"
+
+    return make
+
+
+def waits_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_each_unit_has_its_own_flags(two):
+    assert jit.loaded(two, CPU)() == 402
+
+
+def test_units_of_one_name_in_several_folders(write):
+    folder = write({"a/unit.cpp": TWO["main.cpp"], "b/unit.cpp": TWO["other.cpp"]})
+    source = Extension(
+        ["a/unit.cpp", "b/unit.cpp"], folder=folder, function="answer", flags=["-DVALUE=3"]
+    )
+    assert jit.loaded(Variant("test::folders", source), CPU)() == 303
+
+
+def test_units_are_compiled_at_once(two, compiler_script):
+    script = """
+touch $unit.begun
+[ $unit = main ] && theirs=other || theirs=main
+for i in $(seq 600); do [ -e $theirs.begun ] && break; sleep 0.05; done
+[ -e $theirs.begun ] || { echo "error: $theirs did not begin"; exit 1; }
+"""
+    with config.using(jobs=2, cxx=compiler_script(script)):
+        assert jit.ensure(two, CPU)
+
+
+def test_no_more_compilers_run_at_once_than_there_are_jobs(two, compiler_script):
+    """Of all builds in this process together."""
+    script = "mkdir running || { echo 'error: two at once'; exit 1; }; sleep 0.2; rmdir running"
+    errors = []
+
+    def build(op):
+        try:
+            jit.ensure(two._replace(op=op), CPU)
+        except CompileError as e:
+            errors.append(e)
+
+    with config.using(jobs=1, cxx=compiler_script(script)):
+        threads = [threading.Thread(target=build, args=(f"test::{n}",)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+
+
+def test_a_unit_that_fails_is_named_and_ends_the_others(two, tmp_path, compiler_script):
+    Path(two.source.folder, "other.cpp").write_text("int other() { return VALUE; }\n\nint x = ;\n")
+    script = """
+if [ $unit = main ]; then echo $$ > main.new; mv main.new main.pid; sleep 1000; fi
+for i in $(seq 600); do [ -e main.pid ] && break; sleep 0.05; done
+"""
+    started = time.monotonic()
+    with (
+        config.using(jobs=2, cxx=compiler_script(script)),
+        pytest.raises(
+            CompileError, match=r"its Extension of test::two .*k/other\.cpp:3:\d+: error"
+        ) as e,
+    ):
+        jit.ensure(two, CPU)
+    assert time.monotonic() - started < 60
+    assert "other.cpp" in e.value.command
+    assert not alive(int((tmp_path / "main.pid").read_text()))
+
+
+def test_an_interrupt_ends_all_units(two, tmp_path, compiler_script):
+    script = "echo $$ > $unit.new; mv $unit.new $unit.pid; sleep 1000"
+    code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may have had us ignore it
+from jitkern import config, jit
+from jitkern.kernel import Extension, Variant
+from jitkern.target import Target
+source = Extension({list(two.source.files)!r}, folder={two.source.folder!r}, function="answer")
+with config.using(jobs=2, cxx={compiler_script(script)!r}):
+    jit.ensure(Variant("test::two", source), Target.current("cpu"))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    pids = [tmp_path / f"{unit}.pid" for unit in ("main", "other")]
+    waits_for(lambda: all(pid.exists() for pid in pids) or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert said.splitlines()[-1] == "KeyboardInterrupt"
+    assert not any(alive(int(pid.read_text())) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("edited", "changes"),
+    [("other.h", True), ("../include/shared.h", True), ("unused.h", False)],
+)
+def test_an_edit_rebuilds_what_includes_the_file(write, edited, changes):
+    headers = {
+        "other.h": "#define OTHER 2\n",
+        "../include/shared.h": "#define SHARED 3\n",
+        "unused.h": "",
+    }
+    other = '#include "other.h"\n#include <shared.h>\nint other() { return OTHER + SHARED; }\n'
+    folder = write({**TWO, **headers, "other.cpp": other})
+    source = Extension(
+        ["main.cpp", "other.cpp"], folder=folder, function="answer", flags=["-DVALUE=1"]
+    )
+    v = Variant("test::edited", source)
+    assert jit.loaded(v, CPU)() == 105
+    Path(folder, edited).write_text("#define OTHER 7\n#define SHARED 7\n")
+    entry, built = jit.ensure_and_tell(v, CPU)
+    assert built == changes
+    assert (edited in entry.manifest.inputs["source"]["closure"]) == changes
+
+
+# CUDA, as far as no GPU is needed.
+
+CUDA = {
+    "binding.cpp": STABLE.replace("VALUE", "from_cuda()").replace(
+        "static int64", "int from_cuda();\nstatic int64"
+    ),
+    "kernel.cu": "__global__ void fill(int* out) { *out = VALUE; }\n"
+    "const char* where() { return __FILE__; }\n"
+    "int from_cuda() { fill<<<1, 1>>>(nullptr); return *where(); }\n",
+}
+
+
+@pytest.fixture
+def cuda_target(monkeypatch, tmp_path):
+    """Of a Torch that is one of CUDA's, or calls itself so, with libraries that hold nothing."""
+    if torch.version.cuda is None:
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        for name in ("c10_cuda", "torch_cuda"):
+            command = ["c++", "-shared", "-x", "c++", "/dev/null", "-o", tmp_path / f"lib{name}.so"]
+            subprocess.run(command, check=True)
+        monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
+        monkeypatch.setattr(config, "_current", config.Config.from_env())
+    cuda = torch.version.cuda.replace(".", "")
+    return Target("cuda", "sm_90", cuda, CPU.torch)
+
+
+@pytest.fixture
+def cuda(write):
+    units = ["binding.cpp", Unit("kernel.cu", ("-DVALUE=5", "--use_fast_math"))]
+    function = "jitkern_test_extension::answer"
+    source = Extension(units, folder=write(CUDA), function=function, environment=["LIBRARY_PATH"])
+    return Variant("test::cuda", source)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not toolkit.nvcc(), reason="needs nvcc")
+def test_cpp_and_cuda_units_go_to_their_compilers(cuda, cuda_target, tmp_path):
+    entry = jit.ensure(cuda, cuda_target)
+    assert entry.manifest.compiler["name"] == "nvcc" and "c++" in entry.manifest.compiler
+    assert entry.manifest.meta["namespaces"] == ["jitkern_test_extension"]
+    log = (entry.path / "compile.log").read_text()
+    cpp, cu, _ = (line for line in log.splitlines() if line.startswith("$ "))
+    assert "VALUE" not in cpp and "-gencode=arch=compute_90,code=sm_90 -O2 -DVALUE=5" in cu
+    binary = entry.path / entry.manifest.meta["artifact"]
+    assert (
+        str(tmp_path).encode() not in binary.read_bytes() and b"./kernel.cu" in binary.read_bytes()
+    )
+    if shutil.which("cuobjdump"):
+        assert "sm_90" in subprocess.check_output(["cuobjdump", "--list-elf", binary], text=True)
+    Path(cuda.source.folder, "kernel.cu").write_text(
+        "\n__global__ void fill(int* out) { *out = ; }\n"
+    )
+    with pytest.raises(CompileError, match=r"k/kernel\.cu\(2\): error: expected an expression"):
+        jit.ensure(cuda, cuda_target)
+
+
+def test_flags_that_name_an_arch_take_the_place_of_the_targets(cuda, cuda_target, monkeypatch):
+    monkeypatch.setattr(cpp_commands, "nvcc", lambda: (["nvcc"], (13, 0)))
+    monkeypatch.setattr(cpp_extension, "nvcc", cpp_commands.nvcc)
+    made = []
+    monkeypatch.setattr(
+        cpp_extension, "_run", lambda build, steps, *rest: made.append(steps) or 1 / 0
+    )
+    native = cuda._replace(source=cuda.source.replace(flags=("-arch=native",)))
+    for v in (cuda, native):
+        with pytest.raises(ZeroDivisionError):
+            jit.ensure(v, cuda_target._replace(arch="sm_90a"))
+    named = [[word for word in steps[1].command if "arch=" in word] for steps in made]
+    assert named == [["-gencode=arch=compute_90a,code=sm_90a"], ["-arch=native"]]
+
+
+def test_without_nvcc_the_error_says_what_to_install(cuda, cuda_target, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompilerNotFound, match="needs nvcc: install the CUDA toolkit") as e:
+        jit.ensure(cuda, cuda_target)
+    assert "CUDA_HOME" in e.value.remedy
+
+
+def test_a_torch_without_cuda_is_named(cuda, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(TargetError, match="it wants CUDA, and this Torch .* is built without"):
+        jit.ensure(cuda, Target("cuda", "sm_90", "130", CPU.torch))
+
+
+def test_cuda_files_for_the_cpu_are_refused(cuda, cuda_target):
+    with pytest.raises(TargetError, match="it has CUDA files, and cpu-.* is no CUDA target"):
+        jit.ensure(cuda, CPU)
+
+
+def test_an_entry_of_the_former_builder_is_none_of_this_one(two):
+    """That one took no flags of single units, and left nothing about what is registered."""
+    from jitkern.key import make_key
+
+    key = jit.key_of(two, CPU)
+    former = make_key(two, jit.exact_target(two, CPU), ("-O2",), closure_of(two.source))
+    assert key.digest != former.digest
