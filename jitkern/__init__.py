@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -45,8 +44,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module `jitkern` has no attribute `{name}`")
     value = getattr(importlib.import_module(f"jitkern.{_HOMES[name]}"), name)
-    if name == "stats" and (receipts := sys.modules.get("jitkern.receipts")):
-        receipts.settle()
     globals()[name] = value
     return value
 

@@ -149,6 +149,11 @@ def current() -> Config:
     return _current
 
 
+def cuda_arch_list() -> str:
+    """`TORCH_CUDA_ARCH_LIST` as it is now: Torch reads it at each call, and so programs set it."""
+    return os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+
+
 @contextlib.contextmanager
 def using(**settings: object) -> Iterator[Config]:
     """Run a block under changed settings, e.g. `with using(compile="never"):`."""

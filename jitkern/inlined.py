@@ -73,9 +73,7 @@ def _source(call: Mapping[str, Any]) -> Inline:
     both: dict[str, Any] = {**flags, **same}
     source = Inline(files, with_cuda=with_cuda, places=places, folder=folder, **both)
     if any(map(source.is_cuda, files)):
-        # Torch reads it at each call, and so programs set it between two.
-        listed = config.Config.from_env().environment.get("TORCH_CUDA_ARCH_LIST")
-        source.arch = cuda_arch.arch_flags(listed, source.cuda_cflags)
+        source.arch = cuda_arch.arch_flags(config.cuda_arch_list(), source.cuda_cflags)
     return source
 
 

@@ -66,7 +66,7 @@ def _archs() -> list[Any] | None:
     """What the archs to compile for follow from; None where Torch has not looked at the GPUs."""
     import torch
 
-    listed = config.Config.from_env().environment.get("TORCH_CUDA_ARCH_LIST", "")
+    listed = config.cuda_arch_list()
     if listed and listed != "native":
         return [listed]
     if not torch.cuda.is_initialized():

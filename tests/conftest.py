@@ -61,6 +61,14 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.fixture
+def own_locks(tmp_path: Path) -> Iterator[None]:
+    """Locks that no other test of this user waits for."""
+    tmp_path.chmod(0o700)
+    with config.using(runtime_dir=tmp_path):
+        yield
+
+
+@pytest.fixture
 def target() -> Target:
     return Target("cpu", "x86_64", "", "2.13.0")
 

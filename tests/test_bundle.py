@@ -18,7 +18,6 @@ from jitkern.cache_tools.listing import Wanted
 
 from jitkern import config
 from jitkern.cache import Cache
-from jitkern.cli import main
 from jitkern.closure import closure_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.key import make_key
@@ -91,19 +90,6 @@ def refused(tmp_path, other):
         assert listing(tmp_path) == before
 
     return refused
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*arguments):
-        try:
-            code = main(arguments)
-        except SystemExit as e:
-            code = e.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def packed(cache, tmp_path, suffix=".tar"):

@@ -20,7 +20,6 @@ from jitkern.cache_tools.wheel import pack_wheel
 
 from jitkern import __version__
 from jitkern.cache import Cache
-from jitkern.cli import main
 from jitkern.closure import closure_of
 from jitkern.key import make_key
 from jitkern.manifest import Manifest
@@ -65,19 +64,6 @@ def host():
 @pytest.fixture
 def cache(tmp_path):
     return Cache(tmp_path / "from", fsync=False)
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*arguments):
-        try:
-            code = main(arguments)
-        except SystemExit as e:
-            code = e.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def made(cache, directory, name="acme-kernels", version="1.2.0", platform=""):

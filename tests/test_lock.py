@@ -7,6 +7,8 @@ import pytest
 
 from jitkern import config, lock
 
+pytestmark = pytest.mark.usefixtures("own_locks")
+
 HOLDER = """
 import sys, time
 from jitkern import lock
@@ -14,13 +16,6 @@ with lock.held("name", "x"):
     print("held", flush=True)
     time.sleep(600)
 """
-
-
-@pytest.fixture(autouse=True)
-def own_locks(tmp_path):
-    tmp_path.chmod(0o700)
-    with config.using(runtime_dir=tmp_path):
-        yield
 
 
 @pytest.fixture

@@ -20,15 +20,9 @@ from jitkern import config, jit, lock
 from jitkern.cache import Cache
 from jitkern.manifest import Manifest
 
+pytestmark = pytest.mark.usefixtures("own_locks")
 SECONDS = 60  # of the long soak
 assert filelock  # imported here, once, and not by 64 children
-
-
-@pytest.fixture(autouse=True)
-def own_locks(tmp_path):
-    tmp_path.chmod(0o700)
-    with config.using(runtime_dir=tmp_path):
-        yield
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from jitkern.cache_tools.listing import Wanted
 
 from jitkern import signature
 from jitkern.cache import Cache
-from jitkern.cli import main
 from jitkern.closure import closure_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.key import make_key
@@ -58,19 +57,6 @@ def found(tmp_path, layer, entry_key):
         return user.look_up(entry_key.target, entry_key.name, entry_key.digest)
 
     return found
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*arguments):
-        try:
-            code = main(arguments)
-        except SystemExit as e:
-            code = e.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def publish(cache, key, content=b"code"):

@@ -22,7 +22,7 @@ from jitkern import __version__, config
 from jitkern.cache import Cache
 from jitkern.cache_tools.health import Check, health
 from jitkern.cli.output import print_json, styled
-from jitkern.compilers import cc, nvrtc, toolkit
+from jitkern.compilers import cc, nvrtc_program, toolkit
 from jitkern.compilers.triton import REMEDY as TRITON_REMEDY
 from jitkern.config_file import TRUST
 from jitkern.entry import Entry
@@ -183,7 +183,7 @@ def _versions(compiler: str) -> set[str]:
             versions.add(cc.identity(tool)["version"])
     for _, library in toolkit.nvrtc_libraries().values() if compiler == "nvrtc" else ():
         with contextlib.suppress(*NO_COMPILER):
-            versions.add(nvrtc._build_id(library))
+            versions.add(nvrtc_program.build_id(library))
     return versions
 
 

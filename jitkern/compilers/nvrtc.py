@@ -27,7 +27,6 @@ from jitkern.target import Target
 _MISSING_HEADER = re.compile(r'(?:cannot open source file|could not open source file) "([^"]+)"')
 _ERROR_LINE = re.compile(r"\((\d+)\): (?:catastrophic )?error:")
 _UNRESOLVED = re.compile(r"Unresolved extern function '(\w+)'")
-_build_id = build_id  # as `jitkern doctor` calls it
 _EXTERN = re.compile(r"extern declaration of the entity (\w+) is treated as a static definition")
 
 
