@@ -66,6 +66,7 @@ class Op:
         self._prewarm = prewarm
         self.recorded: dict[tuple[str, str], list[tuple[Any, ...]]] | None = None
         self._samples: Callable[[str], Iterator[Any]] | None = None
+        self._drawn: list[tuple[Any, ...]] | None = None
         _check_extensions(self.name, sources)
         self.overload = self._register()
         self._builtin = self.overload._op
@@ -156,6 +157,7 @@ class Op:
         They are for tests, benches and prewarm.
         """
         self._samples = function
+        self._drawn = None
         return function
 
     def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
@@ -170,7 +172,9 @@ class Op:
         """
         if self.recorded is not None:
             return self.recorded.get((device, source.kind), [])
-        return [*self.sample_inputs("meta"), *samples_of(self._prewarm)]
+        if self._drawn is None:  # the same for every source and target
+            self._drawn = [*self.sample_inputs("meta"), *samples_of(self._prewarm)]
+        return self._drawn
 
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Complete arguments, all in the schema's order."""

@@ -49,13 +49,6 @@ extern "C" void meet(long* together, long* entered, long seconds) {
 """
 
 
-@pytest.fixture(autouse=True)
-def _settled(cache_dir):
-    """No stub is still in the making when this test's cache goes."""
-    yield
-    linker.settle()
-
-
 @pytest.fixture
 def declare(tmp_path):
     """A fresh op `jitkern_test::launchN` with this C++ source and launch function."""

@@ -138,13 +138,6 @@ def described(value):
     return value.dtype, tuple(value.shape), value.stride(), repr(value.tolist())
 
 
-@pytest.fixture(autouse=True)
-def _settled(cache_dir):
-    """No stub is still in the making when this test's cache goes."""
-    yield
-    linker.settle()
-
-
 @pytest.fixture
 def subject(tmp_path):
     return lambda *args, **kwargs: Subject(tmp_path / "k", *args, **kwargs)

@@ -84,13 +84,6 @@ def of_one_shape(draw, dtypes, count, least=0):
     return [draw(tensors(shape, dtype)) for _ in range(count)]
 
 
-@pytest.fixture(autouse=True)
-def _settled(cache_dir):
-    """No stub is still in the making when this test's cache goes."""
-    yield
-    linker.settle()
-
-
 class Shipped(Subject):
     """An op that is declared already."""
 

@@ -373,11 +373,8 @@ PLACE = re.compile(rf"{re.escape(__file__)}:\d+: ")
 
 
 @pytest.fixture(autouse=True)
-def _settled(cache_dir):
-    """No stub is still in the making when this test's cache goes."""
+def _forgetful():
     MEMO.clear()
-    yield
-    linker.settle()
 
 
 @pytest.fixture
