@@ -282,16 +282,23 @@ def _publish(
                 continue
         events.report(variant, key, "built", started, entry, why)
         counters.miss(cache.root, why, seconds)
-        settings = config.current()
-        if cache.root == settings.cache_dir:
-            from jitkern.cache_tools.prune import after_publish
-
-            after_publish(cache, entry.size, max_size=settings.max_size, max_age=settings.max_age)
+        keep_to_limits(cache, entry)
         return entry
     raise CompileError(
         f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles",
         op=variant.op,
     )
+
+
+def keep_to_limits(cache: Cache, new: Entry) -> None:
+    """Evict, where a new entry takes the user root over its limits."""
+    settings = config.current()
+    if cache.root == settings.cache_dir:
+        from jitkern.cache_tools.prune import Use, after_publish
+
+        with contextlib.suppress(OSError):
+            size = Use.of(new.path).bytes
+            after_publish(cache, size, max_size=settings.max_size, max_age=settings.max_age)
 
 
 def _check_version(variant: Variant, target: Target, compiler: Compiler) -> None:

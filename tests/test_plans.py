@@ -1,12 +1,15 @@
 """What a warm process needs not trace, and what it must trace all the same."""
 
+import json
 import os
 
 import pytest
 import torch
+from jitkern.cache_tools import prune
 
 from jitkern import ahead, config, jit
 from jitkern import target as target_module
+from jitkern.cache import Cache
 from jitkern.declare import Cpp, kernel
 from jitkern.launch import linker, plans, runtime
 from jitkern.launch.slot import SLOTS
@@ -242,6 +245,14 @@ def test_a_plan_is_kept_once(op):
         op(X, 2)
         linker.settle()
     assert len(planned(op)) == 1
+
+
+def test_kernels_stubs_and_plans_all_count_towards_the_limits(op, cache_dir):
+    op(X, 2)
+    linker.settle()
+    assert planned(op)
+    _, known = json.loads((cache_dir / "v1" / prune.STATE).read_bytes())
+    assert known == sum(use.bytes for use in prune.uses(Cache(cache_dir)))
 
 
 def test_each_branch_has_a_plan(op):
