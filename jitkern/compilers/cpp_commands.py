@@ -27,7 +27,7 @@ NVCC_FLAGS = (
     "-D__CUDA_NO_HALF2_OPERATORS__",
     "--expt-relaxed-constexpr",
 )
-_ROOMY = ("--param=ggc-min-heapsize=1048576",)
+_ROOMY = "--param=ggc-min-heapsize=1048576"
 NVCC_REMEDY = (
     "install the CUDA toolkit (apt-get install cuda-nvcc-13-0, or pip's nvidia-cuda-nvcc), and set "
     "CUDA_HOME where it is not on PATH"
@@ -85,8 +85,10 @@ def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) 
         tool = shlex.split(config.current().cxx)
         standard = ("-fPIC", f"-std={_standard()}")
         command = [*tool, *listing, *_common_flags(build), *standard, *mapped, *unit.flags]
-    roomy = _ROOMY if gcc and not build.is_cuda(unit) else ()
-    return Step([*command, "-c", unit.file, "-o", output.name], output, opened, roomy)
+    handed_on = "-Xcompiler=" if build.is_cuda(unit) else ""
+    roomy = f"{handed_on}{_ROOMY}"
+    command += ["-c", unit.file, "-o", output.name]
+    return Step(command, output, opened, (roomy,) if gcc else ())
 
 
 def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
