@@ -29,7 +29,7 @@ _INCLUDE = _DIRECTIVE + rb'(["<])([^">\n]+)[">]'
 _PROBED = rb'__has_(?:include|include_next|embed)[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
 _COMPUTED = _DIRECTIVE + rb'[^\s"<]|\.incbin\b'
 _SEARCHED = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path", "@", "-optf")
-_FORCED = ("-include", "-imacros", "--pre-include")
+FORCED = ("-include", "-imacros", "--pre-include")
 _NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
 )
@@ -125,7 +125,7 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
             continue
         seen.add(resolved)
         yield label, path
-        named, computed = _included(path.read_bytes())
+        named, computed = included(path.read_bytes())
         for following, quote, header in named:
             queue += _resolve(
                 source, path, header.decode(errors="surrogateescape"),
@@ -137,7 +137,7 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _included(text: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
+def included(text: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
     """(`_next`, quote, name) of each header that it names, and whether it opens others too."""
     text = re.sub(_CONTINUED, b"", text)
     named = re.findall(_INCLUDE, text) + re.findall(_PROBED, text)
@@ -148,7 +148,7 @@ def _forced(flags: Sequence[str]) -> Iterator[str]:
     """The headers that flags include: `-include x.h`, `--pre-include=x.h`."""
     for flag, following in zip(flags, [*flags[1:], ""]):
         name, _, value = flag.partition("=")
-        if name in _FORCED and (value or following):
+        if name in FORCED and (value or following):
             yield value or following
 
 

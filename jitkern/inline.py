@@ -13,20 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jitkern.closure import Closure
+from jitkern.closure import FORCED, Closure, included
 from jitkern.kernel import Include, Source
 from jitkern.receipts import ENVIRONMENT
 from jitkern.target import Target, this_abi
 
 CUDA_SUFFIXES = (".cu", ".cuh")
 _ROOTS = ("-isystem", "-iquote", "-idirafter", "--include-path", "-I")
-_FORCED = ("-include", "-imacros", "--pre-include")
-_OPENS = (
-    rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:include|include_next|import|embed)[ \t]*([\"<])([^\">\n]+)[\">]"
-    rb"|__has_(?:include|include_next|embed)[ \t]*\([ \t]*([\"<])([^\">\n]+)[\">]"
-    rb"|\.incbin[ \t]*\\?()\"([^\"\\\n]+)"
-)
-_CONTINUED = rb"\\\r?\n"
+_BINARY = rb'\.incbin[ \t]*\\?"([^"\\\n]+)'
 
 
 class Inline(Source):
@@ -155,7 +149,7 @@ def closure(source: Inline) -> Closure:
         for name, unit in source.units
     ]
     seen.update(path.resolve() for path in source.paths)
-    forced = [*_paths_after(_FORCED, source.cflags), *_paths_after(_FORCED, source.cuda_cflags)]
+    forced = [*_paths_after(FORCED, source.cflags), *_paths_after(FORCED, source.cuda_cflags)]
     if forced:
         queue.append(("flags", None, b"".join(b'#include "%s"\n' % f.encode() for f in forced)))
     roots = [Path(root.path) for root in source.roots]
@@ -175,9 +169,10 @@ def closure(source: Inline) -> Closure:
 
 def _opened(data: bytes) -> Iterator[tuple[bool, str]]:
     """(in quotes, name) of every file that a text may ask for."""
-    for match in re.finditer(_OPENS, re.sub(_CONTINUED, b"", data) if b"\\" in data else data):
-        quote, name = (match.group(1) or match.group(3)), match[2] or match[4] or match[6]
-        yield quote == b'"', name.decode(errors="surrogateescape")
+    named, _ = included(data)
+    headers = [(quote == b'"', name) for _, quote, name in named]
+    for quoted, name in (*headers, *((False, name) for name in re.findall(_BINARY, data))):
+        yield quoted, name.decode(errors="surrogateescape")
 
 
 def _resolve(
