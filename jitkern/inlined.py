@@ -43,7 +43,8 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
     target = _target(source)
     entry, new = _ensured(variant, target)
     if verbose:
-        _log.info("%s\n%s", entry.path, (entry.path / LOG).read_text(errors="replace"))
+        said = (entry.path / LOG).read_text(errors="replace")
+        sys.stderr.write(f"{'built' if new else 'found'} {entry.path}\n{said}")
     try:
         result = _opened(source, entry)
     except _Unlinked as e:
@@ -60,7 +61,8 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
         copied = _leave_copies(source, entry, Path(build_directory))
         # A library is loaded from the cache, and a second copy of it would register itself again.
         return str(copied) if source.output == "program" else result
-    return receipts.remember(digest, result)
+    watched = entry.manifest.meta["opened"]  # files that the call does not name
+    return result if watched else receipts.remember(digest, result)
 
 
 def _source(call: Mapping[str, Any]) -> Inline:

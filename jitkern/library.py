@@ -73,7 +73,7 @@ def _refuse_second_registration(namespaces: Iterable[str], ops: Iterable[str]) -
         try:
             torch._C._dispatch_library("DEF", namespace, "", __file__, 0).reset()
         except RuntimeError as e:
-            before = re.search(r"[Pp]revious registration[^:]*: ?(.*?)(?:;|\n|$)", str(e))
+            before = re.search(r"[Pp]revious registration.*? at (.*?)(?:;|\n|$)", str(e))
             raise Registered(
                 f"registers the namespace `{namespace}` with TORCH_LIBRARY, and this process has "
                 f"that already{f' ({before.group(1)})' if before else ''}. Give it another "

@@ -40,7 +40,6 @@ Those marked `stress` build against torch/extension.h again and again: run them 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -543,10 +542,17 @@ print(jitkern.load_inline("drop_in_moved", {source!r}, no_implicit_headers=True,
     assert "undefined symbol" in done.stderr.splitlines()[-1]
 
 
-def test_verbose_logs_what_was_compiled(caplog):
-    with caplog.at_level(logging.INFO, "jitkern"):
-        module("drop_in_verbose", verbose=True)
-    assert "-DTORCH_EXTENSION_NAME=drop_in_verbose" in caplog.text
+def test_verbose_tells_what_was_compiled(capsys):
+    module("drop_in_verbose", verbose=True)
+    assert "-DTORCH_EXTENSION_NAME=drop_in_verbose" in capsys.readouterr().err
+
+
+def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPATH", str(tmp_path))
+    monkeypatch.setattr(config, "_current", config.Config.from_env())
+    for number in (1, 2):
+        (tmp_path / "drop_in_watched.h").write_text(value(number))
+        assert module("drop_in_watched", '#include "drop_in_watched.h"').answer() == number
 
 
 # Traps.
@@ -626,7 +632,8 @@ for text in (source + "// changed", source + "// again"):
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.count(
-            "registers the namespace `drop_in_ns` with TORCH_LIBRARY, and this process has that already"
+            "registers the namespace `drop_in_ns` with TORCH_LIBRARY, and this process has that "
+            "already (main.cpp:"
         )
         == 2
     )

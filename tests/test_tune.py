@@ -298,11 +298,13 @@ def test_config_without_configurations_says_what_to_add(declare):
     ("configurations", "key", "says"),
     [
         (lambda x: [], None, "gave none"),
-        (lambda x: [{"WAY": [1]}], None, r"gave `\[1\]` in one of them"),
+        (lambda x: None, None, "gave none"),
+        (lambda x: {"WAY": 1}, None, "gave `'WAY'`"),
+        (lambda x: [{"WAY": [1]}], None, r"gave `\[1\]`"),
         (lambda x: [{"WAY": 1}, {"WAY": 2}], lambda x: x, "returned a Tensor"),
         (lambda x: [{"WAY": 1}, {"WAY": 2}], lambda x: ({},), "returned a dict"),
     ],
-    ids=["empty", "list", "tensor", "dict"],
+    ids=["empty", "nothing", "no list", "list", "tensor", "dict"],
 )
 def test_what_a_tune_function_may_not_give_is_named(declare, configurations, key, says):
     op = declare(double, configurations, key)

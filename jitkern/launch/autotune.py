@@ -77,18 +77,17 @@ def configs_of(
     tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], ...]:
     """The configurations that `.tune` lists for a call. Raises DeclarationError."""
-    listed = [
-        {name: concrete(value) for name, value in dict(one).items()}
-        for one in tuned.configurations(*args, **kwargs)
-    ]
-    wrong = [v for one in listed for v in one.values() if not isinstance(v, _CONSTANTS)]
+    given = tuned.configurations(*args, **kwargs)
+    listed = [] if given is None else [given] if isinstance(given, str) else list(given)
+    wrong: list[Any] = [one for one in listed if not isinstance(one, Mapping)]
+    found = [] if wrong else [{n: concrete(value) for n, value in one.items()} for one in listed]
+    wrong += [v for one in found for v in one.values() if not isinstance(v, _CONSTANTS)]
     if wrong or not listed:
-        given = f"`{wrong[0]!r}` in one of them" if wrong else "none"
         raise DeclarationError(
             f"{_place(tuned.configurations)} must list configurations, each a dict of bools, "
-            f"numbers, strings and dtypes, and gave {given}"
+            f"numbers, strings and dtypes, and gave {f'`{wrong[0]!r}`' if wrong else 'none'}"
         )
-    return tuple(listed)
+    return tuple(found)
 
 
 def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
