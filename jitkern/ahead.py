@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,31 +67,51 @@ def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[
     return note
 
 
-def keep_shard(op: Op, part: int, parts: int) -> None:
-    """Leave to `op` those calls alone that part `part` (from 1) of `parts` is to make ready.
+def keep_shard(ops: Iterable[Op], part: int, parts: int) -> None:
+    """Leave to `ops` those calls alone that part `part` (from 1) of `parts` is to make ready.
 
-    What is split are the sets of kernels that calls use, so that one part builds a kernel, and the
-    stubs and plans that need it. Every machine splits alike.
+    What is dealt out, evenly, are the sets of kernels that calls use, so that one part builds a
+    kernel, and the stubs and plans that need it. Every machine deals alike, whatever its targets.
     """
-    kept: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+    units: dict[tuple[str, str, str], tuple[Op, list[tuple[Any, ...]]]] = {}
+    kept: dict[Op, dict[tuple[str, str], list[tuple[Any, ...]]]] = {}
+    for op in ops:
+        try:
+            found = _units(op)
+        except Exception:  # noqa: BLE001, S112  whatever its author's code raises: prewarm tells
+            continue
+        kept[op] = {}
+        for unit, call in found:
+            units.setdefault(unit, (op, []))[1].append(call)
+    for device, kind, digest in sorted(units)[part - 1 :: parts]:
+        op, calls = units[device, kind, digest]
+        kept[op].setdefault((device, kind), []).extend(calls)
+    for op, recorded in kept.items():
+        op.recorded = recorded
+
+
+def _units(op: Op) -> list[tuple[tuple[str, str, str], tuple[Any, ...]]]:
+    """The calls of an op, each with its device, its kind, and what is equal for equal kernels."""
+    found = []
     for device, sources in op.sources.items():
         for source in sources:
-            calls = [()] if isinstance(source, Extension) else op.prewarm_inputs(source, device)
-            kept[device, source.kind] = [
-                call for call in calls if _number_of(op, source, device, call) % parts == part - 1
+            calls = op.prewarm_inputs(source, device)
+            if isinstance(source, Extension):
+                calls = [()] if calls or op.recorded is None else []
+            found += [
+                ((device, source.kind, _digest(op, source, device, call)), call) for call in calls
             ]
-    op.recorded = kept
+    return found
 
 
-def _number_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> int:
+def _digest(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
     """The same on every machine for calls that use the same kernels."""
     used: set[str] = set()
     if not isinstance(source, Extension):
         note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
         with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
             _run(op, source, device, call, note)
-    text = repr((op.name, device, source.kind, sorted(used)))
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
+    return hashlib.sha256(repr((op.name, sorted(used))).encode()).hexdigest()
 
 
 def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[str]]:

@@ -326,10 +326,12 @@ def _not_cached(variant: Variant, key: Key) -> NotCached:
         else "and is being compiled in the background"
     )  # fmt: skip
     what = f"{variant.op} ({variant.label})" if variant.label else variant.op
-    namespace = variant.op.removeprefix("jitkern::")
+    name = variant.op.removeprefix("jitkern::")
+    if "::" in name:  # of a package, which is found by its name even if it is not installed
+        name = variant.source.package.partition(".")[0] or name
     return NotCached(
         f"{what} for {key.target} is not cached in {open_cache().root}, {why}. "
-        f"Prewarm it: jitkern prewarm {namespace} --target {key.target}",
+        f"Prewarm it: jitkern prewarm {name} --target {key.target}",
         path=key.name,
     )
 

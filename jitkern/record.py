@@ -24,6 +24,7 @@ SCHEMA = 1
 ALIGNMENT = 16  # bytes: what kernels ask of an address
 MOST = 64  # calls of an op that differ in sizes alone
 MAX_LINE = 1 << 20
+_TENSORS = ("Tensor", "Optional[Tensor]")  # types in a schema
 _log = logging.getLogger(__name__)
 _seen: set[str] = set()
 _alike: Counter[tuple[Any, ...]] = Counter()
@@ -32,7 +33,7 @@ _alike: Counter[tuple[Any, ...]] = Counter()
 class Call(NamedTuple):
     """One call: the op, the module that declares it, device type and kind of source.
 
-    args: with meta tensors for tensors.
+    args: with meta tensors for tensors. line: where in its file.
     """
 
     op: str
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     device: str
     kind: str
     args: tuple[Any, ...]
+    line: int = 0
 
 
 def note(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -> None:
@@ -76,36 +78,66 @@ def read(path: Path) -> list[Call]:
     with path.open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE), b""), 1):
             try:
-                calls[line] = _decoded_call(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+                calls[line] = _decoded_call(json.loads(line))._replace(line=number)
+            except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as e:
                 raise DeclarationError(
                     f"{path}, line {number} is not a recorded call: {e!r:.200}"
                 ) from e
     return list(calls.values())
 
 
-def tensor(text: str) -> torch.Tensor | None:
-    """The meta tensor that `f16[64, 1000]` spells, contiguous; None for any other text."""
+def tensor(text: str) -> torch.Tensor:
+    """The meta tensor that `f16[64, 1000]` spells, contiguous. Raises DeclarationError."""
     from jitkern.kernel import DTYPES
 
-    name, bracket, sizes = text.rstrip().partition("[")
-    if not bracket or not sizes.endswith("]") or name not in DTYPES:
-        return None
+    name, _, sizes = text.strip().partition("[")
     shape = [part.strip() for part in sizes[:-1].split(",") if part.strip()]
-    if not all(part.isdigit() for part in shape):
-        return None
-    return torch.empty([*map(int, shape)], dtype=getattr(torch, DTYPES[name].torch), device="meta")
+    wrong = f"`{text:.80}` is no tensor like `f16[64, 1000]`"
+    if name not in DTYPES or not sizes.endswith("]") or not all(map(_is_size, shape)):
+        raise DeclarationError(f"{wrong}; dtypes are {', '.join(DTYPES)}")
+    try:
+        dtype = getattr(torch, DTYPES[name].torch)
+        return torch.empty([*map(int, shape)], dtype=dtype, device="meta")
+    except (ValueError, TypeError, RuntimeError) as e:
+        raise DeclarationError(f"{wrong}: it is too large") from e
 
 
-def samples_of(calls: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Argument tuples, with a meta tensor for each text like `f16[64, 1000]`."""
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def misfit(schema: str, args: Sequence[Any]) -> str:
+    """Why these are no arguments for this schema, in its order; empty if their number fits."""
+    arguments = torch._C.parse_schema(schema).arguments
+    if len(args) > len(arguments):
+        return f"{len(args)} arguments, and {schema} takes {len(arguments)}"
+    missing = [a.name for a in arguments[len(args) :] if not a.has_default_value()]
+    return f"no {' and no '.join(missing)} for {schema}" if missing else ""
+
+
+def samples_of(schema: str, calls: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Argument tuples, with a meta tensor for each text where the schema has a tensor.
+
+    Raises DeclarationError.
+    """
     return [
-        tuple(
-            found if isinstance(arg, str) and (found := tensor(arg)) is not None else arg
-            for arg in (call if isinstance(call, (tuple, list)) else (call,))
-        )
+        _sample(schema, tuple(call) if isinstance(call, (tuple, list)) else (call,))
         for call in calls
     ]
+
+
+def _sample(schema: str, call: tuple[Any, ...]) -> tuple[Any, ...]:
+    problem = misfit(schema, call)
+    if problem:
+        raise DeclarationError(f"prewarm= has {call!r:.200}: {problem}")
+    types = [str(a.type) for a in torch._C.parse_schema(schema).arguments]
+    try:
+        return tuple(
+            tensor(arg) if isinstance(arg, str) and type_ in _TENSORS else arg
+            for arg, type_ in zip(call, types)
+        )
+    except DeclarationError as e:
+        raise DeclarationError(f"prewarm= of {schema}: {e}") from e
 
 
 def _encoded(value: Any) -> Any:

@@ -173,7 +173,7 @@ class Op:
         if self.recorded is not None:
             return self.recorded.get((device, source.kind), [])
         if self._drawn is None:  # the same for every source and target
-            self._drawn = [*self.sample_inputs("meta"), *samples_of(self._prewarm)]
+            self._drawn = [*self.sample_inputs("meta"), *samples_of(self.schema, self._prewarm)]
         return self._drawn
 
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

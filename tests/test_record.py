@@ -8,6 +8,8 @@ import torch
 
 from jitkern import config, record
 from jitkern.errors import DeclarationError
+from jitkern.register import OPS
+from jitkern.target import Target
 
 APP = """
 import torch, jitkern.ops, jitkern
@@ -76,6 +78,12 @@ def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_pat
     assert cli("record", "--", "/nonexistent/program")[0] == 127
 
 
+def recorded_line(op, args, device="cpu", kind="cc"):
+    tensor = {"tensor": "float32", "shape": [4], "stride": [1], "offset": 0}
+    fields = {"op": op, "module": "", "device": device, "kind": kind, "args": [tensor] * args}
+    return json.dumps({"schema": 1, **fields}) + "\n"
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -87,6 +95,7 @@ def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_pat
         '{"schema":1,"op":1,"module":"","device":"cpu","kind":"cc","args":[]}',
         '{"schema":1,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[{"tensor":"load"}]}',
         '{"schema":1,"op":"a::b","module":"","device":"cpu","kind":"cc","args":[{"dtype":"nn"}]}',
+        recorded_line("a::b", 1).replace("[4]", "[-5]"),
         "[" * 100000,
     ],
 )
@@ -106,6 +115,46 @@ def test_an_op_that_is_not_here_is_named(cli, tmp_path):
     assert (code, "calls of nolib::f, declared in nolib.kernel" in err) == (1, True), err
     code, _, err = cli("prewarm", "--from", str(tmp_path / "none"))
     assert (code, "cannot be read" in err) == (1, True), err
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "says"),
+    [
+        ("cuda", "nvrtc", "1 recorded call on cuda: name a target of theirs, e.g. --target cuda-"),
+        ("cpu", "gone", "the op has no gone source"),
+        ("xpu", "cc", "the op has no cc source"),
+    ],
+)
+def test_a_recorded_call_that_nothing_fits_is_skipped_with_the_reason(
+    cli, tmp_path, compiler, device, kind, says
+):
+    path = tmp_path / "calls"
+    path.write_text(
+        recorded_line("jitkern::vec_add", 2) + recorded_line("jitkern::vec_add", 2, device, kind)
+    )
+    cpu = str(Target.current("cpu"))
+    arguments = ("prewarm", "--from", str(path), "--target", cpu)
+    code, out, err = cli(*arguments)
+    assert (code, "1 skipped" in out, says in err) == (0, True, True), err
+    assert cli(*arguments, "--fail-on-miss", "--shard", "1/2")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("", "holds no call"),
+        (
+            recorded_line("jitkern::vec_add", 2) + recorded_line("jitkern::vec_add", 1),
+            "line 2 does not fit the op: ",
+        ),
+        (recorded_line("jitkern::vec_add", 3), "3 arguments, and jitkern::vec_add"),
+    ],
+)
+def test_a_recording_that_is_of_no_use_is_an_error(cli, tmp_path, lines, says):
+    path = tmp_path / "calls"
+    path.write_text(lines)
+    code, _, err = cli("prewarm", "--from", str(path))
+    assert (code, f"{path}" in err, says in err) == (1, True, True), err
 
 
 VALUES = (
@@ -144,14 +193,39 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, caplog):
         ("f16[64, 1000]", (torch.float16, (64, 1000))),
         ("i64[]", (torch.int64, ())),
         ("bool[2147483648]", (torch.bool, (2147483648,))),
-        ("f33[1]", None),
-        ("f16[a]", None),
-        ("text", None),
     ],
 )
 def test_a_text_spells_a_tensor(text, expected):
     found = record.tensor(text)
-    assert (found if found is None else (found.dtype, tuple(found.shape))) == expected
+    assert (found.dtype, tuple(found.shape)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f33[4]", "f32[4", "float32[4]", "f32[-1]", "f32[²]", "f16[a]", "text", "",
+        f"f32[{10**30}]", f"f32[{10**18}, {10**18}]", f"f32[{'9' * 5000}]",
+    ],
+)  # fmt: skip
+def test_a_text_that_spells_no_tensor_is_named(text):
+    schema = "a::b(Tensor x, str s='') -> Tensor"
+    with pytest.raises(DeclarationError, match="no tensor like `f16") as e:
+        record.samples_of(schema, [(text, "f32[4]")])
+    assert f"prewarm= of {schema}: `{text:.80}`" in str(e.value)
+
+
+def test_texts_are_tensors_where_the_schema_has_them_alone():
+    ((x, s),) = record.samples_of("a::b(Tensor? x, str s) -> Tensor", [("f32[4]", "f32[4]")])
+    assert (tuple(x.shape), s) == ((4,), "f32[4]")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [(("f32[4]", 1, 2), "3 arguments, and a::b.* takes 2"), ((), "no x for a::b")],
+)
+def test_a_call_of_another_length_is_refused(call, says):
+    with pytest.raises(DeclarationError, match=says):
+        record.samples_of("a::b(Tensor x, int n=1) -> Tensor", [call])
 
 
 def test_prewarm_in_the_declaration_adds_calls(cli, tmp_path, monkeypatch, compiler):
@@ -172,3 +246,8 @@ def test_prewarm_in_the_declaration_adds_calls(cli, tmp_path, monkeypatch, compi
     report = json.loads(out.splitlines()[-1])
     assert code == 0, err
     assert {v.label for v in compiler.compiles} == {"f32.N2", "f64.N1", "i8.N1"}, report
+    monkeypatch.setattr(OPS["warmed::twice"], "_prewarm", ["f33[4]"])
+    monkeypatch.setattr(OPS["warmed::twice"], "_drawn", None)
+    for shard in ((), ("--shard", "2/2")):
+        code, _, err = cli("prewarm", "warmed", *shard)
+        assert (code, "warmed::twice: prewarm= of" in err, "`f33[4]`" in err) == (1, True, True)

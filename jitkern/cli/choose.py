@@ -15,6 +15,8 @@ from jitkern.target import Target
 if TYPE_CHECKING:
     from jitkern.register import Op
 
+_OF_A_PACKAGE = "; for an op of a package that is not installed, give the package's name"
+
 
 class UnknownOp(JitkernError):
     """No op, namespace or package has this name."""
@@ -45,14 +47,14 @@ def choose_ops(names: list[str]) -> list[Op]:
         if not found:
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels; there are: "
-                f"{', '.join(sorted(OPS))}"
+                f"{', '.join(sorted(OPS))}" + _OF_A_PACKAGE * ("::" in name)
             )
         chosen.update((op.name, op) for op in found)
     return sorted((chosen or OPS).values(), key=lambda op: op.name)
 
 
-def choose_recorded(path: Path) -> None:
-    """Have every op made ready for the calls in a recording alone.
+def choose_recorded(path: Path, names: list[str]) -> None:
+    """Have every op, those that `names` mean too, made ready for the calls in a recording alone.
 
     Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here.
     """
@@ -64,8 +66,8 @@ def choose_recorded(path: Path) -> None:
         calls = record.read(path)
     except OSError as e:
         raise DeclarationError(f"{path} cannot be read: {e.strerror}") from e
-    for op in OPS.values():
-        op.recorded = {}
+    if not calls:
+        raise DeclarationError(f"{path} holds no call: nothing had to be readied in that run")
     for call in calls:
         if call.op not in OPS and call.module not in ("", "__main__"):
             with contextlib.suppress(ImportError):
@@ -75,8 +77,15 @@ def choose_recorded(path: Path) -> None:
                 f"{path} has calls of {call.op}, declared in {call.module}, which is not here: "
                 "install its package, or run where it can be imported"
             )
-        recorded = OPS[call.op].recorded = OPS[call.op].recorded or {}
-        recorded.setdefault((call.device, call.kind), []).append(call.args)
+        problem = record.misfit(OPS[call.op].schema, call.args)
+        if problem:
+            raise DeclarationError(f"{path}, line {call.line} does not fit the op: {problem}")
+    choose_ops(names)  # after those modules, which may declare them
+    for op in OPS.values():
+        recorded = op.recorded = {}
+        for call in calls:
+            if call.op == op.name:
+                recorded.setdefault((call.device, call.kind), []).append(call.args)
 
 
 def _named(name: str) -> list[Op]:

@@ -15,7 +15,10 @@ from jitkern.cli.builder import Builder, Group, Result
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import print_json, print_table
 from jitkern.compilers import jobs
+from jitkern.errors import DeclarationError
 from jitkern.target import Target
+
+_CUDA = "cuda-sm_90-cu130-torch2.11.0"
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -27,7 +30,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="T",
-        help="e.g. cuda-sm_90-cu130-torch2.11.0; repeatable",
+        help=f"e.g. {_CUDA}; repeatable",
     )
     parser.add_argument(
         "--jobs",
@@ -70,15 +73,15 @@ def _run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     targets = choose_targets(args.target)
     if args.recording:
-        choose_recorded(args.recording)
+        choose_recorded(args.recording, args.what)
+    unmatched = _unmatched(args.what, targets)
     if args.shard:
-        for op in choose_ops(args.what):
-            keep_shard(op, *args.shard)
+        keep_shard(choose_ops(args.what), *args.shard)
     groups = _plan(args.what, targets)
     # Into a private cache instead would keep nothing.
     with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
         builder = Builder(jobs.limit(), keep_going=args.keep_going, refresh=args.refresh)
-        results = builder.build(groups)
+        results = [*builder.build(groups), *unmatched]
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -112,11 +115,36 @@ def _plan(what: list[str], targets: list[Target]) -> list[Group]:
             for source in op.sources.get(target.device, ()):
                 try:
                     group = Group(op, source, target, variants_of(op, source, target.device))
+                except DeclarationError as e:
+                    group = Group(op, source, target, (), f"{op.name}: {e}")
                 except Exception as e:  # noqa: BLE001  whatever its author's code raises
-                    problem = f"its launch function failed on its samples: {e}"
+                    problem = f"{op.name}: its launch function failed on its samples: {e}"
                     group = Group(op, source, target, (), problem)
                 groups.append(group)
     return groups
+
+
+def _unmatched(what: list[str], targets: list[Target]) -> list[Result]:
+    """What a recording has and no target or source fits."""
+    found = []
+    for op in choose_ops(what):
+        for (device, kind), calls in (op.recorded or {}).items():
+            known = any(source.kind == kind for source in op.sources.get(device, ()))
+            if known and any(target.device == device for target in targets):
+                continue
+            remedy = (
+                f"name a target of theirs, e.g. --target {_example(device)}" if known
+                else f"the op has no {kind} source for it any more; record anew"
+            )  # fmt: skip
+            count = f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
+            reason = f"{op.name}: {count} on {device}: {remedy}"
+            found.append(Result(op.name, kind, device, "skipped", reason=reason))
+    return found
+
+
+def _example(device: str) -> Target:
+    this = Target.current("cpu")
+    return this if device == "cpu" else Target.parse(_CUDA)._replace(torch=this.torch)
 
 
 def _print(results: list[Result]) -> None:

@@ -78,7 +78,7 @@ def configs_of(
 ) -> tuple[dict[str, Any], ...]:
     """The configurations that `.tune` lists for a call. Raises DeclarationError."""
     given = tuned.configurations(*args, **kwargs)
-    listed = [] if given is None else [given] if isinstance(given, str) else list(given)
+    listed: list[Any] = [] if given is None else [given] if isinstance(given, str) else list(given)
     wrong: list[Any] = [one for one in listed if not isinstance(one, Mapping)]
     found = [] if wrong else [{n: concrete(value) for n, value in one.items()} for one in listed]
     wrong += [v for one in found for v in one.values() if not isinstance(v, _CONSTANTS)]
