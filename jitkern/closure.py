@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.kernel import Generated, Source
+from jitkern.kernel import Generated, Source, shared_include
 
 # Compiled on first use, like every pattern here: an import compiles none.
 _DIRECTIVE = (
@@ -197,6 +197,10 @@ def _resolve(
 
 def _label(source: Source, path: Path) -> str:
     """Relative to the folder where that is near, else to the include root it was found in."""
+    if path.is_relative_to(shared := shared_include()) and not path.is_relative_to(
+        Path(source.folder).parent / "include"
+    ):
+        return f"<jitkern>/{path.relative_to(shared).as_posix()}"  # however near it is installed
     relative = os.path.relpath(path, source.folder)
     if not relative.startswith(f"..{os.sep}.."):
         return Path(relative).as_posix()

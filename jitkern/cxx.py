@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 _SKIPPED = r"""(?xsm)
@@ -60,6 +61,16 @@ class Unbalanced(Exception):
     """Brackets do not match, as where a macro or a branch of an `#if` holds one of a pair."""
 
 
+def read(path: Path) -> str:
+    """A file's text without a byte order mark; bytes that are no UTF-8 stay, as surrogates."""
+    return path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+
+
+def write(path: Path, text: str) -> None:
+    """Write what came from `read`, with the bytes it had."""
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
 def functions_in(text: str) -> list[Function]:
     """The functions that a file declares at namespace scope."""
     shown = masked(text)
@@ -70,18 +81,41 @@ def functions_in(text: str) -> list[Function]:
     return [function for d in found if d.function and (function := _function(shown, d))]
 
 
-def kernels_in(text: str) -> list[Function]:
-    """Its `__global__` functions; a declaration before its definition is left out."""
-    kernels = [f for f in functions_in(text) if "__global__" in f.words]
+def kernels_in(text: str, headers: Iterable[str] = ()) -> list[Function]:
+    """Its `__global__` functions; a declaration before its definition is left out.
+
+    headers: texts that may define a macro for `__global__`, as the file itself may.
+    """
+    marks = {"__global__"} | macros_for({"__global__"}, [text, *headers])
+    kernels = [f for f in functions_in(text) if f.words & marks]
     return [
         f for f in kernels if f.defined or not any(f.name == k.name and k.defined for k in kernels)
     ]
+
+
+def macros_for(words: set[str], texts: Iterable[str]) -> set[str]:
+    """Names of macros whose text has one of these words in it, also by way of other macros."""
+    define = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[^\n])*)"
+    defined: dict[str, set[str]] = {}  # the branches of an `#if` may all define it
+    for text in texts:
+        for name, body in re.findall(define, text):
+            defined.setdefault(name, set()).update(re.findall(r"\w+", body))
+    found = set(words)
+    while new := {name for name, used in defined.items() if used & found} - found:
+        found |= new
+    return found - words
 
 
 def named(functions: Iterable[Function], name: str) -> list[Function]:
     """Those that `name` may mean: `k`, `a::k`, `k<float>`, `k(float*)`."""
     plain = plain_name(name)
     return [f for f in functions if f.name == plain or f.name.endswith(f"::{plain}")]
+
+
+def overloads(functions: Iterable[Function], name: str) -> str:
+    """What to do about a name that several of them have; "" where it is no such."""
+    found = dict.fromkeys(f"`{f.name}({f.parameters})`" for f in named(functions, name))
+    return f"`{name}` is overloaded; name one: {', '.join(found)}" if len(found) > 1 else ""
 
 
 def plain_name(name: str) -> str:

@@ -6,6 +6,7 @@ Nothing here imports Torch, so a compiler's child process reads it too.
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,14 @@ class Unit(NamedTuple):
 
     file: str
     flags: tuple[str, ...] = ()
+
+
+@functools.cache
+def shared_include() -> str:
+    """Where `float16.h` lies: below the package in a wheel, beside it in the repository."""
+    package = Path(__file__).parent
+    folders = (above / "kernels_src" / "include" for above in (package, package.parent))
+    return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
 
 
 class Source:
@@ -172,6 +181,11 @@ class Cpp(Source):
         super().__init__(files, **rest)
         self.native = native
         self.openmp = openmp
+
+    @property
+    def roots(self) -> list[Include]:
+        """Where `#include` looks, in order: last where `float16.h` lies."""
+        return [*super().roots, Include(shared_include())]
 
 
 class Triton(Source):

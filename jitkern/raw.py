@@ -163,10 +163,12 @@ def _found(
     Raises DeclarationError for a function that the file and its headers do not have.
     """
     path = source.paths[0]
-    read = cxx.kernels_in if source.kind == "nvrtc" else cxx.functions_in
-    text = path.read_text(errors="replace")
-    functions = read(text)
+    text = cxx.read(path)
+    functions = cxx.kernels_in(text) if source.kind == "nvrtc" else cxx.functions_in(text)
     found = cxx.named(functions, name)
+    if not found and source.kind == "nvrtc":  # a header may have the macro for `__global__`
+        functions = cxx.kernels_in(text, map(cxx.read, closure_of(source).paths))
+        found = cxx.named(functions, name)
     plain = cxx.plain_name(name)
     names = list(dict.fromkeys(f.name for f in found))
     listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none"
@@ -183,5 +185,5 @@ def _found(
 def _mentioned(source: Source, plain: str) -> bool:
     """Whether the code of the file or its headers names it: a macro may define the function."""
     word = re.compile(rf"\b{re.escape(plain.rpartition('::')[2])}\b")
-    texts = (path.read_text(errors="replace") for path in closure_of(source).paths)
+    texts = map(cxx.read, closure_of(source).paths)
     return any(word.search(text) and word.search(cxx.masked(text)) for text in texts)

@@ -20,6 +20,7 @@ from jitkern.launch.variants import Call, declared_in, every_expansion, variant_
 from jitkern.raw_kernel import RawKernel, place_of, target_of
 from jitkern.target import Target
 
+_NAMED_AS = "a Triton function is named `package.module:name` or `path/to/file.py:name`"
 _KEYWORDS = {"grid", "cooperative", "pdl", *TRITON_OPTIONS}
 
 
@@ -69,7 +70,7 @@ class TritonKernel(RawKernel):
                 raise LaunchError(f"{listed} was called with the unknown keyword `{name}`")
             if name in named:
                 raise LaunchError(f"{listed} got two values for `{name}`")
-        named |= keywords
+        named = {**dict(declared.passed), **named, **keywords}
         computed = {name for config in declared.configs for name, _ in config.constexprs}
         computed |= {name for name, _ in declared.heuristics} | dict(declared.defaults).keys()
         missing = [n for n in declared.parameters if n not in named and n not in computed]
@@ -99,7 +100,11 @@ def triton_kernel(
     Raises DeclarationError.
     """
     if isinstance(function, str):
-        module, _, name = function.rpartition(":")
+        module, colon, name = function.rpartition(":")
+        if not colon:
+            raise DeclarationError(
+                f"`{function}` lacks a `:` before the function's name: {_NAMED_AS}"
+            )
         path, package = (place_of(module), "") if module.endswith(".py") else _module(module)
     else:
         path, package, name = _defined(function)
@@ -122,10 +127,7 @@ def _module(name: str) -> tuple[Path, str]:
         full = ".".join([top, *rest[:number]])
         spec = importlib.machinery.PathFinder.find_spec(full, places) if places else None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise DeclarationError(
-            f"there is no module `{name}` with a Python file; a Triton function is named "
-            "`package.module:name` or `path/to/file.py:name`"
-        )
+        raise DeclarationError(f"there is no module `{name}` with a Python file; {_NAMED_AS}")
     is_package = spec.submodule_search_locations is not None
     return Path(spec.origin), name if is_package else name.rpartition(".")[0]
 

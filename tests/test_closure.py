@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 
 from jitkern.closure import check, closure_of
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.kernel import Cuda, Include, Triton
+from jitkern.kernel import Cpp, Cuda, Include, Triton, shared_include
 
 
 @pytest.fixture
@@ -198,3 +200,29 @@ def test_a_header_that_only_a_versioned_one_includes_must_be_covered(folder, tmp
         check(source, closure_of(source), opened, [], "ns::k")
     (folder / "near.cuh").write_text('#include "config.h"')
     check(source, closure_of(source), opened, [], "ns::k")
+
+
+def test_float16_h_is_found_by_any_cpp_source_under_the_same_label(tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    shared = site / "jitkern" / "kernels_src" / "include"
+    monkeypatch.setattr("jitkern.closure.shared_include", lambda: str(shared))
+    monkeypatch.setattr("jitkern.kernel.shared_include", lambda: str(shared))
+    shared.mkdir(parents=True)
+    (shared / "float16.h").write_text("#pragma once\n")
+    for folder in (tmp_path / "far" / "away" / "k", site / "k", site):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "k.cpp").write_text('#include "float16.h"\n')
+        closure = closure_of(Cpp("k.cpp", folder=str(folder)))
+        assert sorted(closure.files) == ["<jitkern>/float16.h", "k.cpp"]
+        assert (shared / "float16.h").resolve() in closure.paths
+    (shared / "float16.h").write_text("#pragma once\n\n")
+    assert closure_of(Cpp("k.cpp", folder=str(folder))).files != closure.files
+    (tmp_path / "far" / "away" / "include").mkdir()
+    (tmp_path / "far" / "away" / "include" / "float16.h").write_text("")
+    own = closure_of(Cpp("k.cpp", folder=str(tmp_path / "far" / "away" / "k")))
+    assert sorted(own.files) == ["../include/float16.h", "k.cpp"]
+
+
+def test_shipped_kernels_keep_the_label_of_float16_h():
+    folder = str(Path(shared_include()).parent / "vec_add")
+    assert labels(Cpp("vec_add.cpp", folder=folder)) == ["../include/float16.h", "vec_add.cpp"]

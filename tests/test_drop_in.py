@@ -1142,3 +1142,20 @@ def test_a_module_of_the_cpp_frontend_on_a_gpu(files):
     net.add_new_submodule("fc2")
     net.cuda()
     assert all(parameter.is_cuda for parameter in net.parameters())
+
+
+def test_what_the_linker_said_is_the_reason():
+    text = 'int q(); int r(); extern "C" int f() { return q() + r(); }'
+    with pytest.raises(CompileError, match=r"undefined reference to .q\(\)") as caught:
+        jitkern.load_inline(
+            "drop_in_undefined", text, extra_ldflags=["-Wl,--no-undefined"],
+            no_implicit_headers=True, is_python_module=False,
+        )  # fmt: skip
+    said = str(caught.value)
+    assert said.index("undefined reference to `r()") < said.index("ld returned")
+
+
+def test_a_cuda_file_without_cuda_says_so(files):
+    files(only_dot_cu="int f() { return 1; }")
+    with pytest.raises(CompileError, match=r"a \.cu file takes nvcc, with_cuda=True"):
+        jitkern.load("drop_in_only", "only.cu", with_cuda=False, is_python_module=False)

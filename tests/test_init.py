@@ -89,6 +89,15 @@ def test_a_name_that_would_not_work_is_refused(cli, here, name):
     assert not list(here.iterdir())
 
 
+@pytest.mark.parametrize("name", ["T", "alpha", "grad", "main", "std", "blockIdx"])
+def test_a_kernel_name_that_its_files_use_is_refused(cli, here, name):
+    for kernel in (name, f"mylib::{name}"):
+        code, out, err = cli("init", "--kernel", kernel)
+        assert (code, out, f"`{name}` is not a usable kernel name" in err) == (2, "", True)
+    assert not list(here.iterdir())
+    assert cli("init", "--kernel", f"{name}::relu")[0] == 0
+
+
 def test_a_kernel_folder_works_at_once(cli, here, run_python):
     assert cli("init", "--kernel", "twice")[0] == 0
     assert cli("init", "--kernel", "mylib::thrice")[0] == 0

@@ -192,6 +192,26 @@ def test_names_of_all_kinds_are_found(file):
         assert entry.manifest.meta["parameters"] == parameters
 
 
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "macro",
+    [
+        "#define G __global__",
+        '#define G extern "C" __global__',
+        "#ifdef __CUDACC__\n#define G __global__\n#else\n#define G \n#endif",
+        "#define MARK __global__\n#define G static MARK",
+        '#include "defs.h"',
+    ],
+)
+def test_a_macro_may_stand_for_global(file, macro):
+    file("#define G __global__\n", "defs.h")
+    path = file(f"{macro}\nG void k(float* x) {{}}\nvoid host(float* x) {{}}\n")
+    k = jitkern.cuda_kernel(path, "k")
+    assert k.compile(H100).manifest.meta["parameters"] == ["*f32"]
+    with pytest.raises(DeclarationError, match="no `__global__` function `host`; it has: k"):
+        jitkern.cuda_kernel(path, "host")
+
+
 def test_template_arguments_in_order_or_by_name(file):
     path = file("template <typename T, int N> __global__ void k(T* x) {}")
     k = jitkern.cuda_kernel(path, "k")
@@ -291,6 +311,24 @@ def test_wrong_arguments_never_reach_a_kernel(file, args, says):
         fill(*args)
 
 
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b"// caf\xe9\n"])
+def test_a_byte_order_mark_and_bytes_that_are_no_utf8_are_taken(file, mark):
+    path = file("", "k.cpp")
+    path.write_bytes(mark + b'void k(unsigned char* x) { *x = sizeof("\xe9"); }')
+    x = torch.zeros(1, dtype=torch.uint8)
+    jitkern.cpp_kernel(path, "k")(x)
+    assert x.item() == 2
+
+
+def test_an_overloaded_cpp_function_says_how_to_name_one(file):
+    path = file("void k(float* x) { *x = 1; }\nvoid k(double* x) { *x = 2; }", "k.cpp")
+    with pytest.raises(CompileError, match=r"is overloaded; name one: `k\(float\* x\)`, `k\(d"):
+        jitkern.cpp_kernel(path, "k").compile()
+    x = torch.zeros(1)
+    jitkern.cpp_kernel(path, "k(float* x)")(x)
+    assert x.item() == 1
+
+
 def test_a_missing_cpp_function_lists_what_there_is(file):
     with pytest.raises(DeclarationError, match=r"no function `other`; it has: a::scale<T>, fill"):
         jitkern.cpp_kernel(file(CPP, "k.cpp"), "other")
@@ -386,7 +424,7 @@ def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
         ("somelib.ops.kernels:nothing", r"no function `nothing` below `@triton.jit`.*it has: add"),
         ("somelib.ops.missing:add", r"there is no module `somelib.ops.missing`"),
         ("nolib.kernels:add", r"there is no module `nolib.kernels`"),
-        ("add", "there is no module ``"),
+        ("somelib.add", "`somelib.add` lacks a `:` before the function's name"),
         ("nothing.py:add", "there is no file .*nothing.py"),
         (print, "is no Triton function"),
     ],
@@ -394,6 +432,27 @@ def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
 def test_a_wrong_triton_function_says_what_is_wrong(package, named, says):
     with pytest.raises(DeclarationError, match=says):
         jitkern.triton_kernel(named)
+
+
+def test_a_default_of_any_triton_parameter_is_taken(package):
+    (package / "kernels.py").write_text(
+        """
+import triton, triton.language as tl
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0 and args["alpha"] == 2})
+@triton.jit
+def heur(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, alpha=2.0, beta=-1, mask=None, SIGN: tl.constexpr = -1):
+    tl.store(x_ptr, alpha)
+"""
+    )
+    k = jitkern.triton_kernel(f"{package}/kernels.py:heur")
+    x = tensors()[0]
+    (variant,) = k.variants(x, 1024, BLOCK=128)
+    assert dict(variant.template) == {"BLOCK": 128, "EVEN": True, "SIGN": -1}
+    assert variant.signature == ("*f32:16", "i32:16", "f32", "i32", "None")
+    assert k.variants(x, 1024, BLOCK=128, alpha=2.0, beta=-1) == [variant]
+    assert k.variants(x, 1024, 128, True, 2.0) == [variant]
+    (other,) = k.variants(x, 1024, BLOCK=128, beta=32)
+    assert other.signature == ("*f32:16", "i32:16", "f32", "i32:16", "None")
 
 
 @pytest.mark.parametrize(

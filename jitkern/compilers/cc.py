@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from jitkern import closure as closures
-from jitkern import config
+from jitkern import config, cxx
 from jitkern.closure import Closure
 from jitkern.compilers.result import Built, compile_error, read_dependencies, run, write_log
 from jitkern.errors import CompilerNotFound, TargetError
@@ -52,10 +52,10 @@ class Cc:
         build = staging / "build"
         build.mkdir()
         unit = build / path.name
-        text = path.read_text()
+        text = cxx.read(path)
         address, macros = cpp_functions.instantiated(variant, text)
         probe = "" if _is_c(source) else cpp_parameters.probe(address, macros)
-        unit.write_text(f'#line 1 "{path}"\n{text}{probe}')
+        cxx.write(unit, f'#line 1 "{path}"\n{text}{probe}')
         command = [*shlex.split(tool), *self.flags(source, target), *_options(source, macros, unit)]
         done = run(command, source=source, folder=build)
         write_log(staging, command, done.stdout)

@@ -33,9 +33,20 @@ def hint(variant: Variant, text: str, output: str) -> str:
     unresolved = re.search(r"undefined reference to [`'](.+?)'", output)
     if unresolved:
         return elsewhere(variant.source, unresolved.group(1))
+    overloads = cxx.overloads(cxx.functions_in(text), variant.function)
+    if overloads and "(" not in variant.function and "overloaded function" in output:
+        return overloads
     name = cxx.plain_name(variant.function).rpartition("::")[2]
     functions = dict.fromkeys(f.spelled for f in cxx.functions_in(text) if f.defined)
-    return missing_function(variant._replace(function=name), list(functions))
+    return missing_function(variant._replace(function=name), list(functions)) or _half(text, output)
+
+
+def _half(text: str, output: str) -> str:
+    """A hint for a 16-bit type without its header, or ""."""
+    unknown = re.search(r"error: .*?\b(b?float16)\b(?!\.)", output)
+    if not unknown or "float16.h" in text:
+        return ""
+    return f'`{unknown[1]}` comes from a header of jitkern\'s, for C++: #include "float16.h"'
 
 
 def symbol(variant: Variant, binary: bytes) -> str:

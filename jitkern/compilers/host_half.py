@@ -49,8 +49,8 @@ class DeviceHalf(NamedTuple):
 def device_half(source: Source, closure: Closure) -> DeviceHalf:
     """The source's first file without its host half, after what nvcc would include into it."""
     path = source.paths[0]
-    own = {p: p.read_text(errors="replace") for p in closure.paths}
-    own[path.resolve()] = text = path.read_text(errors="replace")
+    own = {p: cxx.read(p) for p in closure.paths}
+    own[path.resolve()] = text = cxx.read(path)
     macros = device_macros_in(own.values())
     blanked = without_host_half(text, macros)
     headers = _headers(path.resolve(), own, macros)
@@ -68,7 +68,7 @@ def _headers(unit: Path, own: dict[Path, str], macros: set[str]) -> dict[str, st
         if len(meant) == 1:
             blanked = without_host_half(own[meant[0]], macros)
             headers.pop(name, None)
-            if blanked != own[meant[0]]:
+            if blanked.encode(errors="surrogateescape") != meant[0].read_bytes():
                 headers[name] = blanked
     return headers
 
@@ -93,17 +93,8 @@ def without_host_half(text: str, device_macros: Iterable[str] = ()) -> str:
 
 
 def device_macros_in(texts: Iterable[str]) -> set[str]:
-    """Names of macros whose text marks device code, also by way of other macros."""
-    define = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[^\n])*)"
-    defined = {
-        name: set(re.findall(r"\w+", body))
-        for text in texts
-        for name, body in re.findall(define, text)
-    }
-    marked = set(_MARKS)
-    while new := {name for name, words in defined.items() if words & marked} - marked:
-        marked |= new
-    return marked - _MARKS
+    """Names of macros whose text marks device code."""
+    return cxx.macros_for(_MARKS, texts)
 
 
 def _blank(text: str, shown: str) -> str:

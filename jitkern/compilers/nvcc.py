@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from jitkern import closure as closures
+from jitkern import cxx
 from jitkern.closure import Closure
 from jitkern.compilers import ptx, toolkit
 from jitkern.compilers.result import Built, compile_error, read_dependencies, run, write_log
@@ -44,18 +46,19 @@ def compile_unit(
     flags: tuple[str, ...],
     text: str,
     used: tuple[str, str],
-    hint: str,
+    hint: Callable[[str], str],
 ) -> Built:
     """The cubin of a file with host code in it, of which nvcc drops the host half.
 
-    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: goes
-    to the error. Raises CompileError.
+    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: of
+    what nvcc says, goes to the error. Raises CompileError.
     """
     tool, version = nvcc
     source = variant.source
     build = staging / "build"
     build.mkdir()
-    (build / "kernel.cu").write_text(f'#line 1 "{source.paths[0]}"\n{text}\n{_using(used)}')
+    unit = f'#line 1 "{source.paths[0]}"\n{text}\n{_using(used)}'
+    cxx.write(build / "kernel.cu", unit)
     command = [
         tool, "-cubin", f"-arch={target.arch}", *flags,
         *(f"-I{root.path}" for root in source.roots),
@@ -64,7 +67,7 @@ def compile_unit(
     done = run(command, source=source, folder=build)
     write_log(staging, command, done.stdout)
     if done.returncode:
-        raise compile_error(variant, target, command, done.stdout, hint)
+        raise compile_error(variant, target, command, done.stdout, hint(done.stdout))
     known = [*toolkit.include_directories(), *toolkit.cuda_homes(), Path("/usr"), build]
     opened = [build / name for name in read_dependencies(build / "deps.d")]
     closures.check(source, closure, opened, known, variant.op)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jitkern import closure as closures
-from jitkern import cxx, units
+from jitkern import cuda_arch, cxx, units
 from jitkern.closure import Closure
 from jitkern.compilers import nvcc, ptx, toolkit
 from jitkern.compilers.host_half import DeviceHalf, device_half
@@ -24,7 +25,17 @@ from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import DTYPES, Constant, Source, Variant
 from jitkern.target import Target
 
-_MISSING_HEADER = re.compile(r'(?:cannot open source file|could not open source file) "([^"]+)"')
+_MISSING_HEADER = re.compile(
+    r'(?:cannot|could not) open source file "([^"]+)"'
+    r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"  # nvcc's host compiler
+)
+_UNKNOWN_OPTION = re.compile(r"unrecognized option (.+) found|requires (--extended-lambda) nvcc")
+# Flags of nvcc for host code, or for what NVRTC does anyway; some take the next one as their value.
+_NVCC_ONLY = re.compile(
+    r"-O[0-3]|--optimize=.*|--?(?:expt-relaxed-constexpr|(?:expt-)?extended-lambda)"
+    r"|(?:-Xcompiler|--compiler-options)=.*"
+)
+_NVCC_ONLY_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
 _ERROR_LINE = re.compile(r"\((\d+)\): (?:catastrophic )?error:")
 _UNRESOLVED = re.compile(r"Unresolved extern function '(\w+)'")
 _EXTERN = re.compile(r"extern declaration of the entity (\w+) is treated as a static definition")
@@ -50,7 +61,8 @@ class Nvrtc:
             raise TargetError(f"{variant.op}: a `.cu` kernel cannot be built for {target}")
         _, library = toolkit.nvrtc_for(target)
         check_arch(library, target)
-        text = variant.source.paths[0].read_text()
+        _refuse_arch(variant, target)
+        text = cxx.read(variant.source.paths[0])
         kernel = _named(variant, text)
         attempt = _Attempt(variant, target, closure, staging, library, kernel)
         built, output = attempt.build(DeviceHalf(text, {}))
@@ -63,11 +75,12 @@ class Nvrtc:
             return built
         hint = _hint(variant, target, text, output, half=half is not None)
         other = nvcc.nvcc_for(target)
-        if other and (half or _MISSING_HEADER.search(output)):
+        if other and (half or _MISSING_HEADER.search(output) or _UNKNOWN_OPTION.search(output)):
             return nvcc.compile_unit(
                 variant, target, closure, staging, nvcc=other,
                 flags=self.flags(variant.source, target), text=text,
-                used=(kernel.address, f"&{kernel.probe}"), hint=_absent(variant, text, output),
+                used=(kernel.address, f"&{kernel.probe}"),
+                hint=lambda said: _wheel(said, target) or _absent(variant, text, output),
             )  # fmt: skip
         raise compile_error(variant, target, attempt.command, output, hint)
 
@@ -90,7 +103,8 @@ class _Attempt:
         source = variant.source
         self._variant, self._closure, self._staging = variant, closure, staging
         self._library, self._kernel = library, kernel
-        self._options = [f"-arch={target.arch}", "--no-cache", *Nvrtc().flags(source, target)]
+        self._options = [f"-arch={target.arch}", "--no-cache"]
+        self._options += _without_nvcc_flags(Nvrtc().flags(source, target))
         self._options += [f"-I{root.path}" for root in source.roots]
         self._options += [f"-I{directory}" for directory in toolkit.include_directories()]
         self.command = ["nvrtc", *self._options, kernel.name]
@@ -133,11 +147,31 @@ def _opened(trace: Path) -> list[str]:
 def _needs(output: str, text: str, half: str) -> bool:
     """Whether what NVRTC refused may be the host half: a header, or only lines that go with it."""
     undefined = re.findall(r'identifier "(\w+)" is undefined', output)
-    if _MISSING_HEADER.search(output) or any(map(is_implied, undefined)):
+    marked = "error: unrecognized token" in output  # a byte order mark of a header
+    if marked or _MISSING_HEADER.search(output) or any(map(is_implied, undefined)):
         return True
     rows = zip(text.splitlines(), half.splitlines())
     host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}
-    return bool(host) and host.issuperset(map(int, _ERROR_LINE.findall(output)))
+    errors = set(map(int, _ERROR_LINE.findall(output)))
+    return bool(errors) and host.issuperset(errors)
+
+
+def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
+    """The flags that are left for NVRTC."""
+    before = ("", *flags)
+    return [
+        flag for flag, previous in zip(flags, before)
+        if not _NVCC_ONLY.fullmatch(flag) and not {flag, previous} & _NVCC_ONLY_PAIRS
+    ]  # fmt: skip
+
+
+def _refuse_arch(variant: Variant, target: Target) -> None:
+    if cuda_arch.is_named(variant.source.flags):
+        raise CompileError(
+            f"{variant.op} for {target}: its flags name an arch, which the target decides: leave "
+            "it out of the flags, and compile for the target that is meant",
+            op=variant.op,
+        )
 
 
 def _named(variant: Variant, text: str) -> _Kernel:
@@ -189,15 +223,19 @@ def _hint(variant: Variant, target: Target, text: str, output: str, *, half: boo
     """What to do about NVRTC's refusal."""
     missing, unresolved = _MISSING_HEADER.search(output), _UNRESOLVED.search(output)
     if missing:
-        return _missing_header(missing.group(1), target)
+        return _wheel(output, target) or (
+            f"<{missing.group(1)}> is in no include root, and NVRTC has no host headers: declare "
+            f"its directory with include=[...], or {nvcc.why_not(target)}"
+        )
+    if unknown := _UNKNOWN_OPTION.search(output):
+        flag = unknown.group(1) or unknown.group(2)
+        return f"NVRTC does not know `{flag}`; for a flag of nvcc, {nvcc.why_not(target)}"
     if unresolved:
         return units.elsewhere(variant.source, ptx.demangled(unresolved.group(1)))
-    if absent := _absent(variant, text, output):
-        return absent
-    if "cannot determine which instance of overloaded function" in output:
-        found = cxx.named(cxx.kernels_in(text), variant.function)
-        listed = ", ".join(f"`{f.name}({f.parameters})`" for f in found)
-        return f"`{variant.function}` is overloaded; name one: {listed}"
+    overloaded = "cannot determine which instance of overloaded function" in output
+    overloads = cxx.overloads(cxx.kernels_in(text), variant.function) if overloaded else ""
+    if said := _absent(variant, text, output) or overloads:
+        return said
     if half:
         return (
             "Of this file the device half was compiled: functions without `__global__` or "
@@ -229,12 +267,16 @@ def _refuse_split_variables(variant: Variant, output: str) -> None:
             )
 
 
-def _missing_header(header: str, target: Target) -> str:
+def _wheel(output: str, target: Target) -> str:
+    """Which wheel has the header that is missing; else ""."""
+    missing = _MISSING_HEADER.search(output)
+    header = missing.group(1) or missing.group(2) if missing else ""
+    if header.startswith("curand"):  # its versions are not CUDA's
+        major = target.cuda_version[0]
+        wheel = "nvidia-curand" if major >= 13 else f"nvidia-curand-cu{major}"
+        return f"<{header}> comes with cuRAND: pip install {wheel}"
     for pattern, wheel in toolkit.HEADER_WHEELS:
         if re.match(pattern, header):
             remedy = toolkit.pip_line(wheel, target.cuda_version)
             return f"<{header}> comes with the CUDA headers: {remedy}"
-    return (
-        f"<{header}> is in no include root, and NVRTC has no host headers: declare its directory "
-        f"with include=[...], or {nvcc.why_not(target)}"
-    )
+    return ""

@@ -28,7 +28,7 @@ class Program:
         # includes in the name's directory, and bytes of the cubin depend on the name.
         self._ok(
             library.nvrtcCreateProgram(
-                ctypes.byref(self._handle), text.encode(), name.encode(), len(headers),
+                ctypes.byref(self._handle), _bytes(text), _bytes(name), len(headers),
                 _strings(headers.values()), _strings(headers),
             )
         )  # fmt: skip
@@ -75,7 +75,11 @@ class Program:
 
 
 def _strings(texts: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * len(texts))(*[text.encode() for text in texts])
+    return (ctypes.c_char_p * len(texts))(*map(_bytes, texts))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")  # as `cxx.read` has it
 
 
 def check_arch(library: ctypes.CDLL, target: Target) -> None:

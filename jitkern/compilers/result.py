@@ -18,7 +18,12 @@ from jitkern.manifest import LOG
 from jitkern.target import Target
 
 _log = logging.getLogger(__name__)
-_ERROR = re.compile(r"^.*\b(?:fatal |catastrophic )?error\b\s*:.*$", re.MULTILINE)
+_ERROR = re.compile(
+    r"^.*(?:\berror\b\s*:|\b(?:undefined reference to|multiple definition of) "
+    r"|\bld\S*:.*(?:\bcannot find |\bnot recognized\b)).*$",
+    re.MULTILINE,
+)
+_LINKER_FAILED = ("ld returned", "linker command failed")  # whose own lines say why
 
 
 class Built(NamedTuple):
@@ -53,7 +58,9 @@ def compile_error(
             "free some, or set JITKERN_CACHE_DIR"
         )
     lines = output.strip().splitlines()
-    said = "\n".join(line.strip() for line in _ERROR.findall(output)[:3]) or (
+    errors = _ERROR.findall(output)
+    errors.sort(key=lambda line: any(word in line for word in _LINKER_FAILED))
+    said = "\n".join(line.strip() for line in errors[:3]) or (
         lines[-1] if lines else "it said nothing"
     )
     what = f"`{variant.function}`" if variant.function else "its Extension"

@@ -69,6 +69,10 @@ adds to it""",
         "`{0}` lies in none of the include directories: name its root in {include}",
     ),
     (
+        r"cannot find \d+\.o\b",
+        "the C++ compiler made no object of a unit: a .cu file takes nvcc, with_cuda=True",
+    ),
+    (
         r"cannot find (-l\S+?)(?::|$)",
         "the linker finds no {0}: name its directory, {link}",
     ),

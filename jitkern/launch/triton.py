@@ -32,6 +32,7 @@ class Function(NamedTuple):
     parameters: tuple[str, ...]
     constexprs: frozenset[str]
     defaults: tuple[tuple[str, Constant], ...]  # of constexprs, where they are literals
+    passed: tuple[tuple[str, Constant | None], ...]  # of the other parameters, likewise
     plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
     unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
     configs: tuple[Config, ...] = ()
@@ -62,15 +63,17 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Fun
         p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)
     )
     values = [None] * (len(positional) - len(node.args.defaults)) + node.args.defaults
-    defaults = [
-        (name, value.value)
-        for name, value in zip(names, [*values, *node.args.kw_defaults])
-        if name in constexprs and isinstance(value, ast.Constant)
-    ]
+    literals = {
+        name: value
+        for name, expression in zip(names, [*values, *node.args.kw_defaults])
+        if expression
+        for value in _literal(expression)
+    }
     return Function(
         tuple(names),
         constexprs,
-        tuple((name, value) for name, value in defaults if isinstance(value, (bool, int, float))),
+        tuple((n, v) for n, v in literals.items() if n in constexprs and v is not None),
+        tuple((n, v) for n, v in literals.items() if n not in constexprs),
         frozenset(_named(decorator, "do_not_specialize", names)),
         frozenset(_named(decorator, "do_not_specialize_on_alignment", names)),
         *_tuning(_decorator(node, "autotune"), module),
@@ -155,6 +158,15 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(n: int) -> int:
     """The least power of 2 that is not below n, which is at least 1."""
     return 1 << (n - 1).bit_length()
+
+
+def _literal(expression: ast.expr) -> list[Constant | None]:
+    """The number or None that it is, if it is one."""
+    with contextlib.suppress(ValueError):
+        value = ast.literal_eval(expression)
+        if value is None or isinstance(value, (bool, int, float)):
+            return [value]
+    return []
 
 
 def _decorator(node: ast.FunctionDef, name: str) -> ast.expr | None:

@@ -205,3 +205,24 @@ def test_the_log_stays_with_the_entry(build):
         .read_text()
         .startswith("$ c++ -O3")
     )
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_float16_h_is_found_from_anywhere(build, dtype):
+    entry = build(
+        '#include "float16.h"\nextern "C" void k(T* x) { x[0] = x[0] + 1; }',
+        template=(("T", dtype),),
+    )
+    assert parameters(entry) == [f"*{dtype}"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'extern "C" void k(T* x) { x[0] = x[0] + 1; }',
+        "template <typename T> void k(T* x) { x[0] = x[0] + 1; }",
+    ],
+)
+def test_a_16_bit_type_without_its_header_says_where_it_comes_from(build, text):
+    with pytest.raises(CompileError, match='`bfloat16` comes from .*: #include "float16.h"'):
+        build(text, template=(("T", "bf16"),))

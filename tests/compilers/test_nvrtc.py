@@ -266,3 +266,87 @@ def test_a_missing_cuda_header_names_its_wheel(build, monkeypatch):
 def test_probe_names_are_read_whatever_the_kernel_is_called():
     text = ".entry va(\n) .entry _Z13jitkern_probeIPFvPfPKfjdsEXadL_Z2vaEEEvv(\n)"
     assert ptx.signature(text) == ("va", ["*f32", "*f32", "u32", "f64", "i16"])
+
+
+K = "__global__ void k(float* o) { *o = 1; }"
+
+
+@pytest.mark.parametrize("text", ["\ufeff" + K, f"// caf\xe9\n{K}", "\ufeff" + TEACHING])
+def test_a_byte_order_mark_and_bytes_that_are_no_utf8_are_taken(build, monkeypatch, text):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    raw = text.encode("utf-8" if text[0] == "\ufeff" else "latin-1")
+    (build.folder / "near.cuh").write_bytes(raw)
+    template = (("T", "f32"),) if "template" in text else ()
+    assert build('#include "near.cuh"\n', template=template)  # a header
+    (build.folder / "k.cu").write_bytes(raw)
+    variant = Variant("test::k", Cuda("k.cu", folder=str(build.folder)), "k", template)
+    assert jit.ensure(variant, TARGET)
+
+
+@needs_nvcc
+def test_nvcc_is_given_the_bytes_of_the_file(build):
+    (build.folder / "k.cu").write_bytes(b"\xef\xbb\xbf// caf\xe9\n" + HOSTED.encode())
+    source = Cuda("k.cu", folder=str(build.folder))
+    entry = jit.ensure(Variant("test::k", source, "k", (("T", "f32"),)), TARGET)
+    assert entry.manifest.compiler["name"] == "nvcc"
+
+
+NVCC_ONLY = ("-O3", "--expt-relaxed-constexpr", "--extended-lambda", "-expt-extended-lambda")
+NVCC_ONLY += ("-Xcompiler", "-fPIC", "-Xcompiler=-Wall", "--compiler-options", "-g")
+
+
+def test_flags_of_nvcc_that_mean_nothing_to_nvrtc_are_left_out(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    text = "constexpr int twice(int x) { return 2 * x; }\n"
+    text += "__global__ void k(int* o) { [=] { *o = twice(*o); }(); }"
+    entry = build(text, flags=NVCC_ONLY)
+    assert entry.manifest.compiler["name"] == "nvrtc"
+    assert build(text).path != entry.path
+
+
+@needs_nvcc
+def test_a_kernel_for_nvcc_is_given_its_flags(build):
+    entry = build(HOSTED, template=(("T", "f32"),), flags=NVCC_ONLY)
+    assert entry.manifest.compiler["name"] == "nvcc"
+    assert " ".join(NVCC_ONLY) in (entry.path / "compile.log").read_text()
+
+
+@needs_nvcc
+def test_an_extended_lambda_goes_to_nvcc(build, monkeypatch):
+    text = "__global__ void k(int* o) { [=] __device__ { *o = 1; }(); }"
+    entry = build(text, flags=("--extended-lambda",))
+    assert entry.manifest.compiler["name"] == "nvcc"
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError, match="does not know `--extended-lambda`.* install nvcc"):
+        build(text + " ", flags=("--extended-lambda",))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("text", [K, f"{K}\nint main() {{}}"])
+def test_another_flag_that_nvrtc_does_not_know_goes_to_nvcc(build, text):
+    entry = build(text, flags=("--threads", "1"))
+    assert entry.manifest.compiler["name"] == "nvcc"
+
+
+@pytest.mark.parametrize("text", [K, f"{K}\nint main() {{}}"])
+def test_a_flag_that_nvrtc_does_not_know_and_no_nvcc_says_so(build, monkeypatch, text):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError, match=r"NVRTC does not know `--threads`.* install nvcc: pip"):
+        build(text, flags=("--threads", "1"))
+
+
+@pytest.mark.parametrize("flag", ["-gencode=arch=compute_80,code=sm_80", "-arch=sm_80"])
+def test_a_flag_that_names_an_arch_is_refused(build, flag):
+    with pytest.raises(CompileError, match="name an arch, which the target decides"):
+        build(K, flags=(flag,))
+
+
+@pytest.mark.parametrize("nvcc", [True, False])
+def test_a_header_of_curand_that_is_missing_names_its_wheel(build, monkeypatch, nvcc):
+    if nvcc and toolkit.nvcc() is None:
+        pytest.skip("needs nvcc")
+    if not nvcc:
+        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    # no such header in any toolkit
+    with pytest.raises(CompileError, match=r"comes with cuRAND: pip install nvidia-curand\n"):
+        build(f"#include <curand_missing.h>\n{K}")

@@ -22,6 +22,11 @@ TAKEN = """
 aten bench jitkern jitkern_python kernels pip prim prims pytest quantized setuptools tests torch
 triton
 """
+# What a kernel's files mean by a name: parameters in the templates, and what the compilers declare.
+MEANT = """
+T alpha bfloat16 blockDim blockIdx float16 grad gridDim int16_t int32_t int64_t int8_t main size_t
+std threadIdx uint16_t uint32_t uint64_t uint8_t warpSize
+"""
 CXX = """
 alignas alignof and_eq asm auto bitand bitor bool case catch char compl concept const constexpr
 const_cast decltype default delete do double dynamic_cast else enum explicit export extern false
@@ -52,6 +57,12 @@ def run(args: argparse.Namespace) -> int:
         if reason := _unusable(text):
             print(f"jitkern: `{text}` is not a usable module name: {reason}", file=sys.stderr)
             return 2
+    if args.kernel and name in MEANT.split():
+        print(
+            f"jitkern: `{name}` is not a usable kernel name: its files mean something else by it",
+            file=sys.stderr,
+        )
+        return 2
     folder = Path(name)
     try:
         folder.mkdir()
