@@ -161,8 +161,7 @@ def test_the_image_runs_with_no_compiler_no_home_and_nothing_to_write(image):
     lacking = "import torch, mypkg; mypkg.scale(torch.ones(3, dtype=torch.bfloat16), 2.0)"
     done = stage.run(*prefix, sys.executable, "-W", "ignore", "-c", lacking)
     assert (
-        "compiling is off (JITKERN_COMPILE=never). Prewarm it: jitkern prewarm mypkg"
-        in done.stderr
+        "compiling is off (JITKERN_COMPILE=never). Prewarm it: jitkern prewarm mypkg" in done.stderr
     )
     assert {path: path.lstat().st_mtime_ns for path in layer.rglob("*")} == before
     assert not Path("/nonexistent").exists()
