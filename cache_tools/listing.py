@@ -162,9 +162,9 @@ def _row(path: Path, found: Entry | ValueError, pinned: set[Path], now: float) -
 
 def kind_of(manifest: Manifest) -> str:
     """`nvrtc`, `stub`, `plan` and the like: what an entry holds."""
-    function = str(manifest.inputs.get("variant", {}).get("function", ""))
-    if function == "plan" or function.endswith(".choice"):
-        return function.rpartition(".")[2]
+    what = str(manifest.inputs.get("variant", {}).get("function", "")).partition(".")[0]
+    if what in ("plan", "choice"):
+        return what
     return str(manifest.inputs.get("source", {}).get("kind", ""))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import H100, FakeCompiler
 
-from jitkern import config, jit
+from jitkern import cache_tools, config, jit
 from jitkern.ahead import keep_plans, stubs_of, variants_of
 from jitkern.compilers import COMPILERS, toolkit
 from jitkern.declare import Cpp, Cuda, Triton, kernel
@@ -669,6 +669,8 @@ def test_explain_lists_what_was_chosen(declare, clock, cli):
     linker.settle()
     out, found = explained(cli, op)
     (row,) = [row for row in found["variants"] if row["kind"] == "choice"]
+    (listed,) = cache_tools.rows(jit.open_cache(), cache_tools.Wanted(kind="choice"))
+    assert listed.path == row["path"]
     assert row["note"] in out
     assert row["note"].endswith(
         ", dtypes=('f32',), key=4: {'WAY': 3} 0.3333 ms; not {'WAY': 1} 1 ms; not {'WAY': 2} 0.5 ms"
