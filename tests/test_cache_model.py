@@ -164,7 +164,8 @@ class Machine(stateful.RuleBasedStateMachine):
                 data = b"x"
             file.write_bytes(data)
 
-        self.damage(name, which, flip)
+        if name not in self.damaged:  # a second flip of the same bits would mend it
+            self.damage(name, which, flip)
 
     @rule(name=keys, which=st.integers(0, 2), part=st.floats(0, 0.999))
     def truncate(self, name, which, part):
