@@ -24,9 +24,7 @@ def unit_of(source: Source, function: str) -> Source:
     from jitkern import cxx  # only a source of several files is read here
 
     texts = {
-        file: path.read_text(errors="replace")
-        for file, path in zip(source.files, source.paths)
-        if path.is_file()
+        file: cxx.read(path) for file, path in zip(source.files, source.paths) if path.is_file()
     }
     missing = [file for file in source.files if file not in texts]
     if missing:
@@ -59,11 +57,13 @@ def _names(functions: list[Function]) -> list[str]:
 
 def defining(source: Source, name: str) -> str:
     """The other unit, beside this one, that has a name in it; else ""."""
+    from jitkern import cxx
+
     word = re.compile(rf"\b{re.escape(name.rpartition('::')[2])}\b")
     paths = {other: Path(source.folder, other) for other in source.others}
     return next(
         (file for file, path in paths.items()
-         if path.is_file() and word.search(path.read_text(errors="replace"))),
+         if path.is_file() and word.search(cxx.read(path))),
         "",
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern import config
+from jitkern import config, cxx
 from jitkern.compilers import toolkit
 from jitkern.errors import CompilerNotFound
 from jitkern.inline import has_cuda
@@ -58,9 +58,7 @@ class Build(NamedTuple):
 
     def text(self, unit: Unit) -> str:
         """What it holds."""
-        if unit.file in self.texts:
-            return self.texts[unit.file]
-        return Path(unit.file).read_text(errors="replace")
+        return self.texts[unit.file] if unit.file in self.texts else cxx.read(Path(unit.file))
 
 
 class Step(NamedTuple):

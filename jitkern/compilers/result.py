@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jitkern import config
+from jitkern import config, cxx
 from jitkern.compilers import child
 from jitkern.errors import CacheError, CompileError
 from jitkern.kernel import Source, Variant
@@ -77,9 +77,7 @@ def compile_error(
 def missing_function(variant: Variant, found: Sequence[str]) -> str:
     """A hint for a function name that the source does not contain, or ""."""
     path = variant.source.paths[0]
-    if not variant.function or re.search(
-        rf"\b{re.escape(variant.function)}\b", path.read_text(errors="replace")
-    ):
+    if not variant.function or re.search(rf"\b{re.escape(variant.function)}\b", cxx.read(path)):
         return ""
     return f"{path} has no function `{variant.function}`; it has: {', '.join(found) or 'none'}"
 
