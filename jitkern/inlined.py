@@ -53,6 +53,8 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
         _log.warning("%s; compiling it again", e)
         entry, new = _again(variant, target), True
         result = _opened(source, entry)
+    if entry.manifest.meta["opened"]:  # files that the call does not name: look at them each time
+        digest = ""
     if source.output == "program":
         result = str(_runnable(Path(result)))
     else:
@@ -61,8 +63,7 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
         copied = _leave_copies(source, entry, Path(build_directory))
         # A library is loaded from the cache, and a second copy of it would register itself again.
         return str(copied) if source.output == "program" else result
-    watched = entry.manifest.meta["opened"]  # files that the call does not name
-    return result if watched else receipts.remember(digest, result)
+    return receipts.remember(digest, result)
 
 
 def _source(call: Mapping[str, Any]) -> Inline:
@@ -182,8 +183,6 @@ def _hint(said: str) -> str:
 
 def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> None:
     meta, manifest = entry.manifest.meta, entry.manifest
-    if meta["opened"]:
-        return
     artifact = manifest.artifacts[meta["artifact"]]
     receipt = {"opens": _arguments(source, entry), "seconds": manifest.seconds}
     receipts.leave(digest, entry.path, {**receipt, **artifact._asdict()}, new=new)

@@ -305,7 +305,7 @@ def _check_version(variant: Variant, target: Target, compiler: Compiler) -> None
     wanted = variant.source.min_compiler
     if wanted:
         found = compiler.identities(variant.source, target)[0]
-        if _numbers(found["version"]) < _numbers(wanted):
+        if version_numbers(found["version"]) < version_numbers(wanted):
             raise CompilerNotFound(
                 f"{variant.op} for {target} wants {found['name']} {wanted} or newer, and this is "
                 f"{found['version']}: upgrade it",
@@ -313,7 +313,7 @@ def _check_version(variant: Variant, target: Target, compiler: Compiler) -> None
             )
 
 
-def _numbers(version: str) -> list[int]:
+def version_numbers(version: str) -> list[int]:
     """`[12, 2, 0]` for `c++ (Debian 12.2.0-14) 12.2.0`: the first version that it names."""
     found = re.search(r"\d+(?:\.\d+)+", version) or re.search(r"\d+", version)
     return [int(part) for part in found.group().split(".")] if found else []

@@ -121,7 +121,8 @@ def cuda_kernel(
     DeclarationError.
     """
     source = _source(Cuda, path, include=include, flags=flags, environment=environment)
-    kernel = CudaKernel(source, *_found(source, name, target_of(target), "`__global__` function"))
+    name, names = _found(source, name, "`__global__` function")
+    kernel = CudaKernel(source, name, target_of(target), names)
     return kernel[template] if template else kernel
 
 
@@ -146,7 +147,8 @@ def cpp_kernel(
         Cpp, path, include=include, flags=flags, environment=environment,
         native=native, openmp=openmp,
     )  # fmt: skip
-    kernel = CppKernel(source, *_found(source, name, target_of(target), "function"))
+    name, names = _found(source, name, "function")
+    kernel = CppKernel(source, name, target_of(target), names)
     return kernel[template] if template else kernel
 
 
@@ -155,10 +157,8 @@ def _source(kind: type[Source], path: str | Path, **rest: Any) -> Source:
     return kind(place.name, folder=str(place.parent), **rest)
 
 
-def _found(
-    source: Source, name: str, target: Target | None, what: str
-) -> tuple[str, Target | None, Sequence[str]]:
-    """The function as C++ names it, the target, and the names of its template parameters.
+def _found(source: Source, name: str, what: str) -> tuple[str, Sequence[str]]:
+    """The function as C++ names it, and the names of its template parameters.
 
     Raises DeclarationError for a function that the file and its headers do not have.
     """
@@ -179,7 +179,7 @@ def _found(
     if len(names) == 1:
         name = names[0] + name[name.index(plain) + len(plain) :]
     templates = [f.template for f in found if f.template]
-    return name, target, max(templates, key=len, default=())
+    return name, max(templates, key=len, default=())
 
 
 def _mentioned(source: Source, plain: str) -> bool:

@@ -6,6 +6,7 @@ as dtype, shape, strides and alignment; their content is not.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -108,11 +109,16 @@ def _is_size(text: str) -> bool:
 
 def misfit(schema: str, args: Sequence[Any]) -> str:
     """Why these are no arguments for this schema, in its order; empty if their number fits."""
-    arguments = torch._C.parse_schema(schema).arguments
+    arguments = _arguments(schema)
     if len(args) > len(arguments):
         return f"{len(args)} arguments, and {schema} takes {len(arguments)}"
     missing = [a.name for a in arguments[len(args) :] if not a.has_default_value()]
     return f"no {' and no '.join(missing)} for {schema}" if missing else ""
+
+
+@functools.cache
+def _arguments(schema: str) -> list[Any]:
+    return list(torch._C.parse_schema(schema).arguments)
 
 
 def samples_of(schema: str, calls: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -130,7 +136,7 @@ def _sample(schema: str, call: tuple[Any, ...]) -> tuple[Any, ...]:
     problem = misfit(schema, call)
     if problem:
         raise DeclarationError(f"prewarm= has {call!r:.200}: {problem}")
-    types = [str(a.type) for a in torch._C.parse_schema(schema).arguments]
+    types = [str(a.type) for a in _arguments(schema)]
     try:
         return tuple(
             tensor(arg) if isinstance(arg, str) and type_ in _TENSORS else arg

@@ -53,8 +53,8 @@ def choose_ops(names: list[str]) -> list[Op]:
     return sorted((chosen or OPS).values(), key=lambda op: op.name)
 
 
-def choose_recorded(path: Path, names: list[str]) -> None:
-    """Have every op, those that `names` mean too, made ready for the calls in a recording alone.
+def choose_recorded(path: Path, names: list[str]) -> list[Op]:
+    """The ops that `names` mean, and have every op made ready for the calls in a recording alone.
 
     Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here.
     """
@@ -80,12 +80,13 @@ def choose_recorded(path: Path, names: list[str]) -> None:
         problem = record.misfit(OPS[call.op].schema, call.args)
         if problem:
             raise DeclarationError(f"{path}, line {call.line} does not fit the op: {problem}")
-    choose_ops(names)  # after those modules, which may declare them
+    chosen = choose_ops(names)  # after those modules, which may declare them
     for op in OPS.values():
         recorded = op.recorded = {}
         for call in calls:
             if call.op == op.name:
                 recorded.setdefault((call.device, call.kind), []).append(call.args)
+    return chosen
 
 
 def _named(name: str) -> list[Op]:

@@ -96,7 +96,8 @@ def newer(made: Mapping[str, str], here: list[dict[str, str]]) -> str:
     for found in here[:1]:
         names = made.get("name"), found["name"]
         versions = made.get("version", ""), found["version"]
-        if names[0] == names[1] and jit._numbers(versions[0]) < jit._numbers(versions[1]):
+        old, new = map(jit.version_numbers, versions)
+        if names[0] == names[1] and old < new:
             return (
                 f"made by {names[0]} {versions[0]}, and {versions[1]} is installed: "
                 "jitkern prewarm --refresh"

@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jitkern import config
 from jitkern.cli.builder import Builder, Group, Result
@@ -17,6 +18,9 @@ from jitkern.cli.output import print_json, print_table
 from jitkern.compilers import jobs
 from jitkern.errors import DeclarationError
 from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.register import Op
 
 _CUDA = "cuda-sm_90-cu130-torch2.11.0"
 
@@ -72,12 +76,11 @@ def _run(args: argparse.Namespace) -> int:
 
     started = time.perf_counter()
     targets = choose_targets(args.target)
-    if args.recording:
-        choose_recorded(args.recording, args.what)
-    unmatched = _unmatched(args.what, targets)
+    ops = choose_recorded(args.recording, args.what) if args.recording else choose_ops(args.what)
+    unmatched = _unmatched(ops, targets)
     if args.shard:
-        keep_shard(choose_ops(args.what), *args.shard)
-    groups = _plan(args.what, targets)
+        keep_shard(ops, *args.shard)
+    groups = _plan(ops, targets)
     # Into a private cache instead would keep nothing.
     with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
         builder = Builder(jobs.limit(), keep_going=args.keep_going, refresh=args.refresh)
@@ -105,12 +108,12 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
 
 
-def _plan(what: list[str], targets: list[Target]) -> list[Group]:
+def _plan(ops: list[Op], targets: list[Target]) -> list[Group]:
     """Every source for every target, with the variants that the samples use."""
     from jitkern.ahead import variants_of
 
     groups = []
-    for op in choose_ops(what):
+    for op in ops:
         for target in targets:
             for source in op.sources.get(target.device, ()):
                 try:
@@ -124,10 +127,10 @@ def _plan(what: list[str], targets: list[Target]) -> list[Group]:
     return groups
 
 
-def _unmatched(what: list[str], targets: list[Target]) -> list[Result]:
+def _unmatched(ops: list[Op], targets: list[Target]) -> list[Result]:
     """What a recording has and no target or source fits."""
     found = []
-    for op in choose_ops(what):
+    for op in ops:
         for (device, kind), calls in (op.recorded or {}).items():
             known = any(source.kind == kind for source in op.sources.get(device, ()))
             if known and any(target.device == device for target in targets):

@@ -20,15 +20,17 @@ from jitkern.compilers import nvcc, ptx, toolkit
 from jitkern.compilers.host_half import DeviceHalf, device_half
 from jitkern.compilers.host_headers import is_implied
 from jitkern.compilers.nvrtc_program import Program, build_id, check_arch
-from jitkern.compilers.result import Built, compile_error, missing_function, write_log
+from jitkern.compilers.result import (
+    Built,
+    compile_error,
+    missing_function,
+    missing_header,
+    write_log,
+)
 from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import DTYPES, Constant, Source, Variant
 from jitkern.target import Target
 
-_MISSING_HEADER = re.compile(
-    r'(?:cannot|could not) open source file "([^"]+)"'
-    r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"  # nvcc's host compiler
-)
 _UNKNOWN_OPTION = re.compile(r"unrecognized option (.+) found|requires (--extended-lambda) nvcc")
 # Flags of nvcc for host code, or for what NVRTC does anyway; some take the next one as their value.
 _NVCC_ONLY = re.compile(
@@ -75,7 +77,7 @@ class Nvrtc:
             return built
         hint = _hint(variant, target, text, output, half=half is not None)
         other = nvcc.nvcc_for(target)
-        if other and (half or _MISSING_HEADER.search(output) or _UNKNOWN_OPTION.search(output)):
+        if other and (half or missing_header(output) or _UNKNOWN_OPTION.search(output)):
             return nvcc.compile_unit(
                 variant, target, closure, staging, nvcc=other,
                 flags=self.flags(variant.source, target), text=text,
@@ -148,7 +150,7 @@ def _needs(output: str, text: str, half: str) -> bool:
     """Whether what NVRTC refused may be the host half: a header, or only lines that go with it."""
     undefined = re.findall(r'identifier "(\w+)" is undefined', output)
     marked = "error: unrecognized token" in output  # a byte order mark of a header
-    if marked or _MISSING_HEADER.search(output) or any(map(is_implied, undefined)):
+    if marked or missing_header(output) or any(map(is_implied, undefined)):
         return True
     rows = zip(text.splitlines(), half.splitlines())
     host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}
@@ -221,10 +223,10 @@ def _argument(op: str, name: str, value: Constant) -> str:
 
 def _hint(variant: Variant, target: Target, text: str, output: str, *, half: bool) -> str:
     """What to do about NVRTC's refusal."""
-    missing, unresolved = _MISSING_HEADER.search(output), _UNRESOLVED.search(output)
+    missing, unresolved = missing_header(output), _UNRESOLVED.search(output)
     if missing:
         return _wheel(output, target) or (
-            f"<{missing.group(1)}> is in no include root, and NVRTC has no host headers: declare "
+            f"<{missing}> is in no include root, and NVRTC has no host headers: declare "
             f"its directory with include=[...], or {nvcc.why_not(target)}"
         )
     if unknown := _UNKNOWN_OPTION.search(output):
@@ -269,8 +271,7 @@ def _refuse_split_variables(variant: Variant, output: str) -> None:
 
 def _wheel(output: str, target: Target) -> str:
     """Which wheel has the header that is missing; else ""."""
-    missing = _MISSING_HEADER.search(output)
-    header = missing.group(1) or missing.group(2) if missing else ""
+    header = missing_header(output)
     if header.startswith("curand"):  # its versions are not CUDA's
         major = target.cuda_version[0]
         wheel = "nvidia-curand" if major >= 13 else f"nvidia-curand-cu{major}"

@@ -23,6 +23,10 @@ _ERROR = re.compile(
     r"|\bld\S*:.*(?:\bcannot find |\bnot recognized\b)).*$",
     re.MULTILINE,
 )
+MISSING_HEADER = (
+    r'(?:cannot|could not) open source file "([^"]+)"'
+    r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"
+)
 _LINKER_FAILED = ("ld returned", "linker command failed")  # whose own lines say why
 
 
@@ -72,6 +76,12 @@ def compile_error(
         command=shlex.join(command),
         log=output,
     )
+
+
+def missing_header(output: str) -> str:
+    """The header that a compiler did not find, or ""."""
+    found = re.search(MISSING_HEADER, output)
+    return next(filter(None, found.groups()), "") if found else ""
 
 
 def missing_function(variant: Variant, found: Sequence[str]) -> str:

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 
 from jitkern.compilers.cpp_commands import Build
+from jitkern.compilers.result import MISSING_HEADER
 
 _HALF = r"\b(?:__half2?|__nv_bfloat162?)\b"
 _REFUSED = r"no operator|no suitable|more than one (?:operator|conversion|instance)"
 _UNKNOWN = r"[Uu]nsupported gpu architecture '?([\w.]+)|'(\w+)' is not defined for option 'gpu-arch"
-_ABSENT = r"fatal error: (\S+): No such file|cannot open source file \"([^\"]+)\""
 _WORDS = {  # what the arguments are called, by kind of source
     "inline": {
         "flags": "extra_cuda_cflags",
@@ -65,7 +65,7 @@ adds to it""",
         "PYBIND11_MODULE stands in two units{bound}",
     ),
     (
-        _ABSENT,
+        MISSING_HEADER,
         "`{0}` lies in none of the include directories: name its root in {include}",
     ),
     (
