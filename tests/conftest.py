@@ -24,10 +24,26 @@ from jitkern.compilers.result import Built
 from jitkern.errors import CompileError, CompilerNotFound
 from jitkern.kernel import Cpp, Source, Variant
 from jitkern.launch import linker, runtime
+from jitkern.launch.slot import SLOTS, Slot
+from jitkern.register import Op
 from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
 H100 = "cuda-sm_90-cu130-torch2.11.0"
+
+
+def slot_of(op: Op, device: str = "cpu") -> Slot:
+    return next(slot for slot in SLOTS if slot.op == op.name and slot.device == device)
+
+
+def served(op: Op, *args: object, device: str = "cpu") -> object:
+    """The result of a call that asks no Python."""
+    op(*args)
+    linker.settle()
+    before = slot_of(op, device).misses
+    result = op(*args)
+    assert slot_of(op, device).misses == before, slot_of(op, device).refused
+    return result
 
 
 def pytest_configure() -> None:

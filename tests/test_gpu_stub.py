@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
+import conftest
 import pytest
 import torch
 
@@ -38,18 +40,8 @@ RAW = [
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 
-def slot_of(op):
-    return next(s for s in SLOTS if s.op == op.name and s.device == "cuda")
-
-
-def served(op, *args):
-    """The result by a stub: a call that asks no Python."""
-    op(*args)
-    linker.settle()
-    before = slot_of(op).misses
-    result = op(*args)
-    assert slot_of(op).misses == before, slot_of(op).refused
-    return result
+slot_of = partial(conftest.slot_of, device="cuda")
+served = partial(conftest.served, device="cuda")
 
 
 def by_python(op, source, *args):

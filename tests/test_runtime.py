@@ -18,13 +18,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import slot_of
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jitkern import config
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import CompileError, LaunchError, NotCached
-from jitkern.launch import linker, runtime, slot
+from jitkern.launch import linker, runtime
 
 pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
 _number = itertools.count()
@@ -138,13 +139,8 @@ def inc(declare):
     return declare("(Tensor(a!) x, int n) -> Tensor", INC, launch)
 
 
-def slot_of(op):
-    return next(known for known in slot.SLOTS if known.op == op.name)
-
-
 def misses(op):
-    known = slot_of(op)
-    return known.misses
+    return slot_of(op).misses
 
 
 def warmed(op, *args, **kwargs):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import H100, FakeCompiler
+from conftest import H100, FakeCompiler, served, slot_of
 
 from jitkern import cache_tools, config, jit
 from jitkern.ahead import keep_plans, stubs_of, variants_of
@@ -15,7 +15,6 @@ from jitkern.errors import DeclarationError, LaunchError
 from jitkern.kernel import Variant
 from jitkern.launch import autotune, linker, plans, runtime
 from jitkern.launch.python import Kernels, Runner
-from jitkern.launch.slot import SLOTS
 from jitkern.target import Target
 
 needs_runtime = pytest.mark.skipif(
@@ -87,20 +86,6 @@ def double(k, x):
 
 def length(x):
     return x.shape[-1]
-
-
-def slot_of(op):
-    return next(slot for slot in SLOTS if slot.op == op.name)
-
-
-def served(op, *args):
-    """The result of a call that asks no Python."""
-    op(*args)
-    linker.settle()
-    before = slot_of(op).misses
-    result = op(*args)
-    assert slot_of(op).misses == before, slot_of(op).refused
-    return result
 
 
 def choices(op):
@@ -620,7 +605,7 @@ def test_cuda_kernels_are_tuned_and_served_by_stub(on_cuda):
     x = torch.randn(1000, device="cuda")
     on_cuda(x)
     linker.settle()
-    slot = next(s for s in SLOTS if s.op == on_cuda.name and s.device == "cuda")
+    slot = slot_of(on_cuda, "cuda")
     before = slot.misses
     assert torch.equal(on_cuda(x), 2 * x)
     assert not runtime.runtime() or slot.misses == before, slot.refused
