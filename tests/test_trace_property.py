@@ -37,6 +37,7 @@ def settings(examples):
     return hypothesis.settings(
         max_examples=examples,
         deadline=None,
+        derandomize=True,
         database=None,
         suppress_health_check=[
             hypothesis.HealthCheck.function_scoped_fixture,
