@@ -78,6 +78,13 @@ def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_pat
     assert cli("record", "--", "/nonexistent/program")[0] == 127
 
 
+def test_a_file_that_the_record_command_cannot_write_is_told_before_the_run(cli, tmp_path):
+    wanted = tmp_path / "missing" / "calls"
+    code, _, err = cli("record", "-o", str(wanted), "--", "touch", str(tmp_path / "ran"))
+    assert (code, err) == (2, f"jitkern: {wanted} cannot be written: No such file or directory\n")
+    assert not (tmp_path / "ran").exists()
+
+
 def recorded_line(op, args, device="cpu", kind="cc"):
     tensor = {"tensor": "float32", "shape": [4], "stride": [1], "offset": 0}
     fields = {"op": op, "module": "", "device": device, "kind": kind, "args": [tensor] * args}

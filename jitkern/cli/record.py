@@ -30,6 +30,11 @@ def run(args: argparse.Namespace) -> int:
         print("jitkern: say what to run: jitkern record -- python app.py", file=sys.stderr)
         return 2
     output = args.output.absolute()
+    try:
+        output.open("ab").close()  # now, and not after a long run
+    except OSError as e:
+        print(f"jitkern: {output} cannot be written: {e.strerror}", file=sys.stderr)
+        return 2
     settings = config.current()
     environment = {
         **settings.environment,

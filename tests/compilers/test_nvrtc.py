@@ -1,5 +1,7 @@
 """The real NVRTC, which needs no GPU."""
 
+import sys
+
 import pytest
 
 from jitkern import config, jit
@@ -339,6 +341,14 @@ def test_a_flag_that_nvrtc_does_not_know_and_no_nvcc_says_so(build, monkeypatch,
 def test_a_flag_that_names_an_arch_is_refused(build, flag):
     with pytest.raises(CompileError, match="name an arch, which the target decides"):
         build(K, flags=(flag,))
+
+
+def test_wheels_of_both_layouts_are_found(tmp_path, monkeypatch):
+    headers = [tmp_path / "nvidia" / name / "include" for name in ("cu13", "cuda_cccl", "curand")]
+    for folder in headers:
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert toolkit.wheel_prefixes.__wrapped__() == [folder.parent for folder in headers]
 
 
 @pytest.mark.parametrize("nvcc", [True, False])
