@@ -42,6 +42,7 @@ TAG = (
 )
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
+SETTLED = 1.0  # seconds after which a change of a folder has an mtime of its own
 QUARANTINED = 20  # entries kept for a look at what went wrong
 NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats"))
 _PART = re.compile(r"(?!\.)[^/\0]+")
@@ -78,6 +79,7 @@ class Cache:
         self.rules = rules
         self._own = trust.user_layer(root)
         self._warned: set[object] = set()
+        self._listings: dict[Path, tuple[float, list[str]]] = {}
 
     @classmethod
     def open(cls, config: Config) -> Cache:
@@ -105,17 +107,26 @@ class Cache:
         """The entry of `key`, whole and verified, or None."""
         return self.look_up(key.target, key.name, key.digest).entry
 
-    def look_up(self, target: str, name: str, digest: str) -> Found:
+    def labelled(self, target: str, label: str) -> Iterator[Entry]:
+        """Every entry of a target whose folder's name is `label` and a digest, each once."""
+        folders = [layer.root / VERSION / target for layer in self.trusted_layers()]
+        names = {name for folder in folders for name in self._listed(folder)}
+        for name in sorted(name for name in names if name.rpartition("-")[0] == label):
+            if entry := self.look_up(target, name).entry:
+                yield entry
+
+    def look_up(self, target: str, name: str, digest: str = "") -> Found:
         """The entry of this target, folder name and digest in the first layer that has it whole.
 
-        One of a layer that others could change is copied into the user root before it is used.
+        digest: "" for whichever has that name. One of a layer that others could change is copied
+        into the user root before it is used.
         """
         reason = "absent"
         for layer in self.trusted_layers():
             path = layer.root / VERSION / target / name
             try:
                 entry = self._read(layer, target, name, touch=True)
-                if entry.manifest.digest == digest:
+                if digest in ("", entry.manifest.digest):
                     entry = entry if layer.in_place else self._copied(entry)
                     return Found(entry, layer.root)
                 _log.warning("%s is of another key with the same short name", path)
@@ -261,6 +272,20 @@ class Cache:
             shutil.copy(staging / LOG, kept / LOG)
             self._bound_quarantine()
         return kept / LOG
+
+    def _listed(self, folder: Path) -> list[str]:
+        """What a folder holds; kept for its mtime where that was not too new to tell."""
+        try:
+            changed = folder.stat().st_mtime
+        except OSError:
+            return []
+        when, names = self._listings.get(folder, (None, []))
+        if when != changed:
+            settled = time.time() - changed > SETTLED
+            names = _names(folder)
+            if settled:
+                self._listings[folder] = changed, names
+        return names
 
     def _install(self, ready: Path, target: str, name: str, manifest: Manifest) -> Entry:
         """Publish a directory of finished files."""

@@ -120,7 +120,7 @@ def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypa
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
         made = plans.Plans(op.name, op.schema, plain, source, jit.Target.current("cpu"))
-        keys.append(made._key(("f32[1]", "int"), 0).digest)
+        keys.append(made._key(("f32[1]", "int"), "").digest)
     assert keys[0] != keys[1]
 
 
@@ -260,6 +260,27 @@ def test_each_branch_has_a_plan(op):
         op(X, n)
         linker.settle()
     assert len(planned(op)) == 2
+
+
+def test_branches_that_were_met_apart_are_a_whole_together(op, tmp_path, cache_dir):
+    roots = []
+    for n in (2, 0):
+        roots.append(tmp_path / f"apart{n}")
+        with config.using(cache_dir=roots[-1]):
+            op(X, n)
+            linker.settle()
+            assert len(planned(op)) == 1
+    with config.using(cache_dir=tmp_path / "empty", system_cache=tuple(roots)):
+        assert len(planned(op)) == 2
+
+
+def test_a_plan_that_is_gone_takes_no_other_with_it(op):
+    for n in (2, 0):
+        op(X, n)
+        linker.settle()
+    (gone, _), (_, left) = planned(op)
+    jit.open_cache().remove(gone.path)
+    assert [plan for _, plan in planned(op)] == [left]
 
 
 def test_prewarm_and_a_call_agree_on_the_stub(op):

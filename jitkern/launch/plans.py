@@ -3,10 +3,10 @@
 A plan is a small entry, keyed by all that a trace depends on: the launch function with the
 functions and constants it uses, the kernel's sources, the target, and the situation, which is what
 a trace takes for granted of the arguments (dtypes, ranks, which are None). It names the entries of
-the stub and of its kernels. A situation has as many plans as its launch function took branches,
-numbered; where a configuration had to be chosen, they are for the device model that chose it. A
-launch function that could read anything else (a device's properties, the environment, an object of
-its module) has none, and is traced by each process.
+the stub and of its kernels, which are a part of its key too. A situation has as many plans as its
+launch function took branches: entries of one label; where a configuration had to be chosen, they
+are for the device model that chose it. A launch function that could read anything else (a device's
+properties, the environment, an object of its module) has none, and is traced by each process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jitkern.closure import Closure, closure_of
 from jitkern.compilers import compiler_for
 from jitkern.errors import CacheError, DeclarationError
 from jitkern.kernel import DTYPES, Source, Variant
-from jitkern.key import Key, canonical, make_key
+from jitkern.key import Key, canonical, digest_of, make_key
 from jitkern.launch.tune import Tuned, model_of, parts_of
 from jitkern.manifest import Manifest
 from jitkern.target import Target
@@ -191,18 +191,12 @@ class Plans:
         self, situation: tuple[str, ...], device: torch.device | None = None
     ) -> Iterator[tuple[Entry, Plan]]:
         """Every plan for a situation; with a device, those of its model too."""
-        yield from self._numbered(situation, "")
-        if device is not None and self._tunable:
-            yield from self._numbered(situation, model_of(device))
-
-    def _numbered(self, situation: tuple[str, ...], model: str) -> Iterator[tuple[Entry, Plan]]:
-        number = 0
-        while (key := self._key(situation, number, model)) and (
-            entry := jit.open_cache().find(key)
-        ):
-            number += 1
-            events.use(entry)
-            yield entry, _read(entry)
+        models = [""] if device is None or not self._tunable else ["", model_of(device)]
+        for key in filter(None, (self._key(situation, model) for model in models)):
+            for entry in jit.open_cache().labelled(key.target, key.label):
+                if _without_plan(entry.manifest.inputs) == key.inputs:
+                    events.use(entry)
+                    yield entry, _read(entry)
 
     def publish(
         self, situation: tuple[str, ...], plan: Plan, model: str = ""
@@ -212,18 +206,19 @@ class Plans:
         model: the device model that it is for, "" for any. None for a function that has no plans,
         and where the cache cannot be written.
         """
-        known = list(self._numbered(situation, model))
-        for entry, one in known:
-            if one == plan:
-                return entry, False
-        key = self._key(situation, len(known), model)
-        if key is None:
+        of_situation = self._key(situation, model)
+        if of_situation is None:
             return None
+        inputs = {**of_situation.inputs, "plan": plan}
+        key = Key(inputs, digest_of(inputs), of_situation.label)
         cache = jit.open_cache()
+        if known := cache.find(key):
+            events.use(known)
+            return known, False
         provenance = {"name": "jitkern", "version": __version__}
         try:
             with cache.staging() as staging:
-                (staging / ARTIFACT).write_bytes(canonical([plan.stub, plan.kernels]))
+                (staging / ARTIFACT).write_bytes(canonical(plan))
                 manifest = Manifest(key.inputs, compiler=provenance)
                 entry = cache.publish(key, staging, manifest)
             jit.keep_to_limits(cache, entry)
@@ -232,14 +227,20 @@ class Plans:
         events.use(entry)
         return entry, True
 
-    def _key(self, situation: tuple[str, ...], number: int, model: str = "") -> Key | None:
+    def _key(self, situation: tuple[str, ...], model: str) -> Key | None:
+        """Of the plans of a situation, without what they are; None where there can be none."""
         if self._closure is None:
             return None
-        flags = (*self._flags, str(torch.get_default_dtype()), str(number), *filter(None, [model]))
+        flags = (*self._flags, str(torch.get_default_dtype()), *filter(None, [model]))
         variant = Variant(
             self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(situation))
         )
-        return make_key(variant, self.target, flags, self._closure)
+        key = make_key(variant, self.target, flags, self._closure)
+        return key._replace(label=f"{key.label}.{key.digest[:8]}")
+
+
+def _without_plan(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if name != "plan"}
 
 
 def _read(entry: Entry) -> Plan:
