@@ -22,6 +22,7 @@ import re
 import shutil
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -79,7 +80,7 @@ class Cache:
         self.rules = rules
         self._own = trust.user_layer(root)
         self._warned: set[object] = set()
-        self._listings: dict[Path, tuple[float, list[str]]] = {}
+        self._listings: dict[Path, tuple[float, dict[str, list[str]]]] = {}
 
     @classmethod
     def open(cls, config: Config) -> Cache:
@@ -110,8 +111,7 @@ class Cache:
     def labelled(self, target: str, label: str) -> Iterator[Entry]:
         """Every entry of a target whose folder's name is `label` and a digest, each once."""
         folders = [layer.root / VERSION / target for layer in self.trusted_layers()]
-        names = {name for folder in folders for name in self._listed(folder)}
-        for name in sorted(name for name in names if name.rpartition("-")[0] == label):
+        for name in sorted({name for folder in folders for name in self._listed(folder, label)}):
             if entry := self.look_up(target, name).entry:
                 yield entry
 
@@ -273,19 +273,21 @@ class Cache:
             self._bound_quarantine()
         return kept / LOG
 
-    def _listed(self, folder: Path) -> list[str]:
-        """What a folder holds; kept for its mtime where that was not too new to tell."""
+    def _listed(self, folder: Path, label: str) -> list[str]:
+        """What of a label a folder holds; kept for its mtime where that was not too new to tell."""
         try:
             changed = folder.stat().st_mtime
         except OSError:
             return []
-        when, names = self._listings.get(folder, (None, []))
+        when, labels = self._listings.get(folder, (None, {}))
         if when != changed:
             settled = time.time() - changed > SETTLED
-            names = _names(folder)
+            labels = defaultdict(list)
+            for name in _names(folder):
+                labels[name.rpartition("-")[0]].append(name)
             if settled:
-                self._listings[folder] = changed, names
-        return names
+                self._listings[folder] = changed, labels
+        return labels.get(label, [])
 
     def _install(self, ready: Path, target: str, name: str, manifest: Manifest) -> Entry:
         """Publish a directory of finished files."""
