@@ -161,9 +161,7 @@ def _opened(source: Inline, entry: Entry) -> Any:
         return library.open_library(**arguments)
     except library.Registered as e:
         raise LoadError(f"`{source.name}` {e}") from e
-    except (ImportError, OSError) as e:
-        if arguments["path"] not in str(e):
-            raise
+    except library.Refused as e:
         raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{_hint(str(e))}") from e
 
 

@@ -14,8 +14,22 @@ _opened: dict[str, Any] = {}
 _opening = threading.RLock()
 
 
+def _after_fork() -> None:
+    """A child has none of its parent's threads, one of which may have held the lock."""
+    global _opening  # noqa: PLW0603
+    _opening = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Registered(RuntimeError):
     """A library would register what this process has: Torch would end the process."""
+
+
+class Refused(OSError):
+    """The system's loader refused a library; the message is its own."""
 
 
 def open_library(
@@ -24,8 +38,7 @@ def open_library(
     """The module, or `path` once its library is loaded (a program is not); each loaded once.
 
     name: of the module. output: `module`, `library` or `program`. namespaces, ops: what the library
-    registers with Torch. Raises Registered, ImportError and OSError (their message has `path` where
-    the system's loader refused it), and what a module raises.
+    registers with Torch. Raises Registered, Refused, and what a module raises.
     """
     with _opening:
         if path not in _opened:
@@ -34,11 +47,18 @@ def open_library(
                 _opened[path] = _imported(name, path)
             else:
                 if output == "library":
-                    import torch
-
-                    torch.ops.load_library(path)
+                    _load(path)
                 _opened[path] = path
         return _opened[path]
+
+
+def _load(path: str) -> None:
+    import torch
+
+    try:
+        torch.ops.load_library(path)
+    except OSError as e:
+        raise Refused(str(e.__cause__ or e)) from e
 
 
 def _imported(name: str, path: str) -> Any:
@@ -50,7 +70,12 @@ def _imported(name: str, path: str) -> Any:
     stem = os.path.basename(path).removesuffix(".so").replace(".", "_")  # noqa: PTH119  imports less
     for called in (name, f"{stem}.{name}"):
         spec = _spec(called, path)
-        module = importlib.util.module_from_spec(spec)
+        try:
+            module = importlib.util.module_from_spec(spec)
+        except ImportError as e:
+            if e.path == path:
+                raise Refused(str(e)) from e
+            raise  # of what the module imports
         if module.__file__ == path:
             break
         module.__spec__ = _spec(called, str(module.__file__))

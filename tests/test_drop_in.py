@@ -616,6 +616,39 @@ def test_an_undefined_function_is_named():
         module("drop_in_undefined", "int nowhere();\n#define VALUE nowhere()")
 
 
+@pytest.mark.parametrize("is_python_module", [True, False])
+def test_a_library_that_is_missing_is_named(files, is_python_module):
+    folder = files(other_dot_cpp="int other() { return 1; }")
+    subprocess.run(["c++", "-shared", "-fPIC", "other.cpp", "-o", "libaway.so"], check=True)
+    define = f"int other();\n#define VALUE other() + {int(is_python_module)}"
+    with pytest.raises(LoadError, match=r"Say where libaway\.so is: extra_ldflags"):
+        module(
+            "drop_in_away", define, is_python_module=is_python_module,
+            extra_ldflags=[f"-L{folder}", "-laway"],
+        )  # fmt: skip
+
+
+def test_a_fork_waits_for_no_thread_of_its_parent(run_python):
+    code = """
+import os, threading
+from jitkern import library
+held, over = threading.Event(), threading.Event()
+def hold():
+    with library._opening:
+        held.set()
+        over.wait()
+threading.Thread(target=hold).start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if library._opening.acquire(blocking=False) else 7)
+over.set()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = run_python(code)
+    assert done.stdout == "0\n", done.stderr
+
+
 def test_a_namespace_registered_twice_is_an_error_and_no_abort(run_python):
     code = f"""
 import jitkern
