@@ -42,7 +42,7 @@ def open_library(
     """
     with _opening:
         if path not in _opened:
-            _refuse_second_registration(namespaces, ops)
+            _refuse_second_registration(name, namespaces, ops)
             if output == "module":
                 _opened[path] = _imported(name, path)
             else:
@@ -91,18 +91,19 @@ def _spec(name: str, path: str) -> importlib.machinery.ModuleSpec:
     return spec
 
 
-def _refuse_second_registration(namespaces: Iterable[str], ops: Iterable[str]) -> None:
+def _refuse_second_registration(name: str, namespaces: Iterable[str], ops: Iterable[str]) -> None:
     import torch
 
     for namespace in namespaces:
         try:
             torch._C._dispatch_library("DEF", namespace, "", __file__, 0).reset()
         except RuntimeError as e:
+            other = "name" if namespace == name else "namespace"
             before = re.search(r"[Pp]revious registration.*? at (.*?)(?:;|\n|$)", str(e))
             raise Registered(
                 f"registers the namespace `{namespace}` with TORCH_LIBRARY, and this process has "
                 f"that already{f' ({before.group(1)})' if before else ''}. Give it another "
-                "namespace, add to the first with TORCH_LIBRARY_FRAGMENT, or load the changed "
+                f"{other}, add to the first with TORCH_LIBRARY_FRAGMENT, or load the changed "
                 "source in a new process"
             ) from e
     for op in ops:

@@ -688,6 +688,41 @@ for text in ({FRAGMENT % "one"!r}, {FRAGMENT % "two"!r}, {FRAGMENT % "one"!r} + 
     assert done.stdout.count("\n") == 1
 
 
+BRANCHES = """
+#include <torch/csrc/stable/library.h>
+#define OPS drop_in_branch
+#ifdef FIRST
+STABLE_TORCH_LIBRARY_FRAGMENT(OPS, m) { m.def(R"(first(Tensor x) -> int)"); }
+#else
+STABLE_TORCH_LIBRARY_FRAGMENT(OPS, m) { m.def("drop_in_branch::" "second(Tensor x) -> int"); }
+#endif
+"""
+
+
+def test_what_is_registered_is_what_the_preprocessor_leaves(run_python):
+    code = f"""
+import jitkern
+arguments = dict(is_python_module=False, no_implicit_headers=True)
+named, branches = {STABLE.replace("%s", "TORCH_EXTENSION_NAME")!r}, {BRANCHES!r}
+for name, text, *flags in (
+    ("drop_in_named", named), ("drop_in_other", named), ("drop_in_named", named + "// changed"),
+    ("drop_in_first", branches, "-DFIRST"), ("drop_in_second", branches),
+    ("drop_in_third", branches, "-DFIRST"), ("drop_in_fourth", branches + "// changed"),
+):
+    try:
+        jitkern.load_inline(name, text, extra_cflags=flags, **arguments)
+    except jitkern.LoadError as e:
+        print(e)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    named, third, fourth = done.stdout.splitlines()
+    assert named.startswith("`drop_in_named` registers the namespace `drop_in_named` with")
+    assert "Give it another name, " in named
+    assert third.startswith("`drop_in_third` defines the op `drop_in_branch::first` with")
+    assert fourth.startswith("`drop_in_fourth` defines the op `drop_in_branch::second` with")
+
+
 def test_no_compiler_says_what_to_install():
     with (
         config.using(cxx="no-such-compiler"),

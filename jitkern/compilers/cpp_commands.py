@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern import config, cxx
+from jitkern import config
 from jitkern.compilers import toolkit
 from jitkern.errors import CompilerNotFound
 from jitkern.inline import has_cuda
@@ -56,10 +56,6 @@ class Build(NamedTuple):
         """Whether nvcc compiles it."""
         return self.with_cuda and has_cuda((unit.file,))
 
-    def text(self, unit: Unit) -> str:
-        """What it holds."""
-        return self.texts[unit.file] if unit.file in self.texts else cxx.read(Path(unit.file))
-
 
 class Step(NamedTuple):
     """A command, what it writes, where it lists what it opened, and flags for a lot of memory."""
@@ -75,18 +71,29 @@ def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) 
     unit = build.units[number]
     output, opened = folder / f"{number}.o", folder / f"{number}.d"
     listing = ("-MMD", "-MF", opened.name)
-    mapped = _prefix_maps(build, unit, folder)
-    if build.is_cuda(unit):
-        command = [*nvcc()[0], *listing, *_nvcc_flags(build, unit)]
-        command += [f"-Xcompiler={flag}" for flag in mapped if "," not in flag]
-    else:
-        tool = shlex.split(config.current().cxx)
-        standard = ("-fPIC", f"-std={_standard()}")
-        command = [*tool, *listing, *_common_flags(build), *standard, *mapped, *unit.flags]
+    command = [*_command(build, unit, folder, listing), "-c", unit.file, "-o", output.name]
     handed_on = "-Xcompiler=" if build.is_cuda(unit) else ""
     roomy = f"{handed_on}{_ROOMY}"
-    command += ["-c", unit.file, "-o", output.name]
     return Step(command, output, opened, (roomy,) if gcc else ())
+
+
+def expand_step(build: Build, number: int, folder: Path) -> Step:
+    """How the preprocessor alone reads the unit, as for the CPU."""
+    unit, output = build.units[number], folder / f"{number}.ii"
+    host = ("-Xcompiler=-U__CUDA_ARCH__",) if build.is_cuda(unit) else ()
+    command = [*_command(build, unit, folder, host), "-E", unit.file, "-o", output.name]
+    return Step(command, output)
+
+
+def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list[str]:
+    """The compiler and all flags; `own` are the step's."""
+    mapped = _prefix_maps(build, unit, folder)
+    if build.is_cuda(unit):
+        handed_on = [f"-Xcompiler={flag}" for flag in mapped if "," not in flag]
+        return [*nvcc()[0], *own, *_nvcc_flags(build, unit), *handed_on]
+    tool = shlex.split(config.current().cxx)
+    standard = ("-fPIC", f"-std={_standard()}")
+    return [*tool, *own, *_common_flags(build), *standard, *mapped, *unit.flags]
 
 
 def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:

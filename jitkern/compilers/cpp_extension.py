@@ -14,9 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern import config
+from jitkern import config, cxx
 from jitkern.compilers import cc, child, jobs, traps
-from jitkern.compilers.cpp_commands import Build, Step, compile_step, link_step, nvcc
+from jitkern.compilers.cpp_commands import (
+    Build,
+    Step,
+    compile_step,
+    expand_step,
+    link_step,
+    nvcc,
+)
 from jitkern.compilers.result import Built, compile_error, read_dependencies, write_log
 from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import Variant
@@ -57,7 +64,7 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     suffix = "" if build.output == "program" else ".so"
     artifact = f"{plain}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
     (staging / artifact).write_bytes(binary)
-    registered = traps.registrations(build, b"\0".join(step.output.read_bytes() for step in steps))
+    registered = traps.registrations(_expanded(build, steps, folder))
     return Built(compiler, {"artifact": artifact, **registered}), _opened(folder, steps)
 
 
@@ -105,6 +112,14 @@ def _run(
         if one.status:
             hint = traps.hint(build, one.said)
             raise compile_error(variant, target, one.command, one.said, hint)
+
+
+def _expanded(build: Build, steps: Sequence[Step], folder: Path) -> list[str]:
+    """The units that register something with Torch, as the preprocessor leaves them."""
+    registering = [n for n, one in enumerate(steps) if b"TORCH_LIBRARY_" in one.output.read_bytes()]
+    expanding = [expand_step(build, number, folder) for number in registering]
+    _side_by_side(build, expanding, folder)
+    return [cxx.read(step.output) for step in expanding if step.output.is_file()]
 
 
 def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Done]:

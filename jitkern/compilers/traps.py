@@ -6,7 +6,7 @@ Also what a library registers with Torch when it is loaded: a second time would 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jitkern.compilers.cpp_commands import Build
 from jitkern.compilers.result import MISSING_HEADER
@@ -82,8 +82,11 @@ adds to it""",
     ),
 )
 _BARE = r"error: \W(?:torch|at|c10|py|pybind11|PYBIND11_MODULE|TORCH_LIBRARY|TORCH_CHECK)\W"
-_FRAGMENT = r"\b(?:STABLE_)?TORCH_LIBRARY_FRAGMENT\s*\(\s*(\w+)\s*,\s*(\w+)\s*\)\s*\{"
-_STATIC = rb"(\d+)((?:STABLE_)?TORCH_LIBRARY_(?:FRAGMENT_)?static_init_)"
+_BLOCK = (  # what TORCH_LIBRARY and TORCH_LIBRARY_FRAGMENT stand for
+    r'LibraryInit\s+\w+\s*\(\s*[\w:]+::(DEF|FRAGMENT)\s*,\s*&\w+\s*,\s*"(\w+)"[^;]*;'
+    r"\s*void\s+\w+\s*\(\s*[\w:]+\s*&\s*(\w+)\s*\)\s*\{"
+)
+_OP = r'\b{}\s*\.\s*def\s*\(\s*(?:[\w:]+\s*\(\s*)*(?:R"\w*\(\s*|")(?:\w+::)?(\w+(?:\.\w+)?)'
 
 
 def hint(build: Build, said: str) -> str:
@@ -122,35 +125,25 @@ def missing_module(build: Build, binary: bytes) -> str:
     )
 
 
-def registrations(build: Build, binary: bytes) -> dict[str, list[str]]:
-    """`namespaces` that a library defines, and `ops` that it adds to others."""
-    namespaces = set()
-    for found in re.finditer(_STATIC, binary):
-        digits, prefix = found.groups()
-        size = int(digits) - len(prefix)
-        name = binary[found.end() : found.end() + size]
-        if b"FRAGMENT" not in prefix and len(name) == size and re.fullmatch(rb"\w+", name):
-            namespaces.add(name.decode())
-    ops = {op for unit in build.units for op in _fragments(build, build.text(unit))}
+def registrations(expanded: Iterable[str]) -> dict[str, list[str]]:
+    """`namespaces` that the units define, as the preprocessor left them, and `ops` for others."""
+    namespaces: set[str] = set()
+    ops: set[str] = set()
+    for text in expanded:
+        plain = re.sub(r'"\s+"', "", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
+        for kind, namespace, library, body in _blocks(plain):
+            if kind == "DEF":
+                namespaces.add(namespace)
+            else:
+                ops.update(f"{namespace}::{op}" for op in re.findall(_OP.format(library), body))
     return {"namespaces": sorted(namespaces), "ops": sorted(ops)}
 
 
-def _fragments(build: Build, text: str) -> Iterator[str]:
-    """The ops that the fragments of a text define."""
-    for block in re.finditer(_FRAGMENT, plain := _plain(text)):
-        namespace = build.name if block[1] == "TORCH_EXTENSION_NAME" else block[1]
+def _blocks(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """(DEF or FRAGMENT, namespace, name of the library in it, text) of what registers."""
+    for block in re.finditer(_BLOCK, text):
         depth, end = 1, block.end()
-        body = plain[end:]
-        for end, letter in enumerate(body):  # noqa: B007
-            depth += (letter == "{") - (letter == "}")
-            if not depth:
-                break
-        for name in re.findall(
-            rf'\b{block[2]}\s*\.\s*def\s*\(\s*"(?:\w+::)?(\w+(?:\.\w+)?)', body[:end]
-        ):
-            yield f"{namespace}::{name}"
-
-
-def _plain(text: str) -> str:
-    """Without comments."""
-    return re.sub(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|(?s:/\*.*?\*/)', r"\1", text)
+        while depth and end < len(text):
+            depth += (text[end] == "{") - (text[end] == "}")
+            end += 1
+        yield block[1], block[2], block[3], text[block.end() : end]
