@@ -1,5 +1,8 @@
 """Settings, read once from the environment. No other file reads `os.environ`.
 
+What compilers are told beside the settings, CC, CXX, CPATH and the like, is read once, too, but
+for `load_inline` and `load`, which read it at each call, as Torch's do: see `renew`.
+
 Precedence, highest first:
 1. arguments (command-line options, `config.using(...)`)
 2. environment variables
@@ -32,6 +35,10 @@ SETTINGS = (
 )  # fmt: skip
 _SIZES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TIMES = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
+
+
+class _Snapshot(dict[str, str]):
+    """The environment of this process, as it was read."""
 
 
 class Config:  # not a dataclass: making one takes 2 ms of every import
@@ -86,11 +93,10 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
         Default: the process environment and the two settings files. Raises ValueError, naming the
         variable or file and what it accepts, for a value it cannot use.
         """
-        environment = os.environ if environ is None else environ
+        environment = _Snapshot(os.environ) if environ is None else dict(environ)
         if files is None:
             files = (SYSTEM_FILE, _user_file(environment)) if environ is None else ()
         env, origins = _gathered(environment, files)
-        home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
         runtime = environment.get("XDG_RUNTIME_DIR")
         named = env.get("JITKERN_CACHE_DIR")
         return cls(
@@ -112,13 +118,11 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
             lock_timeout=_number(env, "JITKERN_LOCK_TIMEOUT", 1800.0, float),
             record=_path(env["JITKERN_RECORD"]) if env.get("JITKERN_RECORD") else None,
             log=_choice(env, "JITKERN_LOG", "warning", ("info", "debug")),
-            cuda_home=Path(home) if home else None,
-            cc=environment.get("CC") or "cc",
-            cxx=environment.get("CXX") or "c++",
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             runtime_dir=Path(runtime) if runtime else None,
             color=not environment.get("NO_COLOR"),
-            environment=dict(environment),
+            environment=environment,
+            **_tools(environment),
         )
 
     @property
@@ -147,6 +151,27 @@ def current() -> Config:
         _current = Config.from_env()
         _configure_log(_current.log)
     return _current
+
+
+def renew() -> None:
+    """Take the environment that there is now; settings and what `using` says stay."""
+    global _current  # noqa: PLW0603
+    settings = current()
+    before = settings.environment
+    if not isinstance(before, _Snapshot) or before == os.environ:
+        return
+    now, old = _Snapshot(os.environ), _tools(before)
+    tools = {name: tool for name, tool in _tools(now).items() if vars(settings)[name] == old[name]}
+    _current = Config(**{**vars(settings), **tools, "environment": now})
+
+
+def _tools(environment: Mapping[str, str]) -> dict[str, object]:
+    home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    return {
+        "cuda_home": Path(home) if home else None,
+        "cc": environment.get("CC") or "cc",
+        "cxx": environment.get("CXX") or "c++",
+    }
 
 
 def cuda_arch_list() -> str:

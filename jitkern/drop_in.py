@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import receipts
+from jitkern import config, receipts
 
 Paths = Sequence["str | os.PathLike[str]"]
 
@@ -138,6 +138,7 @@ def _call(
 def _answer(
     call: dict[str, Any], build_directory: str | os.PathLike[str] | None, *, verbose: bool
 ) -> Any:
+    config.renew()
     digest = receipts.digest_of(call)
     if digest and not build_directory and not verbose:
         found = receipts.recall(digest)

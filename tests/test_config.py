@@ -68,6 +68,28 @@ def test_using_is_undone():
     assert config.current() is before
 
 
+def test_the_environment_is_read_anew_where_nobody_named_another(monkeypatch):
+    monkeypatch.setattr(config, "_current", config.current())
+    monkeypatch.setenv("JITKERN_COMPILE", "never")
+    monkeypatch.setenv("CPATH", "/changed")
+    monkeypatch.setenv("CUDA_HOME", "/toolkit")
+    monkeypatch.setenv("CXX", "g++-13")
+    with config.using(cxx="clang++"):
+        config.renew()
+        inside = config.current()
+        assert (inside.cxx, inside.cuda_home) == ("clang++", Path("/toolkit"))
+    assert config.current().cxx == "c++", "`using` is undone"
+    config.renew()
+    renewed = config.current()
+    assert (renewed.cxx, renewed.environment["CPATH"]) == ("g++-13", "/changed")
+    assert renewed.compile == "auto", "settings are read once"
+    config.renew()
+    assert config.current() is renewed
+    with config.using(environment={"PATH": "/bin"}) as given:
+        config.renew()
+        assert config.current() is given
+
+
 def test_build_environment_is_scrubbed():
     c = Config.from_env(
         {

@@ -555,6 +555,19 @@ def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_pat
         assert module("drop_in_watched", '#include "drop_in_watched.h"').answer() == number
 
 
+def test_the_environment_is_that_of_the_call(tmp_path, monkeypatch):
+    for number in (1, 2):
+        header = tmp_path / str(number) / "drop_in_environment.h"
+        header.parent.mkdir()
+        header.write_text(value(number))
+        monkeypatch.setenv("CPATH", str(header.parent))
+        m = module("drop_in_environment", "#include <drop_in_environment.h>")
+        assert m.answer() == number
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompilerNotFound, match="no-such-compiler"):
+        module("drop_in_environment", "#define X")
+
+
 # Traps.
 
 

@@ -29,12 +29,16 @@ def pip_line(wheel: str, version: tuple[int, int]) -> str:
     return f'pip install "{name}=={major}.{minor}.*"'
 
 
-@functools.cache
 def cuda_homes() -> list[Path]:
     """Toolkit directories: CUDA_HOME, nvcc's own, then /usr/local/cuda*, newest first."""
     settings = config.current()
-    nvcc = shutil.which("nvcc", path=settings.environment.get("PATH"))
-    homes = [settings.cuda_home] if settings.cuda_home else []
+    return _cuda_homes(settings.cuda_home, settings.environment.get("PATH"))
+
+
+@functools.cache
+def _cuda_homes(named: Path | None, path: str | None) -> list[Path]:
+    nvcc = shutil.which("nvcc", path=path)
+    homes = [named] if named else []
     if nvcc:
         homes.append(Path(nvcc).resolve().parent.parent)
     homes += sorted(Path("/usr/local").glob("cuda*"), reverse=True)
@@ -111,13 +115,16 @@ def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
     )
 
 
-@functools.cache
 def nvcc() -> tuple[str, tuple[int, int]] | None:
     """(path, version) of nvcc, or None."""
-    settings = config.current()
-    path = shutil.which("nvcc", path=settings.environment.get("PATH"))
+    path = shutil.which("nvcc", path=config.current().environment.get("PATH"))
     tools = [home / "bin" / "nvcc" for home in (*cuda_homes(), *wheel_prefixes())]
-    for tool in ([path] if path else []) + [str(tool) for tool in tools if tool.is_file()]:
+    return _nvcc(*([path] if path else []), *(str(tool) for tool in tools if tool.is_file()))
+
+
+@functools.cache
+def _nvcc(*tools: str) -> tuple[str, tuple[int, int]] | None:
+    for tool in tools:
         try:
             done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
         except OSError:
