@@ -139,8 +139,8 @@ def _answer(
     call: dict[str, Any], build_directory: str | os.PathLike[str] | None, *, verbose: bool
 ) -> Any:
     config.renew()
-    digest = receipts.digest_of(call)
-    if digest and not build_directory and not verbose:
+    digest = "" if build_directory else receipts.digest_of(call)
+    if digest and not verbose:
         found = receipts.recall(digest)
         if found is not None:
             return found

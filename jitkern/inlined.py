@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jitkern.key import make_key
 from jitkern.manifest import LOG
 from jitkern.target import Target
 
+_FOLDERS = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +38,7 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
     digest: of the call, for its receipt; build_directory: where copies go, or "".
     """
     receipts.settle()
-    source = _source(call)
+    source = _source(call, build_directory)
     plain = source.name.isidentifier()
     name = source.name if plain else re.sub(r"[^\w.-]", "_", source.name)
     variant = Variant(f"inline::{name}", source)
@@ -66,18 +68,32 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
     return receipts.remember(digest, result)
 
 
-def _source(call: Mapping[str, Any]) -> Inline:
+def _source(call: Mapping[str, Any], build_directory: str) -> Inline:
     places = tuple(call["places"])
     files = names_of(places) if places else tuple(call["files"])
     with_cuda = has_cuda(files) if call["with_cuda"] is None else call["with_cuda"]
     flags = {name: tuple(words(call[name])) for name in ("cflags", "cuda_cflags", "ldflags")}
     same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}
+    if build_directory:
+        base = os.path.abspath(build_directory)  # noqa: PTH100
+        flags = {name: tuple(_placed(given, base)) for name, given in flags.items()}
+        same["include"] = [*call["include"], *((base,) if call["texts"] else ())]
     folder = str(Path(places[0]).parent) if places else ""
     both: dict[str, Any] = {**flags, **same}
     source = Inline(files, with_cuda=with_cuda, places=places, folder=folder, **both)
     if any(map(source.is_cuda, files)):
         source.arch = cuda_arch.arch_flags(config.cuda_arch_list(), source.cuda_cflags)
     return source
+
+
+def _placed(flags: Sequence[str], base: str) -> Iterator[str]:
+    """The flags with relative directories from `base`, where Torch runs compilers and linker."""
+    for before, flag in zip(("", *flags), flags):
+        option = "" if before in _FOLDERS else next(filter(flag.startswith, _FOLDERS), "")
+        if option != flag and (option or before in _FOLDERS):
+            yield option + os.path.normpath(os.path.join(base, flag[len(option) :]))  # noqa: PTH118
+        else:
+            yield flag.replace("$ORIGIN", base)
 
 
 def _target(source: Inline) -> Target:

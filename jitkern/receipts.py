@@ -78,8 +78,9 @@ def _archs() -> list[Any] | None:
 
 def recall(digest: str) -> Any:
     """What the call of this digest gave before, loaded; None where it is not to be had so."""
-    if digest in _answers:
-        return _answers[digest]
+    known = _answers.get(digest)
+    if known is not None and (not isinstance(known, str) or os.path.exists(known)):  # noqa: PTH110
+        return known
     settings = config.current()
     if "jitkern.events" in sys.modules or settings.compiler == "exact":
         return None  # somebody listens, or more is to be compared

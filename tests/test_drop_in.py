@@ -568,6 +568,35 @@ def test_the_environment_is_that_of_the_call(tmp_path, monkeypatch):
         module("drop_in_environment", "#define X")
 
 
+def test_relative_flags_and_quoted_includes_start_at_the_build_directory(files):
+    files(
+        out__n_dot_h="#define N 1",
+        inc__i_dot_h="#define I 20",
+        lib__o_dot_cpp="int o() { return 300; }",
+    )
+    subprocess.run(["c++", "-shared", "-fPIC", "lib/o.cpp", "-o", "out/libo.so"], check=True)
+    define = '#include "n.h"\n#include <i.h>\nint o();\n#define VALUE N + I + o()'
+    flags = {
+        "extra_cflags": ["-I ../inc"],
+        "extra_ldflags": ["-L.", "-lo", "-Wl,-rpath,'$$ORIGIN'"],
+    }
+    m = module("drop_in_relative", define, build_directory="out", **flags)
+    assert m.answer() == 321
+    files(out__n_dot_h="#define N 2")
+    m = module("drop_in_relative", define, build_directory="out", **flags)
+    assert m.answer() == 322
+    with pytest.raises(CompileError):
+        module("drop_in_relative", define)
+
+
+def test_a_path_is_that_of_a_file(cache_dir):
+    paths = []
+    for _ in range(2):
+        paths.append(module("drop_in_deleted", is_python_module=False))
+        assert Path(paths[-1]).is_file()
+        shutil.rmtree(cache_dir)
+
+
 # Traps.
 
 
@@ -622,6 +651,12 @@ def test_a_trap_has_a_hint(arguments, hint):
 )  # fmt: skip
 def test_what_nvcc_says_has_a_hint(said, hint):
     assert hint in traps.hint(build_of(Inline(("cuda.cu",), name="x", texts=("",))), said)
+
+
+@pytest.mark.parametrize("flag", ["`echo -I/x`", "$(echo -I/x)", "-I$${X}", "/x/*.o"])
+def test_flags_for_a_shell_are_named(flag):
+    with pytest.raises(CompileError, match="no shell reads the flags"):
+        module("drop_in_shells", "#include <nothing.h>", extra_cflags=[flag])
 
 
 def test_an_undefined_function_is_named():

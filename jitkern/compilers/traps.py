@@ -81,6 +81,7 @@ adds to it""",
         "the compiler was killed, for want of memory as a rule: set JITKERN_JOBS=1",
     ),
 )
+_SHELLS = r"`|\$[({]|^[^-].*[*?]"
 _BARE = r"error: \W(?:torch|at|c10|py|pybind11|PYBIND11_MODULE|TORCH_LIBRARY|TORCH_CHECK)\W"
 _BLOCK = (  # what TORCH_LIBRARY and TORCH_LIBRARY_FRAGMENT stand for
     r'LibraryInit\s+\w+\s*\(\s*[\w:]+::(DEF|FRAGMENT)\s*,\s*&\w+\s*,\s*"(\w+)"[^;]*;'
@@ -99,6 +100,10 @@ def hint(build: Build, said: str) -> str:
             f"`functions` names {name}, which cpp_sources neither defines nor declares "
             "(a function of cuda_sources is declared there)"
         )
+    flags = (*build.ldflags, *(flag for unit in build.units for flag in unit.flags))
+    shells = next((flag for flag in flags if re.search(_SHELLS, flag)), "")
+    if shells:
+        return f"no shell reads the flags, so `{shells}` stays as it is: expand it in Python"
     for pattern, text in _HINTS:
         found = re.search(pattern, said, re.MULTILINE)
         if found:
