@@ -68,7 +68,7 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
     return receipts.remember(digest, result)
 
 
-def _source(call: Mapping[str, Any], build_directory: str) -> Inline:
+def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
     places = tuple(call["places"])
     files = names_of(places) if places else tuple(call["files"])
     with_cuda = has_cuda(files) if call["with_cuda"] is None else call["with_cuda"]
