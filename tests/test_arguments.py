@@ -32,11 +32,19 @@ def test_arguments_pass_as_they_are():
         ("f32", True, "must be f32, got bool"),
         ("i32", torch.zeros(1), "must be i32, got Tensor"),
         ("", 1, "argument 0 must be of a type that launches can pass"),
+        ("f32", 3.5e38, r"must be a number that fits f32, got 3.5e\+38"),
+        ("f32", -(2**128), "must be a number that fits f32, got -340282"),
+        ("f64", 10**400, "must be a number that fits f64, got 10000"),
     ],
 )
 def test_a_wrong_argument_is_named(code, arg, says):
     with pytest.raises(LaunchError, match=f"`k`.*{says}"):
         checked("`k` of ns::op", [code], [arg], CPU)
+
+
+def test_infinities_and_the_largest_float_fit():
+    for value in (float("inf"), -float("inf"), float("nan"), 3.4028235e38):
+        assert checked("k", ["f32", "f64"], [value, value], CPU)
 
 
 @pytest.mark.parametrize("args", [[], [1], [1, 2, 3]])

@@ -46,6 +46,15 @@ def test_wrong_arguments_never_reach_the_kernel(kernels):
     assert kernels.launched == 0
 
 
+@pytest.mark.parametrize("lazy", ["negative", "zero"])
+def test_a_tensor_whose_memory_holds_other_values_never_reaches_the_kernel(kernels, lazy):
+    z = torch.tensor([1 + 2j]).conj()
+    x = z.imag if lazy == "negative" else torch._efficientzerotensor(1)
+    with pytest.raises(LaunchError, match="memory of a tensor does not hold its values"):
+        kernels.fill[{"T": x.dtype}](x, 1, 1.0)
+    assert kernels.launched == 0
+
+
 def test_equal_template_values_of_other_types_are_other_variants(tmp_path):
     (tmp_path / "k.cpp").write_text('extern "C" void half(double* x) { *x = A / 2; }')
     source = Cpp("k.cpp", folder=str(tmp_path))

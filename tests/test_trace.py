@@ -326,10 +326,21 @@ def test_numbers_are_narrowed_as_the_python_launcher_narrows_them(subject):
         return out
 
     tested = subject("(Tensor x, int n, float f, bool b) -> Tensor", launch)
-    for call in ((0, 0.1, True), (255, 1e300, True), (7, NAN, False), (7, -INF, False)):
+    for call in ((0, 0.1, True), (255, 3e38, True), (7, NAN, False), (7, -INF, False)):
         tested.learns(E, *call)
+    for f in (1e300, -1e300, 2.0**128):
+        tested.asks_python(E, 0, f, True)
     for n in (-1, 256, 2**31, BOTTOM):
         tested.asks_python(E, n, 0.1, True)
+
+
+def test_a_tensor_that_torch_negates_when_it_is_read_reaches_a_kernel_negated(subject):
+    tested = subject("(Tensor x) -> Tensor", gathered)
+    plain, z = torch.ones(2), torch.tensor([1 + 2j, 3 + 4j])
+    tested.learns(plain)
+    tested.learns(z.imag)
+    assert tested.op(z.conj().imag).tolist() == [-2, -4]
+    assert tested.op(torch._efficientzerotensor(2)).tolist() == [0, 0]
 
 
 def test_a_number_out_of_the_kernels_range_is_a_launch_error(subject):

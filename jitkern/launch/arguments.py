@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ _RANGES = {
     for sign in "iu"
     for bits in (8, 16, 32, 64)
 }
+_LIMITS = {"f32": 2**128 - 2**103, "f64": 2**1024 - 2**970}  # what rounds to infinity
 
 
 def checked(
@@ -67,11 +70,19 @@ def _fault(  # noqa: PLR0911  a table of cases
         if isinstance(arg, int):
             low, high = _RANGES[code]
             return None if low <= arg < high else (f"an integer that fits {code}", str(arg))
-    elif code in ("f32", "f64") and isinstance(arg, (int, float)):
-        return None
+    elif code in _LIMITS and isinstance(arg, (int, float)):
+        return (f"a number that fits {code}", reprlib.repr(arg)) if _overflows(code, arg) else None
     elif not code:
-        return "of a type that launches can pass (not a struct by value)", type(arg).__name__
+        return "of a type that launches can pass (no struct or half)", type(arg).__name__
     return "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`"
+
+
+def _overflows(code: str, arg: float) -> bool:
+    """Whether a finite number would be an infinity. A trace notes what this asks."""
+    limit = _LIMITS[code]
+    if isinstance(arg, int):
+        return not -limit < arg < limit
+    return code == "f32" and (limit <= arg < math.inf or -limit >= arg > -math.inf)
 
 
 def _same_type(pointee: str, dtype: str) -> bool:

@@ -240,7 +240,7 @@ class Runner:
         kept = compiled.kept
         given = call.args if kept is None else [call.args[i] for i in kept]
         args = checked(what, compiled.parameters, given, self.device)
-        values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args]
+        values = [_address(what, a) if isinstance(a, torch.Tensor) else a for a in args]
         if self.source.kind == "cc":
             compiled.function.call(values)
         else:
@@ -336,6 +336,16 @@ class CachedKernels:
         variant, kept = variant_of(self.op, self.source, call, self.where)
         entry = jit.ensure(variant, self.target, may_compile=False)
         return Compiled(variant, None, dict(entry.manifest.meta), kept)
+
+
+def _address(what: str, tensor: torch.Tensor) -> int:
+    """Where its values are. Raises LaunchError for a tensor whose memory holds others."""
+    if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
+        raise LaunchError(
+            f"{what}: the memory of a tensor does not hold its values, as Torch computes conj() "
+            "and its imag when they are needed: pass x.resolve_conj().resolve_neg()"
+        )
+    return tensor.data_ptr()
 
 
 def _three(what: str, name: str, value: Any) -> tuple[int, int, int]:
