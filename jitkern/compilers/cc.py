@@ -53,7 +53,7 @@ class Cc:
         build.mkdir()
         unit = build / path.name
         text = cxx.read(path)
-        address, macros = cpp_functions.instantiated(variant, text)
+        address, macros = cpp_functions.instantiated(variant, text, closure)
         probe = "" if _is_c(source) else cpp_parameters.probe(address, macros)
         cxx.write(unit, f'#line 1 "{path}"\n{text}{probe}')
         command = [*shlex.split(tool), *self.flags(source, target), *_options(source, macros, unit)]

@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 
 from jitkern import cxx
-from jitkern.compilers import cpp_parameters, elf
+from jitkern.closure import Closure
+from jitkern.compilers import cpp_parameters, elf, templates
 from jitkern.compilers.result import missing_function
 from jitkern.errors import CompileError
 from jitkern.kernel import DTYPES, Constant, Variant
 from jitkern.units import elsewhere
 
 
-def instantiated(variant: Variant, text: str) -> tuple[str, dict[str, str]]:
+def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, dict[str, str]]:
     """The function's address, and those template arguments that are macros.
 
-    Of a template, the arguments with the names of its parameters instantiate it.
+    Of a template, the arguments with the names of its parameters instantiate it. Raises
+    CompileError.
     """
     name, bracket, signature = variant.function.partition("(")
-    found = cxx.named(cxx.functions_in(text), name)
-    declared = max((f.template for f in found if f.template), key=len, default=())
     given = dict(variant.template)
-    order = [parameter for parameter in declared if parameter in given]
+    lists = templates.declared(variant, text, closure) if given else None
+    order = templates.ordered(variant, lists or [])
     if order:
         name += f"<{', '.join(_spelled(variant, n, given.pop(n)) for n in order)}>"
     macros = {parameter: _spelled(variant, parameter, value) for parameter, value in given.items()}

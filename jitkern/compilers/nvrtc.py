@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jitkern import closure as closures
 from jitkern import cuda_arch, cxx, units
 from jitkern.closure import Closure
-from jitkern.compilers import nvcc, ptx, toolkit
+from jitkern.compilers import nvcc, ptx, templates, toolkit
 from jitkern.compilers.host_half import DeviceHalf, device_half
 from jitkern.compilers.host_headers import is_implied
 from jitkern.compilers.nvrtc_program import Program, build_id, check_arch
@@ -65,7 +65,7 @@ class Nvrtc:
         check_arch(library, target)
         _refuse_arch(variant, target)
         text = cxx.read(variant.source.paths[0])
-        kernel = _named(variant, text)
+        kernel = _named(variant, text, closure)
         attempt = _Attempt(variant, target, closure, staging, library, kernel)
         built, output = attempt.build(DeviceHalf(text, {}))
         half = None
@@ -176,10 +176,10 @@ def _refuse_arch(variant: Variant, target: Target) -> None:
         )
 
 
-def _named(variant: Variant, text: str) -> _Kernel:
+def _named(variant: Variant, text: str, closure: Closure) -> _Kernel:
     """How C++ names the kernel; `k(float*, int)` is one overload. Raises CompileError."""
     name, bracket, signature = variant.function.partition("(")
-    name += template_arguments(variant, text)
+    name += _template_arguments(variant, text, closure)
     if not bracket:
         return _Kernel(name, f"&{name}", ptx.probe(name))
     overload = f"void (*)({signature}"
@@ -188,24 +188,31 @@ def _named(variant: Variant, text: str) -> _Kernel:
     )
 
 
-def template_arguments(variant: Variant, text: str) -> str:
-    """`<float, 4>`: the arguments in the order of the source's template parameters.
+def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
+    """`<float, 4>`: the arguments in the order of the template's parameters.
 
     Raises CompileError.
     """
     given = dict(variant.template)
     if not given:
         return ""
-    found = [f.template or () for f in cxx.named(cxx.functions_in(text), variant.function)]
-    declared = max(found, key=len, default=None)
-    unknown = [name for name in given if declared is not None and name not in declared]
-    if unknown:
+    what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
+    lists = templates.declared(variant, text, closure)
+    if lists is None:
         raise CompileError(
-            f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} has "
-            f"no template parameter `{unknown[0]}`; it has: {', '.join(declared or ()) or 'none'}",
+            f"{what}: the order of its template parameters is in no file of the kernel's, so give "
+            "the arguments by number: 0, 1, ...",
             op=variant.op,
         )
-    order = [name for name in declared if name in given] if declared else list(given)
+    longest = max(lists, key=len)
+    unknown = [name for name in given if not any(name in names for names in lists)]
+    if unknown:
+        raise CompileError(
+            f"{what} has no template parameter `{unknown[0]}`; it has: "
+            f"{', '.join(longest) or 'none'}",
+            op=variant.op,
+        )
+    order = templates.ordered(variant, lists)
     return f"<{', '.join(_argument(variant.op, name, given[name]) for name in order)}>"
 
 

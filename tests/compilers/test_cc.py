@@ -166,6 +166,30 @@ def test_a_template_is_instantiated_and_other_arguments_are_macros(build, functi
     assert entry.manifest.meta["symbol"].startswith("_Z1kIfLi3EE")
 
 
+GAP = "template <typename T, int N = 4, bool B = false> void k(T* x) { *x = B ? -1 : N; }"
+
+
+def test_a_gap_in_the_template_arguments_is_refused(build):
+    with pytest.raises(CompileError, match="template of <T, N, B>: give `N` too"):
+        build(GAP, template=(("T", "f32"), ("B", True)))
+
+
+@pytest.mark.parametrize("template", [(("N", 2), ("M", 1)), (("0", 1), ("1", 2))])
+def test_the_order_of_template_parameters_is_that_of_the_header(build, template):
+    (build.folder / "k.h").write_text("template <int M, int N> void k(int* x) { *x = M - N; }")
+    entry = build('#include "k.h"', template=template)
+    assert entry.manifest.meta["symbol"].startswith("_Z1kILi1ELi2EE")
+
+
+def test_of_several_templates_the_one_with_these_parameters_is_meant(build):
+    text = "template <typename T, int N> void k(T*) {}\ntemplate <int N> void k(int*) {}"
+    entry = build(text, template=(("N", 2),))
+    assert entry.manifest.meta["symbol"].startswith("_Z1kILi2EE")
+    swapped = "template <int A, int B> void k(int*) {}\ntemplate <int B, int A> void k(float*) {}"
+    with pytest.raises(CompileError, match="declared with `A, B`, `B, A`"):
+        build(swapped, template=(("A", 1), ("B", 2)))
+
+
 def test_a_static_template_is_refused(build):
     text = "template <typename T> static void k(T* x) { *x = 1; }"
     with pytest.raises(CompileError, match="is not visible outside"):

@@ -55,6 +55,26 @@ def test_template_arguments_go_by_name(build):
     assert "ILi3Ed" in entry.manifest.meta["symbol"]
 
 
+def test_a_gap_in_the_template_arguments_is_refused(build):
+    text = "template <typename T, int N = 4, bool B = false> __global__ void k(T* o) {}"
+    with pytest.raises(CompileError, match="template of <T, N, B>: give `N` too"):
+        build(text, template=(("T", "f32"), ("B", True)))
+
+
+def test_the_order_of_template_parameters_is_that_of_the_header(build):
+    (build.folder / "k.h").write_text("template <int M, int N> __global__ void k(int* x) {}")
+    entry = build('#include "k.h"', template=(("N", 2), ("M", 1)))
+    assert "ILi1ELi2EE" in entry.manifest.meta["symbol"]
+
+
+def test_where_the_order_is_unknown_the_arguments_go_by_number(build):
+    text = "#define KERNEL(n) template <int M, int N> __global__ void n(int* x) {}\nKERNEL(k)"
+    with pytest.raises(CompileError, match="give the arguments by number: 0, 1"):
+        build(text, template=(("N", 2), ("M", 1)))
+    entry = build(text, template=(("0", 1), ("1", 2)))
+    assert "ILi1ELi2EE" in entry.manifest.meta["symbol"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "code"),
     [("f16", "*f16"), ("bf16", "*bf16"), ("i8", "*i8"), ("u8", "*u8"), ("bool", "*bool")],
