@@ -18,6 +18,7 @@ _CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | {
     "long": "i64",
     "unsigned long": "u64",
 }
+_STRUCTS = {"f16", "bf16", "f8e4m3", "f8e5m2"}  # by value
 
 
 def probe(expression: str) -> str:
@@ -29,7 +30,7 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     """(symbol, parameter codes) of the probed kernel in PTX `text`.
 
     A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else,
-    or "" for a parameter that no argument can be passed for (a struct by value).
+    or "" for a parameter that no argument can be passed for (a struct or a half by value).
     """
     entries = _ENTRY.findall(text)
     spelled = {entry: demangled(entry) for entry in entries}
@@ -75,9 +76,18 @@ def _closing(types: str) -> int:
 
 
 def _code(parameter: str) -> str:
-    base = re.sub(r"\b(const|volatile|__restrict__|restrict)\b|\s*\*", "", parameter).strip()
-    code = _CODES.get(base, "")
-    return f"*{code}" if "*" in parameter and "(" not in parameter else code
+    """Of one parameter. A pointer to an array is one to its elements, to pointers: to addresses."""
+    base, templated = parameter, 1
+    while templated:  # `Pair<int*>` is no pointer
+        base, templated = re.subn(r"<[^<>]*>", "", base)
+    base = re.sub(r"\b(const|volatile|__restrict__|restrict)\b", "", base)
+    base, pointers = re.subn(r"\*|\(\*\) \[.*", "", base)
+    code = _CODES.get(base.strip(), "")
+    if pointers > 1:
+        return "*i64"
+    if pointers:
+        return "" if "(" in base else f"*{code}"
+    return "" if code in _STRUCTS else code
 
 
 def demangled(symbol: str) -> str:

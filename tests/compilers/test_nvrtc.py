@@ -75,6 +75,15 @@ def test_where_the_order_is_unknown_the_arguments_go_by_number(build):
     assert "ILi1ELi2EE" in entry.manifest.meta["symbol"]
 
 
+def test_arrays_are_pointers_to_elements_and_pointers_to_pointers_to_addresses(build):
+    text = """#include <cuda_fp16.h>
+    template <typename T> struct Pair { T a, b; };
+    __global__ void k(Pair<Pair<int*>> p, Pair<int*>* q, float a[4][4], const double b[2][3][4], float** c, const int* const* d,
+                      volatile float* e, __half h, void (*f)(int), float* (*g)[2]) {}"""
+    codes = ["", "*", "*f32", "*f64", "*i64", "*i64", "*f32", "", "", "*i64"]
+    assert parameters(build(text)) == codes
+
+
 @pytest.mark.parametrize(
     ("dtype", "code"),
     [("f16", "*f16"), ("bf16", "*bf16"), ("i8", "*i8"), ("u8", "*u8"), ("bool", "*bool")],
