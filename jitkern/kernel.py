@@ -183,6 +183,11 @@ class Cpp(Source):
         self.openmp = openmp
 
     @property
+    def is_c(self) -> bool:
+        """Whether it is C rather than C++."""
+        return self.files[0].endswith(".c")
+
+    @property
     def roots(self) -> list[Include]:
         """Where `#include` looks, in order: last where `float16.h` lies."""
         return [*super().roots, Include(shared_include())]

@@ -16,7 +16,7 @@ from jitkern.closure import Closure
 from jitkern.kernel import Source, Variant
 from jitkern.target import Target
 
-SCHEMA = 2  # bump when the meaning of an input, a default flag or an artifact's layout changes
+SCHEMA = 3  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
 class Key(NamedTuple):

@@ -29,7 +29,7 @@ class Cc:
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         assert isinstance(source, Cpp)
         _, _, level = target.arch.partition("_v")
-        language = ("-std=c17",) if _is_c(source) else ("-std=c++17",)
+        language = ("-std=c17",) if source.is_c else ("-std=c++17",)
         native = (f"-march=x86-64-v{level}",) if source.native and level else ()
         openmp = ("-fopenmp",) if source.openmp else ()
         return ("-O3", "-fPIC", "-shared", *language, *native, *openmp, *source.flags)
@@ -41,6 +41,7 @@ class Cc:
         from jitkern.compilers import cpp_functions, cpp_parameters  # not in a process that is warm
 
         source = variant.source
+        assert isinstance(source, Cpp)
         if target.platform != this_platform():
             raise TargetError(
                 f"{variant.op} for {target}: host code is built on its own platform, "
@@ -48,29 +49,50 @@ class Cc:
             )
         tool = _tool(source)
         compiler = identity(tool)
-        path = source.paths[0]
         build = staging / "build"
         build.mkdir()
-        unit = build / path.name
-        text = cxx.read(path)
-        address, macros = cpp_functions.instantiated(variant, text, closure)
-        probe = "" if _is_c(source) else cpp_parameters.probe(address, macros)
-        cxx.write(unit, f'#line 1 "{path}"\n{text}{probe}')
-        command = [*shlex.split(tool), *self.flags(source, target), *_options(source, macros, unit)]
-        done = run(command, source=source, folder=build)
-        write_log(staging, command, done.stdout)
-        if done.returncode:
-            hint = cpp_functions.hint(variant, text, done.stdout)
-            raise compile_error(variant, target, command, done.stdout, hint)
+        unit = _Unit(variant, target, staging, [*shlex.split(tool), *self.flags(source, target)])
+        address, macros = cpp_functions.instantiated(variant, unit.text, closure)
+        if source.is_c:
+            unit.compile("", macros, "-fsyntax-only", "-aux-info", "prototypes")
+            listing = (build / "prototypes").read_text(errors="replace")
+            unit.compile(cpp_parameters.probe_of_c(variant, macros, listing), macros)
+        else:
+            unit.compile(cpp_parameters.probe(address, macros), macros)
         opened = [build / name for name in read_dependencies(build / "deps.d")]
-        closures.check(source, closure, (f for f in opened if f != unit), (), variant.op)
+        closures.check(source, closure, (f for f in opened if f != unit.path), (), variant.op)
         binary = (build / "out.so").read_bytes()
-        parameters = cpp_parameters.found(variant, binary, build / "prototypes")
+        parameters = cpp_parameters.found(binary)
         name = re.sub(r"\W+", "_", variant.function)
         artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
         (staging / artifact).write_bytes(binary)
         symbol = cpp_functions.symbol(variant, binary)
         return Built(compiler, {"artifact": artifact, "symbol": symbol, "parameters": parameters})
+
+
+class _Unit:
+    """The file of a variant, compiled in `staging` with what is appended to it."""
+
+    def __init__(self, variant: Variant, target: Target, staging: Path, command: list[str]) -> None:
+        self._variant, self._target, self._staging = variant, target, staging
+        self._command = command
+        self._source = variant.source.paths[0]
+        self.path = staging / "build" / self._source.name
+        self.text = cxx.read(self._source)
+
+    def compile(self, probe: str, macros: dict[str, str], *options: str) -> None:
+        """Raises CompileError."""
+        from jitkern.compilers import cpp_functions
+
+        variant = self._variant
+        head = f'{cpp_functions.TYPES}\n#line 1 "{self._source}"\n'
+        cxx.write(self.path, f"{head}{self.text}{probe}")
+        command = [*self._command, *_options(variant.source, macros, self.path), *options]
+        done = run(command, source=variant.source, folder=self.path.parent)
+        write_log(self._staging, command, done.stdout)
+        if done.returncode:
+            hint = cpp_functions.hint(variant, self.text, done.stdout)
+            raise compile_error(variant, self._target, command, done.stdout, hint)
 
 
 def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
@@ -81,16 +103,12 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
         f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={unit.parent}=.",
         "-MMD", "-MF", "deps.d", "-o", "out.so", unit.name,
         *(["-Wl,-z,defs"] if source.others else []),
-        *(["-aux-info", "prototypes"] if _is_c(source) else []),
     ]  # fmt: skip
 
 
-def _is_c(source: Source) -> bool:
-    return source.files[0].endswith(".c")
-
-
 def _tool(source: Source) -> str:
-    return config.current().cc if _is_c(source) else config.current().cxx
+    assert isinstance(source, Cpp)
+    return config.current().cc if source.is_c else config.current().cxx
 
 
 def identity(tool: str) -> dict[str, str]:

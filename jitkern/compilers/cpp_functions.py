@@ -9,8 +9,12 @@ from jitkern.closure import Closure
 from jitkern.compilers import cpp_parameters, elf, templates
 from jitkern.compilers.result import missing_function
 from jitkern.errors import CompileError
-from jitkern.kernel import DTYPES, Constant, Variant
+from jitkern.kernel import DTYPES, Constant, Cpp, Variant
 from jitkern.units import elsewhere
+
+_IN_C = {"true": "1", "false": "0", "bool": "_Bool"}
+_NAMED = {f"jitkern_{code}": d.host for code, d in DTYPES.items() if " " in d.host}
+TYPES = "".join(f"typedef {spelled} {name}; " for name, spelled in _NAMED.items())
 
 
 def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, dict[str, str]]:
@@ -25,7 +29,7 @@ def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, di
     order = templates.ordered(variant, lists or [])
     if order:
         name += f"<{', '.join(_spelled(variant, n, given.pop(n)) for n in order)}>"
-    macros = {parameter: _spelled(variant, parameter, value) for parameter, value in given.items()}
+    macros = {parameter: _macro(variant, parameter, value) for parameter, value in given.items()}
     return f"static_cast<void (*)({signature}>(&{name})" if bracket else f"&{name}", macros
 
 
@@ -52,12 +56,9 @@ def _half(text: str, output: str) -> str:
 
 def symbol(variant: Variant, binary: bytes) -> str:
     """The name that the library has for the function. Raises CompileError."""
-    library = elf.read(binary)
-    name = cxx.plain_name(variant.function).rpartition("::")[2]
-    if name in library.symbols:  # extern "C", or plain C
-        return name
-    if mangled := library.pointee(cpp_parameters.FUNCTION):
-        return mangled
+    found = elf.read(binary).pointee(cpp_parameters.FUNCTION)
+    if found:
+        return found
     raise CompileError(
         f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} is not visible outside "
         "of it: it must not be static, nor in a namespace without a name",
@@ -76,3 +77,12 @@ def _spelled(variant: Variant, name: str, value: Constant) -> str:
             f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op
         )
     return DTYPES[value].host
+
+
+def _macro(variant: Variant, name: str, value: Constant) -> str:
+    """A template argument as a macro: one word, of which `T(x)` is an expression."""
+    spelled = _spelled(variant, name, value)
+    assert isinstance(variant.source, Cpp)
+    if variant.source.is_c:
+        spelled = _IN_C.get(spelled, spelled)
+    return f"jitkern_{value}" if spelled in _NAMED.values() else spelled

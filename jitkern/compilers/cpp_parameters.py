@@ -1,10 +1,13 @@
-"""The parameter types of a C or C++ function, as the compiler saw them."""
+"""The parameter types of a C or C++ function, as the compiler saw them.
+
+A probe, which is appended to the source, lets the compiler itself write them into the artifact.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from jitkern.errors import CompileError
 from jitkern.kernel import Variant
@@ -13,107 +16,122 @@ FUNCTION = "jitkern_function"  # the pointer that a probe leaves to it
 _MARK = b"jitkern parameters:"
 _CODES = {
     "f": "f32", "d": "f64", "h": "f16", "b": "bf16", "B": "bool", "c": "i8", "C": "u8", "s": "i16",
-    "S": "u16", "i": "i32", "I": "u32", "l": "i64", "L": "u64", "v": "", "?": "",
+    "S": "u16", "i": "i32", "I": "u32", "l": "i64", "L": "u64", "?": "",
 }  # fmt: skip
-# Appended to the source: lets the compiler itself write the function's parameter types into the
-# artifact.
-_PROBE = """
+_SPELLED = {
+    "float": "f", "double": "d", "char": "c", "signed char": "c", "unsigned char": "C",
+    "short": "s", "unsigned short": "S", "int": "i", "unsigned": "I", "long": "l",
+    "unsigned long": "L", "long long": "l", "unsigned long long": "L",
+}  # fmt: skip
+_SPELLED_IN_C = {**_SPELLED, "_Bool": "B"}
+_SPELLED_IN_CPP = {**_SPELLED, "bool": "B", "float16": "h", "bfloat16": "b"}
+_KEPT = '__attribute__((used, visibility("default")))'
+# A pointer to pointers counts as one to addresses.
+_PROBE = f"""
 #line 1 "jitkern probe"
 %s
 struct float16;
 struct bfloat16;
-namespace jitkern_probe {
+namespace jitkern_probe {{
 template <typename T> constexpr char code = '?';
 template <typename T> constexpr char code<const T> = code<T>;
+template <typename T> constexpr char code<volatile T> = code<T>;
+template <typename T> constexpr char code<const volatile T> = code<T>;
+template <typename T> constexpr char code<T*> = 'l';
 %s
-template <typename T> struct parameter { static constexpr char pointer = '-', type = code<T>; };
-template <typename T> struct parameter<T*> { static constexpr char pointer = '*', type = code<T>; };
-template <typename F> struct list {
+template <typename T> struct element {{ using type = T; }};
+template <typename T> struct element<T[]> : element<T> {{}};
+template <typename T, decltype(sizeof 0) N> struct element<T[N]> : element<T> {{}};
+template <typename T> struct parameter {{ static constexpr char pointer = '-', type = code<T>; }};
+template <typename T> struct parameter<T*> {{
+  static constexpr char pointer = '*', type = code<typename element<T>::type>;
+}};
+template <typename F> struct list {{
   static_assert(sizeof(F) == 0, "a kernel function returns nothing");
   int text;
-};
-template <typename... P> struct list<void (*)(P...)> {
-  struct { char mark[19]; char codes[2 * sizeof...(P) + 1]; } text = {
-      {%s}, {parameter<P>::pointer..., parameter<P>::type..., 0}};
-};
-template <typename... P> struct list<void (*)(P...) noexcept> : list<void (*)(P...)> {};
-}
-extern "C" __attribute__((used)) constexpr auto jitkern_parameters = \
-jitkern_probe::list<decltype(%s)>{};
-extern "C" __attribute__((used)) constexpr auto jitkern_function = %s;
+}};
+template <typename... P> struct list<void (*)(P...)> {{
+  struct {{ char mark[19]; char codes[2 * sizeof...(P) + 1]; }} text = {{
+      {{%s}}, {{parameter<P>::pointer..., parameter<P>::type..., 0}}}};
+}};
+template <typename... P> struct list<void (*)(P...) noexcept> : list<void (*)(P...)> {{}};
+}}
+extern "C" {_KEPT} constexpr auto jitkern_parameters = \\
+jitkern_probe::list<decltype(%s)>{{}};
+extern "C" {_KEPT} constexpr auto {FUNCTION} = %s;
 """
-_SPELLED = {
-    "f": "float", "d": "double", "h": "float16", "b": "bfloat16", "B": "bool",
-    "c": "signed char", "C": "unsigned char", "s": "short", "S": "unsigned short",
-    "i": "int", "I": "unsigned", "v": "void",
-}  # fmt: skip
+# C cannot take a function's type apart: a second function has the same parameters, as gcc lists
+# them. An array of unknown size is compatible with every array of its elements. The 3 is for no
+# warnings.
+_PROBE_OF_C = f"""
+# 1 "jitkern probe" 3
+%s
+#define jitkern_pointer(x) (__builtin_classify_type(x) == 5 ? '*' : '-')
+#define jitkern_type(x) _Generic((x), %s default: '?')
+{_KEPT} void (*const {FUNCTION})(void) = (void (*)(void))%s;
+__attribute__((used)) static void jitkern_parameters(%s) {{
+  __attribute__((used)) static const char text[] = {{%s, 0}};
+}}
+"""
 
 
 def probe(address: str, macros: Iterable[str]) -> str:
     """What to append to a source: `macros` end there, and the function at `address` is spelled."""
-    undefine = "\n".join(f"#undef {name}" for name in macros)
     codes = "\n".join(
-        f"template <> constexpr char code<{name}> = '{code}';" for code, name in _SPELLED.items()
+        f"template <> constexpr char code<{name}> = '{code}';"
+        for name, code in _SPELLED_IN_CPP.items()
     )
-    codes += "".join(
-        f"\ntemplate <> constexpr char code<{sign}{name}> = '{code}';"
-        for sign, code in (("", "l"), ("unsigned ", "L"))
-        for name in ("long", "long long")
-    )
-    codes += "\ntemplate <> constexpr char code<char> = 'c';"
-    mark = ",".join(f"'{chr(c)}'" for c in _MARK)
-    return _PROBE % (undefine, codes, mark, address, address)
+    return _PROBE % (_undefined(macros), codes, _characters(_MARK), address, address)
 
 
-def found(variant: Variant, binary: bytes, prototypes: Path) -> list[str]:
-    """Parameter codes (see ptx.signature), which a probe left in a library, or gcc listed for C."""
-    if prototypes.is_file():
-        return _of_c(variant, prototypes)
-    start = binary.index(_MARK) + len(_MARK)
-    text = binary[start : binary.index(b"\0", start)].decode()
-    half = len(text) // 2
-    return [
-        ("*" if pointer == "*" else "") + _CODES[code]
-        for pointer, code in zip(text[:half], text[half:])
-    ]
-
-
-def _of_c(variant: Variant, listing: Path) -> list[str]:
-    """Parameter codes from gcc's -aux-info, which lists the prototypes of a C file."""
-    found = re.search(rf"\b{re.escape(variant.function)} \(([^()]*)\);", listing.read_text())
+def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
+    """As `probe`, for C. listing: of prototypes, from gcc's -aux-info. Raises CompileError."""
+    name = re.escape(variant.function)
+    found = re.search(rf"F \*/ .*?\b{name} \((.*)\); /\* \((.*?)\)", listing)
     if not found:
         raise CompileError(
             f"{variant.op}: {variant.source.paths[0]} has no function `{variant.function}`",
             op=variant.op,
         )
-    names = {name: _CODES[code] for code, name in _SPELLED.items()}
-    names |= {
-        "char": "i8",
-        "void": "",
-        "_Bool": "bool",
-        "long": "i64",
-        "unsigned long": "u64",
-        "unsigned int": "u32",
-        "short int": "i16",
-    }
-    names |= {
-        f"{sign}int{bits}_t": f"{code}{bits}"
-        for sign, code in (("", "i"), ("u", "u"))
-        for bits in (8, 16, 32, 64)
-    }
-    names |= {
-        "long int": "i64",
-        "long long int": "i64",
-        "long unsigned int": "u64",
-        "long long unsigned int": "u64",
-    }
-    parameters = []
-    for parameter in found.group(1).split(",") if found.group(1) != "void" else []:
-        words = (
-            re.sub(r"\b(const|restrict|volatile)\b", " ", parameter)
-            .replace("*", " * ")
-            .split()[:-1]
-        )  # less its name
-        base = " ".join(word for word in words if word != "*")
-        parameters.append(("*" if "*" in words else "") + names.get(base, ""))
-    return parameters
+    # gcc lists `_Complex` as the macro of <complex.h>, and sizes of variable length as none
+    parameters = re.sub(r"\bcomplex (?=long double|double|float)", "_Complex ", found.group(1))
+    parameters = re.sub(r"(?:\[[^][]*\])+", "[]", parameters)
+    names = re.findall(r"\w+", found.group(2))
+    codes = (f"jitkern_{part}({name})" for part in ("pointer", "type") for name in names)
+    text = ", ".join([_characters(_MARK), *codes])
+    kinds = " ".join(_associations())
+    return _PROBE_OF_C % (_undefined(macros), kinds, variant.function, parameters, text)
+
+
+def _associations() -> Iterable[str]:
+    """What `_Generic` tells apart."""
+    for name, code in _SPELLED_IN_C.items():
+        yield f"{name}: '{code}',"
+        for qualifiers in ("", "const ", "volatile ", "const volatile "):
+            yield f"{qualifiers}{name} *: '{code}', {qualifiers}{name} (*)[]: '{code}',"
+    for name in ("void", *_SPELLED_IN_C):
+        for one, other in itertools.product(("", "const "), repeat=2):
+            yield f"{one}{name} *{other}*: 'l',"
+
+
+def _undefined(macros: Iterable[str]) -> str:
+    return "\n".join(f"#undef {name}" for name in macros)
+
+
+def _characters(text: bytes) -> str:
+    return ",".join(f"'{chr(c)}'" for c in text)
+
+
+def found(binary: bytes) -> list[str]:
+    """Parameter codes (see ptx.signature), which a probe left in a library."""
+    start = binary.index(_MARK) + len(_MARK)
+    text = binary[start : binary.index(b"\0", start)].decode()
+    half = len(text) // 2
+    return [_code(*both) for both in zip(text[:half], text[half:])]
+
+
+def _code(pointer: str, code: str) -> str:
+    """None for what is passed as a struct, as halves are."""
+    if pointer == "*":
+        return f"*{_CODES[code]}"
+    return "" if code in "hb" else _CODES[code]

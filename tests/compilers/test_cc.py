@@ -89,6 +89,75 @@ def test_plain_c(build):
     assert parameters(build(text, name="k.c")) == ["*f32", "*f64", "i64", "u8", "*"]
 
 
+IN_C = """
+#include <stddef.h>
+#include <stdbool.h>
+typedef float real;
+typedef real row[4];
+enum color { RED };
+typedef struct { int a; } pair;
+struct no;
+#define MAKE(name) void name(real *x) { *x = 1; }
+MAKE(made)
+void typedefs(const real *x, volatile real *y, size_t n, real v, row r, bool b, enum color c) {}
+void arrays(int n, float x[][4], const double y[3], short z[2][3][4], float w[n][n]) {}
+void others(float **x, const void *const *y, void (*f)(int), pair p, pair *q, struct no *r, double _Complex *z) {}
+void old(x, n) float *x; long n; {}
+void none(void) {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "codes"),
+    [
+        ("made", ["*f32"]),
+        ("typedefs", ["*f32", "*f32", "u64", "f32", "*f32", "bool", "u32"]),
+        ("arrays", ["i32", "*f32", "*f64", "*i16", "*f32"]),
+        ("others", ["*i64", "*i64", "*", "", "*", "*", "*"]),
+        ("old", ["*f32", "i64"]),
+        ("none", []),
+    ],
+)
+def test_c_types_are_what_the_compiler_takes_them_for(build, function, codes):
+    flags = ["-Wall", "-Wextra", "-Werror", "-Wno-old-style-declaration", "-Wno-unused-parameter"]
+    assert parameters(build(IN_C, function, name="k.c", flags=flags)) == codes
+
+
+def test_a_static_function_of_c_is_refused(build):
+    with pytest.raises(CompileError, match="`k` in .* is not visible outside of it"):
+        build("static void k(int *x) { *x = 1; }", name="k.c")
+
+
+def test_cpp_types_are_what_the_compiler_takes_them_for(build):
+    entry = build(
+        """
+        #include "float16.h"
+        void k(float x[][4], const double y[2][3][4], volatile float* z, const volatile int* i,
+               float** a, const void* const* b, float16 h, bfloat16* p) {}
+        """
+    )
+    assert parameters(entry) == ["*f32", "*f64", "*f32", "*i32", "*i64", "*i64", "", "*bf16"]
+
+
+@pytest.mark.parametrize("name", ["k.c", "k.cpp"])
+@pytest.mark.parametrize("dtype", ["i64", "u8", "i8", "u32", "f64", "bool"])
+def test_a_dtype_is_one_word_as_a_macro(build, dtype, name):
+    text = (
+        "void k(T *x) { x[0] = T(1); }" if name == "k.cpp" else "void k(T *x) { T y = 1; *x = y; }"
+    )
+    assert parameters(build(text, template=(("T", dtype),), name=name)) == [f"*{dtype}"]
+
+
+def test_a_bool_is_a_number_in_c(build):
+    text = "#if !YES || NO\n#error\n#endif\nvoid k(int *x) {}"
+    build(text, template=(("YES", True), ("NO", False)), name="k.c")
+
+
+def test_a_function_in_a_namespace_is_not_its_twin(build):
+    entry = build('namespace a { void k(int*) {} } extern "C" void k(double*) {}', "a::k")
+    assert (entry.manifest.meta["symbol"], parameters(entry)) == ("_ZN1a1kEPi", ["*i32"])
+
+
 def test_openmp(build):
     text = '#include <omp.h>\nextern "C" void k(int* x) {\n#pragma omp parallel\n*x = omp_in_parallel() || omp_get_max_threads() == 1; }'
     assert parameters(build(text, openmp=True)) == ["*i32"]
