@@ -73,9 +73,8 @@ class Worker:
     It ends by itself when it is idle or its parent is gone.
     """
 
-    def __init__(self, command: list[str], source: Source) -> None:
-        environment = config.current().build_environment(tuple(source.environment))
-        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.environment = environment
         self.owner = os.getpid()
         self.imported: dict[str, str] = {}
         self._child = Child(
@@ -84,14 +83,15 @@ class Worker:
         )  # fmt: skip
         self._process = self._child.process
 
-    def usable(self, files: dict[str, str]) -> bool:
-        """Whether it may build from these files (path -> SHA-256).
+    def usable(self, environment: dict[str, str], files: dict[str, str]) -> bool:
+        """Whether it may build from these files (path -> SHA-256) in this environment.
 
-        It must be alive, belong to this process and not to one that forked it, and have imported
-        no other version of them.
+        It must be alive, belong to this process and not to one that forked it, have been started
+        in the same, and have imported no other version of them.
         """
         stale = any(self.imported.get(path, digest) != digest for path, digest in files.items())
-        return self.owner == os.getpid() and self._process.poll() is None and not stale
+        alive = self.owner == os.getpid() and self._process.poll() is None
+        return alive and self.environment == environment and not stale
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
         """The answer, or the status with which the process ended instead."""
@@ -123,10 +123,12 @@ def _ask(
     command: list[str], request: dict[str, Any], variant: Variant, files: dict[str, str]
 ) -> dict[str, Any]:
     """Send one request to this thread's worker; a new one is started where none is usable."""
+    environment = config.current().build_environment(tuple(variant.source.environment))
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     for _ in range(2):
         worker: Worker | None = getattr(_workers, "worker", None)
-        if worker is None or not worker.usable(files):
-            worker = _workers.worker = Worker(command, variant.source)
+        if worker is None or not worker.usable(environment, files):
+            worker = _workers.worker = Worker(command, environment)
         worker.imported.update(files)
         answer = worker.ask(request)
         if isinstance(answer, dict):
