@@ -99,12 +99,12 @@ def _units(op: Op) -> list[tuple[tuple[str, str, str], tuple[Any, ...]]]:
             if isinstance(source, Extension):
                 calls = [()] if calls or op.recorded is None else []
             found += [
-                ((device, source.kind, _digest(op, source, device, call)), call) for call in calls
+                ((device, source.kind, digest_of(op, source, device, call)), call) for call in calls
             ]
     return found
 
 
-def _digest(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
+def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
     """The same on every machine for calls that use the same kernels."""
     used: set[str] = set()
     if not isinstance(source, Extension):

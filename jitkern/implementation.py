@@ -87,17 +87,33 @@ class Implementation:
         for source in () if self._pinned else self._sources():
             try:
                 result = self._run(source, device, args, kwargs)
-                if config.current().record is not None:
-                    every = self.op.in_order(args, kwargs)
-                    record.note(self.op.name, self.op.module, self.device, source.kind, every)
-                return result
             except (CompilerNotFound, TargetError, CacheError) as e:
                 if e.launched:
                     raise  # a second try could apply an in-place change twice
                 reasons.append(e)
                 if isinstance(e, NotCached) and config.current().compile == "background":
                     self._build_later(source, device, e)
-        return self._fall_back(reasons, args, kwargs)
+            else:
+                self._record(source, args, kwargs)
+                return result
+        result = self._fall_back(reasons, args, kwargs)
+        sources = self._sources()
+        missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
+        for source in (missing or sources)[:1]:
+            self._record(source, args, kwargs)
+        return result
+
+    def _record(self, source: Source, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Write down a call that a kernel of this source served, or would have."""
+        if config.current().record is None:
+            return
+        from jitkern.ahead import digest_of
+
+        op = self.op
+        record.note(
+            op.name, op.module, self.device, source.kind, op.in_order(args, kwargs),
+            lambda call: digest_of(op, source, self.device, call),
+        )  # fmt: skip
 
     def _sources(self) -> list[Source]:
         preferred = config.current().prefer

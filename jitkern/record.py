@@ -1,18 +1,21 @@
 """Recording: the calls that had to be readied in a run, kept as samples for `prewarm --from`.
 
-One line of JSON each, appended whole, so that several processes may share a file. Tensors are kept
-as dtype, shape, strides and alignment; their content is not.
+One line of JSON each, appended whole, so that several processes may share a file; one that a full
+disk or the end of its process cut off is begun anew. Tensors are kept as dtype, shape, strides and
+alignment; their content is not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +26,10 @@ from jitkern.errors import DeclarationError
 
 SCHEMA = 1
 ALIGNMENT = 16  # bytes: what kernels ask of an address
-MOST = 64  # calls of an op that differ in sizes alone
-MAX_LINE = 1 << 20
-_TENSORS = ("Tensor", "Optional[Tensor]")  # types in a schema
+MOST = 64  # calls of an op that differ in sizes and numbers alone, and need the same kernels
+MAX_LINE = 1 << 24
 _log = logging.getLogger(__name__)
+_BEGINNING = f'{{"schema":{SCHEMA},'.encode()
 _seen: set[str] = set()
 _alike: Counter[tuple[Any, ...]] = Counter()
 
@@ -45,8 +48,18 @@ class Call(NamedTuple):
     line: int = 0
 
 
-def note(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -> None:
-    """Append a call to the file of the settings, once. Raises nothing."""
+def note(
+    op: str,
+    module: str,
+    device: str,
+    kind: str,
+    args: Sequence[Any],
+    kernels: Callable[[tuple[Any, ...]], str] = lambda _: "",
+) -> None:
+    """Append a call to the file of the settings, once. Raises nothing.
+
+    kernels: what tells, from the arguments with meta tensors for tensors, which kernels it needs.
+    """
     path = config.current().record
     if path is None:
         return
@@ -57,20 +70,42 @@ def note(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -> N
         return
     fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
     line = json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
-    alike = (op, device, kind, *map(_outline, args))
-    if line in _seen or _alike[alike] >= MOST:
+    if line in _seen:
+        return
+    alike = (op, device, kind, kernels(tuple(_decoded(encoded))), *map(_outline, args))
+    _alike[alike] += 1
+    if _alike[alike] > MOST:
+        if _alike[alike] == MOST + 1:
+            _log.warning(
+                "%s: %d calls that differ in sizes and numbers alone, and need the same kernels, "
+                "are recorded; further ones are not", op, MOST,
+            )  # fmt: skip
         return
     _seen.add(line)
-    _alike[alike] += 1
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            os.write(descriptor, line.encode() + b"\n")
-        finally:
-            os.close(descriptor)
+        _append(path, line.encode() + b"\n")
     except OSError as e:
         _log.warning("a call of %s could not be recorded in %s: %s", op, path, e)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append a line to a file, which may end in one that was cut off. Raises OSError."""
+    if len(line) > MAX_LINE:
+        raise OSError(errno.EFBIG, f"it takes more than {MAX_LINE >> 20} MiB")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        whole = b"\n" * _is_cut_off(path) + line
+        if os.write(descriptor, whole) < len(whole):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)
+
+
+def _is_cut_off(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:  # empty, or a pipe
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+    return False
 
 
 def read(path: Path) -> list[Call]:
@@ -81,10 +116,18 @@ def read(path: Path) -> list[Call]:
             try:
                 calls[line] = _decoded_call(json.loads(line))._replace(line=number)
             except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as e:
+                if isinstance(e, json.JSONDecodeError) and _is_begun(line):
+                    _log.warning("%s, line %d was cut off, and is left out", path, number)
+                    continue
                 raise DeclarationError(
                     f"{path}, line {number} is not a recorded call: {e!r:.200}"
                 ) from e
     return list(calls.values())
+
+
+def _is_begun(line: bytes) -> bool:
+    """Whether it begins as a call does, as far as it goes."""
+    return line.startswith(_BEGINNING) or _BEGINNING.startswith(line.rstrip())
 
 
 def tensor(text: str) -> torch.Tensor:
@@ -138,12 +181,16 @@ def _sample(schema: str, call: tuple[Any, ...]) -> tuple[Any, ...]:
         raise DeclarationError(f"prewarm= has {call!r:.200}: {problem}")
     types = [str(a.type) for a in _arguments(schema)]
     try:
-        return tuple(
-            tensor(arg) if isinstance(arg, str) and type_ in _TENSORS else arg
-            for arg, type_ in zip(call, types)
-        )
+        return tuple(_tensors(arg) if "Tensor" in type_ else arg for arg, type_ in zip(call, types))
     except DeclarationError as e:
         raise DeclarationError(f"prewarm= of {schema}: {e}") from e
+
+
+def _tensors(value: Any) -> Any:
+    """With a meta tensor for each text."""
+    if isinstance(value, (tuple, list)):
+        return [_tensors(item) for item in value]
+    return tensor(value) if isinstance(value, str) else value
 
 
 def _encoded(value: Any) -> Any:

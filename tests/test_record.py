@@ -1,6 +1,7 @@
 """What a run calls is written down, and prewarm builds exactly that."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -94,7 +95,6 @@ def recorded_line(op, args, device="cpu", kind="cc"):
 @pytest.mark.parametrize(
     "line",
     [
-        "",
         "x",
         "[]",
         "{}",
@@ -180,12 +180,86 @@ def test_every_kind_of_argument_survives(tmp_path):
     assert (second.args[0].shape, second.args[1][0].shape) == ((0, 3), (2,))
 
 
-def test_calls_that_differ_in_sizes_alone_are_bounded(tmp_path):
+def test_calls_that_differ_in_sizes_alone_are_bounded_and_that_is_told_once(tmp_path, caplog):
     path = tmp_path / "calls"
     with config.using(record=path):
         for n in range(record.MOST + 50):
             record.note("a::many", "", "cpu", "cc", [torch.ones(n)])
     assert len(record.read(path)) == record.MOST
+    assert caplog.text.count("a::many: 64 calls that differ in sizes and numbers alone") == 1
+
+
+def test_a_call_that_needs_other_kernels_is_recorded_however_many_there_are(tmp_path):
+    path = tmp_path / "calls"
+    with config.using(record=path):
+        for n in range(record.MOST + 50):
+            record.note("a::one_each", "", "cpu", "cc", [n], lambda call: f"kernel {call[0] // 2}")
+    assert len(record.read(path)) == record.MOST + 50
+
+
+TIMES = """
+import torch
+from jitkern.declare import Cpp, kernel
+op = kernel("recorded::times(Tensor x, int v) -> Tensor", cpu=Cpp("times.cpp", folder="."))
+@op.reference
+def _(x, v):
+    return x * v
+@op.launch("cpu")
+def _(k, x, v):
+    out = torch.empty_like(x)
+    k.times[{"T": x.dtype, "V": v}](out, x, x.numel())
+    return out
+for v in range(1, 101):
+    assert op(torch.ones(3), v)[0] == v
+"""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"JITKERN_COMPILE": "never", "JITKERN_FALLBACK": "reference"},
+        {"JITKERN_COMPILE": "background", "PATH": "/nonexistent"},
+        {"PATH": "/nonexistent"},
+    ],
+    ids=["never", "background", "no compiler"],
+)
+def test_what_the_reference_served_is_recorded(tmp_path, run_python, environment):
+    """Every kernel of it, too."""
+    (tmp_path / "times.cpp").write_text('extern "C" void times(T* y, const T* x, long n) {}\n')
+    path = tmp_path / "calls"
+    done = run_python(TIMES, JITKERN_RECORD=str(path), **environment)
+    assert done.returncode == 0, done.stderr
+    calls = record.read(path)
+    assert [(call.kind, call.args[1]) for call in calls] == [("cc", v) for v in range(1, 101)]
+
+
+def test_a_call_that_is_cut_off_is_left_out_and_the_next_begins_anew(tmp_path, caplog, monkeypatch):
+    path = tmp_path / "calls"
+    write = os.write
+    with config.using(record=path):
+        record.note("a::cut", "", "cpu", "cc", [1])
+        for part in (5, 40, 0):
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "write", lambda f, data, n=part: write(f, data[:n]))
+                record.note("a::cut", "", "cpu", "cc", [f"lost {part}"])
+            assert "could not be recorded" in caplog.text
+        record.note("a::cut", "", "cpu", "cc", [2])
+        monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:-1]))
+        record.note("a::cut", "", "cpu", "cc", [3])
+    caplog.clear()
+    assert [call.args for call in record.read(path)] == [(1,), (2,), (3,)]
+    told = [r.getMessage() for r in caplog.records]
+    assert told == [f"{path}, line {n} was cut off, and is left out" for n in (2, 3)]
+
+
+def test_a_call_too_long_to_read_is_not_written(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(record, "MAX_LINE", 1000)
+    path = tmp_path / "calls"
+    with config.using(record=path):
+        for n in (50, 900, 1100):
+            record.note("a::long", "", "cpu", "cc", ["x" * n])
+    assert "could not be recorded" in caplog.text
+    assert [len(call.args[0]) for call in record.read(path)] == [50, 900]
 
 
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, caplog):
@@ -224,6 +298,16 @@ def test_a_text_that_spells_no_tensor_is_named(text):
 def test_texts_are_tensors_where_the_schema_has_them_alone():
     ((x, s),) = record.samples_of("a::b(Tensor? x, str s) -> Tensor", [("f32[4]", "f32[4]")])
     assert (tuple(x.shape), s) == ((4,), "f32[4]")
+
+
+def test_lists_of_texts_are_lists_of_tensors():
+    schema = "a::b(Tensor[] x, Tensor?[] y, str[] s) -> Tensor"
+    call = (["f32[4]", "f16[2]"], [None, "f32[]"], ["f32[4]"])
+    ((x, y, s),) = record.samples_of(schema, [call])
+    assert [t.dtype for t in x] == [torch.float32, torch.float16]
+    assert (y[0], tuple(y[1].shape), s) == (None, (), ["f32[4]"])
+    with pytest.raises(DeclarationError, match="prewarm= of .*`f33"):
+        record.samples_of(schema, [(["f33[4]"], [], [])])
 
 
 @pytest.mark.parametrize(
