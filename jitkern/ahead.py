@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from jitkern.entry import Entry
-from jitkern.errors import NotCached
+from jitkern.errors import DeclarationError, NotCached
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.autotune import choices_of, configs_of
 from jitkern.launch.linker import keep, stub_variant
@@ -20,6 +20,7 @@ from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import Traced, trace
 from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, every_expansion, variant_of
+from jitkern.record import Sample
 from jitkern.register import Op
 from jitkern.target import Target
 
@@ -32,16 +33,46 @@ class Stub(NamedTuple):
     situation: tuple[str, ...]
 
 
-def variants_of(op: Op, source: Source, device: str) -> list[Variant]:
-    """The variants of `source` that the samples use."""
+class Needs(NamedTuple):
+    """What the calls of one source of an op need.
+
+    calls: those of which it is known. problems: why it is not, of the others.
+    """
+
+    variants: Sequence[Variant]
+    calls: Sequence[tuple[Any, ...]]
+    problems: Sequence[str]
+
+
+def needs_of(op: Op, source: Source, device: str) -> Needs:
+    """What the samples need of `source`."""
+    samples = op.prewarm_inputs(source, device)
     if isinstance(source, Extension):
-        recorded = op.recorded is None or op.prewarm_inputs(source, device)
-        return [Variant(op.name, source)] if recorded else []
-    found: dict[Variant, None] = {}
-    note = _noting(op, source, found.setdefault)
-    for sample in op.prewarm_inputs(source, device):
-        _run(op, source, device, sample, note)
-    return list(found)
+        wanted = op.recorded is None or samples
+        return Needs([Variant(op.name, source)] if wanted else [], [], [])
+    variants: dict[Variant, None] = {}
+    calls = []
+    problems: dict[str, None] = {}
+    for sample in samples:
+        used: dict[Variant, None] = {}
+        problem = sample.problem or _problem(op, source, device, sample, used)
+        if problem:
+            problems[f"{op.name}: {problem}"] = None
+        else:
+            variants |= used
+            calls.append(sample.args)
+    return Needs(list(variants), calls, list(problems))
+
+
+def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, None]) -> str:
+    """Note which variants a sample uses; why that is not known, or ""."""
+    try:
+        _run(op, source, device, sample.args, _noting(op, source, used.setdefault))
+    except DeclarationError as e:
+        return str(e)
+    except Exception as e:  # noqa: BLE001  whatever its author's code raises
+        return f"its launch function failed on {sample.origin}: {e}"
+    return ""
 
 
 def _run(
@@ -73,15 +104,11 @@ def keep_shard(ops: Iterable[Op], part: int, parts: int) -> None:
     What is dealt out, evenly, are the sets of kernels that calls use, so that one part builds a
     kernel, and the stubs and plans that need it. Every machine deals alike, whatever its targets.
     """
-    units: dict[tuple[str, str, str], tuple[Op, list[tuple[Any, ...]]]] = {}
-    kept: dict[Op, dict[tuple[str, str], list[tuple[Any, ...]]]] = {}
+    units: dict[tuple[str, str, str], tuple[Op, list[Sample]]] = {}
+    kept: dict[Op, dict[tuple[str, str], list[Sample]]] = {}
     for op in ops:
-        try:
-            found = _units(op)
-        except Exception:  # noqa: BLE001, S112  whatever its author's code raises: prewarm tells
-            continue
         kept[op] = {}
-        for unit, call in found:
+        for unit, call in _units(op):
             units.setdefault(unit, (op, []))[1].append(call)
     for device, kind, digest in sorted(units)[part - 1 :: parts]:
         op, calls = units[device, kind, digest]
@@ -90,16 +117,17 @@ def keep_shard(ops: Iterable[Op], part: int, parts: int) -> None:
         op.recorded = recorded
 
 
-def _units(op: Op) -> list[tuple[tuple[str, str, str], tuple[Any, ...]]]:
+def _units(op: Op) -> list[tuple[tuple[str, str, str], Sample]]:
     """The calls of an op, each with its device, its kind, and what is equal for equal kernels."""
     found = []
     for device, sources in op.sources.items():
         for source in sources:
             calls = op.prewarm_inputs(source, device)
             if isinstance(source, Extension):
-                calls = [()] if calls or op.recorded is None else []
+                calls = [Sample("")] if calls or op.recorded is None else []
             found += [
-                ((device, source.kind, digest_of(op, source, device, call)), call) for call in calls
+                ((device, source.kind, digest_of(op, source, device, call.args)), call)
+                for call in calls
             ]
     return found
 
@@ -114,24 +142,25 @@ def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str
     return hashlib.sha256(repr((op.name, sorted(used))).encode()).hexdigest()
 
 
-def stubs_of(op: Op, source: Source, target: Target) -> tuple[list[Stub], list[str]]:
-    """The stubs that the samples use, and why the op keeps to its Python launcher for others.
+def stubs_of(
+    op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
+) -> tuple[list[Stub], list[str]]:
+    """The stubs that calls use, and why the op keeps to its Python launcher for others.
 
     Those whose kernels are not in the cache are left out.
     """
-    samples = op.prewarm_inputs(source, target.device)
-    if isinstance(source, Extension) or not samples:
+    if isinstance(source, Extension) or not calls:
         return [], []
     if op.trampolines.parameters is None:
         return [], [f"its schema has types that only Python passes: {op.schema}"]
     found: dict[tuple[Any, ...], Stub] = {}
     reasons: dict[str, None] = {}
     models = _models(op, source, target)
-    for sample in samples:
+    for call in calls:
         refused = []
         for model in models:
             try:
-                stub = _stub(op, source, target, model, sample)
+                stub = _stub(op, source, target, model, call)
             except Unsupported as e:
                 refused.append(str(e))
             except NotCached:
@@ -150,9 +179,9 @@ def _models(op: Op, source: Source, target: Target) -> list[str]:
     return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
 
 
-def _stub(op: Op, source: Source, target: Target, model: str, sample: tuple[Any, ...]) -> Stub:
+def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Stub:
     """The stub for calls like this one. Raises Unsupported, NotCached."""
-    args, kwargs = op.split(sample)
+    args, kwargs = op.split(call)
     every = op.in_order(args, kwargs)
     parameters = op.trampolines.parameters
     assert parameters is not None

@@ -48,6 +48,17 @@ class Call(NamedTuple):
     line: int = 0
 
 
+class Sample(NamedTuple):
+    """A call to make ready, with meta tensors for tensors.
+
+    origin: where it stands. problem: why it is none.
+    """
+
+    origin: str
+    args: tuple[Any, ...] = ()
+    problem: str = ""
+
+
 def note(
     op: str,
     module: str,
@@ -164,31 +175,33 @@ def _arguments(schema: str) -> list[Any]:
     return list(torch._C.parse_schema(schema).arguments)
 
 
-def samples_of(schema: str, calls: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Argument tuples, with a meta tensor for each text where the schema has a tensor.
-
-    Raises DeclarationError.
-    """
+def samples_of(schema: str, calls: Iterable[Any]) -> list[Sample]:
+    """What `prewarm=` lists, with a meta tensor for each text where the schema has a tensor."""
     return [
-        _sample(schema, tuple(call) if isinstance(call, (tuple, list)) else (call,))
-        for call in calls
+        _sample(schema, f"call {number} of prewarm=", call if _is_list(call) else (call,))
+        for number, call in enumerate(calls, 1)
     ]
 
 
-def _sample(schema: str, call: tuple[Any, ...]) -> tuple[Any, ...]:
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (tuple, list))
+
+
+def _sample(schema: str, origin: str, call: Sequence[Any]) -> Sample:
     problem = misfit(schema, call)
     if problem:
-        raise DeclarationError(f"prewarm= has {call!r:.200}: {problem}")
+        return Sample(origin, problem=f"{origin} has {call!r:.200}: {problem}")
     types = [str(a.type) for a in _arguments(schema)]
     try:
-        return tuple(_tensors(arg) if "Tensor" in type_ else arg for arg, type_ in zip(call, types))
+        args = [_tensors(a) if "Tensor" in type_ else a for a, type_ in zip(call, types)]
     except DeclarationError as e:
-        raise DeclarationError(f"prewarm= of {schema}: {e}") from e
+        return Sample(origin, problem=f"{origin}: {e}")
+    return Sample(origin, tuple(args))
 
 
 def _tensors(value: Any) -> Any:
     """With a meta tensor for each text."""
-    if isinstance(value, (tuple, list)):
+    if _is_list(value):
         return [_tensors(item) for item in value]
     return tensor(value) if isinstance(value, str) else value
 
@@ -205,7 +218,7 @@ def _encoded(value: Any) -> Any:
         return {type(value).__name__: str(value).removeprefix("torch.")}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
-    if isinstance(value, (tuple, list)):
+    if _is_list(value):
         return [_encoded(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -23,7 +23,7 @@ from jitkern.kernel import Extension, Source
 from jitkern.launch.light_torch import with_light_torch
 from jitkern.launch.slot import Slot
 from jitkern.launch.tune import Tuned, changed
-from jitkern.record import samples_of
+from jitkern.record import Sample, samples_of
 from jitkern.trampoline import Trampolines, cause_of, wants_cause
 
 OPS: dict[str, Op] = {}
@@ -64,9 +64,9 @@ class Op:
         self._reference: Function | None = None
         self._fake: Function | None = None
         self._prewarm = prewarm
-        self.recorded: dict[tuple[str, str], list[tuple[Any, ...]]] | None = None
+        self.recorded: dict[tuple[str, str], list[Sample]] | None = None
         self._samples: Callable[[str], Iterator[Any]] | None = None
-        self._drawn: list[tuple[Any, ...]] | None = None
+        self._drawn: list[Sample] | None = None
         _check_extensions(self.name, sources)
         self.overload = self._register()
         self._builtin = self.overload._op
@@ -162,19 +162,32 @@ class Op:
 
     def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
         """The samples as argument tuples."""
-        drawn = self._samples(device) if self._samples else ()
-        return [sample if isinstance(sample, tuple) else (sample,) for sample in drawn]
+        return list(self._each_sample(device))
 
-    def prewarm_inputs(self, source: Source, device: str) -> list[tuple[Any, ...]]:
-        """What prewarm makes `source` ready for, as tuples of arguments with meta tensors.
+    def _each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
+        for sample in self._samples(device) if self._samples else ():
+            yield sample if isinstance(sample, tuple) else (sample,)
+
+    def prewarm_inputs(self, source: Source, device: str) -> list[Sample]:
+        """What prewarm makes `source` ready for.
 
         The calls of a recording if one was given (`recorded`), else the samples and `prewarm=`.
         """
         if self.recorded is not None:
             return self.recorded.get((device, source.kind), [])
         if self._drawn is None:  # the same for every source and target
-            self._drawn = [*self.sample_inputs("meta"), *samples_of(self.schema, self._prewarm)]
+            self._drawn = [*self._draw(), *samples_of(self.schema, self._prewarm)]
         return self._drawn
+
+    def _draw(self) -> list[Sample]:
+        """The samples, as far as they come."""
+        drawn: list[Sample] = []
+        try:
+            for args in self._each_sample("meta"):
+                drawn.append(Sample(f"sample {len(drawn) + 1}", args))
+        except Exception as e:  # noqa: BLE001  whatever its author's code raises
+            drawn.append(Sample("", problem=f"its samples failed after {len(drawn)}: {e}"))
+        return drawn
 
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Complete arguments, all in the schema's order."""

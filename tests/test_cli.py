@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import H100, REPOSITORY
 
-from jitkern import config, jit
+from jitkern import config, declare, jit
 from jitkern.compilers import toolkit
 from jitkern.errors import NotCached
+from jitkern.register import OPS
 from jitkern.target import Target
 
 needs_nvrtc = pytest.mark.skipif(
@@ -162,6 +163,120 @@ def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monke
     assert (code, report["failed"]) == (0, 0)
     ops = [row["op"] for row in kernels(report)]
     assert ops == sorted(ops)  # as the ops stand, however they ended
+
+
+OP = """
+import torch
+from jitkern.declare import Cpp, kernel
+{name} = kernel("{package}::{name}(Tensor x) -> Tensor", cpu=Cpp("k.cpp"))
+@{name}.launch("cpu")
+def _(k, x):
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    k.f[{{"T": x.dtype}}](out, x)
+    return out
+@{name}.samples
+def _(device):
+    {samples}
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, compiler):
+    """Write a package here, of these files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(name, **files):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "k.cpp").write_text('extern "C" void f(T* out, const T* x) {}\n')
+        for file, text in {"__init__": "", **files}.items():
+            (folder / f"{file}.py").write_text(text)
+
+    before = set(OPS)
+    yield write
+    for name in OPS.keys() - before:
+        del OPS[name]
+
+
+def op_text(package, name, *samples):
+    return OP.format(package=package, name=name, samples="; ".join(samples))
+
+
+GOOD = "yield torch.ones(3, device=device)"
+
+
+def test_an_op_without_samples_is_a_miss(cli, package):
+    package("unsampled", kernel=op_text("unsampled", "none", "return ()")
+            + op_text("unsampled", "elsewhere", f'if device == "cpu": {GOOD}')
+            + op_text("unsampled", "good", GOOD))  # fmt: skip
+    code, out, _ = cli("prewarm", "unsampled", "--json")
+    report = last_json(out)
+    assert (code, len(kernels(report)), report["skipped"]) == (0, 3, 2)
+    for row in report["results"][-2:]:
+        assert row["op"] in ("unsampled::none", "unsampled::elsewhere")
+        assert f"{row['op']}: nothing tells which kernels it needs: add .samples" in row["reason"]
+    assert cli("prewarm", "unsampled", "--fail-on-miss")[0] == 1
+    assert cli("prewarm", "unsampled::good", "--fail-on-miss")[0] == 0
+
+
+def test_a_package_that_raises_is_left_out_and_the_rest_is_built(cli, package):
+    package("raising", __init__="raise RuntimeError('boom')")
+    package("exiting", __init__="raise SystemExit(0)")
+    package("lacking", __init__="import no_such_dependency")
+    package("half", __init__=op_text("half", "made", GOOD), kernel="1 / 0")
+    names = ("raising", "exiting", "lacking", "lacking.sub", "half")
+    code, out, err = cli("prewarm", *names, "--json")
+    report = last_json(out)
+    assert (code, report["built"] > 0, report["failed"]) == (1, True, 5), err
+    assert "half::made" in {row["op"] for row in kernels(report) if row["status"] == "built"}
+    reasons = {row["op"]: row["reason"] for row in report["results"] if row["status"] == "failed"}
+    assert set(reasons) == set(names)
+    assert reasons["raising"] == "raising is left out: RuntimeError('boom')"
+    assert "SystemExit(0)" in reasons["exiting"] and "no_such_dependency" in reasons["lacking"]
+    for command in ("list", "explain"):
+        code, out, err = cli(command, "raising", "--json")
+        assert (code, last_json(out)["ops"]) == (1, [])
+        assert err == "jitkern: raising is left out: RuntimeError('boom')\n"
+
+
+def test_an_installed_module_that_ends_the_program_is_left_out(cli, package, monkeypatch):
+    package("ending", __init__="raise SystemExit(3)")
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.setattr(declare, "installed", lambda: ["ending"])
+    code, out, err = cli("list", "jitkern")
+    assert (code, "jitkern::softmax" in out) == (0, True)
+    assert "the installed ending is left out: SystemExit(3)" in err
+
+
+def test_a_module_of_a_package_can_be_named(cli, package):
+    package("modular", ops=op_text("modular_ops", "f", GOOD), more="")
+    assert "modular_ops::f" in cli("list", "modular.ops")[1]
+    for name in ("modular.more", "modular.none", "modular..ops", "none.ops"):
+        code, _, err = cli("list", name)
+        assert (code, f"`{name}` is not an op" in err) == (1, True), err
+
+
+def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler):
+    package(
+        "mixed",
+        kernel=op_text("mixed", "f", "yield 3", GOOD, "yield 4", "raise ValueError('trouble')"),
+    )
+    code, out, _ = cli("prewarm", "mixed", "--json")
+    assert (code, [r["status"] for r in last_json(out)["results"]]) == (1, ["failed"])
+    code, out, _ = cli("prewarm", "mixed", "--json", "--keep-going")
+    rows = last_json(out)["results"]
+    failed = (
+        "mixed::f: its launch function failed on sample {}: 'int' object has no attribute 'shape'"
+    )
+    assert [row["reason"] for row in rows if row["status"] == "failed"] == [
+        failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
+    ]  # fmt: skip
+    assert (code, [v.label for v in compiler.compiles]) == (1, ["f32"])
+    explained = last_json(cli("explain", "mixed::f", "--json")[1])["ops"][0]["variants"]
+    assert [row["reason"] for row in explained if row["reason"].startswith("mixed::f: its")] == [
+        failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
+    ]  # fmt: skip
 
 
 def test_refresh_compiles_again(cli, compiler):

@@ -286,7 +286,9 @@ def test_a_plan_that_is_gone_takes_no_other_with_it(op):
 def test_prewarm_and_a_call_agree_on_the_stub(op):
     op(X, 2)
     linker.settle()
-    (stub,), _ = ahead.stubs_of(op, op.sources["cpu"][0], jit.Target.current("cpu"))
+    source = op.sources["cpu"][0]
+    calls = ahead.needs_of(op, source, "cpu").calls
+    (stub,), _ = ahead.stubs_of(op, source, jit.Target.current("cpu"), calls)
     with config.using(compile="never"):
         assert jit.ensure(stub.variant, jit.Target.current("cpu")).manifest.inputs["op"] == op.name
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitkern import config, events, implementation
-from jitkern.ahead import variants_of
+from jitkern.ahead import needs_of
 from jitkern.compilers import compiler_for
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
@@ -213,7 +213,7 @@ def test_samples_may_leave_out_defaults(declare):
     op = declare()
     op.launch("cpu")(lambda k, x, alpha: k.scale[{"T": x.dtype}](x, x, alpha, x.numel()))
     op.samples(lambda device: iter([torch.ones(3, device=device)]))
-    assert [variant.label for variant in variants_of(op, op.sources["cpu"][0], "cpu")] == [
+    assert [variant.label for variant in needs_of(op, op.sources["cpu"][0], "cpu").variants] == [
         "scale.f32"
     ]
 

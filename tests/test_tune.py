@@ -8,7 +8,7 @@ import torch
 from conftest import H100, FakeCompiler, served, slot_of
 
 from jitkern import cache_tools, config, jit
-from jitkern.ahead import keep_plans, stubs_of, variants_of
+from jitkern.ahead import keep_plans, needs_of, stubs_of
 from jitkern.compilers import COMPILERS, toolkit
 from jitkern.declare import Cpp, Cuda, Triton, kernel
 from jitkern.errors import DeclarationError, LaunchError
@@ -540,11 +540,11 @@ def on_cuda(tmp_path):
 @needs_nvrtc
 def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeypatch):
     op, source = on_cuda, on_cuda.sources["cuda"][0]
-    variants = variants_of(op, source, "cuda")
+    variants, calls, _ = needs_of(op, source, "cuda")
     assert [v.label for v in variants] == ["scale.f32.WAY1", "scale.f32.WAY2"]
     for variant in variants:
         jit.ensure(variant, GPU)
-    stubs, reasons = stubs_of(op, source, GPU)
+    stubs, reasons = stubs_of(op, source, GPU, calls)
     assert not stubs and "chooses among its 3 configurations" in reasons[0]
     for number, model in enumerate(("One GPU", "Another GPU")):
         monkeypatch.setattr(autotune, "model_of", lambda _, model=model: model)
@@ -553,7 +553,7 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
             op.name, source, "", GPU, torch.device("cuda"), blocks(None),
             (("dtypes", ("f32",)), ("key", 1000)), lambda config: lambda: None,
         )  # fmt: skip
-    stubs, reasons = stubs_of(op, source, GPU)
+    stubs, reasons = stubs_of(op, source, GPU, calls)
     assert not reasons
     assert {s.traced.model: dict(s.traced.kernels[0].variant.template)["WAY"] for s in stubs} == {
         "One GPU": 1, "Another GPU": 2
@@ -581,7 +581,7 @@ def test_a_triton_kernel_takes_constexprs_and_options_of_a_configuration(tmp_pat
         return [{"B": b, "num_warps": w} for b in (16, 32) for w in (4, 8)]
 
     op.samples(lambda device: iter([torch.ones(4, device=device)]))
-    variants = variants_of(op, op.sources["cuda"][0], "cuda")
+    variants = needs_of(op, op.sources["cuda"][0], "cuda").variants
     assert [(dict(v.template)["B"], dict(v.options)["num_warps"]) for v in variants] == [
         (16, 4), (16, 8), (32, 4), (32, 8)
     ]  # fmt: skip
@@ -670,7 +670,7 @@ def test_explain_notes_a_newer_compiler(declare, compiler, cli):
     op.samples(lambda device: iter([torch.ones(4, device=device)]))
     for version, noted in (("1.9", False), ("1.10", True), ("1.8", False)):
         compiler.version = "1.9" if not compiler.compiles else version
-        jit.ensure(variants_of(op, op.sources["cpu"][0], "cpu")[0], HERE)
+        jit.ensure(needs_of(op, op.sources["cpu"][0], "cpu").variants[0], HERE)
         compiler.version = version
         out, found = explained(cli, op)
         assert (
@@ -715,7 +715,7 @@ def test_explain_suggests_do_not_specialize(tmp_path, cli, monkeypatch, sizes, p
 
     op.samples(lambda device: iter([torch.ones(4, device=device)]))
     assert not explained(cli, op, "--target", H100)[1]["hints"]
-    for variant in variants_of(op, op.sources["cuda"][0], "cuda"):
+    for variant in needs_of(op, op.sources["cuda"][0], "cuda").variants:
         jit.ensure(variant, GPU)
     out, found = explained(cli, op, "--target", H100)
     assert found["hints"] == ([f"`rows` has {hinted}"] if hinted else [])

@@ -19,6 +19,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.target import Target, this_platform
 
 if TYPE_CHECKING:
+    from jitkern.ahead import Needs
     from jitkern.register import Op
 
 _T = TypeVar("_T")
@@ -26,16 +27,12 @@ _LONGEST_FIRST = ("extension", "triton")  # kinds of source
 
 
 class Group(NamedTuple):
-    """What the calls of one source of an op need for one target.
-
-    problem: why it is not known which variants they are.
-    """
+    """What the calls of one source of an op need, for one target."""
 
     op: Op
     source: Source
     target: Target
-    variants: Sequence[Variant]
-    problem: str = ""
+    needs: Needs
 
 
 class Result(NamedTuple):
@@ -89,18 +86,20 @@ class Builder:
 
     async def _one(self, group: Group) -> tuple[list[Result], list[Result], list[Result]]:
         """The results of its kernels, of its stubs, and of its plans."""
-        op, source, target = group[:3]
-        if group.problem:
+        op, source, target, needs = group
+        failed = [Result(op.name, "", str(target), "failed", reason=p) for p in needs.problems]
+        if failed:
             self._fail()
-            return [Result(op.name, "", str(target), "failed", reason=group.problem)], [], []
-        kernels = [(op.name, variant, target) for variant in group.variants]
-        built = await self._built(kernels)
+            if self._stopped.is_set():
+                return failed[:1], [], []
+        kernels = [(op.name, variant, target) for variant in needs.variants]
+        built = [*failed, *await self._built(kernels)]
         if self._stopped.is_set() or target.for_host_code().platform != this_platform():
             return built, [], []
         from jitkern.ahead import keep_plans, stubs_of
         from jitkern.launch import runtime
 
-        stubs, reasons = await self._run(lambda: stubs_of(op, source, target))
+        stubs, reasons = await self._run(lambda: stubs_of(op, source, target, needs.calls))
         for reason in reasons:
             self._progress.note(f"{op.name} for {target} keeps to its Python launcher: {reason}")
         if not stubs:

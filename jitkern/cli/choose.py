@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.target import Target
 
 if TYPE_CHECKING:
+    from jitkern.record import Call
     from jitkern.register import Op
 
 _OF_A_PACKAGE = "; for an op of a package that is not installed, give the package's name"
@@ -22,38 +22,23 @@ class UnknownOp(JitkernError):
     """No op, namespace or package has this name."""
 
 
-def choose_ops(names: list[str]) -> list[Op]:
-    """The ops that `names` mean: `softmax`, `ns::softmax`, a namespace or a package.
+class Chosen(NamedTuple):
+    """The ops that were meant, and what was named and raises when it is imported: why."""
+
+    ops: list[Op]
+    broken: dict[str, str]
+
+
+def choose_ops(names: list[str]) -> Chosen:
+    """The ops that `names` mean: `softmax`, `ns::softmax`, a namespace, a package or its module.
 
     Default: every installed one. Raises UnknownOp, listing what there is.
     """
-    from jitkern import ops as _shipped  # noqa: F401  declares them
-    from jitkern.declare import discover, installed
-    from jitkern.register import OPS
-
-    for module in installed():
-        try:
-            importlib.import_module(module)
-        except Exception as e:  # noqa: BLE001  another's broken package must not take all ops away
-            print(f"jitkern: the installed {module} is left out: {e!r}", file=sys.stderr)
-    chosen: dict[str, Op] = {}
-    sys.path.append(str(Path.cwd()))  # a folder that `jitkern init` wrote here is a package too
-    for name in names:
-        if Path(name, name, "__init__.py").is_file():  # so is a project that it wrote
-            sys.path.append(str(Path(name).absolute()))
-        found = _named(name)
-        if not found and "::" not in name and _is_package(name):
-            found = discover(name) or _named(name)
-        if not found:
-            raise UnknownOp(
-                f"`{name}` is not an op, a namespace or a package with kernels; there are: "
-                f"{', '.join(sorted(OPS))}" + _OF_A_PACKAGE * ("::" in name)
-            )
-        chosen.update((op.name, op) for op in found)
-    return sorted((chosen or OPS).values(), key=lambda op: op.name)
+    _import_installed()
+    return _choose(names)
 
 
-def choose_recorded(path: Path, names: list[str]) -> list[Op]:
+def choose_recorded(path: Path, names: list[str]) -> Chosen:
     """The ops that `names` mean, and have every op made ready for the calls in a recording alone.
 
     Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here.
@@ -69,24 +54,83 @@ def choose_recorded(path: Path, names: list[str]) -> list[Op]:
     if not calls:
         raise DeclarationError(f"{path} holds no call: nothing had to be readied in that run")
     for call in calls:
-        if call.op not in OPS and call.module not in ("", "__main__"):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(call.module)
         if call.op not in OPS:
-            raise UnknownOp(
-                f"{path} has calls of {call.op}, declared in {call.module}, which is not here: "
-                "install its package, or run where it can be imported"
-            )
-        problem = record.misfit(OPS[call.op].schema, call.args)
-        if problem:
-            raise DeclarationError(f"{path}, line {call.line} does not fit the op: {problem}")
-    chosen = choose_ops(names)  # after those modules, which may declare them
+            _declare(call, path)
+    chosen = _choose(names)  # after those modules, which may declare them
     for op in OPS.values():
         recorded = op.recorded = {}
         for call in calls:
             if call.op == op.name:
-                recorded.setdefault((call.device, call.kind), []).append(call.args)
+                origin = f"{path}, line {call.line}"
+                misfit = record.misfit(op.schema, call.args)
+                problem = f"{origin} does not fit the op: {misfit}" if misfit else ""
+                sample = record.Sample(origin, call.args, problem)
+                recorded.setdefault((call.device, call.kind), []).append(sample)
     return chosen
+
+
+def _import_installed() -> None:
+    from jitkern import ops as _shipped  # noqa: F401  declares them
+    from jitkern.declare import installed
+
+    for module in installed():
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as e:  # noqa: BLE001  another's broken package must not take all ops away
+            _leave_out(f"the installed {module}", e)
+
+
+def _leave_out(what: str, e: BaseException) -> str:
+    told = f"{what} is left out: {e!r}"
+    print(f"jitkern: {told}", file=sys.stderr)
+    return told
+
+
+def _choose(names: list[str]) -> Chosen:
+    from jitkern.register import OPS
+
+    chosen: dict[str, Op] = {}
+    broken: dict[str, str] = {}
+    sys.path.append(str(Path.cwd()))  # a folder that `jitkern init` wrote here is a package too
+    for name in names:
+        if Path(name, name, "__init__.py").is_file():  # so is a project that it wrote
+            sys.path.append(str(Path(name).absolute()))
+        found = _named(name)
+        if not found:
+            try:
+                found = _imported(name)
+            except (Exception, SystemExit) as e:  # noqa: BLE001  as of an installed one
+                broken[name] = _leave_out(name, e)
+                found = _named(name)
+        if not found and name not in broken:
+            raise UnknownOp(
+                f"`{name}` is not an op, a namespace or a package with kernels; there are: "
+                f"{', '.join(sorted(OPS))}" + _OF_A_PACKAGE * ("::" in name)
+            )
+        chosen.update((op.name, op) for op in found)
+    ops = chosen if names else OPS
+    return Chosen(sorted(ops.values(), key=lambda op: op.name), broken)
+
+
+def _declare(call: Call, path: Path) -> None:
+    """Import the module that declares the op of a recorded call. Raises UnknownOp."""
+    from jitkern.register import OPS
+
+    reason = "which is not here: install its package, or run where it can be imported"
+    try:
+        if call.module not in ("", "__main__"):
+            importlib.import_module(call.module)
+            reason = "which declares it no more: record anew"
+    except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
+        if not _is_absent(e, call.module):
+            reason = f"which cannot be imported: {e!r}"
+    if call.op not in OPS:
+        raise UnknownOp(f"{path} has calls of {call.op}, declared in {call.module}, {reason}")
+
+
+def _is_absent(e: BaseException, module: str) -> bool:
+    """Whether what is missing is this module, or a package around it, and not what it imports."""
+    return isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}.")
 
 
 def _named(name: str) -> list[Op]:
@@ -102,12 +146,23 @@ def _named(name: str) -> list[Op]:
     ]
 
 
-def _is_package(name: str) -> bool:
+def _imported(name: str) -> list[Op]:
+    """The ops that a package declares, or a module of one. Raises what it raises."""
+    from jitkern.declare import discover
+
+    if not all(part.isidentifier() for part in name.split(".")):
+        return []
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return False
-    return bool(spec and spec.submodule_search_locations)
+    except ModuleNotFoundError as e:
+        if _is_absent(e, name):
+            return []
+        raise
+    if spec and spec.submodule_search_locations:
+        return discover(name) or _named(name)
+    if spec and "." in name:
+        importlib.import_module(name)
+    return _named(name)
 
 
 def choose_targets(texts: list[str]) -> list[Target]:

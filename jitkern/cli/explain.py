@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
     targets = choose_targets(args.target)
     ops = []
-    for op in choose_ops([args.op]):
+    chosen = choose_ops([args.op])
+    for op in chosen.ops:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
         told = [hint for target, source in places for hint in hints(op, source, target)]
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             )
     if args.json:
         print_json(ops=ops)
-    return 0
+    return int(bool(chosen.broken))
 
 
 def _folder(sources: dict[str, Any]) -> str:
@@ -91,25 +92,32 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str
 
     Or why the Python launcher does.
     """
-    from jitkern.ahead import stubs_of, variants_of
+    from jitkern.ahead import needs_of, stubs_of
     from jitkern.cli.hints import choices, installed
 
-    variants = variants_of(op, source, target.device)
+    variants, calls, problems = needs_of(op, source, target.device)
     here = installed(variants, target)
     for variant in variants:
         yield _explain(variant, target, here)
+    for problem in problems:
+        yield _row(source.kind, target, problem)
     yield from choices(op, source, target)
-    stubs, reasons = stubs_of(op, source, target)
+    stubs, reasons = stubs_of(op, source, target, calls)
     here = installed([stub.variant for stub in stubs], target)
     written = op.written(source, target.device) if stubs else None
     for variant, traced in {stub.variant: stub.traced for stub in stubs}.items():
         row = _explain(variant, target, here)
         yield {**row, "stub": _beside(op.schema, traced, written)}
     for reason in reasons:
-        yield {
-            "kind": "python", "variant": "", "target": str(target), "key": "", "path": "",
-            "reason": f"its Python launcher runs: {reason}", "note": "", "stub": "",
-        }  # fmt: skip
+        yield _row("python", target, f"its Python launcher runs: {reason}")
+
+
+def _row(kind: str, target: Target, reason: str) -> dict[str, str]:
+    """Of what has no entry."""
+    return {
+        "kind": kind, "variant": "", "target": str(target), "key": "", "path": "",
+        "reason": reason, "note": "", "stub": "",
+    }  # fmt: skip
 
 
 def _beside(schema: str, traced: Traced, written: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jitkern import jit
@@ -82,7 +82,7 @@ def _plain(kind: str) -> str:
     return "i32" if kind == "1" else kind.partition(":")[0]
 
 
-def installed(variants: list[Variant], target: Target) -> list[dict[str, str]]:
+def installed(variants: Sequence[Variant], target: Target) -> list[dict[str, str]]:
     """What could compile these, which are all of one source's kind."""
     with contextlib.suppress(CompilerNotFound, TargetError):
         for one in variants[:1]:

@@ -18,6 +18,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
+    chosen = choose_ops(args.what)
     ops: list[dict[str, Any]] = [
         {
             "op": op.name,
@@ -30,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
             "differentiable": op.gradient is not None,
             "fusible": op.fusible,
         }
-        for op in choose_ops(args.what)
+        for op in chosen.ops
     ]
     if args.json:
         print_json(ops=ops)
-        return 0
+        return int(bool(chosen.broken))
     rows = []
     for op in ops:
         kernels = "; ".join(
@@ -43,4 +44,4 @@ def run(args: argparse.Namespace) -> int:
         marks = ", ".join(mark for mark in ("differentiable", "fusible") if op[mark])
         rows.append((op["schema"], kernels, marks))
     print_table(("op", "kernels", ""), rows)
-    return 0
+    return int(bool(chosen.broken))

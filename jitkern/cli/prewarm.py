@@ -16,7 +16,7 @@ from jitkern.cli.builder import Builder, Group, Result
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import print_json, print_table
 from jitkern.compilers import jobs
-from jitkern.errors import DeclarationError
+from jitkern.kernel import Extension
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ _CUDA = "cuda-sm_90-cu130-torch2.11.0"
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help="an op, a namespace or a package (default: all)"
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help="an op, a namespace, a package or a module of one (default: all)",
     )
     parser.add_argument(
         "--target",
@@ -76,15 +79,21 @@ def _run(args: argparse.Namespace) -> int:
 
     started = time.perf_counter()
     targets = choose_targets(args.target)
-    ops = choose_recorded(args.recording, args.what) if args.recording else choose_ops(args.what)
-    unmatched = _unmatched(ops, targets)
+    ops, broken = (
+        choose_recorded(args.recording, args.what) if args.recording else choose_ops(args.what)
+    )
+    others = [
+        *_unmatched(ops, targets),
+        *_without_calls(ops, targets),
+        *(Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()),
+    ]
     if args.shard:
         keep_shard(ops, *args.shard)
     groups = _plan(ops, targets)
     # Into a private cache instead would keep nothing.
     with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
         builder = Builder(jobs.limit(), keep_going=args.keep_going, refresh=args.refresh)
-        results = [*builder.build(groups), *unmatched]
+        results = [*builder.build(groups), *others]
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -109,22 +118,31 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _plan(ops: list[Op], targets: list[Target]) -> list[Group]:
-    """Every source for every target, with the variants that the samples use."""
-    from jitkern.ahead import variants_of
+    """Every source for every target, with what its calls need."""
+    from jitkern.ahead import needs_of
 
-    groups = []
+    return [
+        Group(op, source, target, needs_of(op, source, target.device))
+        for op in ops
+        for target in targets
+        for source in op.sources.get(target.device, ())
+    ]
+
+
+def _without_calls(ops: list[Op], targets: list[Target]) -> list[Result]:
+    """The ops that no call is known of."""
+    found = []
     for op in ops:
-        for target in targets:
-            for source in op.sources.get(target.device, ()):
-                try:
-                    group = Group(op, source, target, variants_of(op, source, target.device))
-                except DeclarationError as e:
-                    group = Group(op, source, target, (), f"{op.name}: {e}")
-                except Exception as e:  # noqa: BLE001  whatever its author's code raises
-                    problem = f"{op.name}: its launch function failed on its samples: {e}"
-                    group = Group(op, source, target, (), problem)
-                groups.append(group)
-    return groups
+        for device in dict.fromkeys(target.device for target in targets):
+            kernels = [s for s in op.sources.get(device, ()) if not isinstance(s, Extension)]
+            if not kernels or op.recorded is not None or op.prewarm_inputs(kernels[0], device):
+                continue
+            reason = (
+                f"{op.name}: nothing tells which kernels it needs: add .samples that yield calls "
+                'on the device "meta", or prewarm=, or give a recording'
+            )
+            found.append(Result(op.name, "", device, "skipped", reason=reason))
+    return found
 
 
 def _unmatched(ops: list[Op], targets: list[Target]) -> list[Result]:
