@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from pathlib import Path
 
 import pytest
 from conftest import H100, REPOSITORY
@@ -73,6 +75,27 @@ def test_nothing_is_overwritten(cli, here):
         assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
     (here / "link").symlink_to(here / "nowhere")
     assert cli("init", "link")[0] == 1
+
+
+def test_a_package_is_whole_or_not_there(cli, here, monkeypatch):
+    done = command(
+        "/bin/sh", "-c", f"{sys.executable} -W ignore -m jitkern init mypkg | true; exec ls -A"
+    )
+    assert done.stdout == "mypkg\n", done.stderr
+    assert files_in(here / "mypkg") == WRITTEN
+    write, left = Path.write_text, [3]
+
+    def fill(path, *args, **kwargs):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    code, out, err = cli("init", "other")
+    assert (code, out, "the disk is full" in err) == (1, "", True)
+    assert [path.name for path in here.iterdir()] == ["mypkg"]
+    assert cli("init", "other")[0] == 0
 
 
 @pytest.mark.parametrize(

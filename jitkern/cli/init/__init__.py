@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import keyword
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 # Files with `.in` after their names, in which `mypkg` and, of a kernel, `scale` stand for others.
@@ -64,19 +66,23 @@ def run(args: argparse.Namespace) -> int:
         )
         return 2
     folder = Path(name)
-    try:
-        folder.mkdir()
-    except FileExistsError:
+    if os.path.lexists(folder):
         print(f"jitkern: {folder} exists already; nothing was written", file=sys.stderr)
         return 1
-    if args.kernel:
-        _write("kernel", folder, {PACKAGE: namespace, KERNEL: name})
-        return 0
-    _write("package", folder, {PACKAGE: name})
-    _write("kernel", folder / name / "kernels" / KERNEL, {PACKAGE: name})
-    print(
-        f"\nnow: cd {name} && pip install -e . && pytest && jitkern prewarm {name}", file=sys.stderr
-    )
+    with tempfile.TemporaryDirectory(prefix=".jitkern-", dir=".") as staging:  # whole, or not there
+        staged = Path(staging, name)
+        if args.kernel:
+            _write("kernel", staged, {PACKAGE: namespace, KERNEL: name})
+        else:
+            _write("package", staged, {PACKAGE: name})
+            _write("kernel", staged / name / "kernels" / KERNEL, {PACKAGE: name})
+        staged.rename(folder)
+    print(*sorted(path for path in folder.rglob("*") if path.is_file()), sep="\n")
+    if not args.kernel:
+        print(
+            f"\nnow: cd {name} && pip install -e . && pytest && jitkern prewarm {name}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -87,11 +93,10 @@ def _write(template: str, folder: Path, names: dict[str, str]) -> None:
         return re.sub(f"{PACKAGE}|{KERNEL}", lambda found: names.get(found[0], found[0]), text)
 
     root = TEMPLATES / template
-    for source in sorted(root.rglob("*.in")):
+    for source in root.rglob("*.in"):
         path = folder / renamed(str(source.relative_to(root).with_suffix("")))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(renamed(source.read_text(encoding="utf-8")), encoding="utf-8")
-        print(path)
 
 
 def _unusable(name: str) -> str:
