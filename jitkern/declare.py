@@ -65,17 +65,18 @@ def _folder_of(file: str) -> str:
 
 
 def discover(package: str) -> list[Op]:
-    """Import `kernel.py` of the package and of every folder in it.
+    """Import `kernel.py` of the package and of every folder below it.
 
     Returns the ops they declare, by name.
     """
     paths = importlib.import_module(package).__path__
     before = set(OPS)
     for root in paths:
-        if Path(root, "kernel.py").is_file():
-            importlib.import_module(f"{package}.kernel")
-        for path in sorted(Path(root).glob("*/kernel.py")):
-            importlib.import_module(f"{package}.{path.parent.name}.kernel")
+        found = Path(root).rglob("kernel.py")
+        for path in sorted(found, key=lambda path: (len(path.parts), path)):
+            below = path.relative_to(root).with_suffix("").parts
+            if all(map(str.isidentifier, below)):
+                importlib.import_module(".".join((package, *below)))
     return sorted((op for name, op in OPS.items() if name not in before), key=lambda op: op.name)
 
 

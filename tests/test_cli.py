@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import subprocess
@@ -193,6 +194,7 @@ def package(tmp_path, monkeypatch, compiler):
         for file, text in {"__init__": "", **files}.items():
             (folder / f"{file}.py").write_text(text)
 
+    importlib.import_module("jitkern.ops")
     before = set(OPS)
     yield write
     for name in OPS.keys() - before:
@@ -255,6 +257,18 @@ def test_a_module_of_a_package_can_be_named(cli, package):
     for name in ("modular.more", "modular.none", "modular..ops", "none.ops"):
         code, _, err = cli("list", name)
         assert (code, f"`{name}` is not an op" in err) == (1, True), err
+
+
+def test_a_package_is_searched_to_its_depth(cli, package, tmp_path):
+    package("deep", below="")
+    for folder in ("deep/one/two", "deep/no-module"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "kernel.py").write_text(op_text("deep_ops", "f", GOOD))
+    assert "deep_ops::f" in cli("list", "deep")[1]
+    package("hidden", elsewhere=op_text("hidden_ops", "f", GOOD))
+    code, _, err = cli("list", "hidden")
+    assert (code, "name the module that declares its ops" in err) == (1, True), err
+    assert "hidden_ops::f" in cli("list", "hidden.elsewhere")[1]
 
 
 def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler):

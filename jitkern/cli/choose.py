@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from jitkern.register import Op
 
 _OF_A_PACKAGE = "; for an op of a package that is not installed, give the package's name"
+_NO_KERNEL_FILE = (
+    "; of a package, itself and every `kernel.py` in it are imported: name the module that "
+    "declares its ops"
+)
 
 
 class UnknownOp(JitkernError):
@@ -105,7 +109,9 @@ def _choose(names: list[str]) -> Chosen:
         if not found and name not in broken:
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels; there are: "
-                f"{', '.join(sorted(OPS))}" + _OF_A_PACKAGE * ("::" in name)
+                f"{', '.join(sorted(OPS))}"
+                + _OF_A_PACKAGE * ("::" in name)
+                + _NO_KERNEL_FILE * (name in sys.modules)
             )
         chosen.update((op.name, op) for op in found)
     ops = chosen if names else OPS

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.target import Target
 
 REMEDY = "pip install triton"
+_UNKNOWN_ARCH = "is not defined for option 'gpu-name'"
 _workers = threading.local()
 
 
@@ -60,9 +62,13 @@ class TritonCompiler:
         answer = _ask(command, request, variant, files)
         write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
         if "error" in answer:
-            raise compile_error(
-                variant, target, command, f"{answer['error']}\n{answer.get('log', '')}"
-            )
+            said = f"{answer['error']}\n{answer.get('log', '')}"
+            if re.search(_UNKNOWN_ARCH, said):
+                raise TargetError(
+                    f"{variant.op}: Triton {identity['version']} cannot build for {target}: its "
+                    f"ptxas does not know {target.arch}"
+                )
+            raise compile_error(variant, target, command, said)
         closures.check(variant.source, closure, answer["opened"], (), variant.op)
         return Built(identity, answer["meta"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from jitkern import config, jit
 from jitkern.compilers import triton as compiler
-from jitkern.errors import CompileError, CompilerNotFound
+from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import Triton, Variant
 from jitkern.launch import triton as declarations
 from jitkern.target import Target
@@ -34,12 +34,13 @@ def build(tmp_path):
         template=(("B", 64),),
         signature=("*f32:16", "*f32:16", "i32", "f32"),
         options=(),
+        target=TARGET,
     ):
         (folder / "k.py").write_text(text)
         variant = Variant(
             "test::k", Triton("k.py", folder=str(folder)), function, template, signature, options
         )
-        return jit.ensure(variant, TARGET)
+        return jit.ensure(variant, target)
 
     run.folder = folder
     return run
@@ -88,6 +89,13 @@ def test_a_helper_module_outside_the_closure_is_refused(build, tmp_path):
 def test_a_wrong_kernel_names_file_and_line(build):
     with pytest.raises(CompileError, match=r"kernels/k/k\.py\(6\): error: .*nothing"):
         build(COPY.replace("* scale", "* nothing"))
+
+
+@pytest.mark.parametrize("arch", ["sm_35", "sm_99"])
+def test_an_arch_that_its_assembler_does_not_know_is_no_target(build, arch):
+    says = f"test::k: Triton .* cannot build for cuda-{arch}-.*: its ptxas does not know {arch}"
+    with pytest.raises(TargetError, match=says):
+        build(target=TARGET._replace(arch=arch))
 
 
 def test_a_syntax_error_names_file_and_line(build):
