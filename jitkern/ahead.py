@@ -1,27 +1,25 @@
-"""What an op's samples will need, found on meta tensors, for any target, without its device."""
+"""The stubs and plans that calls need, found on meta tensors, and how shards divide the calls."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from jitkern.entry import Entry
-from jitkern.errors import DeclarationError, NotCached
+from jitkern.errors import NotCached
 from jitkern.kernel import Extension, Source, Variant
-from jitkern.launch.autotune import choices_of, configs_of
+from jitkern.launch.autotune import choices_of
 from jitkern.launch.linker import keep, stub_variant
 from jitkern.launch.plans import Plans, situation_of
-from jitkern.launch.python import CachedKernels, Kernels
+from jitkern.launch.python import CachedKernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import Traced, trace
 from jitkern.launch.tune import Tuned
-from jitkern.launch.variants import Call, every_expansion, variant_of
-from jitkern.record import Sample
+from jitkern.needs import digest_of
 from jitkern.register import Op
+from jitkern.samples import Sample
 from jitkern.target import Target
 
 
@@ -31,71 +29,6 @@ class Stub(NamedTuple):
     variant: Variant
     traced: Traced
     situation: tuple[str, ...]
-
-
-class Needs(NamedTuple):
-    """What the calls of one source of an op need.
-
-    calls: those of which it is known. problems: why it is not, of the others.
-    """
-
-    variants: Sequence[Variant]
-    calls: Sequence[tuple[Any, ...]]
-    problems: Sequence[str]
-
-
-def needs_of(op: Op, source: Source, device: str) -> Needs:
-    """What the samples need of `source`."""
-    samples = op.prewarm_inputs(source, device)
-    if isinstance(source, Extension):
-        wanted = op.recorded is None or samples
-        return Needs([Variant(op.name, source)] if wanted else [], [], [])
-    variants: dict[Variant, None] = {}
-    calls = []
-    problems: dict[str, None] = {}
-    for sample in samples:
-        used: dict[Variant, None] = {}
-        problem = sample.problem or _problem(op, source, device, sample, used)
-        if problem:
-            problems[f"{op.name}: {problem}"] = None
-        else:
-            variants |= used
-            calls.append(sample.args)
-    return Needs(list(variants), calls, list(problems))
-
-
-def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, None]) -> str:
-    """Note which variants a sample uses; why that is not known, or ""."""
-    try:
-        _run(op, source, device, sample.args, _noting(op, source, used.setdefault))
-    except DeclarationError as e:
-        return str(e)
-    except Exception as e:  # noqa: BLE001  whatever its author's code raises
-        return f"its launch function failed on {sample.origin}: {e}"
-    return ""
-
-
-def _run(
-    op: Op, source: Source, device: str, sample: tuple[Any, ...], start: Callable[[Call], None]
-) -> None:
-    """Run a launch function on a sample, in each of its configurations."""
-    launcher = op.launcher(source, device)
-    args, kwargs = op.split(sample)
-    if not isinstance(launcher, Tuned):
-        launcher(Kernels(start), *args, **kwargs)
-        return
-    for config in configs_of(launcher, args, kwargs):
-        launcher(Kernels(start, lambda *_, config=config: config), *args, **kwargs)
-
-
-def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[[Call], None]:
-    """What a launch function that only tells which variants it would use starts."""
-
-    def note(call: Call) -> None:
-        for one in every_expansion(op.name, source, call):
-            tell(variant_of(op.name, source, one)[0])
-
-    return note
 
 
 def keep_shard(ops: Iterable[Op], part: int, parts: int) -> None:
@@ -130,16 +63,6 @@ def _units(op: Op) -> list[tuple[tuple[str, str, str], Sample]]:
                 for call in calls
             ]
     return found
-
-
-def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
-    """The same on every machine for calls that use the same kernels."""
-    used: set[str] = set()
-    if not isinstance(source, Extension):
-        note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
-        with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
-            _run(op, source, device, call, note)
-    return hashlib.sha256(repr((op.name, sorted(used))).encode()).hexdigest()
 
 
 def stubs_of(

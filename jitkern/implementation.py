@@ -107,7 +107,7 @@ class Implementation:
         """Write down a call that a kernel of this source served, or would have."""
         if config.current().record is None:
             return
-        from jitkern.ahead import digest_of
+        from jitkern.needs import digest_of
 
         op = self.op
         record.note(

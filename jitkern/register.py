@@ -23,7 +23,7 @@ from jitkern.kernel import Extension, Source
 from jitkern.launch.light_torch import with_light_torch
 from jitkern.launch.slot import Slot
 from jitkern.launch.tune import Tuned, changed
-from jitkern.record import Sample, samples_of
+from jitkern.samples import Sample, samples_of
 from jitkern.trampoline import Trampolines, cause_of, wants_cause
 
 OPS: dict[str, Op] = {}

@@ -57,6 +57,8 @@ LAYERS = [
         "compile_caches",
         "mega_cache",
         "record",
+        "samples",
+        "needs",
         "implementation",
         "trampoline",
         "register",

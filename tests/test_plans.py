@@ -13,6 +13,7 @@ from jitkern.cache import Cache
 from jitkern.declare import Cpp, kernel
 from jitkern.launch import linker, plans, runtime
 from jitkern.launch.slot import SLOTS
+from jitkern.needs import needs_of
 from jitkern.register import OPS
 
 X = torch.ones(3)
@@ -287,7 +288,7 @@ def test_prewarm_and_a_call_agree_on_the_stub(op):
     op(X, 2)
     linker.settle()
     source = op.sources["cpu"][0]
-    calls = ahead.needs_of(op, source, "cpu").calls
+    calls = needs_of(op, source, "cpu").calls
     (stub,), _ = ahead.stubs_of(op, source, jit.Target.current("cpu"), calls)
     with config.using(compile="never"):
         assert jit.ensure(stub.variant, jit.Target.current("cpu")).manifest.inputs["op"] == op.name

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from jitkern import config, events, implementation
-from jitkern.ahead import needs_of
 from jitkern.compilers import compiler_for
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
@@ -21,6 +20,7 @@ from jitkern.errors import (
     NotCached,
     TargetError,
 )
+from jitkern.needs import needs_of
 
 _number = itertools.count()
 

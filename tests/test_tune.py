@@ -8,13 +8,14 @@ import torch
 from conftest import H100, FakeCompiler, served, slot_of
 
 from jitkern import cache_tools, config, jit
-from jitkern.ahead import keep_plans, needs_of, stubs_of
+from jitkern.ahead import keep_plans, stubs_of
 from jitkern.compilers import COMPILERS, toolkit
 from jitkern.declare import Cpp, Cuda, Triton, kernel
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.kernel import Variant
 from jitkern.launch import autotune, linker, plans, runtime
 from jitkern.launch.python import Kernels, Runner
+from jitkern.needs import needs_of
 from jitkern.target import Target
 
 needs_runtime = pytest.mark.skipif(

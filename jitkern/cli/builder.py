@@ -19,7 +19,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.target import Target, this_platform
 
 if TYPE_CHECKING:
-    from jitkern.ahead import Needs
+    from jitkern.needs import Needs
     from jitkern.register import Op
 
 _T = TypeVar("_T")

@@ -50,6 +50,7 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
     choose_ops([])
     from jitkern import record
     from jitkern.register import OPS
+    from jitkern.samples import Sample, misfit
 
     try:
         calls = record.read(path)
@@ -66,9 +67,9 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
         for call in calls:
             if call.op == op.name:
                 origin = f"{path}, line {call.line}"
-                misfit = record.misfit(op.schema, call.args)
-                problem = f"{origin} does not fit the op: {misfit}" if misfit else ""
-                sample = record.Sample(origin, call.args, problem)
+                why = misfit(op.schema, call.args)
+                problem = f"{origin} does not fit the op: {why}" if why else ""
+                sample = Sample(origin, call.args, problem)
                 recorded.setdefault((call.device, call.kind), []).append(sample)
     return chosen
 

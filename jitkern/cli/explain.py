@@ -92,8 +92,9 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str
 
     Or why the Python launcher does.
     """
-    from jitkern.ahead import needs_of, stubs_of
+    from jitkern.ahead import stubs_of
     from jitkern.cli.hints import choices, installed
+    from jitkern.needs import needs_of
 
     variants, calls, problems = needs_of(op, source, target.device)
     here = installed(variants, target)

@@ -11,7 +11,10 @@ from jitkern.cli.output import print_json, print_table
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help="an op, a namespace or a package (default: all)"
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help="an op, a namespace, a package or a module of one (default: all)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _plan(ops: list[Op], targets: list[Target]) -> list[Group]:
     """Every source for every target, with what its calls need."""
-    from jitkern.ahead import needs_of
+    from jitkern.needs import needs_of
 
     return [
         Group(op, source, target, needs_of(op, source, target.device))

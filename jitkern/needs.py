@@ -1,0 +1,94 @@
+"""Which kernels calls need, found on meta tensors, for any target, without its device."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jitkern.errors import DeclarationError
+from jitkern.kernel import Extension, Source, Variant
+from jitkern.launch.autotune import configs_of
+from jitkern.launch.python import Kernels
+from jitkern.launch.tune import Tuned
+from jitkern.launch.variants import Call, every_expansion, variant_of
+
+if TYPE_CHECKING:
+    from jitkern.register import Op
+    from jitkern.samples import Sample
+
+
+class Needs(NamedTuple):
+    """What the calls of one source of an op need.
+
+    calls: those of which it is known. problems: why it is not, of the others.
+    """
+
+    variants: Sequence[Variant]
+    calls: Sequence[tuple[Any, ...]]
+    problems: Sequence[str]
+
+
+def needs_of(op: Op, source: Source, device: str) -> Needs:
+    """What the samples need of `source`."""
+    samples = op.prewarm_inputs(source, device)
+    if isinstance(source, Extension):
+        wanted = op.recorded is None or samples
+        return Needs([Variant(op.name, source)] if wanted else [], [], [])
+    variants: dict[Variant, None] = {}
+    calls = []
+    problems: dict[str, None] = {}
+    for sample in samples:
+        used: dict[Variant, None] = {}
+        problem = sample.problem or _problem(op, source, device, sample, used)
+        if problem:
+            problems[f"{op.name}: {problem}"] = None
+        else:
+            variants |= used
+            calls.append(sample.args)
+    return Needs(list(variants), calls, list(problems))
+
+
+def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, None]) -> str:
+    """Note which variants a sample uses; why that is not known, or ""."""
+    try:
+        _run(op, source, device, sample.args, _noting(op, source, used.setdefault))
+    except DeclarationError as e:
+        return str(e)
+    except Exception as e:  # noqa: BLE001  whatever its author's code raises
+        return f"its launch function failed on {sample.origin}: {e}"
+    return ""
+
+
+def _run(
+    op: Op, source: Source, device: str, sample: tuple[Any, ...], start: Callable[[Call], None]
+) -> None:
+    """Run a launch function on a sample, in each of its configurations."""
+    launcher = op.launcher(source, device)
+    args, kwargs = op.split(sample)
+    if not isinstance(launcher, Tuned):
+        launcher(Kernels(start), *args, **kwargs)
+        return
+    for config in configs_of(launcher, args, kwargs):
+        launcher(Kernels(start, lambda *_, config=config: config), *args, **kwargs)
+
+
+def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[[Call], None]:
+    """What a launch function that only tells which variants it would use starts."""
+
+    def note(call: Call) -> None:
+        for one in every_expansion(op.name, source, call):
+            tell(variant_of(op.name, source, one)[0])
+
+    return note
+
+
+def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
+    """The same on every machine for calls that use the same kernels."""
+    used: set[str] = set()
+    if not isinstance(source, Extension):
+        note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
+        with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
+            _run(op, source, device, call, note)
+    return hashlib.sha256(repr((op.name, sorted(used))).encode()).hexdigest()
