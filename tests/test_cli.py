@@ -249,6 +249,9 @@ def test_an_installed_module_that_ends_the_program_is_left_out(cli, package, mon
     code, out, err = cli("list", "jitkern")
     assert (code, "jitkern::softmax" in out) == (0, True)
     assert "the installed ending is left out: SystemExit(3)" in err
+    code, out, err = cli("prewarm", "ending", "--json")
+    (row,) = last_json(out)["results"]
+    assert (code, row["status"], err.count("SystemExit(3)")) == (1, "failed", 1)
 
 
 def test_a_module_of_a_package_can_be_named(cli, package):

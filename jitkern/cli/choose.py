@@ -38,8 +38,7 @@ def choose_ops(names: list[str]) -> Chosen:
 
     Default: every installed one. Raises UnknownOp, listing what there is.
     """
-    _import_installed()
-    return _choose(names)
+    return _choose(names, _import_installed())
 
 
 def choose_recorded(path: Path, names: list[str]) -> Chosen:
@@ -47,7 +46,8 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
 
     Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here.
     """
-    choose_ops([])
+    raising = _import_installed()
+    _choose([], raising)
     from jitkern import record
     from jitkern.register import OPS
     from jitkern.samples import Sample, misfit
@@ -61,7 +61,7 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
     for call in calls:
         if call.op not in OPS:
             _declare(call, path)
-    chosen = _choose(names)  # after those modules, which may declare them
+    chosen = _choose(names, raising)  # after those modules, which may declare them
     for op in OPS.values():
         recorded = op.recorded = {}
         for call in calls:
@@ -74,15 +74,18 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
     return chosen
 
 
-def _import_installed() -> None:
+def _import_installed() -> dict[str, str]:
+    """Import what declares ops, and tell why of a module that raises."""
     from jitkern import ops as _shipped  # noqa: F401  declares them
     from jitkern.declare import installed
 
+    raising = {}
     for module in installed():
         try:
             importlib.import_module(module)
         except (Exception, SystemExit) as e:  # noqa: BLE001  another's broken package must not take all ops away
-            _leave_out(f"the installed {module}", e)
+            raising[module] = _leave_out(f"the installed {module}", e)
+    return raising
 
 
 def _leave_out(what: str, e: BaseException) -> str:
@@ -91,7 +94,7 @@ def _leave_out(what: str, e: BaseException) -> str:
     return told
 
 
-def _choose(names: list[str]) -> Chosen:
+def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     from jitkern.register import OPS
 
     chosen: dict[str, Op] = {}
@@ -101,7 +104,10 @@ def _choose(names: list[str]) -> Chosen:
         if Path(name, name, "__init__.py").is_file():  # so is a project that it wrote
             sys.path.append(str(Path(name).absolute()))
         found = _named(name)
-        if not found:
+        told = [why for module, why in raising.items() if f"{module}.".startswith(f"{name}.")]
+        if told:
+            broken[name] = told[0]
+        elif not found:
             try:
                 found = _imported(name)
             except (Exception, SystemExit) as e:  # noqa: BLE001  as of an installed one
