@@ -39,13 +39,16 @@ class RawKernel:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.function} of {self.source.paths[0]}>"
 
-    def _start(self, call: Call) -> None:
+    def _refuse_in_worker(self, what: str) -> None:
         main = sys.modules["__main__"]
         if getattr(getattr(main, "__spec__", None), "name", "") == _WORKER:
             raise LaunchError(
-                f"`{self.function}` is called while the file that calls it is imported to compile "
-                "a kernel of it: put that call below `if __name__ == '__main__':`"
+                f"`{self.function}` is {what} while the file that asks for it is imported to "
+                "compile a kernel of it: put that call below `if __name__ == '__main__':`"
             )
+
+    def _start(self, call: Call) -> None:
+        self._refuse_in_worker("called")
         tensors = (arg for arg in call.args if isinstance(arg, torch.Tensor))
         device = next((t.device for t in tensors if t.device.type == self.device), None)
         if device is None and self.device == "cuda" and torch.cuda.is_available():

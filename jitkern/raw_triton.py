@@ -54,6 +54,7 @@ class TritonKernel(RawKernel):
 
         Raises what `jit.ensure` does.
         """
+        self._refuse_in_worker("compiled")  # it would wait for the lock that its parent holds
         exact = self._target(target)
         return [self._ensure(variant, exact) for variant in self.variants(*args, **keywords)]
 
