@@ -90,7 +90,13 @@ def test_what_cannot_be_read_names_file_and_line(source, old, new, says):
     path = source.paths[0]
     path.write_text(TEXT.replace(old, new))
     with pytest.raises(CompileError, match=rf"k\.py\(\d+\): error: .*({says})"):
-        functions(str(path), 1)
+        functions(str(path), 1)["k"]
+
+
+def test_what_cannot_be_read_does_not_concern_other_functions(source):
+    path = source.paths[0]
+    path.write_text(TEXT.replace("configs()", "unknown()") + "\n@triton.jit\ndef other(x): pass\n")
+    assert functions(str(path), 2)["other"].parameters == ("x",)
 
 
 class Clock:

@@ -112,6 +112,12 @@ def test_triton_specialises_as_triton_does(triton_source, args, signature, kept)
     assert (variant.signature, found, variant.options) == (signature, kept, (("num_warps", 8),))
 
 
+def test_a_tensor_of_a_type_that_triton_has_not_is_refused(triton_source):
+    call = Call("k", (("B", 64),), (torch.empty(1, dtype=torch.complex64), 1, 1, 1.0), {"grid": 1})
+    with pytest.raises(LaunchError, match=r"Triton has no torch.complex64: .*view_as_real"):
+        variant_of("test::k", triton_source, call)
+
+
 @pytest.mark.parametrize(
     ("name", "template", "count", "says"),
     [("k", (), 4, r"missing or unknown: \['B'\]"), ("k", (("B", 1), ("C", 1)), 4, r"\['C'\]"), ("k", (("B", 1),), 3, "a number of arguments"),

@@ -101,9 +101,11 @@ def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str,
         kind, _, aligned = next(classes).partition(":")
         if kind in ("1", "None"):
             signature[name], constants[index,] = "constexpr", {"1": 1, "None": None}[kind]
+            _check_annotation(fn.params[index], kind)
             continue
         pointer = "*" if kind.startswith("*") else ""
         signature[name] = pointer + DTYPES[kind.removeprefix("*")].triton
+        _check_annotation(fn.params[index], signature[name])
         if aligned:
             attributes[index,] = [["tt.divisibility", int(aligned)]]
         parameters.append(kind)
@@ -114,6 +116,16 @@ def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str,
     )
     (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
     return _meta(kernel, parameters), _modules(fn)
+
+
+def _check_annotation(parameter: Any, passed: str) -> None:
+    """Refuse a type that launches, which read the text alone, did not see."""
+    wanted = parameter.annotation_type.replace("*k", "*").replace("u1", "i1")
+    if wanted not in ("", passed):
+        raise TypeError(
+            f"`{parameter.name}` is annotated as {wanted}, and passed as {passed}: launches do not "
+            "import Triton, and read `tl.int64` and the like, but no names of your own for them"
+        )
 
 
 def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:

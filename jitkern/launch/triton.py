@@ -6,13 +6,19 @@ import ast
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from jitkern.errors import CompileError
-from jitkern.kernel import Constant
+from jitkern.kernel import DTYPES, Constant
+
+_TYPES = {  # what an annotation calls a type, without `tl.`
+    "int": "i32", "float": "f32", "double": "f64", "half": "f16", "i1": "bool", "u1": "bool",
+    "int1": "bool", "uint1": "bool", "float8e4nv": "f8e4m3", "float8e5": "f8e5m2",
+    **{name: code for code, dtype in DTYPES.items() for name in (dtype.torch, dtype.triton)},
+}  # fmt: skip
 
 
 class Config(NamedTuple):
@@ -35,24 +41,44 @@ class Function(NamedTuple):
     passed: tuple[tuple[str, Constant | None], ...]  # of the other parameters, likewise
     plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
     unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
+    annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever is passed
     configs: tuple[Config, ...] = ()
     key: tuple[str, ...] = ()
     heuristics: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
 
 
+class Functions(Mapping[str, Function]):
+    """The jit functions of a file, each read as it is asked for, which raises CompileError."""
+
+    def __init__(self, path: str, tree: ast.Module) -> None:
+        self._names = _Names(path, tree)
+        self._nodes = {
+            node.name: (node, decorator)
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit"))
+        }
+        self._read: dict[str, Function] = {}
+
+    def __getitem__(self, name: str) -> Function:
+        if name not in self._read:
+            self._read[name] = _function(*self._nodes[name], self._names)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
 @functools.cache
-def functions(path: str, _stamp: int) -> dict[str, Function]:
+def functions(path: str, _stamp: int) -> Functions:
     """The jit functions of a file; its mtime only keys the memo. Raises CompileError."""
     try:
         tree = ast.parse(Path(path).read_bytes(), path)
     except SyntaxError as e:
         raise CompileError(f"{path}({e.lineno}): error: {e.msg}") from e
-    names = _Names(path, tree)
-    return {
-        node.name: _function(node, decorator, names)
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit"))
-    }
+    return Functions(path, tree)
 
 
 def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Function:
@@ -76,9 +102,25 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Fun
         tuple((n, v) for n, v in literals.items() if n not in constexprs),
         frozenset(_named(decorator, "do_not_specialize", names)),
         frozenset(_named(decorator, "do_not_specialize_on_alignment", names)),
+        tuple((p.arg, kind) for p in parameters if (kind := _annotated(p.annotation))),
         *_tuning(_decorator(node, "autotune"), module),
         _heuristics(_decorator(node, "heuristics"), module),
     )
+
+
+def _annotated(annotation: ast.expr | None) -> str:
+    """The type that it names as Triton reads it: `i64`, `*f32`; else ""."""
+    if isinstance(annotation, ast.Call) and ast.unparse(annotation.func).endswith("pointer_type"):
+        kind = _annotated(annotation.args[0]) if annotation.args else ""
+        return kind and f"*{kind}"
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        text = annotation.value.strip()
+    else:
+        text = ast.unparse(annotation) if annotation else ""
+    text = text.removeprefix("const ").strip()
+    pointer = text.startswith("*") or text.endswith("*")
+    kind = _TYPES.get(text.strip("* ").rpartition(".")[2].removesuffix("_t"), "")
+    return kind and f"{'*' if pointer else ''}{kind}"
 
 
 def _tuning(

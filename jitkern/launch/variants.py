@@ -106,9 +106,11 @@ def variant_of(
             f"arguments and the constexprs {[name for name, _ in template]}; missing or unknown: "
             f"{unset + unknown or 'a number of arguments'}"
         )
+    annotated = dict(declared.annotated)
     signature = tuple(
         _triton_class(
             arg,
+            annotated.get(name, ""),
             special=name not in declared.plain,
             aligned=name not in declared.plain | declared.unaligned,
         )
@@ -131,26 +133,47 @@ def _constant(op: str, name: str, value: Any) -> Constant:
     )
 
 
-def _triton_class(arg: Any, *, special: bool, aligned: bool) -> str:
-    """Triton's class of an argument: type, and where specialised on, ==1 and divisible by 16."""
-    if arg is None:
+def _triton_class(arg: Any, annotated: str, *, special: bool, aligned: bool) -> str:
+    """Triton's class of an argument: type, and where specialised on, ==1 and divisible by 16.
+
+    annotated: the type that its annotation names; then nothing is compiled in.
+    """
+    if annotated:
+        kind = annotated
+        aligned = aligned and annotated[0] in "*iu"
+    elif arg is None:
         return "None"
+    elif special and isinstance(arg, int) and not isinstance(arg, bool) and arg == 1:
+        return "1"
+    else:
+        kind = _type_of(arg)
+    return kind + (":16" if aligned and _is_aligned(arg) else "")
+
+
+def _type_of(arg: Any) -> str:
     if isinstance(arg, torch.Tensor):
-        return f"*{SHORT.get(arg.dtype, '')}" + (
-            ":16" if aligned and _address(arg) % 16 == 0 else ""
+        if arg.dtype in SHORT:
+            return f"*{SHORT[arg.dtype]}"
+        raise LaunchError(
+            f"Triton has no {arg.dtype}: pass a view of the tensor as another type, as "
+            "`torch.view_as_real(x)` is one"
         )
     if isinstance(arg, bool):
         return "bool"
     if isinstance(arg, int):
-        if special and arg == 1:
-            return "1"
-        kind = "i32" if -(2**31) <= arg < 2**31 else "i64" if arg < 2**63 else "u64"
-        return kind + (":16" if aligned and arg % 16 == 0 else "")
+        return "i32" if -(2**31) <= arg < 2**31 else "i64" if arg < 2**63 else "u64"
     if isinstance(arg, float):
         return "f32"
     raise LaunchError(
         f"a Triton kernel takes tensors, numbers and None, not {type(arg).__name__} `{arg}`"
     )
+
+
+def _is_aligned(arg: Any) -> bool:
+    """Whether Triton may take it for divisible by 16."""
+    if isinstance(arg, torch.Tensor):
+        return _address(arg) % 16 == 0
+    return isinstance(arg, int) and not isinstance(arg, bool) and arg % 16 == 0
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -3,11 +3,13 @@
 import importlib.util
 
 import pytest
+import torch
 
+import jitkern
 from jitkern import config, jit
 from jitkern.compilers import triton as compiler
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.kernel import Triton, Variant
+from jitkern.kernel import DTYPES, Triton, Variant
 from jitkern.launch import triton as declarations
 from jitkern.target import Target
 
@@ -169,3 +171,47 @@ def test_the_declaration_is_read_from_text(build):
         {"n", "y"},
         {"x"},
     )
+
+
+ANNOTATED = [  # annotation, argument
+    ("tl.int64", 100000), ("tl.int64", 1), ("tl.int64", 3), ("'tl.uint32'", 16), ("'i64'", 2),
+    ("int", 32), ("tl.float64", 0.1), ("float", 0.1), ("tl.int1", True), ("bool", True),
+    ("tl.constexpr", 16), ("str", 16), ("object", 1),
+    ("'*fp32'", torch.empty(8)), ("'const *fp32'", torch.empty(8)[1:]), ("'fp32*'", None),
+    ("tl.pointer_type(tl.float32)", torch.empty(8)), ("torch.Tensor", torch.empty(8)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("annotation", "value"), ANNOTATED)
+def test_annotations_count_as_triton_has_them(tmp_path, annotation, value):
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    path = tmp_path / "annotated.py"
+    path.write_text(f"import torch\n{HEAD}@triton.jit\ndef k(v: {annotation}): pass\n")
+    scope = {"__name__": "annotated"}
+    exec(compile(path.read_text().replace("@triton.jit\n", ""), path, "exec"), scope)
+    fn = JITFunction(scope["k"])
+    bind = create_function_from_signature(
+        fn.signature, fn.params, CUDABackend(GPUTarget("cuda", 90, 32))
+    )
+    ((kind, attribute),) = bind(value)[1]
+    kernel = jitkern.triton_kernel(f"{path}:k")
+    (variant,) = kernel.variants(value)
+    if variant.template or kind == "constexpr":
+        assert kind == "constexpr" and (variant.template or variant.signature[0] in ("1", "None"))
+        return
+    ours, _, aligned = variant.signature[0].partition(":")
+    pointer = "*" * ours.startswith("*")
+    ours = pointer + DTYPES[ours.removeprefix("*")].triton
+    assert (ours.replace("i1", "u1"), bool(aligned)) == (kind.replace("*k", "*"), attribute == "D")
+
+
+def test_an_annotation_that_launches_cannot_read_is_refused(build):
+    text = COPY.replace(
+        "import triton.language as tl", "import triton.language as tl\nI = tl.int64"
+    )
+    with pytest.raises(CompileError, match="`n` is annotated as i64, and passed as i32"):
+        build(text.replace("n, scale", "n: I, scale"))
+    build(text.replace("n, scale", "n: tl.int64, scale"), signature=("*f32", "*f32", "i64", "f32"))
