@@ -6,6 +6,7 @@ as if it declared nothing.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ _NAME = (
     r"(?P<name>(?:\w+\s*(?:<[^{};()]*>\s*)?::\s*)*(?:operator\b[^(]*|~?\w+))\s*(?:<[^{};]*>)?\s*$"
 )
 CLASS = r"(?:typedef\s+)?(?:struct|class|union|enum)\b(?!\s+\w+[\s*&]+\w+\s*\()"
+DEFINE = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[^\n])*)"
 _NO_NAMES = {"alignas", "decltype", "explicit", "noexcept", "requires", "throw"}
 
 
@@ -71,9 +73,9 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
-def functions_in(text: str) -> list[Function]:
-    """The functions that a file declares at namespace scope."""
-    shown = masked(text)
+def functions_in(text: str, macros: Iterable[str] = ()) -> list[Function]:
+    """The functions that a file declares at namespace scope; for macros see `code_of`."""
+    shown = code_of(text, macros)
     try:
         found = list(declarations(shown, 0, len(shown)))
     except Unbalanced:
@@ -86,8 +88,9 @@ def kernels_in(text: str, headers: Iterable[str] = ()) -> list[Function]:
 
     headers: texts that may define a macro for `__global__`, as the file itself may.
     """
-    marks = {"__global__"} | macros_for({"__global__"}, [text, *headers])
-    kernels = [f for f in functions_in(text) if f.words & marks]
+    texts = list(headers)
+    marks = {"__global__"} | macros_for({"__global__"}, [text, *texts])
+    kernels = [f for f in functions_in(text, declaring_macros(texts)) if f.words & marks]
     return [
         f for f in kernels if f.defined or not any(f.name == k.name and k.defined for k in kernels)
     ]
@@ -95,15 +98,19 @@ def kernels_in(text: str, headers: Iterable[str] = ()) -> list[Function]:
 
 def macros_for(words: set[str], texts: Iterable[str]) -> set[str]:
     """Names of macros whose text has one of these words in it, also by way of other macros."""
-    define = r"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)\n]*\))?[ \t]((?:\\\r?\n|[^\n])*)"
     defined: dict[str, set[str]] = {}  # the branches of an `#if` may all define it
-    for text in texts:
-        for name, body in re.findall(define, text):
-            defined.setdefault(name, set()).update(re.findall(r"\w+", body))
+    for name, body in macros_in(texts):
+        defined.setdefault(name, set()).update(re.findall(r"\w+", body))
     found = set(words)
     while new := {name for name, used in defined.items() if used & found} - found:
         found |= new
     return found - words
+
+
+def macros_in(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The name and the text of each `#define`."""
+    for text in texts:
+        yield from re.findall(DEFINE, text)
 
 
 def named(functions: Iterable[Function], name: str) -> list[Function]:
@@ -113,9 +120,17 @@ def named(functions: Iterable[Function], name: str) -> list[Function]:
 
 
 def overloads(functions: Iterable[Function], name: str) -> str:
-    """What to do about a name that several of them have; "" where it is no such."""
-    found = dict.fromkeys(f"`{f.name}({f.parameters})`" for f in named(functions, name))
-    return f"`{name}` is overloaded; name one: {', '.join(found)}" if len(found) > 1 else ""
+    """What to do about a name that does not say which function is meant; "" where there is none."""
+    found = dict.fromkeys(named(functions, name))
+    templates = [f.template for f in found if f.template]
+    if len(found) == len(templates) == 1:
+        listed = ", ".join(templates[0])
+        return (
+            f"`{plain_name(name)}` is a template of <{listed}>: name all of them, as "
+            "`k[torch.float32, 32]` does"
+        )
+    listed = ", ".join(dict.fromkeys(f"`{f.name}({f.parameters})`" for f in found))
+    return listed and f"`{name}` is overloaded; name one: {listed}"
 
 
 def plain_name(name: str) -> str:
@@ -127,10 +142,35 @@ def masked(text: str) -> str:
     """Blanks for comments, preprocessor lines and strings, whose quotes stay."""
 
     def blank(match: re.Match[str]) -> str:
-        found = re.sub(r"[^\n]", " ", match.group())
+        found = blanks(match.group())
         return f'"{found[1:-1]}"' if match.group()[0] == '"' else found
 
     return re.sub(_SKIPPED, blank, text)
+
+
+def code_of(text: str, macros: Iterable[str] = ()) -> str:
+    """It masked, with blanks also for calls of macros that stand for whole declarations.
+
+    macros: names of such ones from elsewhere (see `declaring_macros`).
+    """
+    shown = masked(text)
+    names = declaring_macros([text]).union(macros)
+    calls = rf"(?m)(?:^|(?<=[;}}]))[ \t]*(?:{'|'.join(sorted(names))})[ \t]*\("
+    for call in re.finditer(calls, shown) if names else ():
+        with contextlib.suppress(Unbalanced):
+            end = _closing(shown, call.end() - 1) + 1
+            shown = shown[: call.start()] + blanks(shown[call.start() : end]) + shown[end:]
+    return shown
+
+
+def declaring_macros(texts: Iterable[str]) -> set[str]:
+    """Names of macros that need no `;` behind a call."""
+    return {name for name, body in macros_in(texts) if body.rstrip().endswith(("}", ";"))}
+
+
+def blanks(text: str) -> str:
+    """As many blanks, on as many lines."""
+    return re.sub(r"[^\r\n]", " ", text)
 
 
 def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[Declaration]:

@@ -174,7 +174,7 @@ def _found(source: Source, name: str, what: str) -> tuple[str, Sequence[str]]:
     listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none"
     if len(names) > 1 and plain not in names:
         raise DeclarationError(f"{path} has several {what}s `{name}`: {', '.join(names)}")
-    if not found and (cxx.named(cxx.functions_in(text), name) or not _mentioned(source, plain)):
+    if not found and (cxx.named(cxx.functions_in(text), name) or not _may_define(source, plain)):
         raise DeclarationError(f"{path} has no {what} `{name}`; it has: {listed}")
     if len(names) == 1:
         name = names[0] + name[name.index(plain) + len(plain) :]
@@ -182,8 +182,9 @@ def _found(source: Source, name: str, what: str) -> tuple[str, Sequence[str]]:
     return name, max(templates, key=len, default=())
 
 
-def _mentioned(source: Source, plain: str) -> bool:
-    """Whether the code of the file or its headers names it: a macro may define the function."""
+def _may_define(source: Source, plain: str) -> bool:
+    """Whether a macro of the file or its headers may: the code names it, or one pastes names."""
     word = re.compile(rf"\b{re.escape(plain.rpartition('::')[2])}\b")
-    texts = map(cxx.read, closure_of(source).paths)
-    return any(word.search(text) and word.search(cxx.masked(text)) for text in texts)
+    texts = [cxx.read(path) for path in closure_of(source).paths]
+    pastes = any("##" in body for _, body in cxx.macros_in(texts))
+    return pastes or any(word.search(text) and word.search(cxx.masked(text)) for text in texts)

@@ -89,7 +89,8 @@ def missing_function(variant: Variant, found: Sequence[str]) -> str:
     path = variant.source.paths[0]
     if not variant.function or re.search(rf"\b{re.escape(variant.function)}\b", cxx.read(path)):
         return ""
-    return f"{path} has no function `{variant.function}`; it has: {', '.join(found) or 'none'}"
+    listed = ", ".join(found) or "none outside of macros"
+    return f"{path} has no function `{variant.function}`; it has: {listed}"
 
 
 def read_dependencies(depfile: Path) -> list[str]:
