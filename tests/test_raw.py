@@ -192,6 +192,99 @@ def test_names_of_all_kinds_are_found(file):
         assert entry.manifest.meta["parameters"] == parameters
 
 
+PASTED = """
+#define DEFINE_OP(name, op) \\
+  __global__ void name##_kernel(float* a, int n) { a[0] = a[0] op n; } \\
+  void launch_##name(float* a) { name##_kernel<<<1, 1>>>(a, 1); }
+DEFINE_OP(add, +)
+DEFINE_OP(mul, *)
+int main() { launch_add(0); }
+"""
+
+
+@needs_nvrtc
+def test_a_macro_may_make_a_name(file, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    for text in (PASTED, PASTED.replace("\n", "\r\n")):
+        k = jitkern.cuda_kernel(file(text), "mul_kernel")
+        assert k.compile(H100).manifest.meta["parameters"] == ["*f32", "i32"]
+    with pytest.raises(CompileError, match="no function `div_kernel`; it has: none outside of mac"):
+        jitkern.cuda_kernel(file(PASTED), "div_kernel").compile(H100)
+    with pytest.raises(DeclarationError, match="no `__global__` function `main`"):
+        jitkern.cuda_kernel(file(PASTED), "main")
+
+
+def test_a_macro_may_make_the_name_of_a_cpp_function(file):
+    text = "#define OP(n, op) void n##_op(float* x, float y) { *x = *x op y; }\nOP(add, +)\nOP(mul, *)\n"
+    x = torch.ones(1)
+    jitkern.cpp_kernel(file(text, "k.cpp"), "add_op")(x, 2.0)
+    assert x.item() == 3
+    with pytest.raises(CompileError, match="no function `sub_op`; it has: none outside of macros"):
+        jitkern.cpp_kernel(file(text, "k.cpp"), "sub_op").compile()
+
+
+HOSTS = [  # what only the host has
+    "class Base { public: virtual ~Base() = default; virtual void run() = 0; };",
+    "struct { int n; float dt; } params;",
+    "enum Color { RED, GREEN } color = RED;",
+    "struct Tmp { int a; } tmp = {3};",
+    "int N = 9;\nconst int blocks = (N + 255) / 256;",
+    "#include <math.h>\nconst float s = sqrtf(2.f);",
+    "#include <time.h>\nstatic const unsigned seed = time(NULL);",
+    "#define MAKE(n) __global__ void n(double* x) { *x = 1; }\nMAKE(made)\nint f() { return 1; }",
+]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_no_kernel_uses_is_left_out(file, monkeypatch, host):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    path = file(f"#include <stdio.h>\n{host}\n__global__ void k(float* x) {{}}\nint main() {{}}\n")
+    assert jitkern.cuda_kernel(path, "k").compile(H100).manifest.compiler["name"] == "nvrtc"
+
+
+@needs_nvrtc
+def test_what_a_kernel_uses_is_not_left_out(file, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    text = "#include <stdio.h>\nint n = 1;\nconst int m = n + 1;\n__global__ void k(int* x) { *x = m; }\n"
+    with pytest.raises(CompileError, match=r'k\.cu\(3\): error: identifier "n" is undefined'):
+        jitkern.cuda_kernel(file(text), "k").compile(H100)
+    used = "enum Color { RED, GREEN } color = RED;\n__global__ void k(int* x) { *x = GREEN; }\n"
+    assert jitkern.cuda_kernel(file(used), "k").compile(H100)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("header", ["", "#include <cooperative_groups/reduce.h>\n"])
+def test_int64_is_long_as_on_linux_except_to_libcuxx(file, monkeypatch, header):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    text = f"#include <cstdint>\n#include <cstdio>\n{header}__global__ void k(int64_t* x) {{}}\nint main() {{}}"
+    entry = jitkern.cuda_kernel(file(text), "k").compile(H100)
+    assert entry.manifest.meta["symbol"] == ("_Z1kPx" if header else "_Z1kPl")
+
+
+TEMPLATE = "template <typename T, int N> {} void k(T* x) {{ *x = N; }}"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("nvcc", [True, False])
+def test_template_arguments_that_are_missing_are_asked_for(file, monkeypatch, nvcc):
+    if not nvcc:
+        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    says = "`k` is a template of <T, N>: name all of them, as "
+    text = TEMPLATE.format("__global__")
+    for head in ("", "#include <stdio.h>\n", "#include <helper_cuda.h>\n"):
+        with pytest.raises(CompileError, match=says):
+            jitkern.cuda_kernel(file(head + text), "k").compile(H100)
+    with pytest.raises(CompileError, match=says):
+        jitkern.cpp_kernel(file(TEMPLATE.format(""), "k.cpp"), "k").compile()
+
+
+def test_a_function_beside_one_of_the_library_is_to_be_spelled(file):
+    text = "#include <cmath>\nvoid exp(float* x, int n) { *x = n; }"
+    with pytest.raises(CompileError, match=r"is overloaded; name one: `exp\(float\* x, int n\)`"):
+        jitkern.cpp_kernel(file(text, "k.cpp"), "exp").compile()
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(
     "macro",

@@ -28,6 +28,7 @@ _HOST_TYPE = (
     r"\b(?:(?:cublas|cudnn|cusolver|cusparse|nccl|pthread_)\w+|cufftHandle|FILE|pid_t|time_t)\b"
     r"|\b(?:std|thrust)\s*::\s*(?!(?:size_t|ptrdiff_t|nullptr_t|u?int\d+_t)\b)\w"
 )
+_ATTRIBUTE = r"\b__\w+__\s*(?:\((?:[^()]|\([^()]*\))*\))?"
 _Edit = tuple[int, int, str]  # blank these, and put that first
 
 
@@ -35,15 +36,47 @@ _IMPLIED = "jitkern/implied.h"
 
 
 class DeviceHalf(NamedTuple):
-    """What NVRTC is given: the file, and headers by the names that it includes them by."""
+    """What NVRTC is given: the file, and headers by the names that it includes them by.
+
+    int64: what int64_t is; as on Linux, or as libcu++ has it in NVRTC.
+    """
 
     text: str
     headers: dict[str, str]
+    device_macros: frozenset[str] = frozenset()
+    declaring_macros: frozenset[str] = frozenset()
+    int64: str = "long"
 
     @property
     def options(self) -> list[str]:
         """Options of NVRTC: a `#line` after an `#include` has made it crash."""
-        return [f"--pre-include={_IMPLIED}"] if self.headers else []
+        implied = [f"-D{host_headers.INT64}={self.int64}", f"--pre-include={_IMPLIED}"]
+        return implied if self.headers else []
+
+    def without(self, lines: set[int]) -> DeviceHalf:
+        """It without the declarations at these lines of the file that are not the device's.
+
+        They are what a host alone can do without saying so: virtual methods, a `const` that is
+        computed when the program starts.
+        """
+        shown = cxx.code_of(self.text, self.declaring_macros)
+        try:
+            declared = list(cxx.declarations(shown, 0, len(shown)))
+        except cxx.Unbalanced:
+            return self
+        edits = [
+            (d.begin, d.end, "")
+            for d in declared
+            if d.rest == d.begin
+            and not _is_marked(shown[d.begin : d.end], _MARKS | self.device_macros)
+            if not lines.isdisjoint(_lines(shown, d))
+        ]
+        return self._replace(text=_edited(self.text, shown, edits))
+
+    def lost(self, less: DeviceHalf) -> set[str]:
+        """The words of the lines that another one has not."""
+        rows = zip(self.text.splitlines(), less.text.splitlines())
+        return {word for row, kept in rows if row != kept for word in re.findall(r"\w+", row)}
 
 
 def device_half(source: Source, closure: Closure) -> DeviceHalf:
@@ -52,13 +85,16 @@ def device_half(source: Source, closure: Closure) -> DeviceHalf:
     own = {p: cxx.read(p) for p in closure.paths}
     own[path.resolve()] = text = cxx.read(path)
     macros = device_macros_in(own.values())
-    blanked = without_host_half(text, macros)
-    headers = _headers(path.resolve(), own, macros)
+    declaring = cxx.declaring_macros(own.values())
+    blanked = without_host_half(text, macros, declaring)
+    headers = _headers(path.resolve(), own, macros, declaring)
     headers[_IMPLIED] = host_headers.implied()
-    return DeviceHalf(blanked, headers)
+    return DeviceHalf(blanked, headers, frozenset(macros), frozenset(declaring))
 
 
-def _headers(unit: Path, own: dict[Path, str], macros: set[str]) -> dict[str, str]:
+def _headers(
+    unit: Path, own: dict[Path, str], macros: set[str], declaring: set[str]
+) -> dict[str, str]:
     included = {name for text in own.values() for name in re.findall(_INCLUDE, text)}
     host = host_headers.NAMES | set(filter(host_headers.is_host, included))
     headers = {name: host_headers.stand_in(name) for name in host}
@@ -66,30 +102,59 @@ def _headers(unit: Path, own: dict[Path, str], macros: set[str]) -> dict[str, st
         tail = Path(re.sub(r"^(\.\.?/)+", "", name)).parts
         meant = [path for path in own if path != unit and path.parts[-len(tail) :] == tail]
         if len(meant) == 1:
-            blanked = without_host_half(own[meant[0]], macros)
+            blanked = without_host_half(own[meant[0]], macros, declaring)
             headers.pop(name, None)
             if blanked.encode(errors="surrogateescape") != meant[0].read_bytes():
                 headers[name] = blanked
     return headers
 
 
-def without_host_half(text: str, device_macros: Iterable[str] = ()) -> str:
+def without_host_half(
+    text: str, device_macros: Iterable[str] = (), declaring_macros: Iterable[str] = ()
+) -> str:
     """The text with what only a host can run or read blanked out; lines keep their numbers.
 
     Blanked are host functions, methods, variables, and classes with members of `std`; `constexpr`
     functions become the device's too. device_macros: names of macros that stand for `__device__`
-    and the like (see `device_macros_in`).
+    and the like (see `device_macros_in`). declaring_macros: as of `cxx.code_of`.
     """
-    shown = cxx.masked(text)
     marks = _MARKS.union(device_macros)
+    shown = cxx.code_of(text, declaring_macros)
     try:
         declared = list(cxx.declarations(shown, 0, len(shown)))
         edits = [edit for d in declared for edit in _edits(shown, d, marks)]
     except cxx.Unbalanced:
         return text
+    half = _edited(text, shown, edits)
+    return re.sub(cxx.DEFINE, lambda found: _without_host_macro(found, marks), half)
+
+
+def _without_host_macro(define: re.Match[str], marks: set[str]) -> str:
+    """A `#define` without the host half of its text, where that makes kernels and their hosts."""
+    whole, body = define.group(), define.group(2)
+    if not body.rstrip().endswith(("}", ";")) or not _is_marked(body, marks):
+        return whole
+    half = without_host_half(re.sub(r"\\(?=\r?\n)", " ", body), marks)
+    rows = zip(body.splitlines(), half.splitlines())
+    kept = (new[: len(row) - 1] + "\\" if row.endswith("\\") else new for row, new in rows)
+    return whole[: define.start(2) - define.start()] + "\n".join(kept)
+
+
+def _edited(text: str, shown: str, edits: list[_Edit]) -> str:
     for begin, end, new in reversed(edits):
         text = text[:begin] + new + _blank(text[begin:end], shown[begin:end]) + text[end:]
     return text
+
+
+def _lines(shown: str, declaration: cxx.Declaration) -> range:
+    first = shown.count("\n", 0, declaration.begin) + 1
+    return range(first, first + shown.count("\n", declaration.begin, declaration.end) + 1)
+
+
+def _is_marked(code: str, marks: set[str]) -> bool:
+    """Whether a word of it says that it is the device's."""
+    words = set(re.findall(r"\w+", code))
+    return bool(words & marks) or any(re.fullmatch(_MACRO, word) for word in words)
 
 
 def device_macros_in(texts: Iterable[str]) -> set[str]:
@@ -111,9 +176,9 @@ def _edits(shown: str, declaration: cxx.Declaration, marks: set[str]) -> Iterato
     """What to do to a declaration: nothing where it is the device's."""
     begin, rest, at, body, end, *_ = declaration
     head = shown[begin:at]
-    words = set(re.findall(r"\w+", head))
-    if words & marks or any(re.fullmatch(_MACRO, word) for word in words):
+    if _is_marked(head, marks):
         return
+    words = set(re.findall(r"\w+", head))
     if declaration.function:
         if words & _CONSTANT:  # for nvcc a kernel may use it in constants
             yield rest, rest, "__host__ __device__ "
@@ -145,7 +210,15 @@ def _edits_of_class(shown: str, declaration: cxx.Declaration, marks: set[str]) -
         virtual = own and "virtual" in shown[member.begin : member.head].split()
         stored = not member.function and not member.body
         if virtual or (stored and re.search(_HOST_TYPE, shown[member.begin : member.end])):
-            edits = [(declaration.begin, declaration.end, "")]
-            break
+            yield declaration.begin, declaration.end, ""
+            return
         edits += own
-    yield from edits
+    variable = re.sub(_ATTRIBUTE, "", shown[last + 1 : declaration.end - 1]).strip()
+    kind, *name = re.sub(_ATTRIBUTE, "", shown[declaration.rest : declaration.head]).split()
+    if not variable or kind == "typedef":
+        yield from edits
+    elif name or kind == "enum":
+        yield from edits
+        yield last + 1, declaration.end - 1, ""
+    else:
+        yield declaration.begin, declaration.end, ""  # a struct without a name, for that variable

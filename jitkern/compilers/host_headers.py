@@ -32,13 +32,14 @@ log2 pow rint round sin sinh sqrt tan tanh trunc"""
 NAMES = frozenset(f"{_CPP} {_SYSTEM} {_CUDA}".split()).union(
     *((f"{name}.h", f"c{name}") for name in _C.split())
 )
+INT64 = "JITKERN_INT64"  # a macro: `long` or `long long`
 _MACROS = {
-    "stdint": """
-typedef long long intptr_t; typedef unsigned long long uintptr_t;
+    "stdint": f"""
+typedef {INT64} intptr_t; typedef unsigned {INT64} uintptr_t;
 #define INT8_MAX 127
 #define INT16_MAX 32767
 #define INT32_MAX 2147483647
-#define INT64_MAX 9223372036854775807LL
+#define INT64_MAX 9223372036854775807L
 #define INT8_MIN (-128)
 #define INT16_MIN (-32768)
 #define INT32_MIN (-INT32_MAX - 1)
@@ -46,7 +47,7 @@ typedef long long intptr_t; typedef unsigned long long uintptr_t;
 #define UINT8_MAX 255
 #define UINT16_MAX 65535
 #define UINT32_MAX 4294967295U
-#define UINT64_MAX 18446744073709551615ULL
+#define UINT64_MAX 18446744073709551615UL
 #define SIZE_MAX 18446744073709551615UL""",
     "limits": """
 #define CHAR_BIT 8
@@ -91,7 +92,7 @@ typedef long long intptr_t; typedef unsigned long long uintptr_t;
 _INTEGERS = "\n".join(
     f"typedef {sign}{kind} {u}int{bits}_t; namespace std {{ using ::{u}int{bits}_t; }}"
     for sign, u in (("signed ", ""), ("unsigned ", "u"))
-    for bits, kind in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
+    for bits, kind in ((8, "char"), (16, "short"), (32, "int"), (64, INT64))
 )
 _NAMES = {  # what a header also puts into the namespace std
     "stddef": "using nullptr_t = decltype(nullptr);",

@@ -7,6 +7,7 @@ that half goes to `nvcc -cubin`.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ _NVCC_ONLY = re.compile(
     r"|(?:-Xcompiler|--compiler-options)=.*"
 )
 _NVCC_ONLY_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
+_HEADERS = (("__half", "fp16"), ("__nv_bfloat16", "bf16"), ("__nv_fp8", "fp8"))
+_UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
+_OTHER_INT64 = re.compile(r'redeclaration of type name "u?int(?:64|ptr)_t"')
 _ERROR_LINE = re.compile(r"\((\d+)\): (?:catastrophic )?error:")
 _UNRESOLVED = re.compile(r"Unresolved extern function '(\w+)'")
 _EXTERN = re.compile(r"extern declaration of the entity (\w+) is treated as a static definition")
@@ -71,20 +75,31 @@ class Nvrtc:
         half = None
         if not built:
             half = device_half(variant.source, closure)
-            half = half if _needs(output, text, half.text) else None
-            built, output = attempt.build(half) if half else (None, output)
+            half = half if _needs(output, text, half) else None
+            built, output = attempt.build_half(half) if half else (None, output)
         if built:
             return built
-        hint = _hint(variant, target, text, output, half=half is not None)
         other = nvcc.nvcc_for(target)
-        if other and (half or missing_header(output) or _UNKNOWN_OPTION.search(output)):
+        if not other or not (half or missing_header(output) or _UNKNOWN_OPTION.search(output)):
+            hint = _hint(variant, target, text, output, half=half is not None)
+            raise compile_error(variant, target, attempt.command, output, hint)
+        try:
             return nvcc.compile_unit(
                 variant, target, closure, staging, nvcc=other,
                 flags=self.flags(variant.source, target), text=text,
                 used=(kernel.address, f"&{kernel.probe}"),
-                hint=lambda said: _wheel(said, target) or _absent(variant, text, output),
+                hint=lambda said: _said(variant, target, text, said),
             )  # fmt: skip
-        raise compile_error(variant, target, attempt.command, output, hint)
+        except CompileError as e:
+            header = missing_header(e.log)
+            if not header or missing_header(output):
+                raise
+            hint = _said(variant, target, text, output) or (
+                "Of this file the device half was compiled. If a kernel needs the other half, "
+                f"nvcc compiles it where it finds <{header}>: declare its directory with "
+                "include=[...]"
+            )
+            raise compile_error(variant, target, attempt.command, output, hint) from e
 
 
 class _Kernel(NamedTuple):
@@ -109,13 +124,30 @@ class _Attempt:
         self._options += _without_nvcc_flags(Nvrtc().flags(source, target))
         self._options += [f"-I{root.path}" for root in source.roots]
         self._options += [f"-I{directory}" for directory in toolkit.include_directories()]
+        self._numbers = itertools.count()
         self.command = ["nvrtc", *self._options, kernel.name]
+
+    def build_half(self, half: DeviceHalf) -> tuple[Built | None, str]:
+        """`build`, where what NVRTC refuses and is not the device's is left out, too."""
+        built, output = self.build(half)
+        if _OTHER_INT64.search(output):
+            half = half._replace(int64="long long")
+            built, output = self.build(half)
+        while not built:
+            less = half.without(_error_lines(output))
+            if less == half:
+                break
+            built, said = self.build(less)
+            if half.lost(less).intersection(_UNDEFINED.findall(said)):
+                break  # a kernel needs it
+            half, output = less, said
+        return built, output
 
     def build(self, unit: DeviceHalf) -> tuple[Built | None, str]:
         """What it compiles to, or None; and what NVRTC said. Raises CompileError."""
         variant, kernel = self._variant, self._kernel
         name = f"/jitkern/{variant.source.files[0]}"
-        trace = self._staging / f"trace{len(unit.headers)}"  # NVRTC fails on one that is there
+        trace = self._staging / f"trace{next(self._numbers)}"  # NVRTC fails on one that is there
         text, expressions = f"{unit.text}\n{ptx.PROBE}", (kernel.name, kernel.probe)
         program = Program(self._library, text, name, expressions, unit.headers)
         try:
@@ -146,16 +178,19 @@ def _opened(trace: Path) -> list[str]:
     return [name for name in opened if Path(name).is_absolute()]
 
 
-def _needs(output: str, text: str, half: str) -> bool:
-    """Whether what NVRTC refused may be the host half: a header, or only lines that go with it."""
-    undefined = re.findall(r'identifier "(\w+)" is undefined', output)
+def _needs(output: str, text: str, half: DeviceHalf) -> bool:
+    """Whether what NVRTC refused may be the host half: a header, or lines that go with it."""
     marked = "error: unrecognized token" in output  # a byte order mark of a header
-    if marked or missing_header(output) or any(map(is_implied, undefined)):
+    if marked or missing_header(output) or any(map(is_implied, _UNDEFINED.findall(output))):
         return True
-    rows = zip(text.splitlines(), half.splitlines())
+    rows = zip(text.splitlines(), half.text.splitlines())
     host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}
-    errors = set(map(int, _ERROR_LINE.findall(output)))
-    return bool(errors) and host.issuperset(errors)
+    errors = _error_lines(output)
+    return not host.isdisjoint(errors) or half.without(errors) != half
+
+
+def _error_lines(output: str) -> set[int]:
+    return set(map(int, _ERROR_LINE.findall(output)))
 
 
 def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
@@ -229,28 +264,38 @@ def _argument(op: str, name: str, value: Constant) -> str:
 
 
 def _hint(variant: Variant, target: Target, text: str, output: str, *, half: bool) -> str:
-    """What to do about NVRTC's refusal."""
-    missing, unresolved = missing_header(output), _UNRESOLVED.search(output)
-    if missing:
-        return _wheel(output, target) or (
-            f"<{missing}> is in no include root, and NVRTC has no host headers: declare "
-            f"its directory with include=[...], or {nvcc.why_not(target)}"
-        )
+    """What to do about NVRTC's refusal where there is no nvcc."""
     if unknown := _UNKNOWN_OPTION.search(output):
         flag = unknown.group(1) or unknown.group(2)
         return f"NVRTC does not know `{flag}`; for a flag of nvcc, {nvcc.why_not(target)}"
-    if unresolved:
-        return units.elsewhere(variant.source, ptx.demangled(unresolved.group(1)))
-    overloaded = "cannot determine which instance of overloaded function" in output
-    overloads = cxx.overloads(cxx.kernels_in(text), variant.function) if overloaded else ""
-    if said := _absent(variant, text, output) or overloads:
-        return said
-    if half:
+    said = _said(variant, target, text, output)
+    if missing_header(output) and not _wheel(output, target):
+        return f"{said}, or as NVRTC has no host headers, {nvcc.why_not(target)}"
+    if half and not said:
         return (
             "Of this file the device half was compiled: functions without `__global__` or "
             "`__device__`, and host headers, were left out. If a kernel needs them, "
             + nvcc.why_not(target)
         )
+    return said
+
+
+def _said(variant: Variant, target: Target, text: str, output: str) -> str:
+    """What to do about what NVRTC or nvcc refused, as far as that does not depend on nvcc."""
+    if missing := missing_header(output):
+        return _wheel(output, target) or (
+            f"<{missing}> is in no include root: declare its directory with include=[...]"
+        )
+    if unresolved := _UNRESOLVED.search(output):
+        return units.elsewhere(variant.source, ptx.demangled(unresolved.group(1)))
+    if said := _absent(variant, text, output):
+        return said
+    if "cannot determine which instance of" in output:
+        return cxx.overloads(cxx.kernels_in(text), variant.function)
+    for start, header in _HEADERS:
+        name = next((n for n in _UNDEFINED.findall(output) if n.startswith(start)), "")
+        if name:
+            return f"`{name}` comes from a header: #include <cuda_{header}.h>"
     return ""
 
 
@@ -260,7 +305,7 @@ def _absent(variant: Variant, text: str, output: str) -> str:
     undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
     kernels = dict.fromkeys(f.spelled for f in cxx.kernels_in(text))
     if undefined and not cxx.named(cxx.kernels_in(text), variant.function):
-        path, listed = variant.source.paths[0], ", ".join(kernels) or "none"
+        path, listed = variant.source.paths[0], ", ".join(kernels) or "none outside of macros"
         return f"{path} has no function `{variant.function}`; it has: {listed}"
     return missing_function(variant._replace(function=name), list(kernels))
 

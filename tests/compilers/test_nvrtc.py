@@ -270,6 +270,30 @@ def test_an_error_of_the_kernel_beside_a_host_half_names_its_line(build, monkeyp
         build(TEACHING.replace("T(1)", "nothing"), template=(("T", "f32"),))
 
 
+@pytest.mark.parametrize("nvcc", [True, False])
+def test_a_header_that_is_missing_does_not_hide_an_error_of_the_kernel(build, monkeypatch, nvcc):
+    if not nvcc:
+        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError) as caught:
+        build(
+            f"#include <helper_cuda.h>\n{TEACHING.replace('T(1)', 'nothing')}",
+            template=(("T", "f32"),),
+        )
+    assert 'k.cu(4): error: identifier "nothing" is undefined' in str(caught.value)
+    if nvcc and toolkit.nvcc():
+        assert "nvcc compiles it where it finds <helper_cuda.h>: " in str(caught.value)
+
+
+@pytest.mark.parametrize("nvcc", [True, False])
+def test_what_a_directory_or_a_header_is_missing_for_is_told(build, monkeypatch, nvcc):
+    if not nvcc:
+        monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    with pytest.raises(CompileError, match=r"<torch/extension.h> is in no include root: declare "):
+        build(f"#include <torch/extension.h>\n{K}")
+    with pytest.raises(CompileError, match="`__half` comes from a header: #include <cuda_fp16.h>"):
+        build(TEACHING, template=(("T", "f16"),))
+
+
 def test_a_host_helper_in_a_kernel_is_told_of(build, monkeypatch):
     text = "float f(float x) { return x; }\n__global__ void k(float* o) { *o = f(1); }"
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
