@@ -155,12 +155,14 @@ def code_of(text: str, macros: Iterable[str] = ()) -> str:
     """
     shown = masked(text)
     names = declaring_macros([text]).union(macros)
-    calls = rf"(?m)(?:^|(?<=[;}}]))[ \t]*(?:{'|'.join(sorted(names))})[ \t]*\("
-    for call in re.finditer(calls, shown) if names else ():
-        with contextlib.suppress(Unbalanced):
-            end = _closing(shown, call.end() - 1) + 1
-            shown = shown[: call.start()] + blanks(shown[call.start() : end]) + shown[end:]
-    return shown
+    parts, done = [], 0
+    for call in re.finditer(r"(?m)(?:^|(?<=[;}]))[ \t]*(\w+)[ \t]*\(", shown):
+        if call[1] in names and call.start() >= done:
+            with contextlib.suppress(Unbalanced):
+                end = _closing(shown, call.end() - 1) + 1
+                parts += [shown[done : call.start()], blanks(shown[call.start() : end])]
+                done = end
+    return "".join([*parts, shown[done:]])
 
 
 def declaring_macros(texts: Iterable[str]) -> set[str]:

@@ -132,7 +132,7 @@ def without_host_half(
 def _without_host_macro(define: re.Match[str], marks: set[str]) -> str:
     """A `#define` without the host half of its text, where that makes kernels and their hosts."""
     whole, body = define.group(), define.group(2)
-    if not body.rstrip().endswith(("}", ";")) or not _is_marked(body, marks):
+    if not body.rstrip().endswith(("}", ";")) or "__global__" not in re.findall(r"\w+", body):
         return whole
     half = without_host_half(re.sub(r"\\(?=\r?\n)", " ", body), marks)
     rows = zip(body.splitlines(), half.splitlines())

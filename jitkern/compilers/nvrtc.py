@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +43,8 @@ _NVCC_ONLY_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
 _HEADERS = (("__half", "fp16"), ("__nv_bfloat16", "bf16"), ("__nv_fp8", "fp8"))
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 _OTHER_INT64 = re.compile(r'redeclaration of type name "u?int(?:64|ptr)_t"')
-_ERROR_LINE = re.compile(r"\((\d+)\): (?:catastrophic )?error:")
+_ERROR_LINE = re.compile(r"(?m)^(.+?)\((\d+)\): (?:catastrophic )?error:")
+_NO_FILES = {"__nv_name_map", "jitkern probe"}
 _UNRESOLVED = re.compile(r"Unresolved extern function '(\w+)'")
 _EXTERN = re.compile(r"extern declaration of the entity (\w+) is treated as a static definition")
 
@@ -75,7 +77,7 @@ class Nvrtc:
         half = None
         if not built:
             half = device_half(variant.source, closure)
-            half = half if _needs(output, text, half) else None
+            half = half if _needs(output, variant.source.paths[0], text, half) else None
             built, output = attempt.build_half(half) if half else (None, output)
         if built:
             return built
@@ -134,7 +136,7 @@ class _Attempt:
             half = half._replace(int64="long long")
             built, output = self.build(half)
         while not built:
-            less = half.without(_error_lines(output))
+            less = half.without(_error_lines(output)[str(self._variant.source.paths[0])])
             if less == half:
                 break
             built, said = self.build(less)
@@ -178,19 +180,26 @@ def _opened(trace: Path) -> list[str]:
     return [name for name in opened if Path(name).is_absolute()]
 
 
-def _needs(output: str, text: str, half: DeviceHalf) -> bool:
+def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
     """Whether what NVRTC refused may be the host half: a header, or lines that go with it."""
     marked = "error: unrecognized token" in output  # a byte order mark of a header
     if marked or missing_header(output) or any(map(is_implied, _UNDEFINED.findall(output))):
         return True
     rows = zip(text.splitlines(), half.text.splitlines())
     host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}
-    errors = _error_lines(output)
+    places = _error_lines(output)
+    errors = places.pop(str(path), set())
+    if places.keys() - _NO_FILES:  # a header
+        return True
     return not host.isdisjoint(errors) or half.without(errors) != half
 
 
-def _error_lines(output: str) -> set[int]:
-    return set(map(int, _ERROR_LINE.findall(output)))
+def _error_lines(output: str) -> defaultdict[str, set[int]]:
+    """The lines of each file that errors are at."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for file, line in _ERROR_LINE.findall(output):
+        found[file].add(int(line))
+    return found
 
 
 def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
