@@ -95,6 +95,7 @@ def missing_function(variant: Variant, found: Sequence[str]) -> str:
 
 def read_dependencies(depfile: Path) -> list[str]:
     """The files that a make-style dependency file lists."""
-    text = depfile.read_text(errors="replace").replace("\\\n", " ")
+    text = depfile.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
     _, _, files = text.partition(": ")
-    return [name.replace("\0", " ") for name in files.replace("\\ ", "\0").split()]
+    names = re.split(r"(?<!\\)\s+", files.strip())
+    return [re.sub(r"\\([ \t#])|\$(\$)", r"\1\2", name) for name in names if name]
