@@ -57,10 +57,10 @@ def closure_of(source: Source) -> Closure:
         digest = hashlib.sha256(source.text.encode()).hexdigest()
         return Closure({source.files[0]: digest}, {}, frozenset())
     if source.kind == "inline":
-        from jitkern import inline
+        from jitkern import inline, inputs
 
         assert isinstance(source, inline.Inline)
-        return inline.closure(source)
+        return inputs.closure(source)
     for path in source.paths:
         if not path.is_file():
             raise DeclarationError(f"the kernel source {path} does not exist")

@@ -1,26 +1,23 @@
-"""What `load_inline` and `load` compile, and the files that it depends on.
-
-The headers of Torch, CUDA and the system are not read: versions stand for them in the key.
-"""
+"""What `load_inline` and `load` compile, with which flags, and where their headers may lie."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jitkern.closure import FORCED, Closure, included
+from jitkern import config
 from jitkern.kernel import Include, Source
 from jitkern.receipts import ENVIRONMENT
 from jitkern.target import Target, this_abi
 
 CUDA_SUFFIXES = (".cu", ".cuh")
 _ROOTS = ("-isystem", "-iquote", "-idirafter", "--include-path", "-I")
-_BINARY = rb'\.incbin[ \t]*\\?"([^"\\\n]+)'
+_RESPONSES = ("@", "-optf", "--options-file")
+_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+_NVCC_FLAGS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 
 class Inline(Source):
@@ -69,10 +66,24 @@ class Inline(Source):
         return [Path(place) for place in self.places]
 
     @property
+    def compiler_words(self) -> list[str]:
+        """All that the compilers are told, response files included."""
+        environment = config.current().environment
+        more = words([environment.get(name, "") for name in _NVCC_FLAGS])
+        return list(expanded((*self.cflags, *self.cuda_cflags, *more)))
+
+    @property
     def roots(self) -> list[Include]:
-        """Directories that `#include` searches: those given, then those in the flags."""
-        flags = [*_paths_after(_ROOTS, self.cflags), *_paths_after(_ROOTS, self.cuda_cflags)]
-        return [*self.include, *(Include(path) for path in flags if os.path.isabs(path))]  # noqa: PTH117
+        """Directories that `#include` may search: those given, and all that a flag or variable has.
+
+        Torch's and the toolkit's have a version.
+        """
+        environment = config.current().environment
+        named = [path for word in self.compiler_words for path in paths_in(word)]
+        named += [path for name in _SEARCHED for path in environment.get(name, "").split(":")]
+        every = dict.fromkeys([*(root.path for root in self.include), *named])
+        found = (path for path in every if os.path.isabs(path) and not os.path.isfile(path))  # noqa: PTH113, PTH117
+        return [Include(path, _version(path)) for path in found]
 
     @property
     def units(self) -> list[tuple[str, str | Path]]:
@@ -131,6 +142,38 @@ def words(flags: Sequence[str]) -> Iterator[str]:
         yield from (part.replace("$$", "$") for part in parts)
 
 
+def expanded(flags: Sequence[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The flags, each response file followed by what it holds."""
+    yield from flags
+    for path in {*paths_after(_RESPONSES, flags)} - above:
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        except (OSError, ValueError):
+            continue
+        yield from expanded(tuple(words([text])), above | {path})
+
+
+def paths_in(word: str) -> Iterator[str]:
+    """The absolute paths that a flag may name: `-I/a`, `-Wl,-T,/a`, `-DX="/a"`."""
+    for part in dict.fromkeys((word, *word.split(","))):
+        _, slash, rest = part.partition("/")
+        if slash:
+            yield "/" + rest.rstrip("\"'<>\\ \t\n")
+
+
+def _version(root: str) -> str:
+    """Of Torch's and the toolkit's headers; "" for all others."""
+    import torch
+
+    from jitkern.compilers import toolkit
+
+    path = Path(root).resolve()
+    if path.is_relative_to(Path(torch.__file__).parent.resolve()):
+        return torch.__version__
+    homes = (*toolkit.cuda_homes(), *toolkit.include_directories())
+    return f"cuda {torch.version.cuda}" if any(map(path.is_relative_to, homes)) else ""
+
+
 def names_of(places: Sequence[str]) -> tuple[str, ...]:
     """A name for each source, free of where it lies."""
     folders = list(dict.fromkeys(os.path.dirname(place) for place in places))  # noqa: PTH120
@@ -140,74 +183,7 @@ def names_of(places: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def closure(source: Inline) -> Closure:
-    """The units and every file that they include from the given roots or from beside them."""
-    files: dict[str, str] = {}
-    seen: set[Path] = set()
-    queue: list[tuple[str, Path | None, bytes]] = [
-        (name, unit, unit.read_bytes()) if isinstance(unit, Path) else (name, None, unit.encode())
-        for name, unit in source.units
-    ]
-    seen.update(path.resolve() for path in source.paths)
-    forced = [*_paths_after(FORCED, source.cflags), *_paths_after(FORCED, source.cuda_cflags)]
-    if forced:
-        queue.append(("flags", None, b"".join(b'#include "%s"\n' % f.encode() for f in forced)))
-    roots = [Path(root.path) for root in source.roots]
-    while queue:
-        label, path, data = queue.pop(0)
-        files[label] = hashlib.sha256(data).hexdigest()
-        searched = path or roots or any(opening in data for opening in (b'"/', b"</"))
-        for quoted, name in _opened(data) if searched else ():
-            found = _resolve(roots, label, path if quoted else None, name)
-            if found and (resolved := found[1].resolve()) not in seen:
-                seen.add(resolved)
-                queue.append((*found, found[1].read_bytes()))
-    for label, path in _archives(source.ldflags):
-        files[label] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Closure(files, {}, frozenset(seen))
-
-
-def _opened(data: bytes) -> Iterator[tuple[bool, str]]:
-    """(in quotes, name) of every file that a text may ask for."""
-    named, _ = included(data)
-    headers = [(quote == b'"', name) for _, quote, name in named]
-    for quoted, name in (*headers, *((False, name) for name in re.findall(_BINARY, data))):
-        yield quoted, name.decode(errors="surrogateescape")
-
-
-def _resolve(
-    roots: Sequence[Path], label: str, includer: Path | None, name: str
-) -> tuple[str, Path] | None:
-    """(label, path) of a header, or None for one of the toolchain."""
-    if includer and (beside := includer.parent / name).is_file():
-        return f"{label.rpartition('/')[0]}/{name}".removeprefix("/"), beside
-    for number, root in enumerate(roots):
-        path = root / name
-        if path.is_file():
-            return f"<{number}>/{name}", path
-    absolute = Path(name)
-    return (name, absolute) if absolute.is_absolute() and absolute.is_file() else None
-
-
-def _archives(ldflags: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Object files and archives, whose content becomes a part of what is linked."""
-    folders = [Path(path) for path in _paths_after(("-L",), ldflags)]
-    for number, word in enumerate(ldflags):
-        if word.endswith((".a", ".o")) and not word.startswith("-"):
-            found = [Path(word)]
-        elif word.startswith("-l") and len(word) > 2:
-            names = (f"lib{word[2:]}.so", f"lib{word[2:]}.a")
-            found = [f / name for f in folders for name in names if (f / name).is_file()][:1]
-        else:
-            continue
-        yield from (
-            (f"<ld{number}>/{path.name}", path)
-            for path in found
-            if path.suffix != ".so" and path.is_file()
-        )
-
-
-def _paths_after(options: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
+def paths_after(options: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
     """The arguments of these options, joined to them or following."""
     for number, flag in enumerate(flags):
         option = next((o for o in options if flag.startswith(o)), "")

@@ -29,6 +29,7 @@ _FOLDER = "inline"
 _KEPT = 512
 _SCHEMA = 1  # bump when the meaning of a request or of a receipt changes
 _PLAIN_FLAGS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
+_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", *ENVIRONMENT[-2:])
 _NAMES_A_FILE = ('"/', "</", ".incbin")
 _hits: list[tuple[Path, float]] = []
 _answers: dict[str, Any] = {}
@@ -47,6 +48,8 @@ def digest_of(call: Mapping[str, Any]) -> str:
     if arch is None:
         return ""
     environment = config.current().environment
+    if any(environment.get(name) for name in _SEARCHED):
+        return ""
     request = {
         "call": dict(call),
         "schema": _SCHEMA,
@@ -59,7 +62,7 @@ def digest_of(call: Mapping[str, Any]) -> str:
 
 
 def _is_plain(flag: str) -> bool:
-    return flag.startswith(_PLAIN_FLAGS) and not set(flag) & set(" \t\n@")
+    return flag.startswith(_PLAIN_FLAGS) and not set(flag) & set(" \t\n@,/")
 
 
 def _archs() -> list[Any] | None:

@@ -53,10 +53,12 @@ import torch
 
 import jitkern
 from jitkern import config, counters, cuda_arch, drop_in, inlined, receipts
-from jitkern.compilers import cpp_commands, toolkit, traps
+from jitkern.compilers import cpp_commands, cpp_extension, toolkit, traps
 from jitkern.compilers.inline import build_of
+from jitkern.compilers.result import read_dependencies
 from jitkern.errors import CompileError, CompilerNotFound, LoadError, NotCached, TargetError
-from jitkern.inline import Inline, closure, words
+from jitkern.inline import Inline, words
+from jitkern.inputs import closure
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 MODULE = """
@@ -595,6 +597,157 @@ def test_a_path_is_that_of_a_file(cache_dir):
         paths.append(module("drop_in_deleted", is_python_module=False))
         assert Path(paths[-1]).is_file()
         shutil.rmtree(cache_dir)
+
+
+# Staleness: what is compiled and linked from files that the call does not name outright.
+
+HEADER = "#define STR(x) #x\n#define H(x) STR(N/x)\n#include H(x.h)"
+HAS = "#if __has_include(%s)\n#endif"
+
+
+@pytest.fixture
+def searched(files, monkeypatch):
+    """The closure of a unit `k.cpp` of this text, `{d}` in flags being its folder."""
+
+    def closure_of(text, variables=(), **flags):
+        folder = files(k_dot_cpp=text)
+        for name, found in dict(variables).items():
+            monkeypatch.setenv(name, found.format(d=folder))
+        monkeypatch.setattr(config, "_current", config.Config.from_env())
+        given = {name: tuple(words([flag.format(d=folder)])) for name, flag in flags.items()}
+        places = (str(folder / "k.cpp"),)
+        return closure(Inline(("k.cpp",), name="k", places=places, **given))
+
+    return closure_of
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "changed"),
+    [
+        ("#include <x.h>", {"variables": {"CPATH": "{d}/a:{d}/b"}}, "a/x.h"),
+        ("#include <x.h>", {"variables": {"CPLUS_INCLUDE_PATH": "{d}/b"}}, "b/x.h"),
+        ("#include <x.h>", {"variables": {"NVCC_APPEND_FLAGS": "-I{d}/a -I{d}/b"}}, "a/x.h"),
+        (HAS % "<y.h>", {"variables": {"CPATH": "{d}/a"}}, "a/y.h"),
+        (HAS % "<y.h>", {"cflags": "--include-directory={d}/a"}, "a/y.h"),
+        (HAS % "<y.h>", {"cflags": "-Wp,-I{d}/a"}, "a/y.h"),
+        (HAS % "<y.h>", {"cuda_cflags": "-Xcompiler=-isystem,{d}/a"}, "a/y.h"),
+        (HAS % "<y.h>", {"cflags": "@{d}/flags"}, "a/y.h"),
+        ("#define H <y.h>\n" + HAS % "H", {"cflags": "-I{d}/a"}, "a/y.h"),
+        (HAS % "H", {"cflags": "-I{d}/a '-DH=<y.h>'"}, "a/y.h"),
+        ("#include <x.h>", {"cflags": "-isystem {d}/b -I{d}/a"}, "a/x.h"),
+        ('#include "x.h"', {"cflags": "-I{d}/b -iquote {d}/a"}, "a/x.h"),
+        ("#define H <x.h>\n#include H", {"cflags": "-I{d}/a -I{d}/b"}, "a/x.h"),
+        ("#include_next <x.h>", {"cflags": "-I{d}/b -I{d}/a"}, "a/x.h"),
+        ("", {"cflags": "@{d}/flags"}, "flags"),
+        ("", {"cflags": "-fprofile-use={d}/profile"}, "profile"),
+        ("", {"cflags": '-DDATA=\\"{d}/data.bin\\"'}, "data.bin"),
+        ('#include "D.h"\n', {}, "D.h"),
+        ("", {"ldflags": "-L{d}/b -l:libq.a"}, "b/libq.a"),
+        ("", {"ldflags": "-L{d}/a -L{d}/b -Wl,-Bstatic,-lq"}, "a/libq.a"),
+        ("", {"ldflags": "-L{d}/b -lq"}, "b/libq.so"),
+        ("", {"ldflags": "-L{d}/c -lscript"}, "b/libq.a"),
+        ("", {"ldflags": "-Wl,--whole-archive,{d}/b/libq.a,--no-whole-archive"}, "b/libq.a"),
+        ("", {"ldflags": "-Wl,--version-script={d}/a/map"}, "a/map"),
+        ("", {"ldflags": "@{d}/linked"}, "b/libq.a"),
+        ("", {"ldflags": "-lq", "variables": {"LIBRARY_PATH": "{d}/b"}}, "b/libq.a"),
+    ],
+)
+def test_what_a_compiler_or_linker_would_find_is_in_the_key(text, told, changed, searched, files):
+    folder = files(b__x_dot_h="", a__keep="", b__libq_dot_a="1")
+    files(flags=f"-I{folder}/a", linked=f"-L{folder}/b -lq", c__libscript_dot_so="INPUT(-lq)")
+    told = {**told, "variables": {**told.get("variables", {})}}
+    if "script" in str(told):
+        told["variables"]["LIBRARY_PATH"] = f"{folder}/b"
+    before = searched(text, **told)
+    assert searched(text, **told).files == before.files
+    path = folder / changed
+    path.write_text(f"{path.read_text()} " if path.exists() else "")
+    assert searched(text, **told).files != before.files
+
+
+def test_a_shared_library_is_there_or_not(searched, files):
+    folder = files(libs__liba_dot_so="")
+    found = []
+    for body in (b"1", b"2"):
+        (folder / "libs" / "liba.so").write_bytes(b"\x7fELF" + bytes(12) + b"\3\0" + body)
+        found.append(searched("", ldflags="-L{d}/libs -la").files)
+    (folder / "libs" / "liba.so").unlink()
+    assert found[0] == found[1] != searched("", ldflags="-L{d}/libs -la").files
+
+
+def test_headers_of_torch_that_are_named_count_by_their_version(searched):
+    include = Path(torch.__file__).parent / "include"
+    found = searched("#include <torch/extension.h>\n", cflags=f"-isystem {include}")
+    assert list(found.files) == ["k.cpp"]
+    assert list(found.versions.values()) == [torch.__version__]
+
+
+def test_another_checkout_has_its_own_computed_header(files, cache_dir):
+    for name in ("v1", "v2"):
+        files(
+            **{f"{name}__k_dot_cpp": MODULE % "#include CONFIG", f"{name}__c_dot_h": value(name[1])}
+        )
+    arguments = {"extra_cflags": ['-DCONFIG=\\"c.h\\"']}
+    for name in ("v1", "v2", "v1"):
+        assert jitkern.load("drop_in_checkout", f"{name}/k.cpp", **arguments).answer() == int(
+            name[1]
+        )
+    assert len(entries(cache_dir)) == 2
+
+
+@pytest.mark.parametrize("text", [HEADER, "#pragma GCC system_header\n" + HEADER])
+def test_a_computed_header_that_appears_earlier_or_changes(text, files):
+    folder = files(b__N__x_dot_h=value(1), a__keep="", c__outer_dot_h=text)
+    flags = {"extra_cflags": [f"-isystem {folder}/{name}" for name in "abc"]}
+
+    def build():
+        before = compiles()
+        source = MODULE % "#include <outer.h>\n"
+        m = jitkern.load_inline("drop_in_computed", source, no_implicit_headers=True, **flags)
+        return m.answer(), compiles() - before
+
+    assert [build(), build()] == [(1, 1), (1, 0)]
+    files(b__N__x_dot_h=value(2))
+    assert [build(), build()] == [(2, 1), (2, 0)]
+    files(a__N__x_dot_h=value(3))
+    assert [build(), build()] == [(3, 1), (3, 0)]
+
+
+def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, monkeypatch):
+    folder = files(N__x_dot_h=value(1))
+    make = cpp_extension.make
+
+    def edited(*arguments):
+        built = make(*arguments)
+        files(N__x_dot_h=value(2))
+        return built
+
+    monkeypatch.setattr(cpp_extension, "make", edited)
+    source = HEADER
+    flags = {"extra_cflags": [f"-I{folder}"]}
+    assert module("drop_in_edited", source, **flags).answer() == 1
+    monkeypatch.undo()
+    assert module("drop_in_edited", source, **flags).answer() == 2
+
+
+def test_a_path_is_read_from_a_list_as_gcc_writes_it(tmp_path):
+    folder = tmp_path / "a b#c$d$$e: f"
+    folder.mkdir()
+    (folder / "x.h").touch()
+    (tmp_path / "k.cpp").write_text(f'#include "{folder}/x.h"\n')
+    subprocess.run(
+        ["c++", "-E", "-MD", "-MF", "k.d", "-o", "k.i", "k.cpp"], cwd=tmp_path, check=True
+    )
+    assert str(folder / "x.h") in read_dependencies(tmp_path / "k.d")
+
+
+@pytest.mark.parametrize(
+    "flag", ["-Wl,--whole-archive,/x/libq.a", "-Wp,-I/x", '-DX="/x"', "-Wl,-lq"]
+)
+def test_a_flag_that_may_name_a_file_leaves_no_receipt(flag):
+    call = {"texts": [""], "files": ["main.cpp"], "places": [], "include": [], "cuda_cflags": []}
+    assert receipts.digest_of({**call, "cflags": ["-O2"], "ldflags": []})
+    assert not receipts.digest_of({**call, "cflags": [], "ldflags": [flag]})
 
 
 # Traps.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import re
 import shlex
 import shutil
@@ -109,6 +111,15 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
 def _tool(source: Source) -> str:
     assert isinstance(source, Cpp)
     return config.current().cc if source.is_c else config.current().cxx
+
+
+@functools.cache
+def searched(tool: str) -> list[Path]:
+    """The directories that the C++ compiler `tool` searches for headers by itself."""
+    command = [*shlex.split(tool), "-E", "-v", "-x", "c++", os.devnull]
+    said = run(command, source=Cpp("x.cpp"), folder=Path("/")).stdout
+    listed = said.partition("search starts here:")[2].partition("End of search list")[0]
+    return [Path(line.strip()) for line in listed.splitlines() if line.startswith(" /")]
 
 
 def identity(tool: str) -> dict[str, str]:

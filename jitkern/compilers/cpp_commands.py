@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jitkern import config
-from jitkern.compilers import toolkit
+from jitkern.compilers import cc, toolkit
 from jitkern.errors import CompilerNotFound
 from jitkern.inline import has_cuda
 from jitkern.kernel import Unit
@@ -70,7 +70,7 @@ def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) 
     """How the unit of this number is compiled in `folder`. Raises CompilerNotFound."""
     unit = build.units[number]
     output, opened = folder / f"{number}.o", folder / f"{number}.d"
-    listing = ("-MMD", "-MF", opened.name)
+    listing = ("-MD", "-MF", opened.name)
     command = [*_command(build, unit, folder, listing), "-c", unit.file, "-o", output.name]
     handed_on = "-Xcompiler=" if build.is_cuda(unit) else ""
     roomy = f"{handed_on}{_ROOMY}"
@@ -132,6 +132,17 @@ def torch_folder() -> Path:
     import torch
 
     return Path(torch.__file__).parent
+
+
+def toolchain(build: Build) -> list[Path]:
+    """Where headers lie that versions stand for: Torch's, Python's, CUDA's and the compilers'."""
+    compilers = {config.current().cxx}
+    if any(map(build.is_cuda, build.units)):
+        compilers.add(config.current().environment.get("CC") or "c++")
+    cuda = (*toolkit.cuda_homes(), *toolkit.include_directories(), *_cuda_folders("include", build))
+    python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
+    own = [folder for tool in sorted(compilers) for folder in cc.searched(tool)]
+    return [folder.resolve() for folder in (torch_folder(), python, *cuda, *own)]
 
 
 def _prefix_maps(build: Build, unit: Unit, folder: Path) -> list[str]:

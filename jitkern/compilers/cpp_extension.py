@@ -42,7 +42,7 @@ class _Done(NamedTuple):
 
 
 def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple[Built, list[Path]]:
-    """What was built in `staging`, and the files that were opened, less Torch's and the system's.
+    """What was built in `staging`, and the files that were opened.
 
     Its meta has the `artifact`, and `namespaces` and `ops` that it registers. Raises
     CompilerNotFound and CompileError.
@@ -169,5 +169,5 @@ def _work(
 def _opened(folder: Path, steps: Sequence[Step]) -> list[Path]:
     listed = [step.opened for step in steps if step.opened and step.opened.is_file()]
     names = {name for file in listed for name in read_dependencies(file)}
-    paths = {(folder / name).resolve() for name in names}
+    paths = {Path(name) if name.startswith("/") else (folder / name).resolve() for name in names}
     return sorted(path for path in paths if not path.is_relative_to(folder.resolve()))

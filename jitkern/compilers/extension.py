@@ -51,7 +51,7 @@ class ExtensionCompiler:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
         build = _build_of(variant.op, source, target)
         built, opened = cpp_extension.make(build, variant, target, staging)
-        closures.check(source, closure, opened, _toolchain(), variant.op)
+        closures.check(source, closure, opened, _known(build), variant.op)
         loading = {"module": build.name if source.pybind else "", "function": source.function}
         return built._replace(meta={**built.meta, **loading})
 
@@ -79,10 +79,8 @@ def _build_of(op: str, source: Extension, target: Target) -> Build:
     )
 
 
-def _toolchain() -> list[str | Path]:
+def _known(build: Build) -> list[str | Path]:
     """Where what the key knows by its version lies."""
-    from jitkern.compilers import toolkit
-    from jitkern.compilers.cpp_commands import torch_folder
+    from jitkern.compilers.cpp_commands import toolchain
 
-    cuda = (*toolkit.cuda_homes(), *toolkit.include_directories())
-    return [torch_folder(), sys.base_prefix, "/usr", *cuda]
+    return [sys.base_prefix, "/usr", *toolchain(build)]

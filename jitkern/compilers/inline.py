@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jitkern.compilers.cpp_commands import Build
     from jitkern.compilers.result import Built
 
+CHANGED = "changed"  # no file has this digest
+
 
 class InlineCompiler:
     """One library, Python module or program from all units."""
@@ -46,8 +48,11 @@ class InlineCompiler:
             variant.op, target, python=source.python, with_cuda=source.with_cuda
         )
         named = variant._replace(function=source.name)
-        built, opened = cpp_extension.make(build_of(source), named, target, staging)
-        return built._replace(meta={**built.meta, "opened": _beyond(closure, opened)})
+        build, started = build_of(source), staging.stat().st_ctime_ns
+        built, opened = cpp_extension.make(build, named, target, staging)
+        beyond = _beyond(source, build, closure, opened)
+        watched = {**_nearer(source, closure, beyond, started), **_digests(beyond, started)}
+        return built._replace(meta={**built.meta, "opened": watched})
 
 
 def build_of(source: Inline) -> Build:
@@ -70,17 +75,44 @@ def build_of(source: Inline) -> Build:
     )
 
 
-def _beyond(closure: Closure, opened: list[Path]) -> dict[str, str]:
-    """What the compiler opened beyond the key and the toolchain: path -> SHA-256.
+def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) -> list[Path]:
+    """What the compiler opened beyond the key and the toolchain: a header that a macro names, say.
 
-    A header that a macro names, say. It is looked at again whenever the entry is used.
+    It is looked at again whenever the entry is used.
     """
-    from jitkern.compilers import toolkit
-    from jitkern.compilers.cpp_commands import torch_folder
+    from jitkern.compilers.cpp_commands import toolchain
 
-    known = [torch_folder().resolve(), *toolkit.cuda_homes()]
-    return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in opened
-        if path not in closure.paths and not any(map(path.is_relative_to, known))
-    }
+    own = [Path(root.path).resolve() for root in source.roots if not root.version]
+    known = toolchain(build)
+
+    def counts(path: Path) -> bool:
+        of_ours = any(map(path.is_relative_to, own))
+        return path not in closure.paths and (of_ours or not any(map(path.is_relative_to, known)))
+
+    return [path for path in opened if counts(path.resolve())]
+
+
+def _digests(paths: list[Path], started: int) -> dict[str, str]:
+    """path -> SHA-256, or CHANGED for what is not as the compiler saw it."""
+    digests = {}
+    for path in paths:
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            digests[str(path)] = digest if path.stat().st_ctime_ns < started else CHANGED
+        except OSError:
+            digests[str(path)] = CHANGED
+    return digests
+
+
+def _nearer(source: Inline, closure: Closure, paths: list[Path], started: int) -> dict[str, str]:
+    """Where else these headers could lie, and nothing was: path -> "".
+
+    CHANGED for what appeared meanwhile.
+    """
+    folders = {Path(root.path) for root in source.roots if not root.version}
+    folders |= {path.parent for path in (*source.paths, *closure.paths, *paths)}
+    names = {path.relative_to(f) for path in paths for f in folders if path.is_relative_to(f)}
+    every = {folder / name for folder in folders for name in names}
+    new = _digests([path for path in every if path.is_file()], started)
+    absent = {str(path): "" for path in every if not path.is_file()}
+    return {**absent, **{path: digest for path, digest in new.items() if digest == CHANGED}}

@@ -1,0 +1,138 @@
+"""The files that a call of `load_inline` or `load` depends on, found by reading text.
+
+No search order is followed. What a directive names is looked for in every directory that `#include`
+may search, and all that is found is in the key, with where it was found: a header that appears
+before another one changes the key, and so does one that `__has_include` asks for. So it is with
+libraries. The headers of Torch, CUDA and the system are not read: versions stand for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jitkern import config
+from jitkern.closure import FORCED, Closure, included
+from jitkern.inline import Inline, expanded, paths_after, paths_in
+
+_BINARY = rb'\.incbin[ \t]*\\?"([^"\\\n]+)'
+_CONDITION = rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b(?:\\\r?\n|[^\n])*"
+_NAMED = rb'(")([^"\n]{1,200})"|(<)([^<>\n]{1,200})>'
+_LOADED = (b"\2\0", b"\3\0", b"\0\2", b"\0\3")  # ELF's types of a program and a shared library
+_TOKEN = rb"[^\s\0(),;\"']{2,}"
+
+
+def closure(source: Inline) -> Closure:
+    """The units, every file that they may include, and those that flags name."""
+    roots = source.roots
+    labelled = [(f"<{n}>", root.path) for n, root in enumerate(roots) if not root.version]
+    files: dict[str, str] = {}
+    seen = {str(path.resolve()) for path in source.paths}
+    queue: list[tuple[str, str, bytes]] = [
+        (name, str(unit), unit.read_bytes())
+        if isinstance(unit, Path)
+        else (name, "", unit.encode())
+        for name, unit in source.units
+    ]
+    told = _told(source)
+    queue += [("flags", "", told)] if told else []
+    computed = False
+    while queue:
+        label, path, data = queue.pop(0)
+        files[label] = hashlib.sha256(data).hexdigest()
+        computed |= included(data)[1]
+        for quoted, name in _opened(data) if path or labelled or b"/" in data else ():
+            beside = (label, path) if quoted and path else None
+            for found_label, found in _candidates(labelled, beside, name):
+                resolved = os.path.realpath(found)
+                if resolved not in seen:
+                    seen.add(resolved)
+                    queue.append((found_label, found, content(found)))
+                elif found_label not in files:
+                    files[found_label] = hashlib.sha256(content(found)).hexdigest()
+    folders = [*(path for _, path in labelled), *(str(path.parent) for path in source.paths)]
+    if computed and folders:  # what it opens depends on where it lies
+        files["folders"] = hashlib.sha256("\n".join(folders).encode()).hexdigest()
+    for linked, data in _linked(source.ldflags):
+        files[linked] = hashlib.sha256(data).hexdigest()
+    versions = {f"<{number}>": root.version for number, root in enumerate(roots) if root.version}
+    return Closure(files, versions, frozenset(map(Path, seen)))
+
+
+def _told(source: Inline) -> bytes:
+    """What flags say, as directives: headers, macros, and files that they name."""
+    told = source.compiler_words
+    named = [path for word in told for path in paths_in(word) if os.path.isfile(path)]  # noqa: PTH113
+    headers = dict.fromkeys((*paths_after(FORCED, told), *named))
+    lines = [f'#include "{name}"\n' for name in headers]
+    lines += [f"#define {word}\n" for word in told if set(word) & set('"<')]
+    return "".join(lines).encode(errors="surrogateescape")
+
+
+def _opened(data: bytes) -> Iterator[tuple[bool, str]]:
+    """(in quotes, name) of every file that a text may ask for, by a macro, too."""
+    named = [(quote, name) for _, quote, name in included(data)[0]]
+    named += [(b"<", name) for name in re.findall(_BINARY, data)]
+    for line in re.findall(_CONDITION, data):
+        named += [(a or b, x or y) for a, x, b, y in re.findall(_NAMED, line)]
+    for quote, name in dict.fromkeys(named):
+        yield quote == b'"', name.decode(errors="surrogateescape")
+
+
+def _candidates(
+    roots: Sequence[tuple[str, str]], beside: tuple[str, str] | None, name: str
+) -> Iterator[tuple[str, str]]:
+    """(label, path) of every file of this name; none of the toolchain's."""
+    if os.path.isabs(name):  # noqa: PTH117
+        every = [(name, name)]
+    else:
+        every = [(f"{label}/{name}", os.path.join(root, name)) for label, root in roots]  # noqa: PTH118
+        if beside:
+            label, folder = beside[0].rpartition("/")[0], os.path.dirname(beside[1])  # noqa: PTH120
+            every.append((f"{label}/{name}".removeprefix("/"), os.path.join(folder, name)))  # noqa: PTH118
+    return ((label, path) for label, path in every if os.path.isfile(path))  # noqa: PTH113
+
+
+def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """(path, content) of what the linker may read: archives, scripts, and what those name."""
+    told = list(expanded(ldflags))
+    told += [part for word in told if "," in word for part in word.split(",")]
+    libraries = config.current().environment.get("LIBRARY_PATH", "").split(":")
+    named = (*paths_after(("-L", "--library-path"), told), *libraries)
+    folders = [folder for folder in named if folder]
+    queue = [(name, folders) for name in _link_names(told)]
+    seen: set[Path] = set()
+    while queue:
+        name, searched = queue.pop(0)
+        for path in {Path(folder, name) for folder in ("/", *searched)} - seen:
+            seen.add(path)
+            if not os.path.isfile(path):  # noqa: PTH113
+                continue
+            data = content(path)
+            yield str(path), data
+            if b"\0" not in data[:4096] and not data.startswith(b"!<arch>"):  # a script
+                tokens = [
+                    token.decode(errors="surrogateescape") for token in re.findall(_TOKEN, data)
+                ]
+                queue += [(found, [*folders, str(path.parent)]) for found in _link_names(tokens)]
+
+
+def _link_names(told: Sequence[str]) -> Iterator[str]:
+    """Paths, and names to be searched, that these words of the linker's may mean."""
+    for library in paths_after(("-l", "--library"), told):
+        plain = library.removeprefix(":")
+        yield from [plain] if plain != library else [f"lib{library}.so", f"lib{library}.a"]
+    for word in told:
+        yield from paths_in(word)
+        if not word.startswith(("-", "/")):
+            yield word.rstrip("/")
+
+
+def content(path: str | Path) -> bytes:
+    """What the file holds; b"" for a program or shared library, which is its loader's business."""
+    with Path(path).open("rb") as file:
+        head = file.read(18)
+        return b"" if head[:4] == b"\x7fELF" and head[16:] in _LOADED else head + file.read()
