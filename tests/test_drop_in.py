@@ -730,6 +730,23 @@ def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, mon
     assert module("drop_in_edited", source, **flags).answer() == 2
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_file_that_incbin_reads_through_a_macro_is_watched(files, listed, monkeypatch, caplog):
+    folder = files(data_dot_bin="1")
+    assembly = '.section .rodata\\nblob:\\n.incbin \\"" DIR "/data.bin\\"\\n.byte 0\\n.previous'
+    source = f'#define DIR "{folder}"\nasm("{assembly}");\n'
+    source += 'extern "C" const char blob[] __attribute__((visibility("hidden")));\n#define VALUE *blob - 48'
+    if not listed:
+        monkeypatch.setattr(cpp_extension, "lists_binaries", lambda *_: False)
+    found = []
+    for number in (1, 1, 2):
+        files(data_dot_bin=str(number)) if number == 2 else None
+        before = compiles()
+        found.append((module("drop_in_incbin", source).answer(), compiles() - before))
+    assert found == [(1, 1), (1, 0 if listed else 1), (2, 1)]
+    assert listed != ("compiled again at each start" in caplog.text)
+
+
 def test_a_path_is_read_from_a_list_as_gcc_writes_it(tmp_path):
     folder = tmp_path / "a b#c$d$$e: f"
     folder.mkdir()

@@ -40,6 +40,7 @@ class Build(NamedTuple):
     kind: of the source, whose words hints use. name: TORCH_EXTENSION_NAME. output: `module`,
     `library` or `program`. units: each with all flags of its own; its file is an absolute path, or
     stands in `texts` with what it holds. environment: variables that the compilers are told.
+    incbin: whether the assembler reads files of its own.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Build(NamedTuple):
     with_cuda: bool
     ldflags: Sequence[str] = ()
     environment: tuple[str, ...] = ()
+    incbin: bool = False
 
     def is_cuda(self, unit: Unit) -> bool:
         """Whether nvcc compiles it."""
@@ -58,19 +60,21 @@ class Build(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A command, what it writes, where it lists what it opened, and flags for a lot of memory."""
+    """A command, what it writes, lists of what it opened, and flags for a lot of memory."""
 
     command: list[str]
     output: Path
-    opened: Path | None = None
+    opened: tuple[Path, ...] = ()
     roomy: tuple[str, ...] = ()
 
 
 def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Step:
     """How the unit of this number is compiled in `folder`. Raises CompilerNotFound."""
     unit = build.units[number]
-    output, opened = folder / f"{number}.o", folder / f"{number}.d"
-    listing = ("-MD", "-MF", opened.name)
+    output, opened = folder / f"{number}.o", (folder / f"{number}.d", folder / f"{number}.s.d")
+    listing = ["-MD", "-MF", opened[0].name]
+    if gcc and build.incbin and not build.is_cuda(unit):
+        listing.append(f"-Wa,--MD,{opened[1].name}")
     command = [*_command(build, unit, folder, listing), "-c", unit.file, "-o", output.name]
     handed_on = "-Xcompiler=" if build.is_cuda(unit) else ""
     roomy = f"{handed_on}{_ROOMY}"

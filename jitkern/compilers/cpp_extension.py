@@ -167,7 +167,19 @@ def _work(
 
 
 def _opened(folder: Path, steps: Sequence[Step]) -> list[Path]:
-    listed = [step.opened for step in steps if step.opened and step.opened.is_file()]
+    listed = [file for step in steps for file in step.opened if file.is_file()]
     names = {name for file in listed for name in read_dependencies(file)}
     paths = {Path(name) if name.startswith("/") else (folder / name).resolve() for name in names}
-    return sorted(path for path in paths if not path.is_relative_to(folder.resolve()))
+    return sorted(
+        path
+        for path in paths
+        if not path.is_relative_to(folder.resolve())
+        and (path.suffix != ".s" or path.exists())  # what the assembler was given
+    )
+
+
+def lists_binaries(build: Build, staging: Path) -> bool:
+    """Whether the assembler listed all that it read; link-time optimization runs it later."""
+    late = any(flag.startswith("-flto") for unit in build.units for flag in unit.flags)
+    every = range(len(build.units))
+    return not late and all((staging / "build" / f"{n}.s.d").is_file() for n in every)

@@ -7,6 +7,8 @@ lookup imports nothing of what that takes.
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from jitkern.compilers.result import Built
 
 CHANGED = "changed"  # no file has this digest
+_UNNAMED = rb'\.incbin[ \t]*(?!\\?"[^"\\\n]+\\?")'
+_ALWAYS = "this compiler does not tell, so it is compiled again at each start"
+_log = logging.getLogger(__name__)
 
 
 class InlineCompiler:
@@ -48,10 +53,16 @@ class InlineCompiler:
             variant.op, target, python=source.python, with_cuda=source.with_cuda
         )
         named = variant._replace(function=source.name)
-        build, started = build_of(source), staging.stat().st_ctime_ns
+        texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
+        build = build_of(source)._replace(incbin=any(b".incbin" in text for text in texts))
+        started = staging.stat().st_ctime_ns
         built, opened = cpp_extension.make(build, named, target, staging)
         beyond = _beyond(source, build, closure, opened)
         watched = {**_nearer(source, closure, beyond, started), **_digests(beyond, started)}
+        unknown = any(re.search(_UNNAMED, text) for text in texts)
+        if unknown and not cpp_extension.lists_binaries(build, staging):
+            _log.warning("%s: write out what .incbin reads: %s", variant.op, _ALWAYS)
+            watched[".incbin"] = CHANGED
         return built._replace(meta={**built.meta, "opened": watched})
 
 
