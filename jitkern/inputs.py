@@ -50,9 +50,9 @@ def closure(source: Inline) -> Closure:
                 resolved = os.path.realpath(found)
                 if resolved not in seen:
                     seen.add(resolved)
-                    queue.append((found_label, found, content(found)))
+                    queue.append((found_label, found, Path(found).read_bytes()))
                 elif found_label not in files:
-                    files[found_label] = hashlib.sha256(content(found)).hexdigest()
+                    files[found_label] = hashlib.sha256(Path(found).read_bytes()).hexdigest()
     folders = [*(path for _, path in labelled), *(str(path.parent) for path in source.paths)]
     if computed and folders:  # what it opens depends on where it lies
         files["folders"] = hashlib.sha256("\n".join(folders).encode()).hexdigest()
@@ -65,19 +65,24 @@ def closure(source: Inline) -> Closure:
 def _told(source: Inline) -> bytes:
     """What flags say, as directives: headers, macros, and files that they name."""
     told = source.compiler_words
-    named = [path for word in told for path in paths_in(word) if os.path.isfile(path)]  # noqa: PTH113
-    headers = dict.fromkeys((*paths_after(FORCED, told), *named))
+    named = [path for word in told if not word.startswith("-D") for path in paths_in(word)]
+    files = [path for path in named if os.path.isfile(path) and not _is_loaded(path)]  # noqa: PTH113
+    headers = dict.fromkeys((*paths_after(FORCED, told), *files))
     lines = [f'#include "{name}"\n' for name in headers]
     lines += [f"#define {word}\n" for word in told if set(word) & set('"<')]
     return "".join(lines).encode(errors="surrogateescape")
 
 
 def _opened(data: bytes) -> Iterator[tuple[bool, str]]:
-    """(in quotes, name) of every file that a text may ask for, by a macro, too."""
+    """(in quotes, name) of every file that a text may ask for.
+
+    By a macro, too, whose absolute paths may be any files: those that are opened are watched.
+    """
     named = [(quote, name) for _, quote, name in included(data)[0]]
     named += [(b"<", name) for name in re.findall(_BINARY, data)]
     for line in re.findall(_CONDITION, data):
-        named += [(a or b, x or y) for a, x, b, y in re.findall(_NAMED, line)]
+        macro = [(a or b, x or y) for a, x, b, y in re.findall(_NAMED, line)]
+        named += [(quote, name) for quote, name in macro if not name.startswith(b"/")]
     for quote, name in dict.fromkeys(named):
         yield quote == b'"', name.decode(errors="surrogateescape")
 
@@ -111,7 +116,7 @@ def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             seen.add(path)
             if not os.path.isfile(path):  # noqa: PTH113
                 continue
-            data = content(path)
+            data = b"" if _is_loaded(path) else path.read_bytes()
             yield str(path), data
             if b"\0" not in data[:4096] and not data.startswith(b"!<arch>"):  # a script
                 tokens = [
@@ -131,8 +136,8 @@ def _link_names(told: Sequence[str]) -> Iterator[str]:
             yield word.rstrip("/")
 
 
-def content(path: str | Path) -> bytes:
-    """What the file holds; b"" for a program or shared library, which is its loader's business."""
+def _is_loaded(path: str | Path) -> bool:
+    """Whether it is a program or a shared library, which is its loader's business."""
     with Path(path).open("rb") as file:
         head = file.read(18)
-        return b"" if head[:4] == b"\x7fELF" and head[16:] in _LOADED else head + file.read()
+    return head[:4] == b"\x7fELF" and head[16:] in _LOADED

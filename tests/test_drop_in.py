@@ -640,7 +640,6 @@ def searched(files, monkeypatch):
         ("#include_next <x.h>", {"cflags": "-I{d}/b -I{d}/a"}, "a/x.h"),
         ("", {"cflags": "@{d}/flags"}, "flags"),
         ("", {"cflags": "-fprofile-use={d}/profile"}, "profile"),
-        ("", {"cflags": '-DDATA=\\"{d}/data.bin\\"'}, "data.bin"),
         ('#include "D.h"\n', {}, "D.h"),
         ("", {"ldflags": "-L{d}/b -l:libq.a"}, "b/libq.a"),
         ("", {"ldflags": "-L{d}/a -L{d}/b -Wl,-Bstatic,-lq"}, "a/libq.a"),
