@@ -19,7 +19,7 @@ from jitkern.closure import closure_of
 from jitkern.entry import Entry
 from jitkern.errors import LoadError, NotCached, UntrustedCache
 from jitkern.inline import Inline, has_cuda, names_of, words
-from jitkern.kernel import Variant
+from jitkern.kernel import Source, Variant
 from jitkern.key import make_key
 from jitkern.manifest import LOG
 from jitkern.target import Target
@@ -121,7 +121,7 @@ def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
                 "where compiling is allowed, and with this cache or one that becomes a layer of it",
                 path=e.path,
             ) from e
-    if not new and _is_outdated(entry):
+    if not new and _is_outdated(variant.source, entry):
         return _again(variant, target), True
     return entry, new
 
@@ -150,10 +150,19 @@ def _again(variant: Variant, target: Target) -> Entry:
     return jit.ensure(variant, target, refresh=True)
 
 
-def _is_outdated(entry: Entry) -> bool:
-    """Whether a file changed that the compiler opened and that the key could not know of."""
+def _is_outdated(source: Source, entry: Entry) -> bool:
+    """Whether a file changed that the compiler opened and that the key could not know of.
+
+    Those of another place are none of this source's.
+    """
     opened: dict[str, str] = entry.manifest.meta["opened"]
-    return any(_digest(Path(path)) != digest for path, digest in opened.items())
+    if not opened:
+        return False
+    from jitkern.inputs import place_of
+
+    assert isinstance(source, Inline)
+    moved = entry.manifest.meta.get("place") != place_of(source)
+    return moved or any(_digest(Path(path)) != digest for path, digest in opened.items())
 
 
 def _digest(path: Path) -> str:

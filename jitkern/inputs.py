@@ -53,13 +53,19 @@ def closure(source: Inline) -> Closure:
                     queue.append((found_label, found, Path(found).read_bytes()))
                 elif found_label not in files:
                     files[found_label] = hashlib.sha256(Path(found).read_bytes()).hexdigest()
-    folders = [*(path for _, path in labelled), *(str(path.parent) for path in source.paths)]
-    if computed and folders:  # what it opens depends on where it lies
-        files["folders"] = hashlib.sha256("\n".join(folders).encode()).hexdigest()
+    if computed:  # what it opens depends on where it lies
+        files["folders"] = place_of(source)
     for linked, data in _linked(source.ldflags):
         files[linked] = hashlib.sha256(data).hexdigest()
     versions = {f"<{number}>": root.version for number, root in enumerate(roots) if root.version}
     return Closure(files, versions, frozenset(map(Path, seen)))
+
+
+def place_of(source: Inline) -> str:
+    """A digest of where the units and their headers lie."""
+    roots = [root.path for root in source.roots if not root.version]
+    folders = [*roots, *(str(path.parent) for path in source.paths)]
+    return hashlib.sha256("\n".join(folders).encode(errors="surrogateescape")).hexdigest()
 
 
 def _told(source: Inline) -> bytes:

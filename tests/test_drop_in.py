@@ -729,6 +729,16 @@ def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, mon
     assert module("drop_in_edited", source, **flags).answer() == 2
 
 
+def test_a_header_that_only_one_of_the_toolchain_names_is_that_of_the_place(files, monkeypatch):
+    folder = files(known__outer_dot_h="#include <x.h>\n")
+    monkeypatch.setattr(toolkit, "include_directories", lambda: [folder / "known"])
+    for name in ("v1", "v2"):
+        files(**{f"{name}__x_dot_h": value(name[1])})
+        roots = [str(folder / "known"), str(folder / name)]
+        source = "#include <outer.h>"
+        assert module("drop_in_place", source, extra_include_paths=roots).answer() == int(name[1])
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_file_that_incbin_reads_through_a_macro_is_watched(files, listed, monkeypatch, caplog):
     folder = files(data_dot_bin="1")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern.inline import Inline
+from jitkern.inputs import place_of
 from jitkern.kernel import Source, Unit, Variant
 from jitkern.target import Target
 
@@ -63,7 +64,8 @@ class InlineCompiler:
         if unknown and not cpp_extension.lists_binaries(build, staging):
             _log.warning("%s: write out what .incbin reads: %s", variant.op, _ALWAYS)
             watched[".incbin"] = CHANGED
-        return built._replace(meta={**built.meta, "opened": watched})
+        place = place_of(source) if watched else ""
+        return built._replace(meta={**built.meta, "opened": watched, "place": place})
 
 
 def build_of(source: Inline) -> Build:
