@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 
 from jitkern import config
 from jitkern.kernel import Include, Source
-from jitkern.receipts import ENVIRONMENT
+from jitkern.receipts import ENVIRONMENT, NVCC_FLAGS, SEARCHED
 from jitkern.target import Target, this_abi
 
 CUDA_SUFFIXES = (".cu", ".cuh")
 _ROOTS = ("-isystem", "-iquote", "-idirafter", "--include-path", "-I")
 _RESPONSES = ("@", "-optf", "--options-file")
-_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
-_NVCC_FLAGS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 
 class Inline(Source):
@@ -25,6 +23,7 @@ class Inline(Source):
 
     files: names of the units, as messages and the key have them. name: TORCH_EXTENSION_NAME.
     texts: what the units hold, or places: where they lie. output: `module`, `library` or `program`.
+    place: "", or what tells this source from the same text elsewhere, whose headers are others.
     python: whether the artifact depends on Python's ABI. arch: nvcc's flags for the GPUs.
     """
 
@@ -46,6 +45,7 @@ class Inline(Source):
         cuda_cflags: Sequence[str] = (),
         ldflags: Sequence[str] = (),
         arch: Sequence[str] = (),
+        place: str = "",
         **rest: Any,
     ) -> None:
         super().__init__(files, environment=ENVIRONMENT, **rest)
@@ -59,6 +59,7 @@ class Inline(Source):
         self.cuda_cflags = tuple(cuda_cflags)
         self.ldflags = tuple(ldflags)
         self.arch = tuple(arch)
+        self.place = place
 
     @property
     def paths(self) -> list[Path]:
@@ -69,21 +70,22 @@ class Inline(Source):
     def compiler_words(self) -> list[str]:
         """All that the compilers are told, response files included."""
         environment = config.current().environment
-        more = words([environment.get(name, "") for name in _NVCC_FLAGS])
+        more = words([environment[name] for name in NVCC_FLAGS if environment.get(name)])
         return list(expanded((*self.cflags, *self.cuda_cflags, *more)))
 
     @property
     def roots(self) -> list[Include]:
         """Directories that `#include` may search: those given, and all that a flag or variable has.
 
-        Torch's and the toolkit's have a version.
+        Torch's and the toolkit's have a version. A macro's value is no directory.
         """
         environment = config.current().environment
-        named = [path for word in self.compiler_words for path in paths_in(word)]
-        named += [path for name in _SEARCHED for path in environment.get(name, "").split(":")]
+        told = [word for word in self.compiler_words if not word.startswith("-D")]
+        named = [path for word in told for path in paths_in(word)]
+        named += [path for name in SEARCHED for path in environment.get(name, "").split(":")]
         every = dict.fromkeys([*(root.path for root in self.include), *named])
         found = (path for path in every if os.path.isabs(path) and not os.path.isfile(path))  # noqa: PTH113, PTH117
-        return [Include(path, _version(path)) for path in found]
+        return [Include(path, _version(path)) for path in found if "\0" not in path]
 
     @property
     def units(self) -> list[tuple[str, str | Path]]:
@@ -106,9 +108,11 @@ class Inline(Source):
         cuda = (f"cuda {torch.version.cuda}",) if self.with_cuda else ()
         python = (f"{sys.implementation.cache_tag}{sys.abiflags}",) if self.python else ()
         # A program holds the path of Torch's libraries; all else finds them loaded.
-        place = (os.path.dirname(torch.__file__),) if self.output == "program" else ()  # noqa: PTH120
+        of_torch = (os.path.dirname(torch.__file__),) if self.output == "program" else ()  # noqa: PTH120
+        place = (f"place {self.place}",) if self.place else ()
         return (
-            *(f"{self.output} {self.name}", f"torch {torch.__version__}", *cuda, *python, *place),
+            *(f"{self.output} {self.name}", f"torch {torch.__version__}", *cuda, *python),
+            *(*of_torch, *place),
             *("c++", *(_numbered(flag, numbers) for flag in self.cflags)),
             *("nvcc", *self.arch, *(_numbered(flag, numbers) for flag in self.cuda_cflags)),
             *("ld", *self.ldflags),
@@ -162,7 +166,7 @@ def paths_in(word: str) -> Iterator[str]:
 
 
 def _version(root: str) -> str:
-    """Of Torch's and the toolkit's headers; "" for all others."""
+    """Of Torch's headers, and of the toolkit's where they lie by themselves; "" for all others."""
     import torch
 
     from jitkern.compilers import toolkit
@@ -170,8 +174,12 @@ def _version(root: str) -> str:
     path = Path(root).resolve()
     if path.is_relative_to(Path(torch.__file__).parent.resolve()):
         return torch.__version__
-    homes = (*toolkit.cuda_homes(), *toolkit.include_directories())
-    return f"cuda {torch.version.cuda}" if any(map(path.is_relative_to, homes)) else ""
+    for folder in toolkit.include_directories():
+        own = folder.resolve()
+        shared = not any("cuda" in part or part == "nvidia" for part in own.parts)  # with others'
+        if path.is_relative_to(own) and not shared:
+            return f"cuda {torch.version.cuda}"
+    return ""
 
 
 def names_of(places: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import logging
 import os
 import re
@@ -19,7 +19,7 @@ from jitkern.closure import closure_of
 from jitkern.entry import Entry
 from jitkern.errors import LoadError, NotCached, UntrustedCache
 from jitkern.inline import Inline, has_cuda, names_of, words
-from jitkern.kernel import Source, Variant
+from jitkern.kernel import Variant
 from jitkern.key import make_key
 from jitkern.manifest import LOG
 from jitkern.target import Target
@@ -121,9 +121,15 @@ def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
                 "where compiling is allowed, and with this cache or one that becomes a layer of it",
                 path=e.path,
             ) from e
-    if not new and _is_outdated(variant.source, entry):
-        return _again(variant, target), True
-    return entry, new
+    if new or not entry.manifest.meta["opened"]:
+        return entry, new
+    from jitkern.inputs import place_of
+
+    assert isinstance(variant.source, Inline)
+    place = place_of(variant.source)
+    if place not in (entry.manifest.meta["place"], variant.source.place):
+        return _ensured(variant._replace(source=variant.source.replace(place=place)), target)
+    return (_again(variant, target), True) if _is_outdated(entry) else (entry, new)
 
 
 def _found(variant: Variant, target: Target) -> Entry | None:
@@ -150,26 +156,23 @@ def _again(variant: Variant, target: Target) -> Entry:
     return jit.ensure(variant, target, refresh=True)
 
 
-def _is_outdated(source: Source, entry: Entry) -> bool:
+def _is_outdated(entry: Entry) -> bool:
     """Whether a file changed that the compiler opened and that the key could not know of.
 
-    Those of another place are none of this source's.
+    Or another one came to where it searches.
     """
+    from jitkern.inputs import digest_of
+
     opened: dict[str, str] = entry.manifest.meta["opened"]
-    if not opened:
-        return False
-    from jitkern.inputs import place_of
-
-    assert isinstance(source, Inline)
-    moved = entry.manifest.meta.get("place") != place_of(source)
-    return moved or any(_digest(Path(path)) != digest for path, digest in opened.items())
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
+    if any(digest_of(Path(path)) != digest for path, digest in opened.items()):
+        return True
+    searched: dict[str, list[str]] = entry.manifest.meta["searched"]
+    there = {*searched.get("there", ()), *opened}
+    places = itertools.product(searched.get("folders", ()), searched.get("names", ()))
+    return any(
+        os.path.isfile(path) and path not in there  # noqa: PTH113
+        for path in itertools.starmap(os.path.join, places)
+    )
 
 
 def _arguments(source: Inline, entry: Entry) -> dict[str, Any]:

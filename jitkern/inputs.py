@@ -22,6 +22,7 @@ _BINARY = rb'\.incbin[ \t]*\\?"([^"\\\n]+)'
 _CONDITION = rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b(?:\\\r?\n|[^\n])*"
 _NAMED = rb'(")([^"\n]{1,200})"|(<)([^<>\n]{1,200})>'
 _LOADED = (b"\2\0", b"\3\0", b"\0\2", b"\0\3")  # ELF's types of a program and a shared library
+_STATIC = frozenset(("-static", "-Bstatic", "-dn", "-non_shared"))
 _TOKEN = rb"[^\s\0(),;\"']{2,}"
 
 
@@ -68,6 +69,14 @@ def place_of(source: Inline) -> str:
     return hashlib.sha256("\n".join(folders).encode(errors="surrogateescape")).hexdigest()
 
 
+def digest_of(path: Path) -> str:
+    """SHA-256, in hex, of what a file holds; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def _told(source: Inline) -> bytes:
     """What flags say, as directives: headers, macros, and files that they name."""
     told = source.compiler_words
@@ -108,20 +117,22 @@ def _candidates(
 
 
 def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """(path, content) of what the linker may read: archives, scripts, and what those name."""
+    """(path, content) of what the linker may read: archives, scripts, and what those name.
+
+    Of an archive beside a shared library, nothing, unless a flag asks for archives.
+    """
     told = list(expanded(ldflags))
     told += [part for word in told if "," in word for part in word.split(",")]
+    every = not _STATIC.isdisjoint(told)
     libraries = config.current().environment.get("LIBRARY_PATH", "").split(":")
     named = (*paths_after(("-L", "--library-path"), told), *libraries)
     folders = [folder for folder in named if folder]
     queue = [(name, folders) for name in _link_names(told)]
     seen: set[Path] = set()
     while queue:
-        name, searched = queue.pop(0)
-        for path in {Path(folder, name) for folder in ("/", *searched)} - seen:
+        names, searched = queue.pop(0)
+        for path in _hits(names, searched, every=every) - seen:
             seen.add(path)
-            if not os.path.isfile(path):  # noqa: PTH113
-                continue
             data = b"" if _is_loaded(path) else path.read_bytes()
             yield str(path), data
             if b"\0" not in data[:4096] and not data.startswith(b"!<arch>"):  # a script
@@ -131,15 +142,27 @@ def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:
                 queue += [(found, [*folders, str(path.parent)]) for found in _link_names(tokens)]
 
 
-def _link_names(told: Sequence[str]) -> Iterator[str]:
-    """Paths, and names to be searched, that these words of the linker's may mean."""
+def _hits(names: Sequence[str], folders: Sequence[str], *, every: bool) -> set[Path]:
+    """The files of these names, in each folder the first of them or all."""
+    found = set()
+    for folder in ("/", *folders):
+        there = [path for name in names if os.path.isfile(path := Path(folder, name))]  # noqa: PTH113
+        found.update(there if every else there[:1])
+    return found
+
+
+def _link_names(told: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Paths, and names to be searched, that these words of the linker's may mean.
+
+    Several are alternatives, the preferred first.
+    """
     for library in paths_after(("-l", "--library"), told):
         plain = library.removeprefix(":")
-        yield from [plain] if plain != library else [f"lib{library}.so", f"lib{library}.a"]
+        yield (plain,) if plain != library else (f"lib{library}.so", f"lib{library}.a")
     for word in told:
-        yield from paths_in(word)
+        yield from ((path,) for path in paths_in(word))
         if not word.startswith(("-", "/")):
-            yield word.rstrip("/")
+            yield (word.rstrip("/"),)
 
 
 def _is_loaded(path: str | Path) -> bool:

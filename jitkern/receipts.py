@@ -21,15 +21,15 @@ from typing import Any
 
 from jitkern import config, library, trust
 
+SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # directories for `#include`
+NVCC_FLAGS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 ENVIRONMENT = (  # what a compiler is told, too: passed on, and by its values a part of the key
-    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CUDA_INC_PATH", "CUDNN_HOME",
-    "CUDNN_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS",
+    *SEARCHED, *NVCC_FLAGS, "LIBRARY_PATH", "CUDA_INC_PATH", "CUDNN_HOME", "CUDNN_PATH",
 )  # fmt: skip
 _FOLDER = "inline"
 _KEPT = 512
 _SCHEMA = 1  # bump when the meaning of a request or of a receipt changes
 _PLAIN_FLAGS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
-_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", *ENVIRONMENT[-2:])
 _NAMES_A_FILE = ('"/', "</", ".incbin")
 _hits: list[tuple[Path, float]] = []
 _answers: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def digest_of(call: Mapping[str, Any]) -> str:
     if arch is None:
         return ""
     environment = config.current().environment
-    if any(environment.get(name) for name in _SEARCHED):
+    if any(environment.get(name) for name in (*SEARCHED, *NVCC_FLAGS)):
         return ""
     request = {
         "call": dict(call),
@@ -62,7 +62,10 @@ def digest_of(call: Mapping[str, Any]) -> str:
 
 
 def _is_plain(flag: str) -> bool:
-    return flag.startswith(_PLAIN_FLAGS) and not set(flag) & set(" \t\n@,/")
+    """Whether it names no file; the value of a macro may name one in quotes."""
+    quotes = '"<' if "/" in flag else ""
+    odd = quotes if flag.startswith("-D") else ",/"
+    return flag.startswith(_PLAIN_FLAGS) and not set(flag) & set(f" \t\n@{odd}")
 
 
 def _archs() -> list[Any] | None:

@@ -54,6 +54,7 @@ import torch
 import jitkern
 from jitkern import config, counters, cuda_arch, drop_in, inlined, receipts
 from jitkern.compilers import cpp_commands, cpp_extension, toolkit, traps
+from jitkern.compilers import inline as inline_compiler
 from jitkern.compilers.inline import build_of
 from jitkern.compilers.result import read_dependencies
 from jitkern.errors import CompileError, CompilerNotFound, LoadError, NotCached, TargetError
@@ -679,6 +680,46 @@ def test_headers_of_torch_that_are_named_count_by_their_version(searched):
     found = searched("#include <torch/extension.h>\n", cflags=f"-isystem {include}")
     assert list(found.files) == ["k.cpp"]
     assert list(found.versions.values()) == [torch.__version__]
+
+
+def test_only_headers_of_the_toolkit_count_by_its_version(searched, files, monkeypatch):
+    folder = files(src__x_dot_h="", include__cuda_dot_h="")
+    found = []
+    for number in (1, 2):
+        (folder / "src" / "x.h").write_text(f"#define H {number}")
+        told = {"cflags": "-I{d}/src -I{d}/include", "variables": {"CUDA_HOME": "{d}"}}
+        found.append(searched("#include <x.h>\n#include <cuda.h>", **told))
+    assert found[0].files != found[1].files
+    assert not found[0].versions
+    home = files(cuda__include__cuda_dot_h="") / "cuda"
+    told = {"cflags": "-I{d}/cuda/include", "variables": {"CUDA_HOME": str(home)}}
+    assert searched("#include <cuda.h>", **told).versions == {"<0>": f"cuda {torch.version.cuda}"}
+
+
+def test_a_folder_around_the_toolchain_makes_none_of_it_ours(cache_dir):
+    text = MODULE % "#include <vector>\n#include <c10/macros/Macros.h>"
+    around = [str(Path(torch.__file__).parents[2]), "/usr/include"]
+    flags = {"extra_cflags": ["-DPREFIX=/usr"], "extra_include_paths": around}
+    jitkern.load_inline("drop_in_around", text, no_implicit_headers=True, **flags)
+    (entry,) = entries(cache_dir)
+    assert json.loads((entry / "manifest.json").read_text())["meta"]["opened"] == {}
+
+
+def test_an_entry_that_watches_headers_of_another_place_stays_as_it_is(
+    files, cache_dir, monkeypatch
+):
+    folder = files(b__N__x_dot_h=value(1), c__outer_dot_h=HEADER)
+    flags = {"extra_include_paths": [f"{folder}/b", f"{folder}/c"]}
+    source = MODULE % "#include <outer.h>\n"
+    made = []
+    for place in ("elsewhere", "", ""):
+        before = compiles()
+        with monkeypatch.context() as patch:
+            if place:
+                patch.setattr(inline_compiler, "place_of", lambda source, place=place: place)
+            jitkern.load_inline("drop_in_place", source, no_implicit_headers=True, **flags)
+        made.append((compiles() - before, len(entries(cache_dir))))
+    assert made == [(1, 1), (1, 2), (0, 2)]
 
 
 def test_another_checkout_has_its_own_computed_header(files, cache_dir):

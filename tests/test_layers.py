@@ -26,6 +26,7 @@ LAYERS = [
         "events",
         "compilers",
         "inline",
+        "inputs",
         "bindings",
         "cuda_arch",
         "library",

@@ -143,7 +143,7 @@ def toolchain(build: Build) -> list[Path]:
     compilers = {config.current().cxx}
     if any(map(build.is_cuda, build.units)):
         compilers.add(config.current().environment.get("CC") or "c++")
-    cuda = (*toolkit.cuda_homes(), *toolkit.include_directories(), *_cuda_folders("include", build))
+    cuda = (*toolkit.include_directories(), *_cuda_folders("include", build))
     python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
     own = [folder for tool in sorted(compilers) for folder in cc.searched(tool)]
     return [folder.resolve() for folder in (torch_folder(), python, *cuda, *own)]

@@ -6,14 +6,13 @@ lookup imports nothing of what that takes.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern.inline import Inline
-from jitkern.inputs import place_of
+from jitkern.inputs import digest_of, place_of
 from jitkern.kernel import Source, Unit, Variant
 from jitkern.target import Target
 
@@ -59,13 +58,14 @@ class InlineCompiler:
         started = staging.stat().st_ctime_ns
         built, opened = cpp_extension.make(build, named, target, staging)
         beyond = _beyond(source, build, closure, opened)
-        watched = {**_nearer(source, closure, beyond, started), **_digests(beyond, started)}
+        watched = _digests(beyond, started)
+        searched = _searched(source, closure, beyond, started) if beyond else {}
         unknown = any(re.search(_UNNAMED, text) for text in texts)
         if unknown and not cpp_extension.lists_binaries(build, staging):
             _log.warning("%s: write out what .incbin reads: %s", variant.op, _ALWAYS)
             watched[".incbin"] = CHANGED
-        place = place_of(source) if watched else ""
-        return built._replace(meta={**built.meta, "opened": watched, "place": place})
+        watching = {"opened": watched, "searched": searched, "place": place_of(source)}
+        return built._replace(meta={**built.meta, **watching})
 
 
 def build_of(source: Inline) -> Build:
@@ -91,41 +91,43 @@ def build_of(source: Inline) -> Build:
 def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) -> list[Path]:
     """What the compiler opened beyond the key and the toolchain: a header that a macro names, say.
 
-    It is looked at again whenever the entry is used.
+    It is looked at again whenever the entry is used. Of folders in each other, the inner one tells
+    what a file is.
     """
     from jitkern.compilers.cpp_commands import toolchain
 
-    own = [Path(root.path).resolve() for root in source.roots if not root.version]
-    known = toolchain(build)
+    own = {Path(root.path).resolve() for root in source.roots if not root.version}
+    known = {*toolchain(build)}
 
     def counts(path: Path) -> bool:
-        of_ours = any(map(path.is_relative_to, own))
-        return path not in closure.paths and (of_ours or not any(map(path.is_relative_to, known)))
+        if path in closure.paths:
+            return False
+        of = next((folder for folder in path.parents if folder in own or folder in known), None)
+        return of not in known
 
     return [path for path in opened if counts(path.resolve())]
 
 
 def _digests(paths: list[Path], started: int) -> dict[str, str]:
     """path -> SHA-256, or CHANGED for what is not as the compiler saw it."""
-    digests = {}
-    for path in paths:
-        try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            digests[str(path)] = digest if path.stat().st_ctime_ns < started else CHANGED
-        except OSError:
-            digests[str(path)] = CHANGED
-    return digests
+    return {str(p): digest_of(p) if _is_older(p, started) else CHANGED for p in paths}
 
 
-def _nearer(source: Inline, closure: Closure, paths: list[Path], started: int) -> dict[str, str]:
-    """Where else these headers could lie, and nothing was: path -> "".
+def _is_older(path: Path, started: int) -> bool:
+    try:
+        return path.stat().st_ctime_ns < started
+    except OSError:
+        return False
 
-    CHANGED for what appeared meanwhile.
-    """
+
+def _searched(
+    source: Inline, closure: Closure, paths: list[Path], started: int
+) -> dict[str, list[str]]:
+    """Where else headers like these could lie, and what did: see inlined._is_outdated."""
     folders = {Path(root.path) for root in source.roots if not root.version}
     folders |= {path.parent for path in (*source.paths, *closure.paths, *paths)}
     names = {path.relative_to(f) for path in paths for f in folders if path.is_relative_to(f)}
-    every = {folder / name for folder in folders for name in names}
-    new = _digests([path for path in every if path.is_file()], started)
-    absent = {str(path): "" for path in every if not path.is_file()}
-    return {**absent, **{path: digest for path, digest in new.items() if digest == CHANGED}}
+    every = (folder / name for folder in folders for name in names)
+    there = [path for path in every if path.is_file() and _is_older(path, started)]
+    found = {"folders": folders, "names": names, "there": there}
+    return {name: sorted(map(str, listed)) for name, listed in found.items()}

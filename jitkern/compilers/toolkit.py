@@ -60,10 +60,14 @@ def wheel_prefixes() -> list[Path]:
     ]
 
 
-@functools.cache
 def include_directories() -> list[Path]:
     """Directories with the toolkit's headers."""
-    prefixes = [p / "include" for p in (*wheel_prefixes(), *cuda_homes())]
+    return _include_directories(*wheel_prefixes(), *cuda_homes())
+
+
+@functools.cache
+def _include_directories(*homes: Path) -> list[Path]:
+    prefixes = [home / "include" for home in homes]
     return [d for p in prefixes for d in (p, p / "cccl") if d.is_dir()]
 
 
