@@ -25,6 +25,7 @@ from typing import Any
 
 from jitkern.compilers import ptx
 from jitkern.kernel import DTYPES, SOURCES, Source, Variant
+from jitkern.launch.triton import scalar_fault
 from jitkern.target import Target
 
 IDLE = 20.0  # seconds
@@ -122,6 +123,8 @@ def _check_annotation(parameter: Any, passed: str) -> None:
     """Refuse a type that launches, which read the text alone, did not see."""
     wanted = parameter.annotation_type.replace("*k", "*").replace("u1", "i1")
     if wanted not in ("", passed):
+        if fault := scalar_fault(parameter.name, wanted):
+            raise TypeError(fault)
         raise TypeError(
             f"`{parameter.name}` is annotated as {wanted}, and passed as {passed}: launches do not "
             "import Triton, and read `tl.int64` and the like, but no names of your own for them"

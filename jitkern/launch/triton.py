@@ -19,6 +19,9 @@ _TYPES = {  # what an annotation calls a type, without `tl.`
     "int1": "bool", "uint1": "bool", "float8e4nv": "f8e4m3", "float8e5": "f8e5m2",
     **{name: code for code, dtype in DTYPES.items() for name in (dtype.torch, dtype.triton)},
 }  # fmt: skip
+_NARROW = {  # floats that no launch passes but in a tensor
+    name for code in ("f16", "bf16", "f8e4m3", "f8e5m2") for name in (code, DTYPES[code].triton)
+}
 
 
 class Config(NamedTuple):
@@ -88,6 +91,10 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Fun
     constexprs = frozenset(
         p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)
     )
+    annotated = tuple((p.arg, kind) for p in parameters if (kind := _annotated(p.annotation)))
+    for name, kind in annotated:
+        if fault := scalar_fault(name, kind):
+            raise CompileError(f"{module.path}({node.lineno}): error: {fault}")
     values = [None] * (len(positional) - len(node.args.defaults)) + node.args.defaults
     literals = {
         name: value
@@ -102,9 +109,19 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Fun
         tuple((n, v) for n, v in literals.items() if n not in constexprs),
         frozenset(_named(decorator, "do_not_specialize", names)),
         frozenset(_named(decorator, "do_not_specialize_on_alignment", names)),
-        tuple((p.arg, kind) for p in parameters if (kind := _annotated(p.annotation))),
+        annotated,
         *_tuning(_decorator(node, "autotune"), module),
         _heuristics(_decorator(node, "heuristics"), module),
+    )
+
+
+def scalar_fault(parameter: str, kind: str) -> str:
+    """Why a scalar annotated as `kind`, in our words or Triton's, cannot be launched; else ""."""
+    if kind not in _NARROW:
+        return ""
+    return (
+        f"`{parameter}` is annotated as {kind}, and scalars that are floats of 16 bits or fewer "
+        "cannot be passed: annotate it as tl.float32, and convert it in the function"
     )
 
 

@@ -215,3 +215,24 @@ def test_an_annotation_that_launches_cannot_read_is_refused(build):
     with pytest.raises(CompileError, match="`n` is annotated as i64, and passed as i32"):
         build(text.replace("n, scale", "n: I, scale"))
     build(text.replace("n, scale", "n: tl.int64, scale"), signature=("*f32", "*f32", "i64", "f32"))
+
+
+@pytest.mark.parametrize("annotation", ["tl.float16", "tl.bfloat16", "'fp16'", "tl.float8e5"])
+def test_a_scalar_that_is_a_narrow_float_is_refused_in_words(tmp_path, annotation):
+    path = tmp_path / "narrow.py"
+    path.write_text(
+        f"{HEAD}@triton.jit\ndef wide(a: tl.float32): pass\n@triton.jit\ndef k(a: {annotation}): pass\n"
+    )
+    says = "`a` is annotated as .*16 bits or fewer cannot be passed: annotate it as tl.float32"
+    with pytest.raises(CompileError, match=says):
+        jitkern.triton_kernel(f"{path}:k")
+    (variant,) = jitkern.triton_kernel(f"{path}:wide").variants(1.0)
+    assert variant.signature == ("f32",)
+
+
+def test_a_narrow_float_by_a_name_of_its_own_is_refused_in_words(build):
+    text = COPY.replace(
+        "import triton.language as tl", "import triton.language as tl\nH = tl.float16"
+    )
+    with pytest.raises(CompileError, match="`scale` is annotated as fp16, and scalars that are"):
+        build(text.replace("n, scale", "n, scale: H"))
