@@ -110,7 +110,7 @@ def triton_kernel(
     else:
         path, package, name = _defined(function)
     declared = functions(str(path), path.stat().st_mtime_ns)
-    if declared.get(name) is None:
+    if name not in declared:
         raise DeclarationError(
             f"{path} has no function `{name}` below `@triton.jit` at its top level; "
             f"it has: {', '.join(declared) or 'none'}"
