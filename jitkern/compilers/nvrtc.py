@@ -27,6 +27,7 @@ from jitkern.compilers.result import (
     compile_error,
     missing_function,
     missing_header,
+    no_function,
     write_log,
 )
 from jitkern.errors import CompileError, TargetError
@@ -314,8 +315,7 @@ def _absent(variant: Variant, text: str, output: str) -> str:
     undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
     kernels = dict.fromkeys(f.spelled for f in cxx.kernels_in(text))
     if undefined and not cxx.named(cxx.kernels_in(text), variant.function):
-        path, listed = variant.source.paths[0], ", ".join(kernels) or "none outside of macros"
-        return f"{path} has no function `{variant.function}`; it has: {listed}"
+        return no_function(variant, list(kernels))
     return missing_function(variant._replace(function=name), list(kernels))
 
 

@@ -89,8 +89,13 @@ def missing_function(variant: Variant, found: Sequence[str]) -> str:
     path = variant.source.paths[0]
     if not variant.function or re.search(rf"\b{re.escape(variant.function)}\b", cxx.read(path)):
         return ""
+    return no_function(variant, found)
+
+
+def no_function(variant: Variant, found: Sequence[str]) -> str:
+    """That the source has no function of this name, and which it has."""
     listed = ", ".join(found) or "none outside of macros"
-    return f"{path} has no function `{variant.function}`; it has: {listed}"
+    return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
 
 
 def read_dependencies(depfile: Path) -> list[str]:
