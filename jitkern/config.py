@@ -1,7 +1,8 @@
 """Settings, read once from the environment. No other file reads `os.environ`.
 
-What compilers are told beside the settings, CC, CXX, CPATH and the like, is read once, too, but
-for `load_inline` and `load`, which read it at each call, as Torch's do: see `renew`.
+What compilers are told beside the settings, CC, CXX, CPATH and the like, is read then, too, and
+anew at each call of `load_inline` and `load`, as by Torch's: see `renew`. Whatever this process
+builds later is told the same.
 
 Precedence, highest first:
 1. arguments (command-line options, `config.using(...)`)
@@ -27,6 +28,7 @@ T = TypeVar("T")
 # What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is
 # scrubbed, so that a builder and a server agree on the artifact.
 BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "USER", "LOGNAME")
+_OF_TOOLS = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "MAX_JOBS")  # read for builds
 PREFERENCES = ("", "nvrtc", "triton", "extension", "cc")  # kinds of source
 SYSTEM_FILE = Path("/etc/jitkern/config.toml")
 SETTINGS = (
@@ -153,14 +155,22 @@ def current() -> Config:
     return _current
 
 
-def renew() -> None:
-    """Take the environment that there is now; settings and what `using` says stay."""
+def renew(also: Sequence[str] = ()) -> None:
+    """Take what variables that every build depends on, and those `also` named, are now.
+
+    All else stays: settings, what `using` says, and variables that sources name. Where none of them
+    changed, `current()` is the same object as before.
+    """
     global _current  # noqa: PLW0603
     settings = current()
     before = settings.environment
-    if not isinstance(before, _Snapshot) or before == os.environ:
+    if not isinstance(before, _Snapshot):
         return
-    now, old = _Snapshot(os.environ), _tools(before)
+    read = {name: os.environ.get(name) for name in (*BUILD_VARIABLES, *_OF_TOOLS, *also)}
+    if all(before.get(name) == value for name, value in read.items()):
+        return
+    now = _Snapshot({k: v for k, v in {**before, **read}.items() if v is not None})
+    old = _tools(before)
     tools = {name: tool for name, tool in _tools(now).items() if vars(settings)[name] == old[name]}
     _current = Config(**{**vars(settings), **tools, "environment": now})
 

@@ -138,7 +138,7 @@ def _call(
 def _answer(
     call: dict[str, Any], build_directory: str | os.PathLike[str] | None, *, verbose: bool
 ) -> Any:
-    config.renew()
+    config.renew(receipts.ENVIRONMENT)
     digest = "" if build_directory else receipts.digest_of(call)
     if digest and not verbose:
         found = receipts.recall(digest)

@@ -75,16 +75,20 @@ def test_the_environment_is_read_anew_where_nobody_named_another(monkeypatch):
     monkeypatch.setenv("CUDA_HOME", "/toolkit")
     monkeypatch.setenv("CXX", "g++-13")
     with config.using(cxx="clang++"):
-        config.renew()
+        config.renew(["CPATH"])
         inside = config.current()
         assert (inside.cxx, inside.cuda_home) == ("clang++", Path("/toolkit"))
     assert config.current().cxx == "c++", "`using` is undone"
-    config.renew()
+    config.renew(["CPATH"])
     renewed = config.current()
     assert (renewed.cxx, renewed.environment["CPATH"]) == ("g++-13", "/changed")
     assert renewed.compile == "auto", "settings are read once"
-    config.renew()
+    monkeypatch.setenv("UNRELATED", "changed")
+    config.renew(["CPATH"])
     assert config.current() is renewed
+    monkeypatch.delenv("CPATH")
+    config.renew(["CPATH"])
+    assert not {"CPATH", "UNRELATED"} & config.current().environment.keys()
     with config.using(environment={"PATH": "/bin"}) as given:
         config.renew()
         assert config.current() is given
