@@ -42,6 +42,9 @@ from jitkern.trust import Trust, installed_layers
 
 _COMPILER = "another compiler made it"
 _REFRESH = Found(None, reason="refresh")
+_OPENED_BY = (  # the settings that say which cache it is, and how it is used
+    "cache_dir", "system_cache", "trusted", "trusted_keys", "signed", "verify", "fsync", "fallback",
+)  # fmt: skip
 _log = logging.getLogger(__name__)
 _loaded: dict[str, Any] = {}
 _locks: dict[str, threading.Lock] = {}
@@ -158,11 +161,13 @@ def _count_hit(entry: Entry) -> None:
 
 def open_cache() -> Cache:
     """The cache of the settings, or, warned of once, a private one where that is not trusted."""
-    return _open_cache(config.current())
+    settings = config.current()
+    return _open_cache(*(getattr(settings, name) for name in _OPENED_BY))
 
 
 @functools.lru_cache(maxsize=8)
-def _open_cache(settings: Config) -> Cache:
+def _open_cache(*values: Any) -> Cache:
+    settings = Config(**dict(zip(_OPENED_BY, values)))
     try:
         return Cache.open(settings)
     except UntrustedCache as e:

@@ -232,3 +232,11 @@ def test_an_artifact_that_will_not_load_is_compiled_again_and_then_reported(
     with pytest.raises(LoadError, match="could not load"):
         jit.loaded(variant, target)
     assert len(compiler.compiles) == 2
+
+
+def test_the_cache_stays_open_where_settings_of_others_change(cache_dir):
+    opened = jit.open_cache()
+    with config.using(cxx="g++-13", compile="never"):
+        assert jit.open_cache() is opened
+    with config.using(fsync=False, cache_dir=cache_dir / "other"):
+        assert jit.open_cache().root == cache_dir / "other"
