@@ -97,6 +97,8 @@ class Implementation:
                 self._record(source, args, kwargs)
                 return result
         result = self._fall_back(reasons, args, kwargs)
+        if config.current().record is None:
+            return result
         sources = self._sources()
         missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
         for source in (missing or sources)[:1]:
