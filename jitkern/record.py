@@ -26,11 +26,13 @@ from jitkern.errors import DeclarationError
 SCHEMA = 1
 ALIGNMENT = 16  # bytes: what kernels ask of an address
 MOST = 64  # calls of an op that differ in sizes and numbers alone, and need the same kernels
+ENOUGH = 16 * MOST  # of them left out in a row, after which kernels are not asked for any more
 MAX_LINE = 1 << 24
 _log = logging.getLogger(__name__)
 _BEGINNING = f'{{"schema":{SCHEMA},'.encode()
 _seen: set[str] = set()
 _alike: Counter[tuple[Any, ...]] = Counter()
+_left_out: Counter[tuple[Any, ...]] = Counter()  # by outline, since one needed a new kernel
 
 
 class Call(NamedTuple):
@@ -58,9 +60,14 @@ def note(
     """Append a call to the file of the settings, once. Raises nothing.
 
     kernels: what tells, from the arguments with meta tensors for tensors, which kernels it needs.
+    Of calls that differ in sizes and numbers alone, MOST are kept that need the same kernels; and
+    once ENOUGH were left out in a row, with none that needs others, the rest is left out unasked.
     """
     path = config.current().record
     if path is None:
+        return
+    outline = (op, device, kind, *map(_outline, args))
+    if _left_out[outline] >= ENOUGH:
         return
     try:
         encoded = [_encoded(arg) for arg in args]
@@ -71,15 +78,23 @@ def note(
     line = json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
     if line in _seen:
         return
-    alike = (op, device, kind, kernels(tuple(_decoded(encoded))), *map(_outline, args))
+    alike = (*outline, kernels(tuple(_decoded(encoded))))
     _alike[alike] += 1
     if _alike[alike] > MOST:
+        _seen.add(line)  # so that a call that comes again is left out once
+        _left_out[outline] += 1
+        if _left_out[outline] == ENOUGH:
+            _log.warning(
+                "%s: %d calls were left out so; from now on those that differ in sizes and numbers "
+                "alone are, whatever kernels they need", op, ENOUGH,
+            )  # fmt: skip
         if _alike[alike] == MOST + 1:
             _log.warning(
                 "%s: %d calls that differ in sizes and numbers alone, and need the same kernels, "
                 "are recorded; further ones are not", op, MOST,
             )  # fmt: skip
         return
+    _left_out[outline] = 0
     _seen.add(line)
     try:
         _append(path, line.encode() + b"\n")
@@ -184,4 +199,6 @@ def _decoded_call(fields: dict[str, Any]) -> Call:
 def _outline(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.dim()
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_outline, value))
     return type(value).__name__ if isinstance(value, (int, float)) else repr(value)

@@ -223,7 +223,8 @@ def test_calls_that_differ_in_sizes_alone_are_bounded_and_that_is_told_once(tmp_
     with config.using(record=path):
         for n in range(record.MOST + 50):
             record.note("a::many", "", "cpu", "cc", [torch.ones(n)])
-    assert len(record.read(path)) == record.MOST
+            record.note("a::listed", "", "cpu", "cc", [[torch.ones(n), n]])
+    assert len(record.read(path)) == 2 * record.MOST
     assert caplog.text.count("a::many: 64 calls that differ in sizes and numbers alone") == 1
 
 
@@ -233,6 +234,26 @@ def test_a_call_that_needs_other_kernels_is_recorded_however_many_there_are(tmp_
         for n in range(record.MOST + 50):
             record.note("a::one_each", "", "cpu", "cc", [n], lambda call: f"kernel {call[0] // 2}")
     assert len(record.read(path)) == record.MOST + 50
+
+
+def test_kernels_are_asked_for_no_more_once_enough_calls_needed_known_ones(tmp_path, caplog):
+    path, asked = tmp_path / "calls", []
+    known = record.MOST + record.ENOUGH
+
+    def kernels(call):
+        asked.append(call)
+        return "new" if len(asked) == known else "same"
+
+    with config.using(record=path):
+        for n in range(2 * known):
+            for _ in range(2):
+                record.note("a::asked", "", "cpu", "cc", [n], kernels)
+    assert len(asked) == known + record.ENOUGH, "a new kernel begins the count anew"
+    assert len(record.read(path)) == record.MOST + 1
+    assert caplog.text.count("whatever kernels they need") == 1
+    with config.using(record=path):
+        record.note("a::asked", "", "cpu", "cc", [0.5], kernels)
+    assert len(record.read(path)) == record.MOST + 2, "another type is another outline"
 
 
 TIMES = """
