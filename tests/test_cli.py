@@ -238,7 +238,8 @@ def test_a_package_that_raises_is_left_out_and_the_rest_is_built(cli, package):
     assert "SystemExit(0)" in reasons["exiting"] and "no_such_dependency" in reasons["lacking"]
     for command in ("list", "explain"):
         code, out, err = cli(command, "raising", "--json")
-        assert (code, last_json(out)["ops"]) == (1, [])
+        report = last_json(out)
+        assert (code, report["ops"], report["broken"]) == (1, [], {"raising": reasons["raising"]})
         assert err == "jitkern: raising is left out: RuntimeError('boom')\n"
 
 

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
                 f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there"
             )
     if args.json:
-        print_json(ops=ops)
+        print_json(ops=ops, broken=chosen.broken)
     return int(bool(chosen.broken))
 
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         for op in chosen.ops
     ]
     if args.json:
-        print_json(ops=ops)
+        print_json(ops=ops, broken=chosen.broken)
         return int(bool(chosen.broken))
     rows = []
     for op in ops:
