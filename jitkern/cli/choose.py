@@ -38,7 +38,9 @@ def choose_ops(names: list[str]) -> Chosen:
 
     Default: every installed one. Raises UnknownOp, listing what there is.
     """
-    return _choose(names, _import_installed())
+    raising = _import_installed()
+    _search_here()
+    return _choose(names, raising)
 
 
 def choose_recorded(path: Path, names: list[str]) -> Chosen:
@@ -47,7 +49,7 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
     Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here.
     """
     raising = _import_installed()
-    _choose([], raising)
+    _search_here()
     from jitkern import record
     from jitkern.register import OPS
     from jitkern.samples import Sample, misfit
@@ -94,12 +96,16 @@ def _leave_out(what: str, e: BaseException) -> str:
     return told
 
 
+def _search_here() -> None:
+    """So that a folder that `jitkern init` wrote here is a package too."""
+    sys.path.append(str(Path.cwd()))
+
+
 def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     from jitkern.register import OPS
 
     chosen: dict[str, Op] = {}
     broken: dict[str, str] = {}
-    sys.path.append(str(Path.cwd()))  # a folder that `jitkern init` wrote here is a package too
     for name in names:
         if Path(name, name, "__init__.py").is_file():  # so is a project that it wrote
             sys.path.append(str(Path(name).absolute()))
