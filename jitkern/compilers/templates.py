@@ -9,6 +9,11 @@ from jitkern.closure import Closure
 from jitkern.errors import CompileError
 from jitkern.kernel import Variant
 
+_TYPES = {  # what is read for the name of a parameter that has none
+    "typename", "class", "auto", "bool", "char", "short", "int", "long", "signed", "unsigned",
+    "size_t", "int32_t", "int64_t", "uint32_t", "uint64_t",
+}  # fmt: skip
+
 
 def declared(variant: Variant, text: str, closure: Closure) -> list[tuple[str, ...]] | None:
     """The template parameters of each declaration of the function, () where it is no template.
@@ -49,7 +54,21 @@ def ordered(variant: Variant, lists: Sequence[tuple[str, ...]]) -> tuple[str, ..
             "cannot be told, so give the arguments by number: 0, 1, ...",
             op=variant.op,
         )
-    missing = next(name for name, other in zip(names, order) if name != other)
+    place, missing = next(
+        (i, name) for i, (name, other) in enumerate(zip(names, order)) if name != other
+    )
+    if missing.isdecimal():
+        raise CompileError(
+            f"{what} is given template argument {order[-1]} by number, and not {missing}: C++ "
+            f"takes none without those before it, so give `{missing}` too",
+            op=variant.op,
+        )
+    if missing in _TYPES:
+        raise CompileError(
+            f"{what} has no name for template parameter {place}, `{missing}`: give the arguments "
+            "by number: 0, 1, ...",
+            op=variant.op,
+        )
     raise CompileError(
         f"{what} is a template of <{', '.join(names)}>: give `{missing}` too, C++ takes no "
         f"`{order[-1]}` without what stands before it",

@@ -243,6 +243,18 @@ def test_a_gap_in_the_template_arguments_is_refused(build):
         build(GAP, template=(("T", "f32"), ("B", True)))
 
 
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ((("1", "f32"),), "template argument 1 by number, and not 0"),
+        ((("N", 2),), "no name for template parameter 0, `typename`: give the arguments by number"),
+    ],
+)
+def test_a_gap_before_what_has_no_name_is_refused_in_words_of_its_own(build, template, says):
+    with pytest.raises(CompileError, match=says):
+        build("template <typename, int N> void k(int* x) { *x = N; }", template=template)
+
+
 @pytest.mark.parametrize("template", [(("N", 2), ("M", 1)), (("0", 1), ("1", 2))])
 def test_the_order_of_template_parameters_is_that_of_the_header(build, template):
     (build.folder / "k.h").write_text("template <int M, int N> void k(int* x) { *x = M - N; }")
