@@ -193,7 +193,8 @@ def cuda_arch_list() -> str:
 def using(**settings: object) -> Iterator[Config]:
     """Run a block under changed settings, e.g. `with using(compile="never"):`."""
     before = current()
-    _put_in_force(Config(**{**vars(before), **settings}))
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
+    _put_in_force(Config(**{**vars(before), **given}))
     try:
         yield current()
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import jitkern
-from jitkern import config
+from jitkern import config, jit
 from jitkern.config import Config
 
 
@@ -58,6 +58,11 @@ def test_bad_value_names_the_variable_and_what_it_takes(name, value):
 
 def test_empty_variable_is_unset():
     assert Config.from_env({"JITKERN_COMPILE": "", "JITKERN_JOBS": ""}).compile == "auto"
+
+
+def test_a_list_is_as_good_as_a_tuple(tmp_path):
+    with config.using(system_cache=[tmp_path], trusted=[tmp_path]):
+        assert jit.open_cache().layers[:1] == (tmp_path,)
 
 
 def test_using_is_undone():
