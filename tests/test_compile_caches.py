@@ -68,7 +68,7 @@ def test_an_edited_backward_is_not_answered_by_an_old_graph(compiled):
     assert compiled(backward=3.0) == (3.0, False)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_without_the_tag_an_old_graph_does_answer(compiled):
     """pytorch#144344; where this fails, Torch has mended it, and `compile_caches` can go."""
     assert compiled(backward=1.0, control=True) == (1.0, False)
