@@ -60,12 +60,16 @@ class Build(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A command, what it writes, lists of what it opened, and flags for a lot of memory."""
+    """A command, what it writes, lists of what it opened, and flags for a lot of memory.
+
+    needed: whether there is no result without it.
+    """
 
     command: list[str]
     output: Path
     opened: tuple[Path, ...] = ()
     roomy: tuple[str, ...] = ()
+    needed: bool = True
 
 
 def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Step:
@@ -86,7 +90,7 @@ def expand_step(build: Build, number: int, folder: Path) -> Step:
     unit, output = build.units[number], folder / f"{number}.ii"
     host = ("-Xcompiler=-U__CUDA_ARCH__",) if build.is_cuda(unit) else ()
     command = [*_command(build, unit, folder, host), "-E", unit.file, "-o", output.name]
-    return Step(command, output)
+    return Step(command, output, needed=False)
 
 
 def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list[str]:

@@ -55,7 +55,9 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     gcc = "clang" not in " ".join(compiler.values())
     steps = [compile_step(build, n, folder, gcc=gcc) for n in range(len(build.units))]
     linked = link_step(build, [step.output for step in steps], folder / "linked")
-    _run(build, [*steps, linked], variant, target, staging)
+    done = _run(build, steps, [], variant, target, staging)
+    expanding = [expand_step(build, n, folder) for n, one in enumerate(steps) if _registers(one)]
+    _run(build, [linked, *expanding], done, variant, target, staging)
     binary = linked.output.read_bytes()
     missing = traps.missing_module(build, binary) if build.output == "module" else ""
     if missing:
@@ -64,7 +66,7 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     suffix = "" if build.output == "program" else ".so"
     artifact = f"{plain}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
     (staging / artifact).write_bytes(binary)
-    registered = traps.registrations(_expanded(build, steps, folder))
+    registered = traps.registrations(_texts(expanding))
     return Built(compiler, {"artifact": artifact, **registered}), _opened(folder, steps)
 
 
@@ -100,26 +102,28 @@ def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> N
 
 
 def _run(
-    build: Build, steps: Sequence[Step], variant: Variant, target: Target, staging: Path
-) -> None:
-    """Run the steps, the last one after the others, and keep the log. Raises CompileError."""
-    done = _side_by_side(build, steps[:-1], staging / "build")
-    if not any(one.status for one in done):
-        done += _side_by_side(build, steps[-1:], staging / "build")
+    build: Build, steps: Sequence[Step], before: Sequence[_Done],
+    variant: Variant, target: Target, staging: Path,
+) -> list[_Done]:  # fmt: skip
+    """What was done `before` and now, of which the log is kept. Raises CompileError."""
+    done = [*before, *_side_by_side(build, steps, staging / "build")]
     log = "".join(f"$ {shlex.join(one.command)}\n{one.said}" for one in done[1:])
     write_log(staging, done[0].command, done[0].said + log)
     for one in done:
         if one.status:
             hint = traps.hint(build, one.said)
             raise compile_error(variant, target, one.command, one.said, hint)
+    return done
 
 
-def _expanded(build: Build, steps: Sequence[Step], folder: Path) -> list[str]:
-    """The units that register something with Torch, as the preprocessor leaves them."""
-    registering = [n for n, one in enumerate(steps) if b"TORCH_LIBRARY_" in one.output.read_bytes()]
-    expanding = [expand_step(build, number, folder) for number in registering]
-    _side_by_side(build, expanding, folder)
-    return [cxx.read(step.output) for step in expanding if step.output.is_file()]
+def _registers(compiled: Step) -> bool:
+    """Whether the unit registers something with Torch."""
+    made = compiled.output  # a compiler may be content, and make nothing: linking tells
+    return made.is_file() and b"TORCH_LIBRARY_" in made.read_bytes()
+
+
+def _texts(expanded: Sequence[Step]) -> list[str]:
+    return [cxx.read(step.output) for step in expanded if step.output.is_file()]
 
 
 def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Done]:
@@ -161,7 +165,8 @@ def _work(
                 roomy = step.roomy if jobs.free_memory() > _ROOM * running else ()
                 command = [*step.command, *roomy]
                 environment = config.current().build_environment(build.environment)
-                ended.put(_Done(number, command, *child.run(command, cwd=folder, env=environment)))
+                status, said = child.run(command, cwd=folder, env=environment)
+                ended.put(_Done(number, command, status if step.needed else 0, said))
     except BaseException as e:  # noqa: BLE001  raised again where the result is taken
         ended.put(e)
 

@@ -403,7 +403,7 @@ def test_cpp_and_cuda_units_go_to_their_compilers(cuda, cuda_target, tmp_path):
     assert entry.manifest.compiler["name"] == "nvcc" and "c++" in entry.manifest.compiler
     assert entry.manifest.meta["namespaces"] == ["jitkern_test_extension"]
     log = (entry.path / "compile.log").read_text()
-    cpp, cu, _ = (line for line in log.splitlines() if line.startswith("$ "))
+    cpp, cu, *_ = (line for line in log.splitlines() if line.startswith("$ "))
     assert "VALUE" not in cpp and "-gencode=arch=compute_90,code=sm_90 -O2 -DVALUE=5" in cu
     binary = entry.path / entry.manifest.meta["artifact"]
     assert (
