@@ -149,7 +149,9 @@ def words(flags: Sequence[str]) -> Iterator[str]:
 def expanded(flags: Sequence[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
     """The flags, each response file followed by what it holds."""
     yield from flags
-    for path in {*paths_after(_RESPONSES, flags)} - above:
+    for path in dict.fromkeys(paths_after(_RESPONSES, flags)):  # in order: it is in the key
+        if path in above:
+            continue
         try:
             text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
         except (OSError, ValueError):

@@ -58,7 +58,7 @@ from jitkern.compilers import inline as inline_compiler
 from jitkern.compilers.inline import build_of
 from jitkern.compilers.result import read_dependencies
 from jitkern.errors import CompileError, CompilerNotFound, LoadError, NotCached, TargetError
-from jitkern.inline import Inline, words
+from jitkern.inline import Inline, expanded, words
 from jitkern.inputs import closure
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -663,6 +663,19 @@ def test_what_a_compiler_or_linker_would_find_is_in_the_key(text, told, changed,
     path = folder / changed
     path.write_text(f"{path.read_text()} " if path.exists() else "")
     assert searched(text, **told).files != before.files
+
+
+def test_response_files_are_read_in_their_order(files):
+    folder = files(**{name: f"-D{name}" for name in "dcba"}, e="@e @a -De")
+    told = list(expanded([f"@{folder}/{name}" for name in "bdac"] + ["@e"]))
+    assert [word for word in told if word.startswith("-D")] == [
+        "-Db",
+        "-Dd",
+        "-Da",
+        "-Dc",
+        "-De",
+        "-Da",
+    ]
 
 
 def test_a_shared_library_is_there_or_not(searched, files):
