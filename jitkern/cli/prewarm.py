@@ -6,6 +6,7 @@ A second run compiles nothing. What this machine cannot build is skipped, with t
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from pathlib import Path
@@ -121,8 +122,9 @@ def _plan(ops: list[Op], targets: list[Target]) -> list[Group]:
     """Every source for every target, with what its calls need."""
     from jitkern.needs import needs_of
 
+    needs = functools.cache(needs_of)  # the same for every target of a device
     return [
-        Group(op, source, target, needs_of(op, source, target.device))
+        Group(op, source, target, needs(op, source, target.device))
         for op in ops
         for target in targets
         for source in op.sources.get(target.device, ())
