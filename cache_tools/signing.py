@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PUBLIC = ".pub"  # what the name of a public key ends with, after that of its private one
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def keygen(path: Path, comment: str = "") -> str:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from jitkern.launch.slot import Frozen
 
 _INT64 = range(-(2**63), 2**63)
-_EXACT = 2**53  # integers up to here are exact as doubles
 
 
 class Unsupported(Exception):
