@@ -17,7 +17,7 @@ demo: $(READY)
 	$(BIN)/python -m benches.demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 stress: $(READY)
 	$(BIN)/python -m pytest -m stress

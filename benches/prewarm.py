@@ -4,6 +4,9 @@ Every shipped kernel and all that launches it, for several targets, on an empty 
 process for each count of jobs, all in turn in each round. Seconds are what prewarm itself counts,
 over `import torch`; the ratio is the throughput over that of one job. It is for another Torch than
 the installed one, which leaves out Extensions: three of them would take longer than all else.
+
+Then a second run, on the full cache, over a process that imports Torch and the ops and ends: both
+are timed from outside, in turn.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benches import common
 
 TARGETS = ("cuda-sm_80", "cuda-sm_90", "cuda-sm_100")
+IMPORTING = "import torch, jitkern.ops; print('{}')"
 CODE = "import sys; from jitkern.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -42,11 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (jobs, f"{statistics.median(seconds[jobs]):.2f}", f"{rate:.1f}", f"{ratio[str(jobs)]:.2f}")
         for jobs, rate in per_second.items()
     ]
+    importing, again = second_run(options.ops, targets, options.rounds or 3)
+    rows += [
+        ("importing", f"{importing:.2f}", "", ""),
+        ("second run", f"{again:.2f}", "", f"{again / importing:.2f}"),
+    ]
     common.report(
         options, ("jobs", "seconds", "artifacts/s", "ratio"), rows,
         artifacts=built, targets=targets, cores=os.cpu_count(),
         seconds={str(jobs): statistics.median(taken) for jobs, taken in seconds.items()},
         per_second={str(jobs): rate for jobs, rate in per_second.items()}, ratio=ratio,
+        second_run={"importing": importing, "seconds": again, "ratio": again / importing},
     )  # fmt: skip
     return 0
 
@@ -66,11 +77,33 @@ def torch_version() -> str:
 def prewarm(ops: Sequence[str], targets: Sequence[str], jobs: int) -> dict[str, float]:
     """The report of `jitkern prewarm` on an empty cache."""
     with tempfile.TemporaryDirectory(prefix="prewarm-") as home:
-        options = [f"--target={target}" for target in targets]
+        environment = common.private_environment(Path(home))
         return common.fresh_process(
-            "-W", "ignore", "-c", CODE, "prewarm", *ops, *options, f"--jobs={jobs}", "--json",
-            environment=common.private_environment(Path(home)),
-        )  # fmt: skip
+            *command(ops, targets), f"--jobs={jobs}", environment=environment
+        )
+
+
+def second_run(ops: Sequence[str], targets: Sequence[str], rounds: int) -> tuple[float, float]:
+    """The seconds that a process takes to import all, and to prewarm what is there already."""
+    with tempfile.TemporaryDirectory(prefix="prewarm-") as home:
+        environment = common.private_environment(Path(home))
+        common.fresh_process(*command(ops, targets), environment=environment)
+        taken: dict[tuple[str, ...], list[float]] = {
+            ("-W", "ignore", "-c", IMPORTING): [], command(ops, targets): [],
+        }  # fmt: skip
+        for _ in range(rounds):
+            for arguments, seconds in taken.items():
+                started = time.perf_counter()
+                common.fresh_process(*arguments, environment=environment)
+                seconds.append(time.perf_counter() - started)
+    importing, again = map(statistics.median, taken.values())
+    return importing, again
+
+
+def command(ops: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
+    """The arguments of a Python that prewarms, and reports in JSON."""
+    named = [f"--target={target}" for target in targets]
+    return ("-W", "ignore", "-c", CODE, "prewarm", *ops, *named, "--json")
 
 
 if __name__ == "__main__":

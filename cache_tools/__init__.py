@@ -1,35 +1,48 @@
-"""Tools that work on a cache directory: they need no kernel, no compiler and no Torch."""
+"""Tools that work on a cache directory: they need no kernel, no compiler and no Torch.
 
-from jitkern.cache_tools.bundle import BundleError, Unpacked, pack, unpack
-from jitkern.cache_tools.explain import differences, nearest
-from jitkern.cache_tools.listing import SORTS, Row, Wanted, chosen, find, rows
-from jitkern.cache_tools.pins import pin, unpin
-from jitkern.cache_tools.prune import Use, after_publish, evictable, remove
-from jitkern.cache_tools.signing import keygen, sign
-from jitkern.cache_tools.statistics import stats
-from jitkern.cache_tools.wheel import pack_wheel
+The names below load on first use: every publish needs one of these modules, and not the others.
+"""
 
-__all__ = [
-    "SORTS",
-    "BundleError",
-    "Row",
-    "Unpacked",
-    "Use",
-    "Wanted",
-    "after_publish",
-    "chosen",
-    "differences",
-    "evictable",
-    "find",
-    "keygen",
-    "nearest",
-    "pack",
-    "pack_wheel",
-    "pin",
-    "remove",
-    "rows",
-    "sign",
-    "stats",
-    "unpack",
-    "unpin",
-]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "BundleError": "bundle",
+    "Unpacked": "bundle",
+    "pack": "bundle",
+    "unpack": "bundle",
+    "differences": "explain",
+    "nearest": "explain",
+    "SORTS": "listing",
+    "Row": "listing",
+    "Wanted": "listing",
+    "chosen": "listing",
+    "find": "listing",
+    "rows": "listing",
+    "pin": "pins",
+    "unpin": "pins",
+    "Use": "prune",
+    "after_publish": "prune",
+    "evictable": "prune",
+    "remove": "prune",
+    "keygen": "signing",
+    "sign": "signing",
+    "stats": "statistics",
+    "pack_wheel": "wheel",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module `jitkern.cache_tools` has no attribute `{name}`")
+    value = getattr(importlib.import_module(f"jitkern.cache_tools.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jitkern.cache_tools import pins
-from jitkern.cache_tools.installed import Installed
 
 from jitkern import counters, durable, receipts
 from jitkern.cache import VERSION, Cache
@@ -127,6 +126,8 @@ def _evict(cache: Cache, *, max_size: int, max_age: float) -> None:
 
 def _stale(cache: Cache) -> set[Path]:
     """What cannot be used here, or was made by another version of the package it came in."""
+    from jitkern.cache_tools.installed import Installed  # what follows a publish does without
+
     here = Installed.found()
     return {
         path

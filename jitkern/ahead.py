@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from jitkern import jit
 from jitkern.entry import Entry
 from jitkern.errors import NotCached
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.linker import keep, stub_variant
-from jitkern.launch.plans import Plans, situation_of
+from jitkern.launch.plans import Plans, reference_to, situation_of
 from jitkern.launch.python import CachedKernels
+from jitkern.launch.recorder import described
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import Traced, trace
 from jitkern.launch.tune import Tuned
+from jitkern.named_tuple import NamedTuple
 from jitkern.needs import digest_of
 from jitkern.register import Op
 from jitkern.samples import Sample
 from jitkern.target import Target
+from jitkern.trace.world import World
 
 
 class Stub(NamedTuple):
-    """A stub that a sample uses, and the situation of that."""
+    """A stub that a sample uses, and the arguments of that, described."""
 
     variant: Variant
     traced: Traced
-    situation: tuple[str, ...]
+    args: list[Any]
 
 
 def keep_shard(ops: Iterable[Op], part: int, parts: int) -> None:
@@ -89,7 +93,7 @@ def stubs_of(
             except NotCached:
                 continue  # its kernel could not be built, or nobody has yet
             else:
-                found[stub.variant, stub.situation, stub.traced.model] = stub
+                found[stub.variant, situation_of(stub.args), stub.traced.model] = stub
         if len(refused) == len(models):
             reasons[refused[0]] = None
     return list(found.values()), list(reasons)
@@ -105,7 +109,7 @@ def _models(op: Op, source: Source, target: Target) -> list[str]:
 def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Stub:
     """The stub for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.split(call)
-    every = op.in_order(args, kwargs)
+    every = described(op.in_order(args, kwargs))
     parameters = op.trampolines.parameters
     assert parameters is not None
     kernels = CachedKernels(op.name, source, target, model)
@@ -115,7 +119,7 @@ def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, .
         kernels.where, kernels,
     )  # fmt: skip
     variant = stub_variant(op.name, op.schema, traced, parameters, every)
-    return Stub(variant, traced, situation_of(every))
+    return Stub(variant, traced, every)
 
 
 def keep_plans(
@@ -125,8 +129,13 @@ def keep_plans(
 
     Returns the entries, and which of them are new.
     """
-    if not stubs:
-        return []
-    plans = Plans(op.name, op.schema, op.written(source, target.device), source, target)
-    kept = [keep(plans, situation, variant, traced, target) for variant, traced, situation in stubs]
+    function = op.written(source, target.device)
+    plans: dict[World, Plans] = {}
+    kept = []
+    for variant, traced, args in stubs:
+        world = traced.world
+        if world not in plans:
+            plans[world] = Plans(op.name, op.schema, function, world, source, target)
+        stub = reference_to(jit.key_of(variant, target))
+        kept.append(keep(plans[world], args, stub, traced, target))
     return [found for found in kept if found]

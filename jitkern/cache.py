@@ -6,6 +6,7 @@
     <root>/v1/bad/             quarantine, and the logs of failed builds
     <root>/v1/trash/           what was removed a moment ago
     <root>/v1/{pins,stats,prune.json}    see cache_tools
+    <root>/v1/prewarm/         see prewarm.records
 
 An entry is built in private staging, synced, and published by one rename; it is never edited.
 Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
@@ -25,7 +26,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from jitkern import durable, trust
 from jitkern.config import Config
@@ -33,6 +33,7 @@ from jitkern.entry import VERSION, Damaged, Entry, Unsigned, read_entry
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.key import Key
 from jitkern.manifest import LOG, NAME, Artifact, Manifest
+from jitkern.named_tuple import NamedTuple
 from jitkern.trust import Layer, Trust
 
 __all__ = ["VERSION", "Cache", "Entry"]
@@ -45,8 +46,8 @@ STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swe
 GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
 SETTLED = 1.0  # seconds after which a change of a folder has an mtime of its own
 QUARANTINED = 20  # entries kept for a look at what went wrong
-NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats"))
-_PART = re.compile(r"(?!\.)[^/\0]+")
+NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats", "prewarm"))
+_PART = r"(?!\.)[^/\0]+"
 _log = logging.getLogger(__name__)
 
 
@@ -191,7 +192,8 @@ class Cache:
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
         if place != (target, manifest.digest[:16]):
             raise ValueError(f"{name} is not what its manifest describes")
-        if not all(map(_PART.fullmatch, (target, name))) or target in NOT_TARGETS:
+        whole = all(re.fullmatch(_PART, part) for part in (target, name))
+        if not whole or target in NOT_TARGETS:
             raise ValueError(f"`{target}/{name}` is not a place of an entry")
         for file, artifact in manifest.artifacts.items():
             if file not in files or Artifact.of(files[file]) != artifact:

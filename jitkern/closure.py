@@ -16,18 +16,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.kernel import Generated, Source, shared_include
+from jitkern.kernel import Generated, Include, Source, shared_include
+from jitkern.named_tuple import NamedTuple
 
 # Compiled on first use, like every pattern here: an import compiles none.
 _DIRECTIVE = (
     rb"(?m)^[ \t]*(?:/\*[^\n]*?\*/[ \t]*)*(?:#|%:)[ \t]*(?:include|import|embed)(_next)?\b[ \t]*"
 )
-_INCLUDE = _DIRECTIVE + rb'(["<])([^">\n]+)[">]'
+_INCLUDE = _DIRECTIVE + rb'(?:(["<])([^">\n]+)[">]|([^\s"<]))'  # a name, or how a macro begins
 _PROBED = rb'__has_(?:include|include_next|embed)[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
-_COMPUTED = _DIRECTIVE + rb'[^\s"<]|\.incbin\b'
+_BINARY = rb"\.incbin\b"
 _SEARCHED = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path", "@", "-optf")
 FORCED = ("-include", "-imacros", "--pre-include")
 _NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
@@ -112,11 +112,12 @@ def check(
 
 def _headers(source: Source) -> Iterator[tuple[str, Path]]:
     flags = [*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags)]
-    queue = [(_label(source, path), path) for path in source.paths]
+    roots = source.roots
+    queue = [(_label(source, roots, path), path) for path in source.paths]
     for name in _forced(flags):
-        queue += _resolve(source, source.paths[0], name, quoted=True)
+        queue += _resolve(source, roots, source.paths[0], name, quoted=True)
     whole = any(flag.startswith(_SEARCHED) for flag in flags)
-    queue += _folder(source) if whole else []
+    queue += _folder(source, roots) if whole else []
     seen: set[Path] = set()
     while queue:
         label, path = queue.pop()
@@ -128,20 +129,25 @@ def _headers(source: Source) -> Iterator[tuple[str, Path]]:
         named, computed = included(path.read_bytes())
         for following, quote, header in named:
             queue += _resolve(
-                source, path, header.decode(errors="surrogateescape"),
+                source, roots, path, header.decode(errors="surrogateescape"),
                 quoted=quote == b'"', every=bool(following),
             )  # fmt: skip
         if not whole and computed:
             whole = True
-            queue += _folder(source)
+            queue += _folder(source, roots)
 
 
 @functools.lru_cache(maxsize=256)
 def included(text: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
     """(`_next`, quote, name) of each header that it names, and whether it opens others too."""
-    text = re.sub(_CONTINUED, b"", text)
-    named = re.findall(_INCLUDE, text) + re.findall(_PROBED, text)
-    return named, bool(re.search(_COMPUTED, text))
+    if b"\\" in text:
+        text = re.sub(_CONTINUED, b"", text)
+    opened = re.findall(_INCLUDE, text)
+    named = [(following, quote, name) for following, quote, name, _ in opened if name]
+    if b"__has_" in text:
+        named += re.findall(_PROBED, text)
+    computed = any(macro for *_, macro in opened)
+    return named, computed or (b".incbin" in text and bool(re.search(_BINARY, text)))
 
 
 def _forced(flags: Sequence[str]) -> Iterator[str]:
@@ -152,9 +158,9 @@ def _forced(flags: Sequence[str]) -> Iterator[str]:
             yield value or following
 
 
-def _folder(source: Source) -> list[tuple[str, Path]]:
+def _folder(source: Source, roots: Sequence[Include]) -> list[tuple[str, Path]]:
     return [
-        (_label(source, path), path)
+        (_label(source, roots, path), path)
         for path in _files(Path(source.folder))
         if path.suffix not in _NEVER_COMPILED
     ]
@@ -175,27 +181,34 @@ def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
 
 
 def _resolve(
-    source: Source, includer: Path, name: str, *, quoted: bool, every: bool = False
+    source: Source,
+    roots: Sequence[Include],
+    includer: Path,
+    name: str,
+    *,
+    quoted: bool,
+    every: bool = False,
 ) -> list[tuple[str, Path]]:
     """(label, path) of the header; nothing for one of the toolchain or of a versioned root.
 
     every: all that the roots have of this name, of which `#include_next` takes one.
     """
-    found = []
-    if quoted and any(
-        not root.version and includer.is_relative_to(root.path) for root in source.roots
-    ):
-        found = [(includer.parent / name, "")]
-    found += [(Path(root.path, name), root.version) for root in source.roots]
-    found = [(path, version) for path, version in found if path.is_file()]
+    searched = [(root.path, root.version) for root in roots]
+    if quoted and any(not r.version and includer.is_relative_to(r.path) for r in roots):
+        searched.insert(0, (str(includer.parent), ""))
+    found = [
+        (path, version)
+        for folder, version in searched
+        if os.path.isfile(path := os.path.join(folder, name))  # noqa: PTH113, PTH118  most are not
+    ]
     return [
-        (_label(source, path), path)
+        (_label(source, roots, Path(path)), Path(path))
         for path, version in (found if every else found[:1])
         if not version
     ]
 
 
-def _label(source: Source, path: Path) -> str:
+def _label(source: Source, roots: Sequence[Include], path: Path) -> str:
     """Relative to the folder where that is near, else to the include root it was found in."""
     if path.is_relative_to(shared := shared_include()) and not path.is_relative_to(
         Path(source.folder).parent / "include"
@@ -204,7 +217,7 @@ def _label(source: Source, path: Path) -> str:
     relative = os.path.relpath(path, source.folder)
     if not relative.startswith(f"..{os.sep}.."):
         return Path(relative).as_posix()
-    for number, root in enumerate(source.roots):
+    for number, root in enumerate(roots):
         if path.is_relative_to(root.path):
             return f"<{number}>/{path.relative_to(root.path).as_posix()}"
     return path.name

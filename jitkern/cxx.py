@@ -10,7 +10,8 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from jitkern.named_tuple import NamedTuple
 
 _SKIPPED = r"""(?xsm)
       //(?:\\\r?\n|[^\n])*

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,14 +71,23 @@ def discover(package: str) -> list[Op]:
     Returns the ops they declare, by name.
     """
     paths = importlib.import_module(package).__path__
-    before = set(OPS)
+    before, modules = set(OPS), set()
     for root in paths:
-        found = Path(root).rglob("kernel.py")
-        for path in sorted(found, key=lambda path: (len(path.parts), path)):
-            below = path.relative_to(root).with_suffix("").parts
-            if all(map(str.isidentifier, below)):
-                importlib.import_module(".".join((package, *below)))
-    return sorted((op for name, op in OPS.items() if name not in before), key=lambda op: op.name)
+        for folders in _folders_of_kernels(root):
+            modules.add(".".join((package, *folders, "kernel")))
+            importlib.import_module(".".join((package, *folders, "kernel")))
+    ops = (op for op in OPS.values() if op.name not in before or op.module in modules)
+    return sorted(ops, key=lambda op: op.name)
+
+
+def _folders_of_kernels(root: str) -> list[tuple[str, ...]]:
+    """The folders with a `kernel.py`, as the names that lead to them; those near the root first."""
+    found = []
+    for path, folders, files in os.walk(root):
+        folders[:] = filter(str.isidentifier, folders)
+        if "kernel.py" in files:
+            found.append(Path(path).relative_to(root).parts)
+    return sorted(found, key=lambda names: (len(names), names))
 
 
 def installed() -> list[str]:

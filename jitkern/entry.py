@@ -11,10 +11,10 @@ import errno
 import hashlib
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from jitkern import trust
 from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.named_tuple import NamedTuple
 from jitkern.trust import Layer
 
 VERSION = "v1"  # the folder of a root whose layout this is
@@ -33,6 +33,12 @@ class Entry(NamedTuple):
     def root(self) -> Path:
         """Of the layer that it lies in."""
         return self.path.parents[2]
+
+    @property
+    def reference(self) -> tuple[str, str, str]:
+        """What names it in any cache: its target, label and digest."""
+        label = self.path.name.rpartition("-")[0]
+        return self.path.parent.name, label, self.manifest.digest
 
     @property
     def op(self) -> str:

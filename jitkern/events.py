@@ -6,12 +6,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
+from jitkern import used
 from jitkern.entry import Entry
 from jitkern.kernel import Generated, Source, Variant
 from jitkern.key import Key
+from jitkern.named_tuple import NamedTuple
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,6 @@ class Event(NamedTuple):
 
 _callbacks: list[Callable[[Event], None]] = []
 _counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "stubs": 0}
-_used: dict[Path, None] = {}  # where the entries lie that this process found or built
-_followers: list[Callable[[Path], None]] = []
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
@@ -40,19 +38,9 @@ def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
     return lambda: _callbacks.remove(callback)
 
 
-def follow(follower: Callable[[Path], None]) -> None:
-    """Call `follower` with the path of every entry that this process used, and of each to come."""
-    _followers.append(follower)
-    for path in tuple(_used):
-        follower(path)
-
-
 def use(entry: Entry) -> None:
     """Note that this process uses an entry."""
-    if entry.path not in _used:
-        _used[entry.path] = None
-        for follower in _followers:
-            follower(entry.path)
+    used.note(entry.path)
 
 
 def stats() -> dict[str, float]:

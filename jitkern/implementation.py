@@ -4,36 +4,56 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern import config, jit, record
-from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
-from jitkern.gradient import recording
+from jitkern.autograd import recording, tensors_in
+from jitkern.elsewhere import meta_result
+from jitkern.errors import (
+    CacheError,
+    CompilerNotFound,
+    JitkernError,
+    LaunchError,
+    NotCached,
+    TargetError,
+)
 from jitkern.kernel import Extension, Source, Variant
-from jitkern.launch.runtime import leave_behind
+from jitkern.launch.runtime import prepare, say_why_not
 from jitkern.launch.slot import Slot
 from jitkern.target import Target
+from jitkern.trace.quick import runnable
 
 if TYPE_CHECKING:
+    from jitkern.backend import Backend
     from jitkern.launch.python import Runner
-    from jitkern.register import Op
 
+_CPU = torch.device("cpu")
 _log = logging.getLogger(__name__)
 
 
 class Implementation:
-    """Registered once per op and device type, and never replaced.
+    """An op on one device type: where it runs, and on what.
 
-    Replacing would race with calls inside Torch.
+    slot: where a stub can launch its kernels.
     """
 
-    def __init__(self, op: Op, device: str) -> None:
-        self.op = op
-        self.device = device
-        self.slot: Slot | None = None  # where a stub can launch its kernels
+    def __init__(self, backend: Backend) -> None:
+        self.op = op = backend.op
+        self.device = backend.device
+        self.slot: Slot | None = None
+        if backend.number is not None:
+            assert op.trampolines.parameters is not None
+            self.slot = Slot(
+                self.device, backend.number, op.name, op.schema, op.trampolines.parameters,
+                op.trampolines.returns,
+            )  # fmt: skip
+        elif backend.launches:
+            say_why_not()
+        self._launchers: dict[int, Callable[..., Any]] = {}  # of a source by its id
+        self._sorted: dict[str, list[Source]] = {}  # by the kind that is preferred
         self._runners: dict[tuple[int, int | None], Runner] = {}
         self._targets: dict[int | None, Target] = {}
         self._announced: set[str] = set()
@@ -41,12 +61,13 @@ class Implementation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.complete(args, kwargs)
-        recording_calls = config.current().record is not None  # each has to come by here once
-        if self.slot and not recording_calls and self._recalled(self.slot, args, kwargs):
+        device = self._device_of((*args, *kwargs.values()))
+        if self.slot and self._recalled(self.slot, device, args, kwargs):
             with torch._C._AutoDispatchBelowAutograd():
-                return self.slot.retry(lambda: self.op.overload(*args, **kwargs))
-        result = self._compute(args, kwargs)
-        self._note_changes(args, kwargs)
+                return self.op.overload(*args, **kwargs)  # by here again, if it is not served yet
+        result = self._compute(device, args, kwargs)
+        if self.op.changed:
+            self._note_changes(args, kwargs)
         return result
 
     def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -56,33 +77,27 @@ class Implementation:
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
 
-    def _recalled(self, slot: Slot, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether the cache had variants for calls like this one, which serve from now on."""
+    def _recalled(
+        self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether the cache had one more variant for calls like this one."""
+        prepare()
+        if config.current().record is not None:
+            return False  # each call has to come by here once
         source = next(iter(self._sources()), None)
-        if (
-            slot.number is None
-            or slot.retrying
-            or self._pinned
-            or source is None
-            or isinstance(source, Extension)
-        ):
+        if self._pinned or source is None or isinstance(source, Extension):
             return False
-        device = self._device_of(args)
-        return slot.recall(
-            self.op.written(source, self.device),
-            source,
-            self._target(device),
-            device,
-            slot.complete(args, kwargs),
-        )
+        every = slot.complete(args, kwargs)
+        calls = slot.calls(source, device, every)
+        function = self._launcher(source)
+        return slot.recall(calls, function, source, self._target(device), device, every)
 
     def _target(self, device: torch.device) -> Target:
         if device.index not in self._targets:
             self._targets[device.index] = Target.current(self.device, device.index)
         return self._targets[device.index]
 
-    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        device = self._device_of(args)
+    def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reasons: list[JitkernError] = []
         for source in () if self._pinned else self._sources():
             try:
@@ -94,7 +109,8 @@ class Implementation:
                 if isinstance(e, NotCached) and config.current().compile == "background":
                     self._build_later(source, device, e)
             else:
-                self._record(source, args, kwargs)
+                if config.current().record is not None:
+                    self._record(source, args, kwargs)
                 return result
         result = self._fall_back(reasons, args, kwargs)
         if config.current().record is None:
@@ -107,8 +123,6 @@ class Implementation:
 
     def _record(self, source: Source, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Write down a call that a kernel of this source served, or would have."""
-        if config.current().record is None:
-            return
         from jitkern.needs import digest_of
 
         op = self.op
@@ -119,21 +133,23 @@ class Implementation:
 
     def _sources(self) -> list[Source]:
         preferred = config.current().prefer
-        return sorted(
-            self.op.sources.get(self.device, ()), key=lambda source: source.kind != preferred
-        )
+        if preferred not in self._sorted:
+            listed = self.op.sources.get(self.device, ())
+            self._sorted[preferred] = sorted(listed, key=lambda s: s.kind != preferred)
+        return self._sorted[preferred]
 
     def _run(
         self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         runner = self._runner(source, device)
         if isinstance(source, Extension):
-            return runner.extension()(*args, **kwargs)
-        from jitkern.launch.python import Kernels
-
-        kernels = Kernels(runner)
+            result = runner.extension()(*args, **kwargs)
+            self._check_results(result, args, kwargs)
+            return result
+        kernels = runner.kernels()
         try:
-            result = self.op.launcher(source, self.device)(kernels, *args, **kwargs)
+            result = runnable(self._launcher(source))(kernels, *args, **kwargs)
+            self._check_results(result, args, kwargs)
         except Exception as e:
             if kernels.launched:
                 self._note_changes(args, kwargs)
@@ -141,36 +157,74 @@ class Implementation:
                 e.launched = kernels.launched
             raise
         if self.slot:
-            from jitkern.launch.linker import link
-
-            try:
-                if self.slot.number is None:
-                    leave_behind()
-                link(self.slot, self.op.written(source, self.device), runner, args, kwargs)
-            except OSError as e:  # the answer is there, and stays
-                _log.warning("%s keeps to its Python launcher: %s", self.op.name, e)
+            self._link(self.slot, source, runner, args, kwargs)
         return result
 
-    def _runner(self, source: Source, device: torch.device) -> Runner:
-        from jitkern.launch.python import Runner
+    def _launcher(self, source: Source) -> Callable[..., Any]:
+        if id(source) not in self._launchers:
+            self._launchers[id(source)] = self.op.written(source, self.device)
+        return self._launchers[id(source)]
 
+    def forget(self) -> None:
+        """Let nothing serve that was made of a launch function as it was declared before."""
+        self._launchers.clear()
+        if self.slot:
+            self.slot.forget()
+
+    def _link(
+        self,
+        slot: Slot,
+        source: Source,
+        runner: Runner,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Have a stub made for calls like this one, if one is wanted."""
+        every = slot.complete(args, kwargs)
+        calls = slot.calls(source, runner.device, every)
+        if slot.wants_stub(calls, every) and not jit.capturing():
+            from jitkern.launch.linker import link
+
+            link(slot, calls, self._launcher(source), runner, args, kwargs)
+
+    def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Refuse a result that shares its memory, which torch.compile and Autograd trust not to be.
+
+        Raises LaunchError.
+        """
+        results = result if isinstance(result, tuple) else (result,)
+        shares = torch._C._any_output_is_alias_to_input_or_output
+        if not shares(args, kwargs, results):
+            return
+        names = (argument.name for argument in self.op.overload._schema.arguments)
+        named = {**dict(zip(names, args)), **kwargs}
+        sharers = [n for n, v in named.items() if any(shares((v,), {}, (r,)) for r in results)]
+        what = f"the memory of its argument `{sharers[0]}`" if sharers else "that of another result"
+        raise LaunchError(
+            f"{self.op.name} on {self.device}: the launch function returned a tensor that shares "
+            f"{what}; an op returns new tensors: return a clone() of that tensor"
+        )
+
+    def _runner(self, source: Source, device: torch.device) -> Runner:
         key = (id(source), device.index)
         runner = self._runners.get(key)
         if runner is None:
+            from jitkern.launch.python import Runner
+
             made = Runner(self.op.name, source, self._target(device), device)
             runner = self._runners.setdefault(key, made)
         return runner
 
     def _device_of(self, args: Sequence[Any]) -> torch.device:
+        if self.device == "cpu":
+            return _CPU
         for arg in args:
-            for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
-                if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
-                    return tensor.device
-        return (
-            torch.device("cuda", torch.cuda.current_device())
-            if self.device == "cuda"
-            else torch.device("cpu")
-        )
+            if isinstance(arg, torch.Tensor) and arg.is_cuda:
+                return arg.device
+        devices = [tensor.device for tensor in tensors_in(args)]  # of lists too
+        devices += [arg for arg in args if isinstance(arg, torch.device) and arg.index is not None]
+        found = (device for device in devices if device.type == self.device)
+        return next(found, None) or torch.device("cuda", torch.cuda.current_device())
 
     def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
         variant = missing.variant
@@ -221,9 +275,8 @@ class Implementation:
     def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The reference's result, with the kernel's strides (which torch.compile was told)."""
         result = self.op.run_reference(*args, **kwargs)
-        promised = self.op.overload(
-            *map(_meta, args), **{name: _meta(value) for name, value in kwargs.items()}
-        )
+        named = {name: _meta(value) for name, value in kwargs.items()}
+        promised = meta_result(self.op, [_meta(value) for value in args], named)
         if isinstance(result, torch.Tensor):
             return _restride(result, promised)
         if not isinstance(result, (tuple, list)):

@@ -16,12 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from jitkern import config, counters, events, lock
+from jitkern import config, counters, events
 from jitkern.cache import Cache, Entry, Found
-from jitkern.closure import closure_of
-from jitkern.compilers import Compiler, compiler_for
+from jitkern.compilers import compiler_for
 from jitkern.config import Config
 from jitkern.errors import (
     CacheError,
@@ -34,11 +34,15 @@ from jitkern.errors import (
     UntrustedCache,
 )
 from jitkern.kernel import Source, Variant
-from jitkern.key import Key, make_key
+from jitkern.key import Key
 from jitkern.launch.loaded import load
 from jitkern.manifest import Manifest
+from jitkern.request import Request
 from jitkern.target import Target
 from jitkern.trust import Trust, installed_layers
+
+if TYPE_CHECKING:
+    from jitkern.compilers.result import Built
 
 _COMPILER = "another compiler made it"
 _REFRESH = Found(None, reason="refresh")
@@ -70,13 +74,7 @@ def exact_target(variant: Variant, target: Target) -> Target:
 
 def key_of(variant: Variant, target: Target) -> Key:
     """The key under which `variant` for `target` is cached. Needs no compiler."""
-    exact = exact_target(variant, target)
-    return make_key(
-        variant,
-        exact,
-        compiler_for(variant.source).flags(variant.source, exact),
-        closure_of(variant.source),
-    )
+    return Request.of(variant, target).key
 
 
 def ensure(
@@ -95,19 +93,22 @@ def ensure_and_tell(
 ) -> tuple[Entry, bool]:
     """What `ensure` returns, and whether it was compiled just now."""
     started = time.perf_counter()
-    key = key_of(variant, target)
-    found = _REFRESH if refresh else _look_up(key, variant, target)
+    request = Request.of(variant, target)
+    key = request.key
+    found = _REFRESH if refresh else _look_up(request)
     if found.entry is None:
         if not may_compile or config.current().compile == "never" or capturing():
             raise _not_cached(variant, key)
+        from jitkern import lock  # a hit takes none
+
         with (
             _one_at_a_time(key.digest),
             lock.held(_lock_name(key), f"{variant.op} for {key.target}"),
         ):
             why = found.reason
-            found = _REFRESH if refresh else _look_up(key, variant, target)
+            found = _REFRESH if refresh else _look_up(request)
             if found.entry is None:
-                return _compile(variant, target, started, why), True
+                return _compile(request, started, why), True
     events.report(variant, key, "hit", started, found.entry)
     _count_hit(found.entry)
     return found.entry, False
@@ -190,36 +191,34 @@ def _warn_of_private_root(why: CacheError) -> None:
     )
 
 
-def _look_up(key: Key, variant: Variant, target: Target) -> Found:
+def _look_up(request: Request) -> Found:
+    key = request.key
     found = open_cache().look_up(key.target, key.name, key.digest)
     if found.entry is None and _spilled:
         found = found._replace(entry=_spill().find(key))
     if found.entry and config.current().compiler == "exact":
-        exact = exact_target(variant, target)
+        source = request.variant.source
         with contextlib.suppress(CompilerNotFound, TargetError):  # what cannot be rebuilt is kept
-            installed = compiler_for(variant.source).identities(variant.source, exact)
+            installed = request.compiler.identities(source, request.exact)
             if found.entry.manifest.compiler not in installed:
                 return Found(None, reason=_COMPILER)
     return found
 
 
-def _compile(variant: Variant, target: Target, started: float, why: str) -> Entry:
-    compiler = compiler_for(variant.source)
+def _compile(request: Request, started: float, why: str) -> Entry:
+    variant, key = request.variant, request.key
     try:
-        return _into_a_cache(variant, target, compiler, started, why)
+        return _into_a_cache(request, started, why)
     except JitkernError as e:
-        key = key_of(variant, target)
         events.report(variant, key, "failed", started, reason=str(e))
         if isinstance(e, CacheError) and variant.op not in str(e):
             raise type(e)(f"{variant.op} for {key.target}: {e}", **vars(e)) from e
         raise
 
 
-def _into_a_cache(
-    variant: Variant, target: Target, compiler: Compiler, started: float, why: str
-) -> Entry:
+def _into_a_cache(request: Request, started: float, why: str) -> Entry:
     try:
-        return _publish(open_cache(), variant, target, compiler, started, why)
+        return _publish(open_cache(), request, started, why)
     except CacheError as e:
         settings = config.current()
         code = getattr(e, "errno", None)
@@ -230,7 +229,7 @@ def _into_a_cache(
         if not _spilled:
             _warn_of_private_root(e)
             _spilled.append(True)
-        return _publish(_spill(), variant, target, compiler, started, why)
+        return _publish(_spill(), request, started, why)
 
 
 def _spill() -> Cache:
@@ -239,36 +238,15 @@ def _spill() -> Cache:
     return Cache(private_root(), fsync=False)
 
 
-def _publish(
-    cache: Cache,
-    variant: Variant,
-    target: Target,
-    compiler: Compiler,
-    started: float,
-    why: str,
-) -> Entry:
+def _publish(cache: Cache, request: Request, started: float, why: str) -> Entry:
     """Compile in staging and publish, again if a source was edited or staging swept meanwhile."""
+    variant = request.variant
     for _ in range(3):
         with cache.staging() as staging:
-            key = key_of(variant, target)
-            exact = compiler.target(variant.source, target)
-            _check_version(variant, exact, compiler)
-            try:
-                built = compiler.compile(variant, exact, closure_of(variant.source), staging)
-            except CompileError as e:
-                if not staging.is_dir():
-                    continue  # the clock jumped, and another process took us for dead
-                if e.log:
-                    e.args = (f"{e}\nfull log: {cache.keep_log(key, staging)}",)
-                raise
-            except OSError as e:
-                if not staging.is_dir():
-                    continue
-                disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-                if e.errno not in disk and not str(e.filename).startswith(str(staging)):
-                    raise
-                raise cache.write_error(e) from e
-            if key_of(variant, target) != key:
+            built, now = _built(cache, request, staging)
+            key, edited = request.key, now.key != request.key
+            request = now
+            if built is None or edited:
                 continue
             if why in (_REFRESH.reason, _COMPILER) and (old := cache.find(key)):
                 cache.remove(old.path)
@@ -295,6 +273,33 @@ def _publish(
     )
 
 
+def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None, Request]:
+    """What the compiler made, and the request with the files as they are after that.
+
+    None where another process took the staging directory for dead, as when the clock jumped, and
+    where the compiler failed on a file that was edited since the request was made.
+    """
+    variant = request.variant
+    _check_version(request)
+    try:
+        built = request.compiler.compile(variant, request.exact, request.closure, staging)
+    except CompileError as e:
+        now = request.again()
+        if not staging.is_dir() or now.key != request.key:
+            return None, now
+        if e.log:
+            e.args = (f"{e}\nfull log: {cache.keep_log(request.key, staging)}",)
+        raise
+    except OSError as e:
+        if not staging.is_dir():
+            return None, request.again()
+        disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+        if e.errno not in disk and not str(e.filename).startswith(str(staging)):
+            raise
+        raise cache.write_error(e) from e
+    return built, request.again()
+
+
 def keep_to_limits(cache: Cache, new: Entry) -> None:
     """Evict, where a new entry takes the user root over its limits."""
     settings = config.current()
@@ -306,13 +311,14 @@ def keep_to_limits(cache: Cache, new: Entry) -> None:
             after_publish(cache, size, max_size=settings.max_size, max_age=settings.max_age)
 
 
-def _check_version(variant: Variant, target: Target, compiler: Compiler) -> None:
-    wanted = variant.source.min_compiler
+def _check_version(request: Request) -> None:
+    op, source = request.variant.op, request.variant.source
+    wanted = source.min_compiler
     if wanted:
-        found = compiler.identities(variant.source, target)[0]
+        found = request.compiler.identities(source, request.exact)[0]
         if version_numbers(found["version"]) < version_numbers(wanted):
             raise CompilerNotFound(
-                f"{variant.op} for {target} wants {found['name']} {wanted} or newer, and this is "
+                f"{op} for {request.exact} wants {found['name']} {wanted} or newer, and this is "
                 f"{found['version']}: upgrade it",
                 remedy=f"upgrade {found['name']} to {wanted} or newer",
             )

@@ -10,10 +10,11 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from jitkern.dtypes import DTYPES as DTYPES  # noqa: PLC0414  for those who import it from here
 from jitkern.errors import DeclarationError
+from jitkern.named_tuple import NamedTuple
 
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords it compiles in
 Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
@@ -264,4 +265,4 @@ class Variant(NamedTuple):
             values = sorted(codes) + values
         parts = ([self.function] if self.function not in ("", base) else []) + values
         text = ".".join(parts) or (self.source.kind if self.source.kind == "extension" else "")
-        return re.sub(r"[^\w.-]", "_", text)[:80]
+        return re.sub(r"[^\w.-]", "_", text)[:80] if text else ""

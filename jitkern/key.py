@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitkern import config
 from jitkern.closure import Closure
 from jitkern.kernel import Source, Variant
+from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
 SCHEMA = 3  # bump when the meaning of an input, a default flag or an artifact's layout changes

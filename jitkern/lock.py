@@ -3,6 +3,7 @@
 The operating system frees the lock when its holder dies. The lock directory is node-local, since
 flock on a network file system may do nothing. Where locks are not to be had, or the wait reaches
 its ceiling, the caller goes on without: publishing is atomic, so the worst is one more compile.
+The package filelock takes the same lock, and as long to import as some kernels to compile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from jitkern import config
 from jitkern.trust import distrust_entry
 
 PATIENCE = 10.0  # seconds between two messages to somebody who waits
+POLL = 0.02  # seconds between two looks at a lock that somebody else has
 _log = logging.getLogger(__name__)
+_held: set[int] = set()  # descriptors of lock files
 
 
 @contextlib.contextmanager
@@ -31,48 +34,93 @@ def held(name: str, what: str) -> Iterator[None]:
     if directory is None:
         yield
         return
-    import filelock  # 20-100 ms to import: on a miss only
-
-    path = directory / f"{name}.lock"
     owner = directory / f"{name}.owner"
-    lock = filelock.FileLock(str(path), fallback_to_soft=False)  # a soft one outlives its holder
-    held_now = _acquire(lock, owner, what)
+    descriptor = _acquired(directory / f"{name}.lock", owner, what)
     try:
-        if held_now:
+        if descriptor is not None:
             with contextlib.suppress(OSError):
                 owner.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        if held_now:
-            with contextlib.suppress(OSError):
-                lock.release()
+        if descriptor in _held:
+            _release(descriptor)
 
 
-def _acquire(lock: object, owner: Path, what: str) -> bool:
-    import filelock
-
-    assert isinstance(lock, filelock.BaseFileLock)
+def _acquired(path: Path, owner: Path, what: str) -> int | None:
+    """The descriptor that holds the lock; None where there is no lock, or the wait was too long."""
     deadline = time.monotonic() + config.current().lock_timeout
     while True:
         left = deadline - time.monotonic()
         try:
-            lock.acquire(timeout=max(0.0, min(PATIENCE, left)), poll_interval=0.02)
-            return True
-        except filelock.Timeout:
-            with contextlib.suppress(OSError):
-                _log.warning(
-                    "waiting for %s, which is compiling %s",
-                    owner.read_text() or "another process",
-                    what,
-                )
-            if left <= PATIENCE:
-                _log.warning(
-                    "waited %g s for %s; compiling it here", config.current().lock_timeout, what
-                )
-                return False
-        except (OSError, NotImplementedError) as e:  # ENOLCK, ENOSYS, EROFS, EACCES: no locks here
+            descriptor = _polled(path, time.monotonic() + max(0.0, min(PATIENCE, left)))
+        except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here
             _log.info("no lock for %s (%s); going on without", what, e)
-            return False
+            return None
+        if descriptor is not None:
+            return descriptor
+        with contextlib.suppress(OSError):
+            holder = owner.read_text() or "another process"
+            _log.warning("waiting for %s, which is compiling %s", holder, what)
+        if left <= PATIENCE:
+            timeout = config.current().lock_timeout
+            _log.warning("waited %g s for %s; compiling it here", timeout, what)
+            return None
+
+
+def _polled(path: Path, until: float) -> int | None:
+    """The descriptor that holds the lock, or None where another process has it until that time."""
+    while True:
+        descriptor = _tried(path)
+        if descriptor is not None or time.monotonic() >= until:
+            return descriptor
+        time.sleep(POLL)
+
+
+def _tried(path: Path) -> int | None:
+    """The descriptor that holds the lock, or None where it is somebody else's. Raises OSError.
+
+    The file stays when the lock is released: whoever waits has it open.
+    """
+    import fcntl  # this platform has one, as it has user numbers
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    _held.add(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+    except BlockingIOError:
+        pass
+    except BaseException:
+        _close(descriptor)
+        raise
+    _close(descriptor)  # a cleaner of temporary files may have deleted it since it was opened
+    return None
+
+
+def _release(descriptor: int) -> None:
+    """Free the lock, though a child that this process forked may have the descriptor, too."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    _held.discard(descriptor)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def _after_fork() -> None:
+    """Close what the parent holds: its locks end with the parent, not with a child of it."""
+    for descriptor in tuple(_held):
+        _close(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def lock_directory(settings: config.Config) -> Path | None:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import string
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitkern.key import canonical, digest_of
+from jitkern.named_tuple import NamedTuple
 
 NAME = "manifest.json"
 LOG = "compile.log"
 MAX_BYTES = 4 << 20
-_SEAL = rb',"sha256":"([0-9a-f]{64})"\}\n'
-_SEAL_BYTES = len(b',"sha256":""}\n') + 64
-_ARTIFACT_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_SEAL = b',"sha256":"%s"}\n'
+_SEAL_BYTES = len(_SEAL % bytes(64))
+_HEXADECIMAL = frozenset("0123456789abcdef")
+_OF_NAMES = frozenset(f"{string.ascii_letters}{string.digits}_.-")
+_LONGEST_NAME = 128
 
 
 class Artifact(NamedTuple):
@@ -64,7 +67,7 @@ class Manifest(NamedTuple):
     def encode(self) -> bytes:
         """The file's bytes."""
         body = canonical(self.fields())[:-1]
-        return body + b',"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
+        return body + _seal_of(body)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
@@ -72,9 +75,8 @@ class Manifest(NamedTuple):
 
         Raises ValueError for anything that `encode` would not have written.
         """
-        seal = re.fullmatch(_SEAL, data[-_SEAL_BYTES:])
-        body = data[:-_SEAL_BYTES]
-        if not seal or hashlib.sha256(body).hexdigest().encode() != seal.group(1):
+        body, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+        if seal != _seal_of(body):
             raise ValueError("its checksum does not match its content")
         try:
             fields = json.loads(body + b"}")
@@ -86,7 +88,7 @@ class Manifest(NamedTuple):
             manifest = cls(artifacts=artifacts, **fields)
         except (AttributeError, KeyError, TypeError, RecursionError) as e:
             raise ValueError(f"it has not the expected fields: {e}") from e
-        if not artifacts or not all(re.fullmatch(_ARTIFACT_NAME, name) for name in artifacts):
+        if not artifacts or not all(map(_is_name, artifacts)):
             raise ValueError("it lists no artifact, or one with an odd name")
         if not manifest._has_expected_types():
             raise ValueError("a field of it has an unexpected type")
@@ -100,7 +102,7 @@ class Manifest(NamedTuple):
             and all(isinstance(self.inputs.get(n, {}), Mapping) for n in ("source", "variant"))
             and type(self.seconds) in (int, float)
             and all(
-                type(a.size) is int and a.size >= 0 and re.fullmatch("[0-9a-f]{64}", str(a.sha256))
+                type(a.size) is int and a.size >= 0 and _is_sha256(a.sha256)
                 for a in self.artifacts.values()
             )
         )
@@ -109,3 +111,17 @@ class Manifest(NamedTuple):
         return all(
             isinstance(m, Mapping) for m in (self.inputs, self.meta, self.compiler, self.package)
         )
+
+
+def _seal_of(body: bytes) -> bytes:
+    return _SEAL % hashlib.sha256(body).hexdigest().encode()
+
+
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and _HEXADECIMAL.issuperset(value)
+
+
+def _is_name(name: str) -> bool:
+    """Whether it may name a file of an entry: short and plain, neither hidden nor an option."""
+    plain = 0 < len(name) <= _LONGEST_NAME and _OF_NAMES.issuperset(name)
+    return plain and name[0] not in ".-"

@@ -10,16 +10,13 @@ Until somebody saves, an entry that is used costs a note of where it lies.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from jitkern import events, jit
-from jitkern.entry import Entry
+from jitkern import used
 from jitkern.errors import JitkernError
-from jitkern.manifest import NAME, Manifest
 
 KIND = "jitkern"
 _log = logging.getLogger(__name__)
@@ -29,43 +26,6 @@ class _Place(bytes):
     """Where an entry lies, in place of its content."""
 
     __slots__ = ()
-
-
-def content_of(entry: Entry) -> bytes:
-    """The files of an entry in one: a line of JSON with names and sizes, then the files.
-
-    Raises ValueError or OSError if it is not whole.
-    """
-    files = entry.files()
-    sizes = {name: len(data) for name, data in files.items()}
-    return b"".join((json.dumps(sizes).encode(), b"\n", *files.values()))
-
-
-def publish(place: str, content: bytes) -> None:
-    """Put what `content_of` gave into the user's cache, as the entry `target/name`, if it is new.
-
-    Raises ValueError for anything else, and CacheError where the cache cannot be written.
-    """
-    target, _, name = place.partition("/")
-    files = _files(content)
-    digest = Manifest.decode(files[NAME]).digest
-    cache = jit.open_cache()
-    if cache.look_up(target, name, digest).entry is None:
-        cache.adopt(target, name, files)
-
-
-def _files(content: bytes) -> dict[str, bytes]:
-    line, _, data = content.partition(b"\n")
-    files, start = {}, 0
-    try:
-        for name, size in json.loads(line).items():
-            files[name] = data[start : start + size]
-            start += size
-    except (AttributeError, TypeError, RecursionError) as e:
-        raise ValueError("its first line is no table of files") from e
-    if start != len(data) or NAME not in files:
-        raise ValueError("it is not as long as its first line says, or has no manifest")
-    return files
 
 
 def _register() -> None:
@@ -93,9 +53,11 @@ def _register() -> None:
             given: bytes = self.__dict__["given"]
             if not isinstance(given, _Place):
                 return given
+            from jitkern.mega_cache_entries import content_at
+
             path = Path(os.fsdecode(given))
             try:
-                return content_of(Entry(path, Manifest.decode((path / NAME).read_bytes())))
+                return content_at(path)
             except (OSError, ValueError) as e:
                 _log.warning("%s is not saved: %s", path, e)
                 return b""
@@ -112,6 +74,8 @@ def _register() -> None:
 
         def populate_cache(self) -> None:
             """Publish the entry; where that cannot be, say why."""
+            from jitkern.mega_cache_entries import publish
+
             try:
                 if self.content:
                     publish(self.key, self.content)
@@ -122,7 +86,7 @@ def _register() -> None:
         CacheArtifactManager.record_artifact(KIND, f"{path.parent.name}/{path.name}", path)
 
     CacheArtifactFactory.register(KernelArtifact)
-    events.follow(note)
+    used.follow(note)
 
 
 _register()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jitkern.errors import DeclarationError
 from jitkern.kernel import Extension, Source, Variant
@@ -13,10 +13,19 @@ from jitkern.launch.autotune import configs_of
 from jitkern.launch.python import Kernels
 from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, every_expansion, variant_of
+from jitkern.named_tuple import NamedTuple
+from jitkern.samples import ShapesAlone
 
 if TYPE_CHECKING:
     from jitkern.register import Op
     from jitkern.samples import Sample
+
+
+class Unit(NamedTuple):
+    """Calls that use the same kernels, and those kernels; for an Extension there are no calls."""
+
+    variants: tuple[Variant, ...]
+    calls: list[tuple[Any, ...]]
 
 
 class Needs(NamedTuple):
@@ -32,22 +41,27 @@ class Needs(NamedTuple):
 
 def needs_of(op: Op, source: Source, device: str) -> Needs:
     """What the samples need of `source`."""
-    samples = op.prewarm_inputs(source, device)
+    units, problems = units_of(op, source, device)
+    variants = dict.fromkeys(variant for unit in units for variant in unit.variants)
+    return Needs(list(variants), [call for unit in units for call in unit.calls], problems)
+
+
+def units_of(op: Op, source: Source, device: str) -> tuple[list[Unit], list[str]]:
+    """The samples by the kernels of `source` that they use, and why that of others is not known."""
     if isinstance(source, Extension):
-        wanted = op.recorded is None or samples
-        return Needs([Variant(op.name, source)] if wanted else [], [], [])
-    variants: dict[Variant, None] = {}
-    calls = []
+        wanted = op.recorded is None or op.prewarm_inputs(source, device)
+        return [Unit((Variant(op.name, source),), [])] if wanted else [], []
+    units: dict[frozenset[Variant], Unit] = {}
     problems: dict[str, None] = {}
-    for sample in samples:
+    for sample in op.prewarm_inputs(source, device):
         used: dict[Variant, None] = {}
         problem = sample.problem or _problem(op, source, device, sample, used)
         if problem:
             problems[f"{op.name}: {problem}"] = None
         else:
-            variants |= used
-            calls.append(sample.args)
-    return Needs(list(variants), calls, list(problems))
+            unit = units.setdefault(frozenset(used), Unit(tuple(used), []))
+            unit.calls.append(sample.args)
+    return list(units.values()), list(problems)
 
 
 def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, None]) -> str:
@@ -67,11 +81,12 @@ def _run(
     """Run a launch function on a sample, in each of its configurations."""
     launcher = op.launcher(source, device)
     args, kwargs = op.split(sample)
-    if not isinstance(launcher, Tuned):
-        launcher(Kernels(start), *args, **kwargs)
-        return
-    for config in configs_of(launcher, args, kwargs):
-        launcher(Kernels(start, lambda *_, config=config: config), *args, **kwargs)
+    with ShapesAlone():
+        if not isinstance(launcher, Tuned):
+            launcher(Kernels(start), *args, **kwargs)
+            return
+        for config in configs_of(launcher, args, kwargs):
+            launcher(Kernels(start, lambda *_, config=config: config), *args, **kwargs)
 
 
 def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[[Call], None]:

@@ -129,7 +129,10 @@ def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> 
 def forget(root: Path) -> None:
     """Delete the receipts in a cache whose entries are gone."""
     with suppress(OSError):
-        for path in (root / _FOLDER).glob("[0-9a-f]" * 64):
+        for name in os.listdir(root / _FOLDER):
+            if len(name) != 64 or set(name) - set("0123456789abcdef"):
+                continue
+            path = root / _FOLDER / name
             with suppress(OSError, ValueError, KeyError, TypeError):
                 receipt = json.loads(path.read_bytes()[64:])
                 if (root / "v1" / receipt["target"] / receipt["entry"]).is_dir():

@@ -16,12 +16,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from jitkern import config
 from jitkern.errors import DeclarationError
+from jitkern.named_tuple import NamedTuple
 
 SCHEMA = 1
 ALIGNMENT = 16  # bytes: what kernels ask of an address

@@ -6,8 +6,9 @@ readies the kernel on its first call and stays.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -16,15 +17,18 @@ from jitkern import (
     compile_caches,
     mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
 )
-from jitkern.errors import DeclarationError
-from jitkern.gradient import REFERENCES, Gradient
-from jitkern.implementation import Implementation
+from jitkern.autograd import Autograd, plainly_on
+from jitkern.backend import Backend
+from jitkern.elsewhere import Elsewhere
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.gradient import Gradient
 from jitkern.kernel import Extension, Source
-from jitkern.launch.light_torch import with_light_torch
-from jitkern.launch.slot import Slot
-from jitkern.launch.tune import Tuned, changed
-from jitkern.samples import Sample, samples_of
-from jitkern.trampoline import Trampolines, cause_of, wants_cause
+from jitkern.launch.tune import Tuned
+from jitkern.trace.quick import runnable
+from jitkern.trampoline import Trampolines, cause_of, handled, wants_cause
+
+if TYPE_CHECKING:
+    from jitkern.samples import Sample
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
@@ -60,7 +64,6 @@ class Op:
         self.module = module
         self.launchers: dict[str, Function] = {}
         self.tunings: dict[str, tuple[Function, Function | None]] = {}
-        self.gradient: Gradient | None = None
         self._reference: Function | None = None
         self._fake: Function | None = None
         self._prewarm = prewarm
@@ -68,32 +71,48 @@ class Op:
         self._samples: Callable[[str], Iterator[Any]] | None = None
         self._drawn: list[Sample] | None = None
         _check_extensions(self.name, sources)
-        self.overload = self._register()
-        self._builtin = self.overload._op
-        self._arguments = self.overload._schema.arguments
+        self._arguments = parsed.arguments
         self.changed = [
             (position, argument.name)
             for position, argument in enumerate(self._arguments)
             if argument.alias_info and argument.alias_info.is_write
         ]
-        if not self.changed:
-            REFERENCES[self.overload] = self.run_reference
+        self._required = [
+            (position, argument.name)
+            for position, argument in enumerate(self._arguments)
+            if str(argument.type) == "Tensor"
+        ]
+        self.autograd = Autograd(self)
+        self.backends: dict[str, Backend] = {}
+        self.overload = self._register()
+        self._builtin = self.overload._op
+        in_python = all(backend.number is None for backend in self.backends.values())
+        self._direct = {d: handled(b) for d, b in self.backends.items()} if in_python else {}
 
     @wants_cause
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():  # Dynamo knows the overload, and not the builtin inside
             return self.overload(*args, **kwargs)
         try:
+            if self._direct and not kwargs and (device := plainly_on(args)):
+                with torch._C._AutoDispatchBelowAutograd():  # no need to ask Torch who is to do it
+                    return self._direct[device](*args)
             return self._builtin(*args, **kwargs)
         except RuntimeError as e:
             cause = cause_of(e)
+            context = cause.__context__
             try:
-                raise cause.with_traceback(cause.__traceback__) from None
+                raise cause
             finally:
-                del cause  # its traceback holds this frame, and the arguments
+                cause.__context__ = context  # not the RuntimeError that stood for it
+                del cause, context  # the traceback holds this frame, and the arguments
 
     def __repr__(self) -> str:
         return f"<op {self.schema}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are this op, and a pickle has its name and the module that declares it."""
+        return declared, (self.name, self.module)
 
     def reference(self, function: Function) -> Function:
         """Decorator: the op in plain Torch, its oracle and its fallback."""
@@ -106,6 +125,7 @@ class Op:
 
         def keep(function: Function) -> Function:
             self.launchers.update(dict.fromkeys(kinds, function))
+            self._forget()
             return function
 
         return keep
@@ -122,9 +142,15 @@ class Op:
 
         def keep(function: Function) -> Function:
             self.tunings.update(dict.fromkeys(kinds, (function, key)))
+            self._forget()
             return function
 
         return keep
+
+    def _forget(self) -> None:
+        """Let nothing serve that was made of a launch function as it was declared before."""
+        for backend in self.backends.values():
+            backend.forget()
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
         known = {kind for kinds in _KINDS.values() for kind in kinds}
@@ -145,11 +171,13 @@ class Op:
         """
         if self.gradient:
             raise DeclarationError(f"{self.name}: it has a backward already")
-        self.gradient = Gradient(self.name, self.overload, function, self.run_reference)
-        REFERENCES.pop(self.overload, None)
-        if not self.trampolines.register_autograd(self.gradient):
-            _library(self.name).impl(self.name.split("::")[1], self.gradient, "Autograd")
+        self.autograd.gradient = Gradient(self.name, self.overload._schema, function)
         return function
+
+    @property
+    def gradient(self) -> Gradient | None:
+        """What `backward` declared."""
+        return self.autograd.gradient
 
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
         """Decorator: `f(device)` yields argument tuples (or a lone tensor).
@@ -176,15 +204,20 @@ class Op:
         if self.recorded is not None:
             return self.recorded.get((device, source.kind), [])
         if self._drawn is None:  # the same for every source and target
+            from jitkern.samples import samples_of
+
             self._drawn = [*self._draw(), *samples_of(self.schema, self._prewarm)]
         return self._drawn
 
     def _draw(self) -> list[Sample]:
         """The samples, as far as they come."""
+        from jitkern.samples import Sample, ShapesAlone
+
         drawn: list[Sample] = []
         try:
-            for args in self._each_sample("meta"):
-                drawn.append(Sample(f"sample {len(drawn) + 1}", args))
+            with ShapesAlone():
+                for args in self._each_sample("meta"):
+                    drawn.append(Sample(f"sample {len(drawn) + 1}", args))
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
             drawn.append(Sample("", problem=f"its samples failed after {len(drawn)}: {e}"))
         return drawn
@@ -192,6 +225,11 @@ class Op:
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Complete arguments, all in the schema's order."""
         return (*args, *(kwargs[a.name] for a in self._arguments[len(args) :]))
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether `reference` declared one."""
+        return self._reference is not None
 
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
         """The reference on these arguments. Raises DeclarationError if the op has none."""
@@ -208,7 +246,7 @@ class Op:
 
     def launcher(self, source: Source, device: str) -> Function:
         """The launch function for this source, with a light `torch`. Raises DeclarationError."""
-        return changed(self.written(source, device), with_light_torch)
+        return runnable(self.written(source, device))
 
     def written(self, source: Source, device: str) -> Function:
         """The launch function for this source as it was written, `Tuned` where it is.
@@ -233,7 +271,16 @@ class Op:
     def complete(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the schema's defaults, which Torch leaves out, put in."""
+        """The arguments with the schema's defaults, which Torch leaves out, put in.
+
+        Raises LaunchError where None is given for a tensor, which Torch lets pass.
+        """
+        for position, name in self._required:
+            if (args[position] if position < len(args) else kwargs.get(name, name)) is None:
+                raise LaunchError(
+                    f"{self.name} takes a tensor for its argument `{name}`, and got None; pass a "
+                    f"tensor, or write `Tensor? {name}` in the schema"
+                )
         if len(args) + len(kwargs) == len(self._arguments):
             return args, kwargs
         rest = [a for a in self._arguments[len(args) :] if a.name not in kwargs]
@@ -250,14 +297,21 @@ class Op:
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
             self._implement(device, library)
-        # Not Library.impl, which first searches for kernels that nobody can have registered here.
-        for key in ("CompositeExplicitAutograd", "FuncTorchBatched"):  # its ATen ops can vmap
-            library.m.impl(name, key, self.run_reference, False)  # type: ignore[union-attr]
+        functions: dict[str, Function] = {
+            "CompositeExplicitAutograd": handled(Elsewhere(self, self.backends)),
+            "FuncTorchBatched": self.run_reference,  # its ATen ops can vmap
+        }
+        if not self.trampolines.register_autograd(self.autograd):
+            functions["Autograd"] = handled(self.autograd)
+        for key, function in functions.items():
+            _register_kernel(library, self.name, key, function)
         _register_fake(self.name, self._run_fake, library)
         if not OPS:
             compile_caches.install(OPS)
         OPS[self.name] = self
         overload = getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
+        if "SymInt" in self.schema:  # the C function would make constants of symbolic integers
+            overload.py_impl(torch._C.DispatchKey.Autograd)(self.autograd)
         if self.fusible:
             overload.py_impl(FunctionalTensorMode)(self._decomposed)
         return overload
@@ -269,22 +323,18 @@ class Op:
 
     def _implement(self, device: str, library: torch.library.Library) -> None:
         """Register a trampoline for a device if there are kernels for it to launch, else Python."""
-        implementation = Implementation(self, device)
         raw = any(not isinstance(source, Extension) for source in self.sources.get(device, ()))
-        usable = raw and (device == "cpu" or torch.version.cuda)
-        if not usable or not self.trampolines.register(device, implementation):
-            library.impl(self.name.split("::")[1], implementation, device.upper())
-        parameters = self.trampolines.parameters
-        if usable and parameters is not None:
-            number = self.trampolines.slots.get(device)
-            implementation.slot = Slot(
-                device, number, self.name, self.schema, parameters, self.trampolines.returns
-            )
+        usable = raw and (device == "cpu" or bool(torch.version.cuda))
+        launches = usable and self.trampolines.parameters is not None
+        backend = self.backends[device] = Backend(self, device, launches=launches)
+        backend.number = self.trampolines.register(device, backend) if usable else None
+        if backend.number is None:
+            _register_kernel(library, self.name, device.upper(), handled(backend))
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.complete(args, kwargs)
         if self._fake:
-            return with_light_torch(self._fake)(*args, **kwargs)
+            return runnable(self._fake)(*args, **kwargs)
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
         from jitkern.launch.python import Kernels, ignore
 
@@ -292,8 +342,34 @@ class Op:
             if kind in self.launchers:
                 alike = next(kinds for kinds in _KINDS.values() if kind in kinds)
                 launcher = self._tuned(self.launchers[kind], kind, *alike)
-                return changed(launcher, with_light_torch)(Kernels(ignore), *args, **kwargs)
+                return runnable(launcher)(Kernels(ignore), *args, **kwargs)
         return self.run_reference(*args, **kwargs)
+
+
+def declared(name: str, module: str) -> Op:
+    """The op of this name; the module that declared it is imported where it is not there yet.
+
+    Raises DeclarationError.
+    """
+    if name not in OPS:
+        try:
+            importlib.import_module(module)
+        except ImportError as e:
+            raise DeclarationError(
+                f"{name} was pickled as an op of the module `{module}`, which cannot be imported "
+                f"here: {e}; install that module, or declare the op before unpickling"
+            ) from e
+    if name not in OPS:
+        raise DeclarationError(
+            f"{name} was pickled as an op of the module `{module}`, which does not declare it "
+            "here; declare the op before unpickling"
+        )
+    return OPS[name]
+
+
+def _register_kernel(library: torch.library.Library, op: str, key: str, function: Function) -> None:
+    """What Library.impl does, less its search for kernels that nobody can have registered here."""
+    library.m.impl(op.split("::")[1], key, function, False)  # type: ignore[union-attr]
 
 
 def _register_fake(op: str, function: Function, library: torch.library.Library) -> None:

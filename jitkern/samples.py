@@ -4,12 +4,53 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from jitkern.dtypes import DTYPES
 from jitkern.errors import DeclarationError
+from jitkern.named_tuple import NamedTuple
+
+_OPTIONS = frozenset(("dtype", "device", "requires_grad"))
+
+
+class ShapesAlone(TorchFunctionMode):
+    """What makes meta tensors of a known shape makes them at once.
+
+    Torch's own way, for what samples and launch functions mostly do, imports sympy: 0.5 s.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """What Torch's function returns, but for the content that no meta tensor has."""
+        kwargs = kwargs or {}
+        made = None
+        if func in (torch.randn, torch.rand):
+            if kwargs.keys() <= _OPTIONS and str(kwargs.get("device")) == "meta":
+                made = torch.empty(*args, **kwargs)
+        elif func in (torch.empty_like, torch.randn_like, torch.rand_like):
+            if len(args) == 1 and kwargs.keys() <= {"dtype"}:
+                made = _like(args[0], **kwargs)
+        elif func in (torch.softmax, torch.Tensor.softmax):
+            dims = (*args[1:], *(kwargs[name] for name in kwargs if name == "dim"))
+            if len(args) + len(kwargs) == 2 and len(dims) == 1 and _is_dim(args[0], dims[0]):
+                made = _like(args[0])
+        return func(*args, **kwargs) if made is None else made
+
+
+def _like(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """A tensor like a plain contiguous one on the device "meta"."""
+    plain = type(x) is torch.Tensor and x.is_meta and not x.requires_grad
+    if not plain or not x.is_contiguous():
+        return None
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device="meta")
+
+
+def _is_dim(x: torch.Tensor, dim: Any) -> bool:
+    return isinstance(dim, int) and -x.dim() <= dim < x.dim() and x.is_floating_point()
 
 
 class Sample(NamedTuple):

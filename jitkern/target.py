@@ -14,10 +14,10 @@ import os
 import platform
 import re
 import sys
-from typing import NamedTuple
 
 from jitkern import config
 from jitkern.errors import TargetError
+from jitkern.named_tuple import NamedTuple
 
 EXAMPLES = "`cuda-sm_90-cu130-torch2.11.0` or `cpu-x86_64-torch2.13.0`"
 _PATTERN = r"""(?x)

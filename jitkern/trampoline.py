@@ -19,18 +19,12 @@ from typing import Any, TypeVar
 import torch
 
 from jitkern.errors import JitkernError, LaunchError
-from jitkern.launch.runtime import (
-    AUTOGRAD,
-    MAX_ARGUMENTS,
-    MAX_RETURNS,
-    MAX_TEXT,
-    MUTATION,
-    OPTIONALS,
-    runtime,
-)
-from jitkern.launch.slot import Parameter
+from jitkern.named_tuple import NamedTuple
+from jitkern.runtime.registry import expected, registry
+from jitkern.runtime.symbols import AUTOGRAD, MUTATION, OPTIONALS, symbols
 
 NAMESPACE = "jitkern_python"
+MAX_ARGUMENTS, MAX_RETURNS, MAX_TEXT = 32, 16, 4096  # as runtime.c has them
 T = TypeVar("T")
 _KINDS = {
     "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
@@ -41,7 +35,13 @@ _TYPES = {
     "T": "Tensor", "t": "Tensor?", "W": "Tensor", "w": "Tensor?", "i": "int", "I": "int?",
     "f": "float", "F": "float?", "b": "bool", "B": "bool?",
 }  # fmt: skip
-_answers: dict[int, Callable[[tuple[Any, ...]], Any]] = {}
+
+
+class Parameter(NamedTuple):
+    """One argument of an op's schema: its name, and its kind as `runtime.c` letters them."""
+
+    name: str
+    kind: str
 
 
 class Trampolines:
@@ -53,55 +53,47 @@ class Trampolines:
         self.parameters = _parameters(schema)
         self.returns = len(schema.returns)
         self._positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        self._symbolic = "SymInt" in str(schema)
 
-    def register(self, device: str, answer: Callable[..., Any]) -> bool:
-        """Make one Torch's kernel for a device type; `answer` is the Python it asks.
+    def register(self, device: str, answer: Callable[..., Any]) -> int | None:
+        """Make one Torch's kernel for a device type, and return its slot.
 
-        False where there is no runtime, or it cannot serve this op: Python has to do.
+        answer: the Python that it asks. None where nothing can lead it to C, or C cannot serve
+        this op: Python has to do.
         """
-        slot = self._declare(device, answer, ())
+        slot = self._declare(device.upper(), answer, ())
         if slot is not None:
             self.slots[device] = slot
-            self._runtime.register(slot, self.name, device.upper())
-        return slot is not None
+        return slot
 
     def register_autograd(self, answer: Callable[..., Any]) -> bool:
-        """The same for Autograd. The shim would make constants of symbolic integers: Python's."""
-        slot = None if self._symbolic else self._declare("cpu", answer, AUTOGRAD)
-        if slot is not None:
-            self._runtime.backends(slot, self.slots)
-            self._runtime.register(slot, self.name, "Autograd")
+        """The same for Autograd."""
+        slot = self._declare("Autograd", answer, AUTOGRAD)
         return slot is not None
 
-    def _declare(
-        self, device: str, answer: Callable[..., Any], needed: tuple[str, ...]
-    ) -> int | None:
-        found = runtime()
-        if not found or self.parameters is None:
+    def _declare(self, key: str, answer: Callable[..., Any], needed: tuple[str, ...]) -> int | None:
+        if self.parameters is None or not expected():
             return None
-        self._runtime = found
         kinds = "".join(parameter.kind for parameter in self.parameters)
         writes = MUTATION if "W" in kinds or "w" in kinds else ()
         optional = OPTIONALS if not set(kinds) <= set("TWifb") else ()
-        if not found.provides(*needed, *writes, *optional):
+        if not symbols().provides(*needed, *writes, *optional):
             return None
-        slot = found.declare(kinds, self.name, _sibling(kinds, self.returns), device)
-        if slot < 0:
-            return None
-        _answers[slot] = self._by_value(answer)
-        return slot
+        return registry().declare(
+            kinds, self.name, _sibling(kinds, self.returns), key, self._by_value(answer),
+            (self.slots.get("cpu", -1), self.slots.get("cuda", -1)),
+        )  # fmt: skip
 
-    def _by_value(self, answer: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+    def _by_value(self, answer: Callable[..., Any]) -> Callable[[tuple[Any, ...], bool], Any]:
         assert self.parameters is not None
-        split, found = self._positional, self._runtime
+        split, settled = self._positional, handled(answer)
         names = [parameter.name for parameter in self.parameters[split:]]
 
-        def ask(args: tuple[Any, ...]) -> Any:
+        def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
             try:
-                return answer(*args[:split], **dict(zip(names, args[split:])))
+                return settled(*args[:split], **dict(zip(names, args[split:])))
             except BaseException as e:  # noqa: BLE001  it is raised again on Torch's other side
-                found.fail(_keep(cause_of(e) if type(e) is RuntimeError else e))
+                text = _keep(cause_of(e) if type(e) is RuntimeError else e)
+                registry().fail(text, by_python=by_python)
                 empty = [torch.empty(0) for _ in range(self.returns)]
                 return empty[0] if self.returns == 1 else tuple(empty)
 
@@ -117,6 +109,7 @@ class _Failure(threading.local):
 
 
 _failure = _Failure()
+_STACK = "\nException raised from "  # what Torch appends to a message on demand
 _askers: set[types.CodeType] = set()  # whose frames ask `cause_of`
 
 
@@ -126,11 +119,23 @@ def wants_cause(function: Callable[..., T]) -> Callable[..., T]:
     return function
 
 
+def handled(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, after which no error is kept that it has handled."""
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        before = _failure.error, _failure.text
+        result = function(*args, **kwargs)
+        _failure.error, _failure.text = before
+        return result
+
+    return call
+
+
 def cause_of(error: RuntimeError) -> BaseException:
     """The exception that a trampoline turned into `error`, or `error` itself."""
     cause, _failure.error = _failure.error, None
     text = str(error)
-    if cause is not None and text.startswith(_failure.text):
+    if cause is not None and text.partition(_STACK)[0] == _failure.text.partition(_STACK)[0]:
         return cause
     if re.match(r"CUDA error \d+ \(.*\) when launching ", text):
         return LaunchError(text, launched=1)
@@ -182,7 +187,10 @@ def _sibling(kinds: str, returns: int) -> str:
     given = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
     result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
     _library().define(f"{name}(int op{given}) -> {result}")
-    _library().impl(name, lambda op, *args: _answers[op](args), "CompositeImplicitAutograd")
+    # Not Library.impl, which first searches for kernels that nobody can have registered here.
+    _library().m.impl(  # type: ignore[union-attr]
+        name, "CompositeImplicitAutograd", lambda op, *args: registry().answer(op, args), False
+    )
     return f"{NAMESPACE}::{name}"
 
 

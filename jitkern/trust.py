@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
+
+from jitkern.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from jitkern.config import Config

@@ -24,7 +24,7 @@ from jitkern.compilers.result import Built
 from jitkern.errors import CompileError, CompilerNotFound
 from jitkern.kernel import Cpp, Source, Variant
 from jitkern.launch import linker, runtime
-from jitkern.launch.slot import SLOTS, Slot
+from jitkern.launch.slot import Slot
 from jitkern.register import Op
 from jitkern.target import Target
 
@@ -33,7 +33,9 @@ H100 = "cuda-sm_90-cu130-torch2.11.0"
 
 
 def slot_of(op: Op, device: str = "cpu") -> Slot:
-    return next(slot for slot in SLOTS if slot.op == op.name and slot.device == device)
+    slot = op.backends[device].implementation.slot
+    assert slot
+    return slot
 
 
 def served(op: Op, *args: object, device: str = "cpu") -> object:

@@ -111,6 +111,7 @@ def test_prewarm_reports_throughput_for_each_count_of_jobs(cache_dir: Path) -> N
     assert output["ratio"]["1"] == 1
     assert output["artifacts"] > 3
     assert len(output["targets"]) == 3
+    assert positive(output["second_run"])
     assert not cache_dir.exists()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import multiprocessing
 import subprocess
 import sys
-import threading
 import zipfile
 from pathlib import Path
 
@@ -148,10 +148,11 @@ def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
 
 
 def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monkeypatch):
-    ensure, linked, slow = jit.ensure_and_tell, threading.Event(), threading.Lock()
+    processes = multiprocessing.get_context("fork")
+    ensure, linked, slow = jit.ensure_and_tell, processes.Event(), processes.Lock()
 
     def waiting(variant, target, **options):
-        if variant.op == "jitkern::muladd" and slow.acquire(blocking=False):  # the first one
+        if variant.op == "jitkern::muladd" and slow.acquire(block=False):  # the first one
             assert linked.wait(60)
         found = ensure(variant, target, **options)
         if variant.function == "stub" and variant.op == "jitkern::vec_add":
@@ -298,8 +299,8 @@ def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler):
 
 
 def test_refresh_compiles_again(cli, compiler):
-    cli("prewarm", "vec_add")
-    report = last_json(cli("prewarm", "vec_add", "--refresh", "--json")[1])
+    cli("prewarm", "vec_add", "--jobs", "1")
+    report = last_json(cli("prewarm", "vec_add", "--refresh", "--json", "--jobs", "1")[1])
     assert [row["status"] for row in kernels(report)] == ["built"] * 4
     assert len(compiler.compiles) == 8
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jitkern.ops  # noqa: F401
-from jitkern import compile_caches
+from jitkern import compile_cache_key
 from jitkern.register import OPS
 
 MODULE = """
@@ -100,9 +100,9 @@ def test_an_edit_changes_the_digest(tmp_path, old, new):
         path.write_text(body)
         scope = {"__file__": str(path), "__name__": "m"}
         exec(compile(body.replace("{}", f"{abs(hash(old))}_{number}"), str(path), "exec"), scope)
-        parts = compile_caches._parts(scope["op"])
+        parts = compile_cache_key._parts(scope["op"])
         digests.append(
-            compile_caches._digest_of(
+            compile_cache_key._digest_of(
                 (("f", *parts[1:]),) if old != "(Tensor x, Tensor y)" else (parts,)
             )
         )
@@ -118,4 +118,4 @@ def test_it_costs_an_import_nothing(run_python):
 
 
 def test_all_declared_ops_count():
-    assert compile_caches._digest(OPS) != compile_caches._digest(dict(list(OPS.items())[:1]))
+    assert compile_cache_key.digest(OPS) != compile_cache_key.digest(dict(list(OPS.items())[:1]))

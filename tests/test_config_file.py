@@ -113,7 +113,20 @@ def test_what_is_no_quantity(text):
 
 
 def test_a_user_without_a_home_has_a_cache_under_tmp(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert config._default_cache_dir().name == f"jitkern-cache-{os.geteuid()}"
+
+
+@pytest.mark.parametrize("base", [None, "", "/elsewhere", "relative"])
+def test_the_default_cache_lies_where_platformdirs_has_it(base, monkeypatch, tmp_path):
     import platformdirs
 
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *a, **k: Path("~/.cache/jitkern"))
-    assert config._default_cache_dir().name == f"jitkern-cache-{os.geteuid()}"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if base is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+    found = config._default_cache_dir()
+    assert found == Path(base if base == "/elsewhere" else tmp_path / ".cache", "jitkern")
+    if base != "relative":  # releases of platformdirs differ in that
+        assert found == platformdirs.user_cache_path("jitkern", appauthor=False)

@@ -16,7 +16,7 @@ from jitkern.cache_tools import disk, health
 
 from jitkern import config, jit, trust
 from jitkern.cli import doctor
-from jitkern.compilers import cc, toolkit
+from jitkern.compilers import cc_build, toolkit
 from jitkern.config import Config
 
 LINE = "30 1 0:25 / {} rw,relatime shared:1 - {} source rw\n"
@@ -105,7 +105,7 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
     assert (code, report["ok"], checks["nvrtc"].ok) == (1, False, False)
     assert checks["nvrtc"].remedy.startswith('pip install "nvidia-cuda-nvrtc==')
     assert {
-        "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "ninja", "filelock", "platformdirs", "cryptography",
+        "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "ninja", "platformdirs", "cryptography",
         "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *health.LOOKS,
     } <= set(checks)  # fmt: skip
     assert "FAIL nvrtc" in cli("doctor")[1]
@@ -135,7 +135,7 @@ def test_a_compiler_with_arguments_is_found_and_a_missing_one_is_not(cli):
     with config.using(cc=f"{sys.executable} -I", cxx="no-such-compiler"):
         checks = told(cli)
     assert checks["cc"].value.startswith("Python 3")
-    assert not checks["c++"].ok and checks["c++"].remedy == cc.REMEDY
+    assert not checks["c++"].ok and checks["c++"].remedy == cc_build.REMEDY
 
 
 # Settings
@@ -191,9 +191,9 @@ def test_entries_of_another_compiler_are_named(compiler, variant, target, monkey
     made = [{"name": "cc", "version": "g++ 1.0"}]
     monkeypatch.setattr(type(compiler), "identities", lambda *_: made)
     jit.ensure(variant, target)
-    monkeypatch.setattr(cc, "identity", lambda tool: {"name": "cc", "version": "g++ 1.0"})
+    monkeypatch.setattr(cc_build, "identity", lambda tool: {"name": "cc", "version": "g++ 1.0"})
     assert doctor._other_compilers() == []
-    monkeypatch.setattr(cc, "identity", lambda tool: {"name": "cc", "version": "g++ 2.0"})
+    monkeypatch.setattr(cc_build, "identity", lambda tool: {"name": "cc", "version": "g++ 2.0"})
     (check,) = doctor._other_compilers()
     assert check.ok and check.value.startswith("1 entries were made by cc g++ 1.0")
     assert check.remedy == "jitkern prewarm --refresh"

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import config, events, jit
+from jitkern import config, events, jit, request
 from jitkern.cache import Cache
 from jitkern.errors import CacheError, CompileError, CompilerNotFound, NotCached, UntrustedCache
 from jitkern.private import private_root
@@ -14,6 +14,18 @@ def test_miss_compiles_and_hit_does_not(compiler, variant, target):
     again, built_again = jit.ensure_and_tell(variant, target)
     assert (built, built_again, first.path) == (True, False, again.path)
     assert len(compiler.compiles) == 1
+
+
+def test_a_compile_reads_its_sources_before_and_after_and_a_hit_once(
+    variant, target, compiler, monkeypatch
+):
+    reads = []
+    read = request.closure_of
+    monkeypatch.setattr(request, "closure_of", lambda source: reads.append(source) or read(source))
+    jit.ensure(variant, target)
+    assert len(reads) == 2
+    jit.ensure(variant, target)
+    assert len(reads) == 3
 
 
 def test_the_manifest_holds_what_the_compiler_said(compiler, variant, target):
@@ -40,6 +52,18 @@ def test_an_edit_in_mid_compile_never_publishes_under_the_old_key(compiler, vari
     assert entry.manifest.digest == jit.key_of(variant, target).digest
     assert len(compiler.compiles) == 2
     assert len(list(jit.open_cache().entries())) == 1
+
+
+def test_an_edit_in_mid_compile_that_fails_compiles_again(compiler, variant, target):
+    def edit_once():
+        compiler.fail = len(compiler.compiles) == 1
+        if compiler.fail:
+            variant.source.paths[0].write_text("// edited\n")
+
+    compiler.during = edit_once
+    entry = jit.ensure(variant, target)
+    assert entry.manifest.digest == jit.key_of(variant, target).digest
+    assert len(compiler.compiles) == 2
 
 
 def test_a_source_that_keeps_changing_is_an_error(compiler, variant, target):

@@ -5,10 +5,10 @@ import torch
 
 from jitkern.errors import CompileError, LaunchError
 from jitkern.kernel import Cpp, Cuda, Triton
-from jitkern.launch.light_torch import with_light_torch
 from jitkern.launch.python import Kernels, Runner, ignore
 from jitkern.launch.variants import Call, variant_of
 from jitkern.target import Target
+from jitkern.trace.quick import runnable
 
 CPU = torch.device("cpu")
 
@@ -160,7 +160,7 @@ def test_check_raises_the_authors_message_without_sympy(run_python):
         helper(x < 10)
         return torch.float32
 
-    light = with_light_torch(launch)
+    light = runnable(launch)
     assert light(None, 1) is torch.float32
     with pytest.raises(RuntimeError, match="x must be positive, got -1"):
         light(None, -1)
@@ -175,6 +175,7 @@ def test_check_raises_the_authors_message_without_sympy(run_python):
 def test_cuda_needs_grid_and_block(tmp_path, monkeypatch):
     class Loaded:
         parameters: tuple = ()
+        reference: tuple = ("", "", "")
         meta: dict = {"symbol": "k", "parameters": []}
 
     runner = Runner(

@@ -1,8 +1,11 @@
+import fcntl
+import os
 import subprocess
 import sys
 import threading
 import time
 
+import filelock
 import pytest
 
 from jitkern import config, lock
@@ -73,12 +76,10 @@ def test_without_a_lock_directory_the_work_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_lock_that_fails_does_not_stop_the_work(monkeypatch):
-    import filelock
-
     def fail(*args, **kwargs):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     ran = []
     with lock.held("name", "x"):
         ran.append(1)
@@ -96,3 +97,37 @@ def test_somebody_elses_lock_directory_is_not_used(tmp_path):
     link = tmp_path / "jitkern"
     link.symlink_to(tmp_path)
     assert lock.lock_directory(config.current()) != link
+
+
+def test_the_package_filelock_sees_the_same_lock(tmp_path):
+    with lock.held("name", "x"), pytest.raises(filelock.Timeout):
+        filelock.FileLock(tmp_path / "jitkern" / "name.lock", timeout=0).acquire()
+    with filelock.FileLock(tmp_path / "jitkern" / "name.lock", timeout=0):
+        pass
+
+
+def test_a_lock_file_that_was_deleted_guards_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "name.lock"
+    flock = fcntl.flock
+
+    def deleting(*args):
+        path.unlink()
+        monkeypatch.undo()
+        return flock(*args)
+
+    monkeypatch.setattr(fcntl, "flock", deleting)
+    assert lock._tried(path) is None
+    assert not lock._held
+    lock._close(lock._tried(path))
+
+
+def test_a_child_that_was_forked_holds_no_lock_of_its_parent():
+    with lock.held("name", "x"):
+        (descriptor,) = lock._held
+        if not (child := os.fork()):
+            try:
+                os.fstat(descriptor)
+            except OSError:
+                os._exit(0 if not lock._held else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0

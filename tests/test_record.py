@@ -392,7 +392,7 @@ def test_prewarm_in_the_declaration_adds_calls(cli, tmp_path, monkeypatch, compi
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    code, out, err = cli("prewarm", "warmed", "--json")
+    code, out, err = cli("prewarm", "warmed", "--json", "--jobs", "1")
     report = json.loads(out.splitlines()[-1])
     assert code == 0, err
     assert {v.label for v in compiler.compiles} == {"f32.N2", "f64.N1", "i8.N1"}, report

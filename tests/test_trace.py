@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
+from conftest import slot_of
 
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import LaunchError
 from jitkern.launch import linker, runtime
 from jitkern.launch.python import Kernels, Runner
-from jitkern.launch.slot import SLOTS
 from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
@@ -72,7 +72,7 @@ class Subject:
 
     @property
     def slot(self):
-        return next(slot for slot in SLOTS if slot.op == self.op.name)
+        return slot_of(self.op)
 
     @property
     def misses(self):

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from conftest import slot_of
 from test_trace import Subject, copied, outcome
 
 from jitkern.launch import linker, runtime
 from jitkern.launch.python import Kernels, Runner
-from jitkern.launch.slot import SLOTS
 from jitkern.ops import softmax, vec_add
 from jitkern.target import Target
 
@@ -96,9 +96,7 @@ class Shipped(Subject):
 
     @property
     def slot(self):
-        return next(
-            slot for slot in SLOTS if slot.op == self.op.name and "cpu" in self._runner.where
-        )
+        return slot_of(self.op)
 
     def python(self, *args):
         return self._launcher(Kernels(self._runner), *args)

@@ -234,9 +234,6 @@ MEMORY = {
     "rand": lambda k, x, y, n, f: scaled(k, x, float(torch.rand(0).numel())),
     "return_a_module_constant": lambda k, x, y, n, f: WEIGHTS.clone(),
     "return_nothing": lambda k, x, y, n, f: None,
-    "return_an_argument": lambda k, x, y, n, f: x,
-    "return_a_view_of_an_argument": lambda k, x, y, n, f: x[1:],
-    "return_the_contiguous": lambda k, x, y, n, f: x.contiguous(),
     "empty_of_a_tiny_dtype": lambda k, x, y, n, f: (torch.empty(4, dtype=torch.float8_e8m0fnu), scaled(k, x, 2.0))[1],
     "empty_on_meta": lambda k, x, y, n, f: scaled(k, x, float(torch.empty(3, device="meta").numel())),
     "empty_with_gradient": lambda k, x, y, n, f: (torch.empty(3, requires_grad=True), scaled(k, x, 2.0))[1],
@@ -410,6 +407,7 @@ def test_a_launch_function_is_served_or_the_op_says_where_it_cannot_be(tmp_path,
     for call in answered:
         made.op(*call)
     served = made.misses == before
+    linker.settle()  # why a call was not served is found out beside it
     assert all(PLACE.match(reason) for reason in made.refusals), made.refusals
     assert served or made.refusals
 

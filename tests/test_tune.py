@@ -15,8 +15,10 @@ from jitkern.errors import DeclarationError, LaunchError
 from jitkern.kernel import Variant
 from jitkern.launch import autotune, linker, plans, runtime
 from jitkern.launch.python import Kernels, Runner
+from jitkern.launch.tune import parts_of
 from jitkern.needs import needs_of
 from jitkern.target import Target
+from jitkern.trace.world import world_of
 
 needs_runtime = pytest.mark.skipif(
     not runtime.runtime(), reason="no launch runtime on this platform"
@@ -560,9 +562,9 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
         "One GPU": 1, "Another GPU": 2
     }  # fmt: skip
     keep_plans(op, source, GPU, stubs)
-    known = plans.Plans(op.name, op.schema, op.written(source, "cuda"), source, GPU)
+    known = plans_of(op, source, GPU)
     monkeypatch.setattr(plans, "model_of", lambda _: "A third GPU")
-    assert not list(known.find(("f32[1]",), torch.device("cuda")))
+    assert not list(known.find(("f32[1]",), "", torch.device("cuda")))
 
 
 def test_a_triton_kernel_takes_constexprs_and_options_of_a_configuration(tmp_path):
@@ -589,16 +591,22 @@ def test_a_triton_kernel_takes_constexprs_and_options_of_a_configuration(tmp_pat
     assert op(torch.empty(4, device="meta")).shape == (4,)
 
 
+def plans_of(op, source, target):
+    function = op.written(source, target.device)
+    world = world_of(parts_of(function))
+    return plans.Plans(op.name, op.schema, function, world, source, target)
+
+
 def test_a_choice_is_for_one_model_and_its_plan_too(declare, clock, monkeypatch):
     op = declare(double, ways)
     source = op.sources["cpu"][0]
     served(op, torch.ones(2))
-    known = plans.Plans(op.name, op.schema, op.written(source, "cpu"), source, HERE)
+    known = plans_of(op, source, HERE)
     cpu = torch.device("cpu")
-    assert len(list(known.find(("f32[1]",), cpu))) == 1
+    assert len(list(known.find(("f32[1]",), "", cpu))) == 1
     assert not list(known.find(("f32[1]",)))
     monkeypatch.setattr(plans, "model_of", lambda _: "another CPU")
-    assert not list(known.find(("f32[1]",), cpu))
+    assert not list(known.find(("f32[1]",), "", cpu))
 
 
 @pytest.mark.gpu

@@ -6,9 +6,10 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jitkern.errors import DeclarationError, JitkernError
+from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from jitkern import __version__, config
 from jitkern.cache import Cache
 from jitkern.cache_tools.health import Check, health
 from jitkern.cli.output import print_json, styled
-from jitkern.compilers import cc, nvrtc_program, toolkit
-from jitkern.compilers.triton import REMEDY as TRITON_REMEDY
+from jitkern.compilers import cc_build, nvrtc_program, toolkit
+from jitkern.compilers.triton_build import REMEDY as TRITON_REMEDY
 from jitkern.config_file import TRUST
 from jitkern.entry import Entry
 from jitkern.errors import JitkernError
@@ -32,7 +32,7 @@ from jitkern.target import short_version
 TESTED_TORCH = ("2.11.0", "2.13.0")
 TESTED_PYTHON = ((3, 11), (3, 12))
 NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is no command
-NEEDED = ("ninja", "filelock", "platformdirs")
+NEEDED = ("ninja", "platformdirs")
 HEADERS = (("cuda_fp16.h", "runtime"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
 MOST_ENTRIES = 1000  # that are read to see who made them
 
@@ -93,10 +93,10 @@ def _host_compiler() -> list[Check]:
     checks = []
     for name, tool in (("cc", config.current().cc), ("c++", config.current().cxx)):
         try:
-            check = Check(name, ok=True, value=cc.identity(tool)["version"], origin=tool)
+            check = Check(name, ok=True, value=cc_build.identity(tool)["version"], origin=tool)
         except NO_COMPILER:
             value = f"`{tool}` is missing, or cannot be run"
-            check = Check(name, ok=False, value=value, remedy=cc.REMEDY)
+            check = Check(name, ok=False, value=value, remedy=cc_build.REMEDY)
         checks.append(check)
     return checks
 
@@ -180,7 +180,7 @@ def _versions(compiler: str) -> set[str]:
     versions = set()
     for tool in (config.current().cc, config.current().cxx) if compiler == "cc" else ():
         with contextlib.suppress(*NO_COMPILER):
-            versions.add(cc.identity(tool)["version"])
+            versions.add(cc_build.identity(tool)["version"])
     for _, library in toolkit.nvrtc_libraries().values() if compiler == "nvrtc" else ():
         with contextlib.suppress(*NO_COMPILER):
             versions.add(nvrtc_program.build_id(library))

@@ -6,21 +6,20 @@ A second run compiles nothing. What this machine cannot build is skipped, with t
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern import config
-from jitkern.cli.builder import Builder, Group, Result
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
-from jitkern.cli.output import print_json, print_table
+from jitkern.cli.output import Progress, print_json, print_table
 from jitkern.compilers import jobs
 from jitkern.kernel import Extension
 from jitkern.target import Target
 
 if TYPE_CHECKING:
+    from jitkern.prewarm.tasks import Group, Result
     from jitkern.register import Op
 
 _CUDA = "cuda-sm_90-cu130-torch2.11.0"
@@ -76,25 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from jitkern.ahead import keep_shard
-
     started = time.perf_counter()
     targets = choose_targets(args.target)
     ops, broken = (
         choose_recorded(args.recording, args.what) if args.recording else choose_ops(args.what)
     )
-    others = [
-        *_unmatched(ops, targets),
-        *_without_calls(ops, targets),
-        *(Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()),
-    ]
-    if args.shard:
-        keep_shard(ops, *args.shard)
-    groups = _plan(ops, targets)
-    # Into a private cache instead would keep nothing.
-    with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
-        builder = Builder(jobs.limit(), keep_going=args.keep_going, refresh=args.refresh)
-        results = [*builder.build(groups), *others]
+    results = _results(args, ops, targets, broken)
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -118,37 +104,64 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
 
 
-def _plan(ops: list[Op], targets: list[Target]) -> list[Group]:
-    """Every source for every target, with what its calls need."""
-    from jitkern.needs import needs_of
+def _results(
+    args: argparse.Namespace, ops: list[Op], targets: list[Target], broken: dict[str, str]
+) -> list[Result]:
+    """What has come of every source for every target, and what cannot be tried."""
+    from jitkern.ahead import keep_shard
+    from jitkern.prewarm.builder import Builder
+    from jitkern.prewarm.tasks import Group, Result
 
-    needs = functools.cache(needs_of)  # the same for every target of a device
-    return [
-        Group(op, source, target, needs(op, source, target.device))
+    unmatched = _unmatched(ops, targets)
+    lacking = None
+    if args.shard:
+        lacking = _without_calls(ops, targets, set())
+        keep_shard(ops, *args.shard)
+    groups = [
+        Group(op, source, target)
         for op in ops
         for target in targets
         for source in op.sources.get(target.device, ())
     ]
+    # Into a private cache instead would keep nothing.
+    with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
+        builder = Builder(
+            jobs.limit(), Progress(), keep_going=args.keep_going, refresh=args.refresh
+        )
+        results = builder.build(groups)
+    return [
+        *results,
+        *unmatched,
+        *(_without_calls(ops, targets, builder.found) if lacking is None else lacking),
+        *(Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()),
+    ]
 
 
-def _without_calls(ops: list[Op], targets: list[Target]) -> list[Result]:
-    """The ops that no call is known of."""
-    found = []
+def _without_calls(ops: list[Op], targets: list[Target], found: set[Group]) -> list[Result]:
+    """The ops that no call is known of; found: the groups whose calls are ready."""
+    from jitkern.prewarm.tasks import Result
+
+    ready = {(op.name, target.device) for op, _, target in found}
+    lacking = []
     for op in ops:
         for device in dict.fromkeys(target.device for target in targets):
             kernels = [s for s in op.sources.get(device, ()) if not isinstance(s, Extension)]
-            if not kernels or op.recorded is not None or op.prewarm_inputs(kernels[0], device):
+            if not kernels or op.recorded is not None or (op.name, device) in ready:
+                continue
+            if op.prewarm_inputs(kernels[0], device):
                 continue
             reason = (
                 f"{op.name}: nothing tells which kernels it needs: add .samples that yield calls "
                 'on the device "meta", or prewarm=, or give a recording'
             )
-            found.append(Result(op.name, "", device, "skipped", reason=reason))
-    return found
+            lacking.append(Result(op.name, "", device, "skipped", reason=reason))
+    return lacking
 
 
 def _unmatched(ops: list[Op], targets: list[Target]) -> list[Result]:
     """What a recording has and no target or source fits."""
+    from jitkern.prewarm.tasks import Result
+
     found = []
     for op in ops:
         for (device, kind), calls in (op.recorded or {}).items():

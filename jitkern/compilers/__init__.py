@@ -1,4 +1,8 @@
-"""One file per compiler, behind one contract. A file is imported when its kind of source is met."""
+"""One file per compiler, behind one contract. A file is imported when its kind of source is met.
+
+A lookup asks `nvrtc`, `cc` and `triton` for flags and targets. What they need to compile lies in
+`nvrtc_build`, `cc_build` and `triton_build`, which a warm process does not import.
+"""
 
 from __future__ import annotations
 

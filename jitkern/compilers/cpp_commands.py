@@ -12,13 +12,13 @@ import shlex
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jitkern import config
-from jitkern.compilers import cc, toolkit
+from jitkern.compilers import cc_build, toolkit
 from jitkern.errors import CompilerNotFound
 from jitkern.inline import has_cuda
 from jitkern.kernel import Unit
+from jitkern.named_tuple import NamedTuple
 
 NVCC_FLAGS = (
     "-D__CUDA_NO_HALF_OPERATORS__",
@@ -149,7 +149,7 @@ def toolchain(build: Build) -> list[Path]:
         compilers.add(config.current().environment.get("CC") or "c++")
     cuda = (*toolkit.include_directories(), *_cuda_folders("include", build))
     python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
-    own = [folder for tool in sorted(compilers) for folder in cc.searched(tool)]
+    own = [folder for tool in sorted(compilers) for folder in cc_build.searched(tool)]
     return [folder.resolve() for folder in (torch_folder(), python, *cuda, *own)]
 
 

@@ -12,10 +12,9 @@ import shlex
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jitkern import config, cxx
-from jitkern.compilers import cc, child, jobs, traps
+from jitkern.compilers import cc_build, child, jobs, traps
 from jitkern.compilers.cpp_commands import (
     Build,
     Step,
@@ -27,6 +26,7 @@ from jitkern.compilers.cpp_commands import (
 from jitkern.compilers.result import Built, compile_error, read_dependencies, write_log
 from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import Variant
+from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target, this_abi, this_platform
 
 _ROOM = 4 << 30  # that a compiler may take which does not look for what it can free
@@ -72,7 +72,7 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
 
 def identity(*, with_nvcc: bool) -> dict[str, str]:
     """The compilers that would build: c++, or nvcc over it. Raises CompilerNotFound."""
-    host = cc.identity(config.current().cxx)
+    host = cc_build.identity(config.current().cxx)
     if not with_nvcc:
         return host
     return {"name": "nvcc", "version": ".".join(map(str, nvcc()[1])), "c++": host["version"]}

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from jitkern import cxx
 from jitkern.closure import Closure
 from jitkern.compilers import host_headers
 from jitkern.kernel import Source
+from jitkern.named_tuple import NamedTuple
 
 _INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]'
 

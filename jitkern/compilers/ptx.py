@@ -12,7 +12,7 @@ import re
 from jitkern.kernel import DTYPES
 
 PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
-_ENTRY = re.compile(r"\.entry\s+(\w+)")
+_ENTRY = r"\.entry\s+(\w+)"
 _CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | {
     "char": "i8",
     "long": "i64",
@@ -32,7 +32,7 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else,
     or "" for a parameter that no argument can be passed for (a struct or a half by value).
     """
-    entries = _ENTRY.findall(text)
+    entries = re.findall(_ENTRY, text)
     spelled = {entry: demangled(entry) for entry in entries}
     name = next(name for name in spelled.values() if name.startswith("void jitkern_probe<"))
     types, _, kernel = name.removeprefix("void jitkern_probe<void (*)").rpartition(", &")

@@ -8,20 +8,20 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitkern import config, cxx
 from jitkern.compilers import child
 from jitkern.errors import CacheError, CompileError
 from jitkern.kernel import Source, Variant
 from jitkern.manifest import LOG
+from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
 _log = logging.getLogger(__name__)
-_ERROR = re.compile(
-    r"^.*(?:\berror\b\s*:|\b(?:undefined reference to|multiple definition of) "
-    r"|\bld\S*:.*(?:\bcannot find |\bnot recognized\b)).*$",
-    re.MULTILINE,
+_ERROR = (
+    r"(?m)^.*(?:\berror\b\s*:|\b(?:undefined reference to|multiple definition of) "
+    r"|\bld\S*:.*(?:\bcannot find |\bnot recognized\b)).*$"
 )
 MISSING_HEADER = (
     r'(?:cannot|could not) open source file "([^"]+)"'
@@ -62,7 +62,7 @@ def compile_error(
             "free some, or set JITKERN_CACHE_DIR"
         )
     lines = output.strip().splitlines()
-    errors = _ERROR.findall(output)
+    errors = re.findall(_ERROR, output)
     errors.sort(key=lambda line: any(word in line for word in _LINKER_FAILED))
     said = "\n".join(line.strip() for line in errors[:3]) or (
         lines[-1] if lines else "it said nothing"

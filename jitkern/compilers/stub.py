@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jitkern import config
 from jitkern.closure import Closure
-from jitkern.compilers.cc import identity
-from jitkern.compilers.result import Built, compile_error, run, write_log
 from jitkern.errors import TargetError
 from jitkern.kernel import Generated, Source, Variant
 from jitkern.target import Target, this_platform
+
+if TYPE_CHECKING:
+    from jitkern.compilers.result import Built
 
 
 class StubCompiler:
@@ -31,12 +32,20 @@ class StubCompiler:
             "-fwrapv",
             "-fexceptions",
             "-ffp-contract=off",
+            "-fno-math-errno",
         )
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        from jitkern.compilers.cc_build import identity
+
         return [identity(config.current().cc)]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        import shlex
+
+        from jitkern.compilers.cc_build import identity
+        from jitkern.compilers.result import Built, compile_error, run, write_log
+
         source = variant.source
         assert isinstance(source, Generated)
         if target.platform != this_platform():

@@ -88,6 +88,8 @@ def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str,
     from triton.compiler import ASTSource
 
     triton.knobs.cache.dir = str(staging / "build")
+    # A part of the key of its own cache, which is new each time: a hash of all of its 500 MB.
+    triton.runtime.cache.triton_key = lambda: triton.__version__
     fn = _function(variant)
     template = {name: _constant(value) for name, value in variant.template}
     signature: dict[str, str] = {}

@@ -60,7 +60,7 @@ def _fault(  # noqa: PLR0911  a table of cases
         if isinstance(arg, torch.Tensor):
             if arg.device.type != device.type or device.index not in (None, arg.device.index):
                 return f"a tensor on {device}", f"one on {arg.device}"
-            if _same_type(code[1:], SHORT.get(arg.dtype, "")):
+            if same_type(code[1:], SHORT.get(arg.dtype, "")):
                 return None
             return f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}"
     elif isinstance(arg, bool) or code == "bool":
@@ -85,7 +85,16 @@ def _overflows(code: str, arg: float) -> bool:
     return code == "f32" and (limit <= arg < math.inf or -limit >= arg > -math.inf)
 
 
-def _same_type(pointee: str, dtype: str) -> bool:
+def limits_of(code: str) -> tuple[float, float]:
+    """The least number that a parameter of this code takes, and the first that is too large."""
+    if code == "f64":
+        return -math.inf, math.inf
+    if code == "f32":
+        return -math.nextafter(_LIMITS["f32"], 0), _LIMITS["f32"]
+    return _RANGES.get(code, (0, 0))  # of a type that nothing fits
+
+
+def same_type(pointee: str, dtype: str) -> bool:
     """Equal, or integers (and bool) of one width, or a pointer to a type Torch has not."""
     if pointee in ("", dtype):
         return True

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,6 +35,7 @@ from jitkern.launch.tensors import ALIGNMENT
 from jitkern.launch.triton import Function
 from jitkern.launch.tune import Tuned, model_of
 from jitkern.manifest import LOG, Manifest
+from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
 ARTIFACT = "choice.json"

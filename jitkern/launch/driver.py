@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, Union, c_byte, c_int, c_uint, c_void_p
+from ctypes import Structure, Union, c_byte, c_int, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from jitkern.errors import LaunchError, LoadError
-from jitkern.launch.arguments import CTYPES
 
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -25,23 +25,27 @@ class _Attribute(Structure):
     _fields_ = (("id", c_int), ("pad", c_byte * 4), ("value", _Value))
 
 
-class _Config(Structure):
-    _fields_ = (
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("smem", c_uint),
-        ("stream", c_void_p),
-        ("attributes", POINTER(_Attribute)),
-        ("count", c_uint),
-    )
+# CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes and how many.
+_CONFIG = struct.Struct("=7I4xQQI4x")
+_CELLS = {  # each parameter in eight bytes of its own
+    "*": "Q", "bool": "?7x", "f32": "f4x", "f64": "d", "i8": "b7x", "i16": "h6x", "i32": "i4x",
+    "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
+}  # fmt: skip
 
 
 class CudaFunction:
-    """A `__global__` function of a loaded cubin. `meta` is the manifest's."""
+    """A `__global__` function of a loaded cubin. `meta` and `reference` are its entry's."""
 
-    def __init__(self, cubin: bytes, meta: dict[str, Any], what: str) -> None:
+    def __init__(
+        self, cubin: bytes, meta: dict[str, Any], what: str, reference: tuple[str, str, str]
+    ) -> None:
+        self.reference = reference
         self.parameters: list[str] = meta["parameters"]
         self.meta = meta
+        codes = [*self.parameters, *("*" for _ in meta.get("scratch", ()))]
+        cells = (_CELLS[code[:1] if code[:1] == "*" else code or "u64"] for code in codes)
+        self._pack = struct.Struct("=" + "".join(cells)).pack_into
+        self._cells, self._pointers = c_uint64 * len(codes), c_void_p * len(codes)
         self._what = what
         self._image = cubin  # the driver may read it lazily
         self._shared: dict[int, int] = {}
@@ -84,23 +88,22 @@ class CudaFunction:
         """
         if 0 in grid:
             return
-        self._allow_shared(smem, device)
-        cells = [
-            CTYPES[code[0] if code[0] == "*" else code](value)
-            for code, value in zip(
-                [*self.parameters, *("*" for _ in self.meta.get("scratch", ()))], values
-            )
-        ]
-        pointers = (c_void_p * max(1, len(cells)))(*[ctypes.addressof(cell) for cell in cells])
-        attributes = _attributes(cluster, cooperative=cooperative, pdl=pdl)
-        config = _Config(
-            (c_uint * 3)(*grid), (c_uint * 3)(*block), smem, stream, attributes, len(attributes)
-        )
+        if smem > _DEFAULT_SHARED:
+            self._allow_shared(smem, device)
+        cells = self._cells()
+        self._pack(cells, 0, *[0 if v is None else v for v in values])
+        first = ctypes.addressof(cells)
+        pointers = self._pointers(*range(first, first + ctypes.sizeof(cells), 8))
+        at = count = 0
+        if cluster or cooperative or pdl:
+            attributes = _attributes(cluster, cooperative=cooperative, pdl=pdl)
+            at, count = ctypes.addressof(attributes), len(attributes)
+        config = _CONFIG.pack(*grid, *block, smem, stream, at, count)
         driver = _driver()
-        result = driver.cuLaunchKernelEx(ctypes.byref(config), self._kernel, pointers, None)
+        result = driver.cuLaunchKernelEx(config, self._kernel, pointers, None)
         if result == _INVALID_CONTEXT:  # a thread that has not used CUDA yet: nothing was launched
             _enter_primary_context(device)
-            result = driver.cuLaunchKernelEx(ctypes.byref(config), self._kernel, pointers, None)
+            result = driver.cuLaunchKernelEx(config, self._kernel, pointers, None)
         if result:
             _check(
                 result,
@@ -110,7 +113,7 @@ class CudaFunction:
 
     def _allow_shared(self, smem: int, device: int) -> None:
         """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError."""
-        if smem > _DEFAULT_SHARED and self._shared.get(device, 0) < smem:
+        if self._shared.get(device, 0) < smem:
             result = _driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, smem, self._kernel, device)
             _check(result, f"reserving {smem} bytes of shared memory for {self._what}", LaunchError)
             self._shared[device] = smem

@@ -1,135 +1,129 @@
 """From a call that no compiled variant served to one that serves the next: trace, stub, append.
 
-Imported at the first call that has to be traced.
+All of it is done beside the calls, by one thread for one call after another: the call that asked
+has its answer from Python, and does not wait.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from jitkern import config, jit
+from jitkern.closure import closure_of
+from jitkern.config import Config
 from jitkern.entry import Entry
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached
 from jitkern.kernel import Generated, Variant
 from jitkern.launch.arguments import SHORT
-from jitkern.launch.plans import Plan, Plans, reference_to, situation_of
+from jitkern.launch.plans import Plan, Plans, example_of, reference_to, situation_of
 from jitkern.launch.python import Runner
+from jitkern.launch.recorder import Described, described
 from jitkern.launch.runtime import announce
-from jitkern.launch.slot import Parameter, Slot
+from jitkern.launch.slot import STRIKES, Calls, Slot
 from jitkern.launch.stub import text_of_stub
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import Traced, trace
+from jitkern.named_tuple import NamedTuple
+from jitkern.runtime import builds
 from jitkern.target import Target
+from jitkern.trampoline import Parameter
 
 _log = logging.getLogger(__name__)
-STRIKES = 4  # traces that may fail in a situation: the first values may just have been odd ones
-_builders: list[threading.Thread] = []
+
+
+class Asked(NamedTuple):
+    """A call that no variant served: what is needed to trace it later, its tensors not among it."""
+
+    slot: Slot
+    calls: Calls
+    function: Callable[..., Any]
+    runner: Runner
+    args: list[Any]
+    keywords: frozenset[str]
+    settings: Config
 
 
 def link(
     slot: Slot,
+    calls: Calls,
     function: Callable[..., Any],
     runner: Runner,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Have the next call like this one served without Python. Raises nothing."""
-    args = slot.complete(args, kwargs)
-    situation = (id(runner.source), runner.device.index, *map(_concrete, args))
-    if slot.full or slot.strikes[situation] >= STRIKES or jit.capturing():
-        return
-    with slot.lock:
-        try:
-            traced = trace(
-                slot.op, function, slot.parameters, args, frozenset(kwargs), slot.returns,
-                runner.device, runner.where, runner,
-            )  # fmt: skip
-        except (Unsupported, JitkernError) as e:
-            slot.refuse(situation, str(e))
-            return
-    slot.refused.pop(situation, None)
-    _Making(slot, function, runner, args, traced, situation).start()
+    """Have the next call like this one served without Python, soon. Raises nothing."""
+    every = described(slot.complete(args, kwargs))
+    settings = config.current()
+    asked = Asked(slot, calls, function, runner, every, frozenset(kwargs), settings)
+    call = example_of(every)
+    calls.building.add(call)
+    if not builds.STUBS.later(lambda: _make(asked, call)):
+        calls.building.discard(call)
 
 
-class _Making:
-    """A stub on its way from its trace to where it serves, and to the plans of the next process."""
-
-    def __init__(
-        self,
-        slot: Slot,
-        function: Callable[..., Any],
-        runner: Runner,
-        args: Sequence[Any],
-        traced: Traced,
-        situation: tuple[Any, ...],
-    ) -> None:
-        self.situation = situation
-        self.settings = config.current()
-        self.slot = slot
-        self.runner = runner
-        self.traced = traced
-        self.variant = stub_variant(slot.op, slot.schema, traced, slot.parameters, args)
-        self._plans = slot.plans(function, runner.source, runner.target)
-        self._situation = situation_of(args)
-        self._addresses = [kernel.function.address for kernel in traced.kernels]
-
-    def start(self) -> None:
-        """Serve at once if the stub is cached; else compile it in a thread."""
-        never = self.settings.compile == "never"
-        try:
-            self._serve(jit.loaded(self.variant, self.runner.target, may_compile=False))
-        except NotCached:
-            if never:
-                _log.info("%s: its stub is not cached, and compiling is off", self.slot.op)
-            else:
-                _later(self._build)
-        except JitkernError as e:
-            _log.warning("%s keeps to its Python launcher: %s", self.slot.op, e)
-        else:
-            if not never:
-                _later(self._keep)
-
-    def _build(self) -> None:
-        if config.current() is not self.settings:
-            return  # the next call like it begins anew
-        try:
-            self._serve(jit.loaded(self.variant, self.runner.target))
-        except CompilerNotFound as e:
+def _make(asked: Asked, call: str) -> None:
+    """Trace, and build what serves; the calls that ask in the meantime go through Python."""
+    slot, calls = asked.slot, asked.calls
+    try:
+        _serve(asked)
+    except (CompilerNotFound, NotCached) as e:
+        calls.unavailable = config.current()
+        if isinstance(e, CompilerNotFound):
             announce(e)
-        except NotCached:
-            return  # the settings have just changed
-        except JitkernError as e:
-            self.slot.refuse(self.situation, str(e), strikes=STRIKES)
         else:
-            self._keep()
+            _log.info("%s: its stub is not cached, and compiling is off", slot.op)
+    except Unsupported as e:
+        slot.refuse(calls, str(e))
+    except JitkernError as e:
+        _log.warning("%s keeps to its Python launcher: %s", slot.op, e)
+        slot.refuse(calls, str(e), strikes=STRIKES)
+    except OSError as e:
+        _log.warning("%s keeps to its Python launcher: %s", slot.op, e)
+        slot.refuse(calls, str(e))
+    else:
+        calls.refused = ""
+    finally:
+        calls.building.discard(call)
 
-    def _serve(self, stub: Any) -> None:
-        digest = jit.key_of(self.variant, self.runner.target).digest
-        self.slot.append(
-            stub, digest, self._addresses, self.runner.device, self.settings, self.traced.frozen
-        )
 
-    def _keep(self) -> None:
-        if config.current() is not self.settings:
-            return
-        keep(self._plans, self._situation, self.variant, self.traced, self.runner.target)
+def _serve(asked: Asked) -> None:
+    slot, runner = asked.slot, asked.runner
+    traced = trace(
+        slot.op, asked.function, slot.parameters, asked.args, asked.keywords, slot.returns,
+        runner.device, runner.where, runner,
+    )  # fmt: skip
+    variant = stub_variant(slot.op, slot.schema, traced, slot.parameters, asked.args)
+    may_compile = config.current().compile != "never"
+    stub = jit.loaded(variant, runner.target, may_compile=may_compile)
+    key = jit.key_of(variant, runner.target)
+    addresses = [kernel.function.address for kernel in traced.kernels]
+    slot.append(
+        stub, key.digest, addresses, runner.device, asked.settings, traced.world, traced.frozen
+    )
+    if may_compile:
+        plans = slot.plans(asked.function, traced.world, runner.source, runner.target)
+        keep(plans, asked.args, reference_to(key), traced, runner.target, runner.device)
 
 
 def keep(
-    plans: Plans, situation: tuple[str, ...], variant: Variant, traced: Traced, target: Target
-) -> tuple[Entry, bool] | None:
-    """Publish what a process needs to do without this trace, unless a choice is still to come."""
-    if traced.model is None:
+    plans: Plans, args: Sequence[Any], stub: tuple[str, str, str], traced: Traced, target: Target,
+    device: Any = None,
+) -> tuple[Entry, bool] | None:  # fmt: skip
+    """Publish what a process needs to do without this trace, unless a choice is still to come.
+
+    Not where a source was edited since its kernels were loaded: the plan is kept under what the
+    sources are now.
+    """
+    if traced.model is None or plans.closure is None:
         return None
-    kernels = (jit.key_of(kernel.variant, target) for kernel in traced.kernels)
-    stub = reference_to(jit.key_of(variant, target))
-    return plans.publish(situation, Plan(stub, tuple(map(reference_to, kernels))), traced.model)
+    loaded = [kernel.reference for kernel in traced.kernels]
+    current = [reference_to(jit.key_of(kernel.variant, target)) for kernel in traced.kernels]
+    if loaded != current or closure_of(plans.source) != plans.closure:
+        return None
+    plan = Plan(stub, tuple(current), example_of(args), bool(traced.frozen))
+    return plans.publish(situation_of(args), plan, traced.model, device)
 
 
 def stub_variant(
@@ -138,36 +132,13 @@ def stub_variant(
     """The stub as something to compile and cache; its label names the tensors' dtypes."""
     dtypes = {
         parameter.name: SHORT[value.dtype]
-        for parameter, value in zip(parameters, args)
-        if isinstance(value, torch.Tensor) and value.dtype in SHORT
+        for parameter, value in zip(parameters, described(args))
+        if isinstance(value, Described) and value.dtype in SHORT
     }
     text = text_of_stub(schema, traced)
     return Variant(op, Generated("stub.c", text=text), "stub", tuple(dtypes.items()))
 
 
-def _concrete(value: Any) -> Any:
-    """What a trace takes for constant without being asked."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.dim(), value.device
-    return value if value is None or isinstance(value, bool) else type(value)
-
-
 def settle() -> None:
-    """Wait until every stub that is being compiled serves."""
-    while _builders:
-        _builders.pop().join()
-
-
-def _later(work: Callable[[], None]) -> None:
-    """In a thread that the interpreter waits for at its end."""
-    thread = threading.Thread(target=work, name="jitkern stub")
-    _builders[:] = [builder for builder in _builders if builder.is_alive()]
-    try:
-        thread.start()
-    except RuntimeError:
-        return  # the interpreter is ending
-    _builders.append(thread)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_builders.clear)
+    """Wait until every stub that is being built serves."""
+    builds.settle()

@@ -1,4 +1,8 @@
-"""Making a published entry callable in this process. No compiler, no Triton, no subprocess."""
+"""Making a published entry callable in this process. No compiler, no Triton, no subprocess.
+
+What one kind of source needs is imported when an entry of that kind is loaded: the launch runtime,
+which each process loads, needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,6 @@ from jitkern.cache import Entry
 from jitkern.errors import DeclarationError, LoadError
 from jitkern.kernel import Source
 from jitkern.key import canonical
-from jitkern.launch.arguments import CTYPES
-from jitkern.launch.driver import CudaFunction
-from jitkern.library import Registered, open_library
 
 _libraries: dict[bytes, Any] = {}
 
@@ -21,7 +22,10 @@ class HostFunction:
     """An `extern "C"` function of a loaded library."""
 
     def __init__(self, entry: Entry) -> None:
+        from jitkern.launch.arguments import CTYPES
+
         self.meta = meta = entry.manifest.meta
+        self.reference = entry.reference
         self.parameters: list[str] = meta["parameters"]
         self._function = _open(entry)[meta["symbol"]]
         self._function.restype = None
@@ -46,15 +50,16 @@ def load(source: Source, entry: Entry) -> Any:
     """
     try:
         if source.kind in ("nvrtc", "triton"):
+            from jitkern.launch.driver import CudaFunction
+
             meta = dict(entry.manifest.meta)
-            return CudaFunction(entry.read(meta["artifact"]), meta, f"`{meta['symbol']}`")
+            cubin, what = entry.read(meta["artifact"]), f"`{meta['symbol']}`"
+            return CudaFunction(cubin, meta, what, entry.reference)
         if source.kind == "stub":
             return _open(entry)
         return HostFunction(entry) if source.kind == "cc" else _extension(entry)
-    except LoadError:
+    except (LoadError, DeclarationError):
         raise
-    except Registered as e:
-        raise DeclarationError(f"the Extension of {entry.manifest.inputs['op']} {e}") from e
     except (
         OSError,
         ImportError,
@@ -78,12 +83,17 @@ def _open(entry: Entry) -> ctypes.CDLL:
 def _extension(entry: Entry) -> Callable[..., Any]:
     import torch
 
+    from jitkern.library import Registered, open_library
+
     inputs, meta = entry.manifest.inputs, entry.manifest.meta
     source = canonical([inputs[name] for name in ("source", "flags", "target")])
     if source not in _libraries:  # two ops may take functions of one source: it registers once
         path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
         registers = (meta["namespaces"], meta["ops"])
-        _libraries[source] = open_library(meta["module"], output, path, *registers)
+        try:
+            _libraries[source] = open_library(meta["module"], output, path, *registers)
+        except Registered as e:
+            raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
     namespace, _, name = meta["function"].rpartition("::")
     home = getattr(torch.ops, namespace) if namespace else _libraries[source]
     found: Callable[..., Any] = getattr(home, name)

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple  # quicker to make than those of an import of ops
 
 import torch
 
@@ -30,6 +30,7 @@ from jitkern.kernel import TRITON_OPTIONS, Source, Variant
 from jitkern.launch import autotune, triton
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Situation
+from jitkern.launch.packing import Pack, packed, packs_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, expanded, variant_of
@@ -53,8 +54,7 @@ class Kernels:
 
     def __init__(self, start: Callable[[Call], None], choose: Choose | None = None) -> None:
         self._start = start
-        chooses: Choose = getattr(start, "choose", first)
-        self._choose = choose or chooses
+        self._choose = choose
         self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
         self._config: Mapping[str, Any] | None = None
         self.launched = 0
@@ -74,11 +74,12 @@ class Kernels:
                 "listed for this kind of source: add `.tune` for it"
             )
         if self._config is None:
-            self._config = MappingProxyType({**self._choose(*self._call)})
+            choose: Any = self._choose or getattr(self._start, "choose", first)
+            self._config = MappingProxyType({**choose(*self._call)})
         return self._config
 
     def _launch(self, call: Call) -> None:
-        if not _KEYWORDS.issuperset(call.keywords):
+        if call.keywords.keys() - _KEYWORDS:
             unknown = min(set(call.keywords) - _KEYWORDS)
             raise LaunchError(f"`{call.function}` was called with the unknown keyword `{unknown}`")
         self._start(call)
@@ -87,6 +88,8 @@ class Kernels:
 
 class Function:
     """`k.name`, and `k.name[template arguments]`; calling it launches."""
+
+    __slots__ = ("_kernels", "_name", "_template")
 
     def __init__(self, kernels: Kernels, name: str, template: tuple[tuple[str, Any], ...]) -> None:
         self._kernels = kernels
@@ -107,12 +110,14 @@ def ignore(_: Call) -> None:
 class Compiled(NamedTuple):
     """What a launch needs of a variant: what loading it gave, and which arguments it takes.
 
-    kept: positions of the arguments that the compiled kernel has (None: all).
+    reference: target, label and digest of its entry. kept: positions of the arguments that the
+    compiled kernel has (None: all).
     """
 
     variant: Variant
     function: Any
     meta: dict[str, Any]
+    reference: tuple[str, str, str]
     kept: tuple[int, ...] | None = None
 
     @property
@@ -120,6 +125,14 @@ class Compiled(NamedTuple):
         """Codes of what it takes, e.g. `*f32`, `i64`."""
         codes: list[str] = self.meta["parameters"]
         return codes
+
+
+class Ready(NamedTuple):
+    """A kernel that was launched before: for messages, `what`; and how its arguments are packed."""
+
+    compiled: Compiled
+    what: str
+    packs: list[Pack]
 
 
 class Geometry(NamedTuple):
@@ -155,6 +168,16 @@ def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geom
     )
 
 
+def _flat(keywords: dict[str, Any]) -> Geometry | None:
+    """The geometry of a plain launch in one dimension; None for any other."""
+    grid, block = keywords.get("grid"), keywords.get("block")
+    if len(keywords) > 2 or type(grid) is not int or type(block) is not int:
+        return None
+    if not (0 <= grid < 2**31 and 0 <= block < 2**31):
+        return None
+    return Geometry((grid, 1, 1), (block, 1, 1), 0, None, False, False)
+
+
 class Runner:
     """Starts kernels of one source on one device, remembering each variant's function."""
 
@@ -171,13 +194,32 @@ class Runner:
         self.device = device
         self.where = f"{op} for {target}"
         self._memo: dict[tuple[Any, ...], Compiled] = {}
+        self._ready: dict[tuple[Any, ...], Ready] = {}
         self._choices: dict[str, Choice] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claimed: set[Variant] = set()
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
-        self._start(self.expanded(call))
+        ready = self._ready.get(call[:2])
+        values = packed(ready.packs, call.args) if ready else None
+        if ready is None or values is None:
+            compiled = self._start(self.expanded(call))
+            if self.source.kind != "triton" and not any(
+                isinstance(value, (int, float))
+                for _, value in call.template  # 1 == 1.0 == True
+            ):
+                packs = packs_of(compiled.parameters, self.device)
+                self._ready[call[:2]] = Ready(compiled, f"`{call.function}` of {self.where}", packs)
+        elif self.source.kind == "cc":
+            ready.compiled.function.call(values)
+        else:
+            shape = _flat(call.keywords) or geometry_of(ready.what, ready.compiled, call.keywords)
+            self._launch_cuda(ready.compiled, values, shape)
+
+    def kernels(self) -> Kernels:
+        """The `k` of one call."""
+        return Kernels(self)
 
     def expanded(self, call: Call) -> Call:
         """The call with what its kernel's decorators add; an autotuner's choice may be measured."""
@@ -188,7 +230,11 @@ class Runner:
             def launch_of(config: triton.Config) -> autotune.Launch:
                 copy = call._replace(args=args())
                 made = expanded(self.where, self.source, copy, lambda *_: config)
-                return lambda: self._start(made)
+
+                def launch() -> None:
+                    self._start(made)
+
+                return launch
 
             situation = autotune.situation_of(declared, named)
             choice = self._choice(call.function, declared.configs, situation, launch_of)
@@ -234,7 +280,7 @@ class Runner:
             raise Unsupported("its configurations are others than when it was called")
         return choice
 
-    def _start(self, call: Call) -> None:
+    def _start(self, call: Call) -> Compiled:
         compiled = self.compiled(call)
         what = f"`{call.function}` of {self.where}"
         kept = compiled.kept
@@ -245,6 +291,7 @@ class Runner:
             compiled.function.call(values)
         else:
             self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
+        return compiled
 
     def compiled(self, call: Call) -> Compiled:
         """The variant that a call needs, loaded."""
@@ -257,7 +304,7 @@ class Runner:
         if memo not in self._memo:
             variant, kept = found or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)
-            self._memo[memo] = Compiled(variant, function, function.meta, kept)
+            self._memo[memo] = Compiled(variant, function, function.meta, function.reference, kept)
         return self._memo[memo]
 
     def loaded(self, variant: Variant) -> Any:
@@ -280,7 +327,7 @@ class Runner:
         memo = ("extension",)
         if memo not in self._memo:
             variant = Variant(self.op, self.source)
-            self._memo[memo] = Compiled(variant, self.loaded(variant), {})
+            self._memo[memo] = Compiled(variant, self.loaded(variant), {}, ("", "", ""))
         return self._memo[memo].function
 
     def claim(self, variant: Variant) -> bool:
@@ -292,12 +339,16 @@ class Runner:
 
     def _launch_cuda(self, compiled: Compiled, values: list[float | None], shape: Geometry) -> None:
         index = self.device.index
-        scratch = [
-            torch.empty(math.prod(shape.grid) * size, dtype=torch.uint8, device=self.device)
-            for size in compiled.meta.get("scratch", ())
-        ]
-        values += [memory.data_ptr() for memory in scratch]
+        if sizes := compiled.meta.get("scratch"):
+            scratch = [
+                torch.empty(math.prod(shape.grid) * size, dtype=torch.uint8, device=self.device)
+                for size in sizes
+            ]
+            values += [memory.data_ptr() for memory in scratch]
         stream = torch._C._cuda_getCurrentRawStream(index)
+        if torch._C._cuda_getDevice() == index:
+            compiled.function.launch(values, index, stream, *shape)
+            return
         before = torch.cuda._exchange_device(index)
         try:
             compiled.function.launch(values, index, stream, *shape)
@@ -335,7 +386,7 @@ class CachedKernels:
         """As of a Runner, but not loaded. Raises NotCached."""
         variant, kept = variant_of(self.op, self.source, call, self.where)
         entry = jit.ensure(variant, self.target, may_compile=False)
-        return Compiled(variant, None, dict(entry.manifest.meta), kept)
+        return Compiled(variant, None, dict(entry.manifest.meta), entry.reference, kept)
 
 
 def _address(what: str, tensor: torch.Tensor) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -25,6 +27,7 @@ from jitkern.launch.symbols import (
 from jitkern.launch.tensors import Memory, TensorProxy
 from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, expanded
+from jitkern.named_tuple import NamedTuple
 
 # Torch's numbers for dtypes (c10::ScalarType) and devices.
 _DTYPES = {
@@ -41,9 +44,65 @@ _CTYPES = {
 }  # fmt: skip
 
 
+_active = threading.local()  # the recorder of this thread's trace
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Note in `recorder` what this thread allocates, while the block runs."""
+    before, _active.recorder = getattr(_active, "recorder", None), recorder
+    try:
+        yield
+    finally:
+        _active.recorder = before
+
+
+def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
+    """What torch.empty, torch.zeros_like and the like make in a trace."""
+    recorder: Recorder = _active.recorder
+    kwargs = {k: v for k, v in kwargs.items() if v is not None}
+    if name.endswith("_like"):
+        made = recorder.like(*args, **kwargs)
+    elif "size" in kwargs:
+        made = recorder.empty(kwargs.pop("size"), *args, **kwargs)
+    else:
+        allocate = recorder.empty_strided if name == "empty_strided" else recorder.empty
+        made = allocate(*args, **kwargs)
+    return made.zero_() if name.startswith("zeros") else made
+
+
 def is_proxy(value: object) -> bool:
     """Whether `value` is a TensorProxy; isinstance is told otherwise."""
     return type(value) is TensorProxy
+
+
+class Described(NamedTuple):
+    """What a trace asks of a tensor that is passed: all but its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    layout: torch.layout
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Described:
+        """A tensor's; a meta tensor's address is as aligned as a fresh allocation would be."""
+        if tensor.layout is not torch.strided:
+            return cls(tensor.dtype, (), (), 0, tensor.layout)
+        meta = tensor.device.type == "meta"
+        offset = int(tensor.storage_offset())
+        address = offset * tensor.element_size() if meta else tensor.data_ptr()
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), address, tensor.layout)
+
+
+def described(args: Sequence[Any]) -> list[Any]:
+    """Arguments with a `Described` for each tensor; one that is passed twice has one of them."""
+    known: dict[int, Described] = {}
+    return [
+        known.setdefault(id(arg), Described.of(arg)) if isinstance(arg, torch.Tensor) else arg
+        for arg in args
+    ]
 
 
 class Provider(Protocol):
@@ -90,20 +149,18 @@ class Recorder:
         """A leaf: something that a call brings."""
         return Symbol(self.facts, text, hint, what, natural=natural)
 
-    def tensor(self, name: str, label: str, value: torch.Tensor) -> TensorProxy:
+    def tensor(self, name: str, label: str, value: Described) -> TensorProxy:
         """The proxy of an argument; guards what is concrete about it."""
         if value.layout is not torch.strided or value.dtype not in DTYPE_CODES:
             raise Unsupported(f"its argument `{label}` is {value.layout} of {value.dtype}")
         self.facts.guard(
             f"{name}->handle && {name}->dtype == {DTYPE_CODES[value.dtype]} "
-            f"&& {name}->dim == {value.dim()}"
+            f"&& {name}->dim == {len(value.shape)}"
         )
         self.facts.guard(
             f"{name}->device == {DEVICE_CODES[self.device.type]}"
             + (f" && {name}->index == call->index" if self.device.type == "cuda" else "")
         )
-        meta = value.device.type == "meta"
-        address = value.storage_offset() * value.element_size() if meta else value.data_ptr()
         sizes, strides = (
             [
                 self.symbol(
@@ -114,12 +171,12 @@ class Recorder:
                 )
                 for d, hint in enumerate(hints)
             ]
-            for field, hints in (("size", value.shape), ("stride", value.stride()))
+            for field, hints in (("size", value.shape), ("stride", value.strides))
         )
         memory = Memory(
             f"{name}->handle",
             f"{name}->data",
-            self.symbol(f"(i64){name}->data", address, f"the address of `{label}`"),
+            self.symbol(f"(i64){name}->data", value.address, f"the address of `{label}`"),
         )
         return TensorProxy(self, memory, value.dtype, sizes, strides, argument=name)
 
@@ -189,6 +246,8 @@ class Recorder:
         **rest: Any,
     ) -> TensorProxy:
         """As torch.empty_like: a dense model's strides are kept, odd ones of empty sizes too."""
+        if not is_proxy(model):
+            raise Unsupported("it allocates like what is not a tensor of this call")
         chosen = self._options(dtype or model.dtype, device or self.device, rest)
         if memory_format is torch.contiguous_format:
             return self.allocate(model.shape, None, chosen)
@@ -200,42 +259,47 @@ class Recorder:
             for d in sorted(range(model.ndim), key=lambda d: _hints(model, d)):
                 if model.shape[d] == 1:
                     continue
-                if not model.strides[d] == expected:
+                if not model._strides[d] == expected:
                     raise Unsupported("it allocates like a tensor with gaps or overlaps")
                 expected = expected * model.shape[d]
-        return self.allocate(model.shape, model.strides, chosen, contiguous=dense)
+        return self.allocate(model.shape, model._strides, chosen, contiguous=dense)
 
     def _options(self, dtype: torch.dtype | None, device: Any, rest: dict[str, Any]) -> torch.dtype:
-        wanted = torch.device(device) if device is not None else torch.get_default_device()
+        wanted = torch.device(device if device is not None else "cpu")
         index = wanted.index if wanted.index is not None else self.device.index
         if wanted.type != self.device.type or index != self.device.index:
             raise Unsupported(f"it allocates on {wanted}, and its op runs on {self.device}")
         unknown = [k for k, v in rest.items() if v and not (k == "layout" and v is torch.strided)]
         if unknown:
             raise Unsupported(f"it allocates with {unknown[0]}=")
-        return dtype or torch.get_default_dtype()
+        self.facts.guard("!fills(api)")
+        if dtype is not None:
+            return dtype
+        default = torch.get_default_dtype()
+        self.facts.guard(f"api->default_dtype && api->default_dtype() == {DTYPE_CODES[default]}")
+        return default
 
     def handle(self, tensor: TensorProxy) -> str:
         """Its handle in C; of a view, a new one."""
-        if tensor.argument or self._whole(tensor):
-            return tensor.memory.handle
+        if tensor._argument or self._whole(tensor):
+            return tensor._memory.handle
         number = len(self.owned)
         self.owned.append(((), ()))
         self.act(
-            f"if (api->_reinterpret_tensor({tensor.memory.handle}, {tensor.ndim}, "
-            f"{_array(tensor.shape)}, {_array(tensor.strides)}, {text_of(tensor.offset)}, "
+            f"if (api->_reinterpret_tensor({tensor._memory.handle}, {tensor.ndim}, "
+            f"{_array(tensor.shape)}, {_array(tensor._strides)}, {text_of(tensor._offset)}, "
             f"&owned[{number}])) goto failed;"
         )
         return f"owned[{number}]"
 
     def _whole(self, tensor: TensorProxy) -> bool:
         """Whether it is an allocation as it was made."""
-        if tensor.memory.address is not None or not _same(tensor.offset, 0):
+        if tensor._memory.address is not None or not _same(tensor._offset, 0):
             return False
-        made = self.owned[int(tensor.memory.handle[6:-1])]
+        made = self.owned[int(tensor._memory.handle[6:-1])]
         return all(
             len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
-            for a, b in zip(made, (tensor.shape, tensor.strides))
+            for a, b in zip(made, (tensor.shape, tensor._strides))
         )
 
     # ------------------------------------------------------------------ launches and results
@@ -305,7 +369,7 @@ class Recorder:
         """Triton's trailing parameters: memory that all its programs share out among them."""
         for size in compiled.meta.get("scratch", ()):
             if size:
-                yield self.allocate((math.prod(grid) * size,), None, torch.uint8).memory.data
+                yield self.allocate((math.prod(grid) * size,), None, torch.uint8)._memory.data
             else:
                 yield "0"
 
@@ -321,9 +385,9 @@ class Recorder:
         for tensor in results:
             if type(tensor) is not TensorProxy:
                 raise Unsupported(f"it returns a {type(tensor).__name__}")
-            if tensor.memory.address is not None or tensor.memory.handle in given:
+            if tensor._memory.address is not None or tensor._memory.handle in given:
                 raise Unsupported("it returns an argument, or one tensor twice")
-            given.add(tensor.memory.handle)
+            given.add(tensor._memory.handle)
             handles.append(self.handle(tensor))
         for i, handle in enumerate(handles):  # when nothing can fail any more
             self.act(f"call->returns[{i}] = {handle}, {handle} = 0;")
@@ -334,11 +398,11 @@ def _argument(code: str, value: Any) -> str:
     if value is None:
         return "0"
     if type(value) is TensorProxy:
-        if _same(value.offset, 0):
-            return value.memory.data
+        if _same(value._offset, 0):
+            return value._memory.data
         if value.numel() == 0:
             return "0"
-        return f"{value.memory.data} + {text_of(value.offset * value.itemsize)}"
+        return f"{value._memory.data} + {text_of(value._offset * value.itemsize)}"
     text = text_of(value)
     if code in ("f32", "f64") and not isinstance(value, float):
         text = f"(double){text}"  # as Python rounds an integer
@@ -356,7 +420,7 @@ def _array(values: Sequence[Any]) -> str:
 
 def _hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
     """Order of dimensions: only decides which guards are tried, which then hold or not."""
-    stride, size = tensor.strides[d], tensor.shape[d]
+    stride, size = tensor._strides[d], tensor.shape[d]
     return (
         stride.hint if is_symbol(stride) else stride,
         size.hint if is_symbol(size) else size,

@@ -1,38 +1,57 @@
-/* What Torch calls for an op: a trampoline per op and key, registered once and never replaced. It
-   describes the tensors, tries the op's compiled variants, and where none fits asks the op's Python
-   sibling, which computes the answer and may append a variant. The hit path takes no lock and runs
-   no Python. `launch/runtime.py` drives it. */
+/* What Torch calls for an op, by way of the op's trampoline (`runtime/code_page.py`). It describes
+   the tensors, tries the op's compiled variants, and where none fits asks the op's Python sibling,
+   which computes the answer and may append a variant. The hit path takes no lock and runs no Python.
+   `launch/runtime.py` drives it. */
 extern int snprintf(char *, unsigned long, const char *, ...);
 
-enum { OPS = 4096, ARGUMENTS = 32, RETURNS = 16, VARIANTS = 128, TEXT = 4096 };
+enum { OPS = 8192, ARGUMENTS = 32, RETURNS = 16, VARIANTS = 128, TEXT = 4096 };
+enum { NAMESPACES = 4096, READ = 16 };
 
 typedef i32 Stub(Call *);
+
+/* What a launch function read besides its arguments (`trace/world.py`). It is as it was while every
+   word is: first `fixed` words, the parts of functions and the contents of their variables; then a
+   version for each namespace, where a change may have been one of another name. */
+typedef struct { const u64 *at; u64 seen; } Word;
+typedef struct { void *namespace, *name, *value; } Binding; /* value 0: the name is not bound */
 typedef struct {
+  i32 fixed, namespaces, bindings;
+  Word *words;
+  const Binding *bound;
+} World;
+
+typedef struct { /* runtime.py fills it; it is not changed, but for `used` */
   Stub *stub;
   void *const *kernels;
+  World *world;
   i32 index;      /* of the device it was traced for */
   i32 preference; /* it serves while the settings prefer the same kind of source */
+  i32 generation; /* of the declaration: a launch function may be declared again */
+  i32 used;       /* when it last served after another had */
 } Variant;
 
 typedef struct {
   /* T: a tensor, W: one that is changed, i: an integer, f: a float, b: a bool; lower or upper case
      swapped (t, w, I, F, B): None is allowed */
   char kinds[ARGUMENTS + 1], name[128], sibling[128];
-  i32 cuda, count, last;
+  i32 cuda, autograd, count, last, generation, clock;
   i32 backend[2]; /* of the slot at the Autograd key: those of the op on the CPU and on CUDA, or -1 */
   u64 misses;
-  Variant variants[VARIANTS];
+  Variant *variants[VARIANTS];
 } Op;
 
 static Api api;
 static Op ops[OPS]; /* untouched pages of it take no memory */
-static i32 declared, preferred;
+static i32 preferred;
 static const void *undefined; /* c10::UndefinedTensorImpl */
 static i64 keys_at;           /* where a TensorImpl has its dispatch keys */
 static u32 watching[16];      /* dispatch keys that modes, torch.func and tracing include; 0 ends */
 static u64 plain_keys;        /* those of tensors that nothing but Autograd and a backend sees */
 /* Errors come back by value: Torch up to 2.12 logs each exception that crosses the shim. */
 static __thread char message[TEXT];
+static void *watched_namespaces[NAMESPACES]; /* from Python 3.12 on: see jitkern_changed */
+static u64 versions[NAMESPACES];
+static i32 watched_count;
 
 /* ------------------------------------------------------------------------ what stubs call */
 
@@ -157,26 +176,61 @@ static i32 writes(const Op *op) {
   return 0;
 }
 
+/* Whether the names mean what they meant, though a namespace has changed. */
+static i32 renewed(World *world) {
+  u64 now[READ];
+  Word *words = world->words + world->fixed;
+  i32 same = 1, locked = api.PyGILState_Ensure();
+  for (i32 i = 0; i < world->namespaces; i++) now[i] = *words[i].at;
+  for (i32 i = 0; i < world->bindings && same; i++) {
+    const Binding *bound = &world->bound[i];
+    same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
+  }
+  for (i32 i = 0; i < world->namespaces && same; i++)
+    __atomic_store_n(&words[i].seen, now[i], __ATOMIC_RELAXED);
+  api.PyGILState_Release(locked);
+  return same;
+}
+
+static i32 holds(World *world) {
+  i32 i = 0;
+  for (; i < world->fixed; i++)
+    if (*world->words[i].at != world->words[i].seen) return 0;
+  for (; i < world->fixed + world->namespaces; i++)
+    if (*world->words[i].at != __atomic_load_n(&world->words[i].seen, __ATOMIC_RELAXED))
+      return renewed(world);
+  return 1;
+}
+
 static i32 serve(Op *op, i32 i, Call *call) {
-  Variant *variant = &op->variants[i];
-  if (variant->index != call->index || variant->preference != preferred) return MISS;
+  Variant *variant = __atomic_load_n(&op->variants[i], __ATOMIC_ACQUIRE);
+  if (variant->index != call->index || variant->preference != preferred ||
+      variant->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
+    return MISS;
   call->kernels = variant->kernels;
-  return variant->stub(call);
+  i32 code = holds(variant->world) ? variant->stub(call) : MISS;
+  if (code != MISS && i != __atomic_load_n(&op->last, __ATOMIC_RELAXED)) {
+    __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
+    variant->used = ++op->clock; /* which was used longest ago need only be about right */
+  }
+  return code;
 }
 
 static i32 try_variants(Op *op, Call *call) {
   i32 count = __atomic_load_n(&op->count, __ATOMIC_ACQUIRE);
   i32 last = __atomic_load_n(&op->last, __ATOMIC_RELAXED);
   i32 code = last < count ? serve(op, last, call) : MISS;
-  for (i32 i = count - 1; code == MISS && i >= 0; i--) {
-    if (i == last) continue;
-    code = serve(op, i, call);
-    if (code != MISS) __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
-  }
+  for (i32 i = count - 1; code == MISS && i >= 0; i--)
+    if (i != last) code = serve(op, i, call);
   return code;
 }
 
 static void run(Op *op, u64 *stack, u64 given, u64 returned) {
+  if (api.function_modes && api.function_modes()) { /* they see what a launch function calls */
+    __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
+    ask_python(op, stack, given, returned);
+    return;
+  }
   Tensor tensors[ARGUMENTS];
   Handle returns[RETURNS], guard = 0;
   Call call = {.api = &api, .tensors = tensors, .values = stack, .returns = returns,
@@ -227,10 +281,11 @@ static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
     const char *impl = *(char **)handle;
     wanted = (recording && api.requires_grad(impl)) ||
              *api.forward_grad(impl, 0, handle) != undefined;
-    i32 device;
-    api.get_device_type(handle, &device);
+    const u64 keys = *(const u64 *)(impl + keys_at);
+    i32 device = 0;
+    if (keys) api.get_device_type(handle, &device);
     cuda |= device == 1;
-    plain &= !(*(const u64 *)(impl + keys_at) & ~plain_keys);
+    plain &= keys && !(keys & ~plain_keys); /* no keys: None where the schema has a tensor */
   }
   if (plain && !wanted && op->backend[cuda] >= 0 && !watched()) {
     run(&ops[op->backend[cuda]], stack, given, returned);
@@ -239,21 +294,9 @@ static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
   }
 }
 
-/* A boxed kernel is given no context, so each op needs functions of its own: these put the op's
-   number into the register of a fourth argument, and go on. */
-__attribute__((visibility("hidden"))) extern const char trampolines[] __asm__("trampolines");
-__attribute__((visibility("hidden"), used)) void enter(u64 *, u64, u64, u32) __asm__("enter");
-#if defined __x86_64__
-#define ENTER "movl $number, %ecx\n jmp enter\n"
-#elif defined __aarch64__
-#define ENTER "mov w3, #number\n b enter\n"
-#endif
-enum { TRAMPOLINE = 16 };
-__asm__(".text\n .balign 16\n trampolines:\n .set number, 0\n .rept 8192\n" ENTER
-        ".balign 16\n .set number, number + 1\n .endr\n");
-
-void enter(u64 *stack, u64 given, u64 returned, u32 number) {
-  (number & 1 ? differentiate : run)(&ops[number / 2], stack, given, returned);
+/* Where the trampolines lead. */
+void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
+  (ops[number].autograd ? differentiate : run)(&ops[number], stack, given, returned);
 }
 
 /* ------------------------------------------------------------------ what runtime.py calls */
@@ -273,36 +316,55 @@ void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {
   ops[slot].backend[0] = cpu, ops[slot].backend[1] = cuda;
 }
 
-/* A slot for an op on one device type, or -1 where all are taken. Called under a lock. */
-i32 jitkern_declare(const char *kinds, const char *name, const char *sibling, i32 cuda) {
-  if (declared == OPS) return -1;
-  Op *op = &ops[declared];
+/* The slot of an op at one dispatch key, before its trampoline leads here. */
+void jitkern_declare(i32 slot, const char *kinds, const char *name, const char *sibling, i32 cuda,
+                     i32 autograd) {
+  Op *op = &ops[slot];
   snprintf(op->kinds, sizeof op->kinds, "%s", kinds);
   snprintf(op->name, sizeof op->name, "%s", name);
   snprintf(op->sibling, sizeof op->sibling, "%s", sibling);
-  op->cuda = cuda;
-  return declared++;
+  op->cuda = cuda, op->autograd = autograd, op->backend[0] = op->backend[1] = -1;
 }
 
-const void *jitkern_trampoline(i32 slot, i32 autograd) {
-  return trampolines + TRAMPOLINE * (2 * slot + autograd);
-}
-
-/* Returns how many variants there are now, or -1 where there is no room. Called under a lock. */
-i32 jitkern_append(i32 slot, Stub *stub, void *const *kernels, i32 index, i32 preference) {
+/* Add a variant, in the place of the one that served longest ago where all are taken; returns the
+   place. Called under a lock. A variant is never freed: another thread may run it. */
+i32 jitkern_append(i32 slot, Variant *variant) {
   Op *op = &ops[slot];
-  if (op->count == VARIANTS) return -1;
-  op->variants[op->count] = (Variant){stub, kernels, index, preference};
-  __atomic_store_n(&op->count, op->count + 1, __ATOMIC_RELEASE);
-  return op->count;
+  i32 place = op->count;
+  variant->generation = op->generation, variant->used = ++op->clock;
+  for (i32 i = 0; i < op->count; i++) {
+    i32 gone = op->variants[i]->generation != op->generation;
+    if (gone || (op->count == VARIANTS && i != op->last &&
+                 (place == VARIANTS || op->variants[i]->used - op->variants[place]->used < 0)))
+      place = i;
+    if (gone) break;
+  }
+  __atomic_store_n(&op->variants[place], variant, __ATOMIC_RELEASE);
+  if (place == op->count) __atomic_store_n(&op->count, place + 1, __ATOMIC_RELEASE);
+  return place;
+}
+
+/* Let no variant of before serve any more. */
+void jitkern_forget(i32 slot) { __atomic_fetch_add(&ops[slot].generation, 1, __ATOMIC_RELAXED); }
+
+/* The version of a namespace that Python tells the changes of; 0 where there is no more room.
+   Called under a lock. */
+const u64 *jitkern_watch(void *namespace) {
+  for (i32 i = 0; i < watched_count; i++)
+    if (watched_namespaces[i] == namespace) return &versions[i];
+  if (watched_count == NAMESPACES) return 0;
+  watched_namespaces[watched_count] = namespace;
+  return &versions[watched_count++];
+}
+
+/* What PyDict_AddWatcher is given. */
+i32 jitkern_changed(i32 event, void *namespace, void *name, void *value) {
+  (void)event, (void)name, (void)value;
+  for (i32 i = 0; i < watched_count; i++)
+    if (watched_namespaces[i] == namespace) __atomic_fetch_add(&versions[i], 1, __ATOMIC_RELEASE);
+  return 0;
 }
 
 void jitkern_prefer(i32 preference) { __atomic_store_n(&preferred, preference, __ATOMIC_RELAXED); }
 void jitkern_fail(const char *text) { snprintf(message, TEXT, "%s", text); }
 u64 jitkern_misses(i32 slot) { return __atomic_load_n(&ops[slot].misses, __ATOMIC_RELAXED); }
-
-/* Whether forward-mode AD is at work on this TensorImpl. */
-i32 jitkern_has_tangent(const void *impl) {
-  const void *tensor = impl; /* an at::Tensor is its only member */
-  return *api.forward_grad(impl, 0, (Handle)&tensor) != undefined;
-}

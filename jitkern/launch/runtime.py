@@ -1,22 +1,18 @@
 """The launch runtime in this process: `runtime.c`, bound to Torch by a table of addresses.
 
-It is compiled once per platform and cached like any artifact. A process that starts before it
-exists uses the Python launcher for good, and leaves the runtime behind for the next.
+It is compiled once per platform and cached like any artifact, and loaded at the first call of an
+op. A process that starts before it exists builds it beside its first calls, which go through
+Python, and uses it as soon as it is there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
 import logging
 import os
-import platform
-import struct
-import sys
 import threading
-from collections.abc import Mapping
-from ctypes import c_longlong, c_uint, c_ulonglong, c_void_p
+from collections.abc import Callable
+from ctypes import Structure, c_int, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +21,15 @@ import torch
 from jitkern import config, jit
 from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
 from jitkern.kernel import Generated, Variant
+from jitkern.runtime import builds, code_page
+from jitkern.runtime.guards import Guards
+from jitkern.runtime.registry import Declared, has_compiler, registry
+from jitkern.runtime.symbols import shim, symbols
 from jitkern.target import Target
+from jitkern.trace.world import World
 
-MAX_ARGUMENTS, MAX_RETURNS, MAX_TEXT = 32, 16, 4096  # as runtime.c has them
-_MACHINES = ("x86_64", "aarch64")  # whose trampolines runtime.c knows
+REMEDY = "apt-get install gcc (or set CC)"
 _log = logging.getLogger(__name__)
-# Exported by Torch since before 2.11, but by no promise: where one is missing, Python has to do.
-_MANGLED = {
-    "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
-    "forward_grad": ("c10", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE"),
-    "is_included": ("c10", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"),
-    "bump_version": ("torch_cpu", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"),
-    "is_inference": ("torch_cpu", "_ZN2at4_ops12is_inference4callERKNS_6TensorE"),
-    "operator_delete": ("torch_cpu", "_ZdlPv"),
-}
-_UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"
-AUTOGRAD = ("requires_grad", "forward_grad", "is_included")
-# What modes, torch.func and tracing include, to see calls between Autograd and the backend.
-_WATCHING = (
-    "Python", "PythonTLSSnapshot", "PythonDispatcher", "FuncTorchDynamicLayerBackMode",
-    "FuncTorchDynamicLayerFrontMode", "FuncTorchVmapMode", "Functionalize", "Fake",
-)  # fmt: skip
-MUTATION = ("bump_version", "is_inference")
-OPTIONALS = ("operator_delete",)
-
-
-@functools.cache
-def shim() -> str:
-    """What stands above the runtime and every stub."""
-    return Path(__file__).with_name("shim.h").read_text(encoding="utf-8")
 
 
 def variant() -> Variant:
@@ -62,39 +38,148 @@ def variant() -> Variant:
     return Variant("jitkern::runtime", Generated("runtime.c", text=text))
 
 
-@functools.cache
+class _Variant(Structure):
+    _fields_ = (
+        ("stub", c_void_p), ("kernels", c_void_p), ("world", c_void_p), ("index", c_int),
+        ("preference", c_int), ("generation", c_int), ("used", c_int),
+    )  # fmt: skip
+
+
+class Runtime:
+    """The loaded runtime. Its functions are called under `lock` where they change a table."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        if symbols().missing:
+            raise LoadError(f"this Torch has no `{symbols().missing}`, which the runtime needs")
+        self.library = library
+        self.lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+        self._guards = Guards(library)
+        self._kept: list[Any] = []  # what C holds pointers into
+        library.jitkern_misses.restype = c_ulonglong
+        self.enter: int = ctypes.cast(library.jitkern_enter, c_void_p).value or 0
+        self._bind()
+        library.jitkern_autograd(*symbols().autograd())
+        config.listeners.append(self._follow)
+        self._follow(config.current())
+
+    def declare(self, slot: Declared) -> None:
+        """Make the slot known to C."""
+        names = (text.encode() for text in (slot.kinds, slot.name, slot.sibling))
+        self.library.jitkern_declare(slot.number, *names, int(slot.cuda), int(slot.autograd))
+        self.library.jitkern_backends(slot.number, *slot.backends)
+
+    def append(
+        self,
+        slot: int,
+        stub: Any,
+        kernels: list[int],
+        device: torch.device,
+        settings: config.Config,
+        world: World,
+    ) -> int | None:
+        """Add a variant that serves `device` under these settings while `world` holds.
+
+        Returns its place, which may have been another's; None where C cannot tell if `world` holds.
+        """
+        if device.type == "cuda" and not symbols().addresses["cuLaunchKernelEx"]:
+            symbols().add_driver()
+            self._bind()
+        with self.lock:
+            guard = self._guards.of(world)
+            if guard is None:
+                return None
+            table = (c_void_p * max(1, len(kernels)))(*kernels)
+            made = _Variant(
+                ctypes.cast(stub.stub, c_void_p), ctypes.addressof(table), ctypes.addressof(guard),
+                device.index or 0, config.PREFERENCES.index(settings.prefer),
+            )  # fmt: skip
+            self._kept += [stub, table, made]
+            return int(self.library.jitkern_append(slot, ctypes.byref(made)))
+
+    def forget(self, slot: int) -> None:
+        """Let no variant of before serve any more: the op's launch function is another."""
+        self.library.jitkern_forget(slot)
+
+    def misses(self, slot: int) -> int:
+        """How many calls of an op asked Python."""
+        return int(self.library.jitkern_misses(slot))
+
+    def fail(self, message: str) -> None:
+        """Make the trampoline that called Python raise a RuntimeError."""
+        self.library.jitkern_fail(message.encode())
+
+    def _after_fork(self) -> None:
+        self.lock = threading.Lock()  # another thread of the parent may have held it
+
+    def _bind(self) -> None:
+        array = symbols().table()
+        self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
+
+    def _follow(self, settings: config.Config) -> None:
+        """Variants serve while the settings prefer the source that they were made under."""
+        self.library.jitkern_prefer(config.PREFERENCES.index(settings.prefer))
+
+
+class _State:
+    """What this process has of the runtime."""
+
+    runtime: Runtime | None = None
+    asked = False  # of the cache
+    building = False
+
+
+_state = _State()
+_lock = threading.Lock()
+waiting: list[Callable[[Runtime], None]] = []  # told when the runtime is loaded
+
+
 def runtime() -> Runtime | None:
-    """The runtime, if the cache has it; asked when the first op is declared, and not again."""
-    if sys.platform != "linux" or platform.machine() not in _MACHINES:
-        return None
+    """The runtime, if it is there by now; the cache is asked for it at the first call of an op."""
+    if not _state.asked:
+        with _lock:
+            if not _state.asked:
+                _state.asked = True
+                _take(may_compile=False)
+    return _state.runtime
+
+
+def say_why_not() -> None:
+    """Say, once, why no C code serves the calls of this process."""
+    if not code_page.supported():
+        _log.info("calls go through the Python launcher: C code serves them on Linux alone")
+    elif config.current().compile == "never":
+        _log.info("calls go through the Python launcher: the launch runtime is not cached")
+    elif not has_compiler():
+        announce(CompilerNotFound(f"no C compiler `{config.current().cc}` on PATH: {REMEDY}"))
+    elif registry().pages is None:
+        _log.warning("calls go through the Python launcher: no memory may be made executable here")
+
+
+def prepare() -> None:
+    """Have the runtime of the cache, or have it built beside the calls, once."""
+    if _state.building or runtime() or config.current().compile == "never":
+        return
+    _state.building = builds.RUNTIME.later(lambda: _take(may_compile=True))
+
+
+def _take(*, may_compile: bool) -> None:
+    """Load the runtime and let the ops use it."""
+    if not code_page.supported():
+        return
     try:
-        return Runtime(jit.loaded(variant(), Target.current("cpu"), may_compile=False))
+        found = jit.loaded(variant(), Target.current("cpu"), may_compile=may_compile)
+        _state.runtime = loaded = Runtime(found)
+        registry().load(loaded)
+        while waiting:
+            waiting.pop()(loaded)
     except (NotCached, TargetError) as e:
         _log.debug("calls go through the Python launcher: %s", e)
+    except CompilerNotFound as e:
+        announce(e)
     except (JitkernError, AttributeError, KeyError, OSError, ValueError) as e:
         _log.warning("calls go through the Python launcher, which is slower: %s", e)
-    return None
-
-
-@functools.cache
-def leave_behind() -> None:
-    """Compile the runtime for the next process, in a thread; said once where that cannot be."""
-    if sys.platform != "linux" or platform.machine() not in _MACHINES:
-        return
-    if config.current().compile == "never":
-        _log.info("calls go through the Python launcher: the launch runtime is not cached")
-        return
-
-    def build() -> None:
-        try:
-            jit.ensure(variant(), Target.current("cpu"))
-        except CompilerNotFound as e:
-            announce(e)
-        except JitkernError as e:
-            _log.info("the launch runtime could not be built: %s", e)
-
-    with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
-        threading.Thread(target=build, name="jitkern runtime").start()
 
 
 def announce(why: CompilerNotFound) -> None:
@@ -108,174 +193,12 @@ def announce(why: CompilerNotFound) -> None:
 _announced: set[str] = set()
 
 
-class Runtime:
-    """The loaded runtime. Its functions are called under `lock` where they change a table."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
-        self.lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
-        self._libraries: dict[tuple[str, str], c_void_p] = {}
-        self._kept: list[Any] = []  # what C holds pointers into
-        self._torch = {name: _torch_library(name) for name in ("c10", "torch_cpu")}
-        table = shim().partition("/* of Torch */")[2].partition("/* of the runtime")[0]
-        names = [line.partition("(*")[2].partition(")")[0] for line in table.splitlines()]
-        self.addresses = {name: self._address(name) for name in names if name}
-        missing = [n for n in self.addresses if not self._optional(n) and not self.addresses[n]]
-        if missing:
-            raise LoadError(f"this Torch has no `{missing[0]}`, which the launch runtime needs")
-        for name, result in (("jitkern_trampoline", c_void_p), ("jitkern_misses", c_ulonglong)):
-            getattr(library, name).restype = result
-        self._bind()
-        self._bind_autograd()
-        config.listeners.append(self._follow)
-        self._follow(config.current())
-
-    def provides(self, *names: str) -> bool:
-        """Whether this Torch has all of these, and shows where tensors keep their keys."""
-        return all(self.addresses.get(name) for name in names) and bool(self.keys_at)
-
-    def declare(self, kinds: str, name: str, sibling: str, device: str) -> int:
-        """A slot for an op on a device type; -1 where all are taken."""
-        with self.lock:
-            names = (text.encode() for text in (kinds, name, sibling))
-            slot: int = self.library.jitkern_declare(*names, int(device == "cuda"))
-            return slot
-
-    def register(self, slot: int, name: str, key: str) -> None:
-        """Make the slot's trampoline Torch's kernel for `name` at a dispatch key, for good."""
-        namespace, _, plain = name.partition("::")
-        torch_cpu = self._torch["torch_cpu"]
-        library = self._libraries.get((namespace, key))
-        if library is None:
-            library = self._libraries[namespace, key] = c_void_p()
-            if torch_cpu.aoti_torch_library_init_impl(
-                namespace.encode(), key.encode(), b"jitkern", 0, ctypes.byref(library)
-            ):
-                raise RuntimeError(f"Torch gave no library for {namespace} at {key}")
-        trampoline = c_void_p(self.library.jitkern_trampoline(slot, int(key == "Autograd")))
-        if torch_cpu.torch_library_impl(library, plain.encode(), trampoline, self._version):
-            raise RuntimeError(f"Torch took no kernel for {name} at {key}")
-
-    def append(
-        self,
-        slot: int,
-        stub: Any,
-        kernels: list[int],
-        device: torch.device,
-        settings: config.Config,
-    ) -> bool:
-        """Add a variant that serves `device` under these settings; False where there is no room."""
-        if device.type == "cuda" and not self.addresses["cuLaunchKernelEx"]:
-            self._bind_driver()
-        table = (c_void_p * max(1, len(kernels)))(*kernels)
-        self._kept += [stub, table]
-        function = ctypes.cast(stub.stub, c_void_p)
-        number = config.PREFERENCES.index(settings.prefer)
-        with self.lock:
-            room = self.library.jitkern_append(slot, function, table, device.index or 0, number)
-        return bool(room >= 0)
-
-    def backends(self, slot: int, slots: Mapping[str, int]) -> None:
-        """Let the slot at the Autograd key go straight on to those of the op's devices."""
-        self.library.jitkern_backends(slot, slots.get("cpu", -1), slots.get("cuda", -1))
-
-    def misses(self, slot: int) -> int:
-        """How many calls of an op asked Python."""
-        return int(self.library.jitkern_misses(slot))
-
-    def has_tangent(self, tensor: torch.Tensor) -> bool:
-        """Whether forward-mode AD is at work on a tensor; no dispatcher and no mode sees this."""
-        return bool(self.library.jitkern_has_tangent(c_void_p(tensor._cdata)))
-
-    def fail(self, message: str) -> None:
-        """Make the trampoline that called Python raise a RuntimeError."""
-        self.library.jitkern_fail(message.encode())
-
-    def _after_fork(self) -> None:
-        self.lock = threading.Lock()  # another thread of the parent may have held it
-
-    @property
-    def _version(self) -> c_ulonglong:
-        version = self._torch["torch_cpu"].aoti_torch_abi_version
-        version.restype = c_ulonglong
-        return c_ulonglong(version())
-
-    def _bind(self) -> None:
-        array = (c_void_p * len(self.addresses))(*self.addresses.values())
-        self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
-
-    def _bind_autograd(self) -> None:
-        """Tell C when the Autograd key may go straight on to a backend."""
-        plain = torch.empty(0)
-        known = torch._C.DispatchKey.__members__
-        watching = [known[name].value for name in _WATCHING if name in known]
-        cuda = torch._C.DispatchKeySet(known["CUDA"]) | torch._C.DispatchKeySet(
-            known["AutocastCUDA"]
-        )
-        undefined = c_void_p.in_dll(self._torch["c10"], _UNDEFINED)
-        self.keys_at = _place_of_keys(plain)
-        self.library.jitkern_autograd(
-            ctypes.byref(undefined), c_longlong(self.keys_at or 0),
-            c_ulonglong(_keys(plain) | cuda.raw_repr()), (c_uint * (len(watching) + 1))(*watching),
-        )  # fmt: skip
-
-    def _bind_driver(self) -> None:
-        """The driver comes later than the rest: an import asks for no device."""
-        driver = ctypes.CDLL("libcuda.so.1")
-        for name in self.addresses:
-            if name.startswith("cu"):
-                self.addresses[name] = ctypes.cast(driver[name], c_void_p).value
-        self._bind()
-
-    def _follow(self, settings: config.Config) -> None:
-        """Variants serve while the settings prefer the source that they were made under."""
-        self.library.jitkern_prefer(config.PREFERENCES.index(settings.prefer))
-
-    def _optional(self, name: str) -> bool:
-        return name in _MANGLED or name.startswith("cu") or name == "get_current_cuda_stream"
-
-    def _address(self, name: str) -> int | None:
-        if name.startswith("cu"):
-            return None
-        home, symbol = _MANGLED.get(name, ("torch_cpu", f"aoti_torch_{name}"))
-        if name == "get_current_cuda_stream":
-            if not torch.version.cuda:
-                return None
-            home = "torch_cuda"
-        try:
-            library = self._torch.get(home) or _torch_library(home)
-            return ctypes.cast(library[symbol], c_void_p).value
-        except (AttributeError, OSError):
-            return None
+def _after_fork() -> None:
+    """A child has none of its parent's threads, which may have held the lock or been building."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _state.building = False
 
 
-def _torch_library(name: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.so"))
-
-
-def _keys(tensor: torch.Tensor) -> int:
-    return int(torch._C._dispatch_keys(tensor).raw_repr())
-
-
-def _place_of_keys(plain: torch.Tensor) -> int | None:
-    """At which byte of a TensorImpl its dispatch keys are, if that can be told beyond doubt.
-
-    Torch has no function for it. The keys of several tensors of different kinds are searched for.
-    """
-    with torch.inference_mode():
-        inference = torch.empty(0)
-    tensors = (
-        plain,
-        inference,
-        torch.empty(0, device="meta"),
-        torch.nn.Parameter(torch.empty(0)),
-        torch.empty(0, dtype=torch.complex64).conj(),
-    )
-    found = None
-    for tensor in tensors:
-        words = struct.unpack("40Q", ctypes.string_at(tensor._cdata, 320))
-        places = {8 * i for i, word in enumerate(words) if word == _keys(tensor)}
-        found = places if found is None else found & places
-    return found.pop() if found and len(found) == 1 else None
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -46,6 +46,15 @@ typedef struct { /* runtime.py fills it, by these names and in this order */
   void (*bump_version)(Handle);
   _Bool (*is_inference)(Handle);
   void (*operator_delete)(void *);
+  unsigned short (*default_dtype)(void);
+  i64 (*function_modes)(void);
+  void *(*context)(void);
+  _Bool (*deterministic)(const void *);
+  /* of Python, and the pow() that it calls */
+  i32 (*PyGILState_Ensure)(void);
+  void (*PyGILState_Release)(i32);
+  void *(*PyDict_GetItemWithError)(void *, void *);
+  double (*pow)(double, double);
   /* of the CUDA driver: null where there is none */
   i32 (*cuLaunchKernelEx)(const void *, void *, void **, void **);
   i32 (*cuKernelSetAttribute)(i32, i32, void *, i32);
@@ -72,6 +81,8 @@ struct Call { /* one call of an op, as a stub sees it */
 
 enum { DONE, MISS, FAILED, BROKEN }; /* FAILED: before any launch; BROKEN: after one */
 
+/* Whether Torch fills new memory, so that what is not written shows: Python does it. */
+static inline i32 fills(const Api *api) { return api->context && api->deterministic && api->deterministic(api->context()); }
 typedef union { u64 bits; double real; } Float;
 static inline double real(u64 bits) { return ((Float){bits}).real; }
 static inline i32 same(double a, double b) { return ((Float){.real = a}).bits == ((Float){.real = b}).bits; }
@@ -113,6 +124,11 @@ static inline i64 max1(i64 a) { return a > 1 ? a : 1; }
 static inline double exact(i64 a, i32 *odd) { *odd |= a > 1LL << 53 || a < -(1LL << 53); return (double)a; }
 static inline double quotient(double a, double b, i32 *odd) { *odd |= b == 0; return b == 0 ? 0 : a / b; }
 static inline double bounded(double a, i32 *odd) { *odd |= a - a != 0; return a; }
+/* Python's own pow() where it is plain: of finite numbers, finite, no root of a negative one. */
+static inline double power(const Api *api, double a, double b, i32 *odd) {
+  *odd |= !api->pow || a - a != 0 || b - b != 0 || (a == 0 && b < 0) || (a < 0 && __builtin_floor(b) != b);
+  return *odd ? 0 : bounded(api->pow(a, b), odd);
+}
 static inline i64 truncated(double a, i32 *odd) {
   if (!(a > -9e18 && a < 9e18)) return *odd = 1, 0;
   return (i64)a;

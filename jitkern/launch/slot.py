@@ -5,28 +5,34 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from jitkern import config, jit
+from jitkern.config import Config
 from jitkern.errors import JitkernError
 from jitkern.kernel import Generated, Source
-from jitkern.launch.plans import Plans, entry_of, situation_of
-from jitkern.launch.runtime import runtime
+from jitkern.launch.plans import Plan, Plans, entry_of, example_of, situation_of
+from jitkern.launch.runtime import Runtime, runtime, waiting
+from jitkern.launch.tune import parts_of
+from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
+from jitkern.trace.world import World, world_of
+from jitkern.trampoline import Parameter
 
+STRIKES = 4  # traces that may fail for calls alike: the first values may just have been odd ones
+REMEMBERED = 256  # calls that were not served, of which it is known how often they came
+AT_ONCE = 4  # stubs that are being made for calls of one class
+MANY = 64  # variants that the dtypes, ranks and branches of an op may come to
+# How often a call must have come before a stub is made for it, by how many there are that hold a
+# value for constant, or are beyond MANY: these could be made without end, and few come back.
+_PATIENCE = ((16, 1), (32, 2), (64, 8), (128, 32))
+_OFTEN = 256
 _log = logging.getLogger(__name__)
 _STUB = Generated("stub.c", text="")  # what a stub is loaded as; its text is in the entry's key
-
-
-class Parameter(NamedTuple):
-    """One argument of an op's schema: its name, and its kind as `runtime.c` letters them."""
-
-    name: str
-    kind: str
 
 
 class Frozen(NamedTuple):
@@ -36,16 +42,25 @@ class Frozen(NamedTuple):
     value: Any
 
 
-class Slot:
-    """One op on one device type. `refused` says why situations keep to the Python launcher.
+class Calls:
+    """Calls of one class (source, device, dtypes, ranks, what is None): what is done for them."""
 
-    number: None in a process without the runtime, which only leaves stubs behind for the next.
-    """
+    def __init__(self) -> None:
+        self.plans: Iterator[Plan] | None = None  # those that the cache keeps, not yet tried
+        self.world: World | None = None  # under which they were sought
+        self.building: set[str] = set()  # the calls, by their numbers, that stubs are made for
+        self.strikes = 0
+        self.refused = ""  # why they keep to the Python launcher
+        self.unavailable: Config | None = None  # settings under which their stub is not to be had
+
+
+class Slot:
+    """One op on one device type. `refused` says why calls keep to the Python launcher."""
 
     def __init__(
         self,
         device: str,
-        number: int | None,
+        number: int,
         op: str,
         schema: str,
         parameters: list[Parameter],
@@ -57,64 +72,79 @@ class Slot:
         self.schema = schema
         self.parameters = parameters
         self.returns = returns
-        self.refused: dict[tuple[Any, ...], str] = {}
-        self.strikes: Counter[tuple[Any, ...]] = Counter()
-        self.full = False
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
-        self._recalled: set[tuple[Any, ...]] = set()
+        self._calls: dict[tuple[Any, ...], Calls] = {}
+        self._came: OrderedDict[str, int] = OrderedDict()
         self._plans: dict[tuple[Any, ...], Plans] = {}
         self._frozen: list[Frozen] = []
-        self._retrying = threading.local()
+        self._constant = 0  # variants that hold a value for constant, or are for another world
+        self._worlds: set[World] = set()
+        self._places: dict[int, Any] = {}  # what is known, by its place among the variants
+        self._full = False
         SLOTS.append(self)
 
     @property
     def misses(self) -> int:
         """How many calls asked Python."""
         found = runtime()
-        return found.misses(self.number) if found and self.number is not None else 0
+        return found.misses(self.number) if found else 0
+
+    @property
+    def refused(self) -> dict[tuple[Any, ...], str]:
+        """Why calls keep to the Python launcher, by their class."""
+        return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
 
     def complete(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments by position."""
         return (*args, *(kwargs[p.name] for p in self.parameters[len(args) :]))
 
+    def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> Calls:
+        """What is done for calls like this one."""
+        kind = (id(source), device.index, config.current().prefer, *map(_class_of, args))
+        found = self._calls.get(kind)
+        return found if found is not None else self._calls.setdefault(kind, Calls())
+
     def recall(
         self,
+        calls: Calls,
         function: Callable[..., Any],
         source: Source,
         target: Target,
         device: torch.device,
         args: Sequence[Any],
     ) -> bool:
-        """Append the variants that the cache keeps for calls like this one; whether there are any.
+        """Append the next variant that the cache keeps for calls like this one, if there is one.
 
-        Asked once for each situation. Raises nothing.
+        Raises nothing.
         """
-        preference = config.current().prefer
-        situation = situation_of(args)
-        asked = (source, device.index, preference, situation)
-        if asked in self._recalled or config.current().compiler == "exact":
+        if calls.world is not None and calls.plans is None and calls.world.holds():
+            return False  # all have been tried
+        if not runtime() or config.current().compiler == "exact":
             return False
         with self.lock:
-            if asked in self._recalled:
-                return True  # another thread has, just now
-            self._recalled.add(asked)
             try:
-                return self._append_kept(function, source, target, device, situation)
+                return self._append_next(calls, function, source, target, device, args)
             except (JitkernError, OSError, ValueError) as e:
+                calls.plans = None
                 _log.info("%s is traced again: %s", self.op, e)
                 return False
 
-    def _append_kept(
+    def _append_next(
         self,
+        calls: Calls,
         function: Callable[..., Any],
         source: Source,
         target: Target,
         device: torch.device,
-        situation: tuple[str, ...],
+        args: Sequence[Any],
     ) -> bool:
-        found = False
-        for _, plan in self.plans(function, source, target).find(situation, device):
+        world = world_of(parts_of(function))
+        if world is not calls.world:
+            found = self.plans(function, world, source, target)
+            calls.plans = found.find(situation_of(args), example_of(args), device)
+            calls.world = world
+        for plan in calls.plans or ():
             entries = [entry_of(reference) for reference in (plan.stub, *plan.kernels)]
             if None in entries:
                 continue
@@ -124,23 +154,45 @@ class Slot:
                 if entry
             )
             addresses = [kernel.address for kernel in kernels]
-            self.append(stub, plan.stub[2], addresses, device, config.current())
-            found = True
-        return found
+            if self.append(stub, plan.stub[2], addresses, device, config.current(), world):
+                return True
+        calls.plans = None
+        return False
 
-    def plans(self, function: Callable[..., Any], source: Source, target: Target) -> Plans:
-        """What the cache keeps for this launch function."""
-        key = (function, source, target)
+    def plans(
+        self, function: Callable[..., Any], world: World, source: Source, target: Target
+    ) -> Plans:
+        """What the cache keeps for this launch function in this world."""
+        key = (world, source, target)
         if key not in self._plans:
-            self._plans[key] = Plans(self.op, self.schema, function, source, target)
+            self._plans[key] = Plans(self.op, self.schema, function, world, source, target)
         return self._plans[key]
 
-    def refuse(self, situation: tuple[Any, ...], why: str, strikes: int = 1) -> None:
-        """Note why a situation keeps to the Python launcher; after some strikes, for good."""
-        if situation not in self.refused:
+    def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
+        """Whether a stub is to be made for a call that no variant served."""
+        call = example_of(args)
+        if calls.strikes >= STRIKES or calls.unavailable is config.current():
+            return False
+        if len(calls.building) >= AT_ONCE or call in calls.building:
+            return False
+        count = self._constant + max(0, len(self.known) - MANY)
+        needed = next((times for stubs, times in _PATIENCE if count < stubs), _OFTEN)
+        if needed == 1:
+            return True
+        with self.lock:
+            came = self._came.pop(call, 0) + 1
+            if came < needed:
+                self._came[call] = came
+                while len(self._came) > REMEMBERED:
+                    self._came.popitem(last=False)
+        return came >= needed
+
+    def refuse(self, calls: Calls, why: str, strikes: int = 1) -> None:
+        """Note why calls keep to the Python launcher; after some strikes, for good."""
+        if not calls.refused:
             _log.info("%s keeps to its Python launcher: %s", self.op, why)
-        self.refused[situation] = why
-        self.strikes[situation] += strikes
+        calls.refused = why
+        calls.strikes += strikes
 
     def append(
         self,
@@ -148,39 +200,63 @@ class Slot:
         digest: str,
         addresses: list[int],
         device: torch.device,
-        settings: config.Config,
+        settings: Config,
+        world: World,
         frozen: Sequence[Frozen] = (),
-    ) -> None:
-        """Let a loaded stub serve, over kernels at these addresses, under these settings."""
-        known = (digest, device.index, settings.prefer, *addresses)
+    ) -> bool:
+        """Let a loaded stub serve, over kernels at these addresses, while `world` holds.
+
+        False where it does so already.
+        """
+        known = (digest, device.index, settings.prefer, world, *addresses)
         with self.lock:
             if known in self.known:
-                return
+                return False
             self.known.add(known)
             self._frozen += frozen
+            self._constant += bool(frozen) or world not in self._worlds
+            self._worlds.add(world)
+
+        def add(found: Runtime) -> None:
+            place = found.append(self.number, stub, addresses, device, settings, world)
+            if place is None:
+                return
+            with self.lock:
+                taken = self._places.get(place)
+                self._places[place] = known
+                self.known.discard(taken)
+            if taken and not self._full:
+                self._full = True
+                _log.warning(
+                    "%s has as many compiled variants as it may have; a new one takes the place of "
+                    "the one that served longest ago. What keeps changing: %s",
+                    self.op, _changing(self._frozen),
+                )  # fmt: skip
+
+        found = runtime()
+        if found:
+            add(found)
+        else:
+            waiting.append(add)
+        return True
+
+    def forget(self) -> None:
+        """Begin anew: the op's launch function was declared again."""
+        with self.lock:
+            self.known.clear()
+            self._places.clear()
+            self._calls.clear()
+            self._plans.clear()
             found = runtime()
-            if not found or self.number is None:
-                return
-            if found.append(self.number, stub, addresses, device, settings) or self.full:
-                return
-            self.full = True
-            _log.warning(
-                "%s has as many compiled variants as it may have; further ones go through the "
-                "Python launcher. What keeps changing: %s", self.op, _changing(self._frozen),
-            )  # fmt: skip
+            if found:
+                found.forget(self.number)
 
-    def retry(self, call: Callable[[], Any]) -> Any:
-        """Call the op again, now that there are variants; what misses then goes on to Python."""
-        self._retrying.now = True
-        try:
-            return call()
-        finally:
-            self._retrying.now = False
 
-    @property
-    def retrying(self) -> bool:
-        """Whether this thread is in `retry`."""
-        return getattr(self._retrying, "now", False)
+def _class_of(value: Any) -> Any:
+    """What a trace takes for constant without being asked."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.dim(), value.device
+    return value if value is None or isinstance(value, bool) else type(value)
 
 
 def _changing(frozen: Sequence[Frozen]) -> str:
@@ -197,9 +273,11 @@ SLOTS: list[Slot] = []
 
 
 def _after_fork() -> None:
-    """A child may have a lock that another thread of its parent held."""
+    """A child may have a lock that another thread of its parent held, and builds nothing yet."""
     for slot in SLOTS:
         slot.lock = threading.RLock()
+        for calls in slot._calls.values():
+            calls.building.clear()
 
 
 if hasattr(os, "register_at_fork"):

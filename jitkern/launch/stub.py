@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jitkern.launch.runtime import shim
 from jitkern.launch.symbols import Statement
 from jitkern.launch.trace import Traced
+from jitkern.runtime.symbols import shim
 
 
 def lines_of(schema: str, traced: Traced) -> list[Statement]:

@@ -14,9 +14,10 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitkern.launch.slot import Frozen
+from jitkern.named_tuple import NamedTuple
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -111,13 +112,14 @@ class Symbol:
         self.facts.frozen.append(Frozen(self.what, self.hint))
         return self.hint
 
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"it uses {type(self.hint).__name__}.{name}")
+
     def __bool__(self) -> bool:
         return bool(self.__ne__(0))
 
     def __int__(self) -> int:
-        return (
-            int(self.__trunc__().freeze()) if isinstance(self.hint, float) else int(self.freeze())
-        )
+        return int(self.as_integer().freeze())
 
     def __float__(self) -> float:
         return float(self.freeze())
@@ -150,21 +152,23 @@ class Symbol:
         negative: bool = _less(self, 0)
         return -self if negative else self
 
+    def __invert__(self) -> Any:
+        last: Any = -1
+        return NotImplemented if _is_float(self) else last - self
+
     def __pow__(self, exponent: Any, modulus: None = None) -> Any:
-        power = exponent.freeze() if is_symbol(exponent) else exponent
-        squares = isinstance(self.hint, float)  # higher powers of floats are not products
-        if modulus is not None or type(power) is not int or not 1 <= power <= (2 if squares else 4):
+        if modulus is None and (_is_float(self) or _is_float(exponent)):
+            return _power(self, exponent)
+        power = concrete(exponent)
+        if modulus is not None or type(power) is not int or not 1 <= power <= 4:
             return pow(self.freeze(), power, concrete(modulus))
         result: Any = self
         for _ in range(power - 1):
             result = result * self
-        if squares and power > 1:
-            hint = _computed(operator.pow, self.hint, power)
-            return self._made(float, f"bounded({result.text}, &odd)", hint)
         return result
 
     def __rpow__(self, base: Any) -> Any:
-        return base ** self.freeze()
+        return _power(base, self) if type(base) is float else base ** self.freeze()
 
     def __divmod__(self, other: Any) -> tuple[Any, Any]:
         return self // other, self % other
@@ -183,6 +187,29 @@ class Symbol:
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.freeze(), digits)
+
+    def as_integer(self) -> Any:
+        """What int() makes of it."""
+        return self.__trunc__()
+
+    def as_real(self) -> Any:
+        """What float() makes of it."""
+        if _is_float(self):
+            return self
+        return self._made(float, f"(double){self.text}", float(self.hint))
+
+    def square_root(self) -> Any:
+        """What math.sqrt() makes of it; of a number below 0 it is not supported."""
+        real = self.as_real()
+        if _less(real, 0.0):
+            raise Unsupported("it takes the square root of a negative number")
+        return self._made(float, f"__builtin_sqrt({real.text})", math.sqrt(real.hint))
+
+    def is_integer(self) -> bool:
+        """As of a float."""
+        if not _is_float(self) or not _less(abs(self), 2.0**53):
+            return self.freeze().is_integer()
+        return bool(self.as_integer() == self)
 
     def bit_length(self) -> Symbol:
         """As of an int; of one below 0 it is not supported."""
@@ -249,6 +276,19 @@ def _computed(compute: Callable[..., Any], *hints: Any) -> Any:
         return compute(*hints)
     except (ArithmeticError, ValueError) as e:
         raise Unsupported(f"it meets {type(e).__name__}: {e}") from e
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """A power of floats, by the pow() that Python calls; odd where Python treats it specially."""
+    hints = _hint(base), _hint(exponent)
+    if not all(isinstance(hint, (int, float)) for hint in hints):
+        return NotImplemented
+    symbol: Symbol = base if is_symbol(base) else exponent
+    value = _computed(operator.pow, *hints)
+    texts = [_as_double(x, exact=True) for x in (base, exponent)]
+    if isinstance(value, complex):
+        raise Unsupported("it takes a power of a negative number")
+    return symbol._made(float, f"power(api, {', '.join(texts)}, &odd)", value)
 
 
 def _less(a: Any, b: Any) -> bool:

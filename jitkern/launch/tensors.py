@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern.launch.symbols import Unsupported, concrete, is_symbol
+from jitkern.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from jitkern.launch.recorder import Recorder
@@ -37,8 +38,16 @@ class Shape(tuple[Any, ...]):
         return math.prod(self)
 
     def __getitem__(self, item: Any) -> Any:
-        found = super().__getitem__(item)
+        found = super().__getitem__(concrete(item))
         return Shape(found) if isinstance(item, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Shape((*self, *other)) if isinstance(other, tuple) else NotImplemented
+
+    def __mul__(self, times: Any) -> Any:
+        return Shape(super().__mul__(concrete(times)))
+
+    __rmul__ = __mul__
 
 
 class Memory(NamedTuple):
@@ -82,32 +91,25 @@ class TensorProxy:
         argument: str = "",
         contiguous: bool = False,
     ) -> None:
-        self.recorder = recorder
-        self.memory = memory
+        self._recorder = recorder
+        self._memory = memory
         self.dtype = dtype
         self.device = recorder.device
         self.shape = Shape(shape)
-        self.strides = Shape(strides)
-        self.offset = offset  # in elements
-        self.argument = argument  # its C name, where it is an argument as it was passed
-        self.known_contiguous = contiguous
+        self._strides = Shape(strides)
+        self._offset = offset  # in elements
+        self._argument = argument  # its C name, where it is an argument as it was passed
+        self._known_contiguous = contiguous
         self.layout = torch.strided
         self.ndim = len(self.shape)
         self.itemsize = dtype.itemsize
         self.is_cuda = self.device.type == "cuda"
         self.is_cpu = self.device.type == "cpu"
+        self._traced = True
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return torch.Tensor
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        from jitkern.launch.trace import torch_function
-
-        return torch_function(getattr(function, "__name__", str(function)), args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(f"it uses Tensor.{name}")
@@ -119,10 +121,17 @@ class TensorProxy:
         raise Unsupported("it compares a tensor's values")
 
     __ne__ = __eq__
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:
+        raise Unsupported("it uses a tensor as a key")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_traced" in self.__dict__:
+            raise Unsupported(f"it sets Tensor.{name}")
+        self.__dict__[name] = value
 
     def __len__(self) -> int:
-        raise Unsupported("it asks for the len() of a tensor; ask for its shape[0]")
+        raise Unsupported("it asks for the length of a tensor; ask for its shape[0]")
 
     # ------------------------------------------------------------------ what it is
 
@@ -130,10 +139,10 @@ class TensorProxy:
         return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+        return self.shape if dim is None else self.shape[int(concrete(dim))]
 
     def stride(self, dim: int | None = None) -> Any:
-        return self.strides if dim is None else self.strides[dim]
+        return self._strides if dim is None else self._strides[int(concrete(dim))]
 
     def element_size(self) -> int:
         return self.itemsize
@@ -145,9 +154,9 @@ class TensorProxy:
         return self.dtype.is_complex
 
     def numel(self) -> Any:
-        if self.argument:
-            return self.recorder.symbol(
-                f"{self.argument}->numel",
+        if self._argument:
+            return self._recorder.symbol(
+                f"{self._argument}->numel",
                 math.prod(s.hint for s in self.shape),
                 "numel",
                 natural=True,
@@ -161,26 +170,26 @@ class TensorProxy:
         return self.numel() * self.itemsize
 
     def data_ptr(self) -> Any:
-        if not self.argument and self.numel() == 0:
+        if not self._argument and self.numel() == 0:
             return 0
-        offset = self.offset * self.itemsize
-        return Address(offset) if self.memory.address is None else self.memory.address + offset
+        offset = self._offset * self.itemsize
+        return Address(offset) if self._memory.address is None else self._memory.address + offset
 
     def is_contiguous(self, memory_format: Any = torch.contiguous_format) -> bool:
         if memory_format is not torch.contiguous_format:
             raise Unsupported(f"it asks whether a tensor is contiguous in {memory_format}")
-        if self.known_contiguous:
+        if self._known_contiguous:
             return True
-        answer = self._follows(self.strides)
-        if self.argument:
-            test = f"contiguous({self.argument})"
-            self.recorder.facts.guard(test if answer else f"!{test}")
-            self.known_contiguous = answer
+        answer = self._follows(self._strides)
+        if self._argument:
+            test = f"contiguous({self._argument})"
+            self._recorder.facts.guard(test if answer else f"!{test}")
+            self.__dict__["_known_contiguous"] = answer
             return answer
         return bool(self.numel() == 0) or all(
             bool(size == 1) or bool(stride == wanted)
             for size, stride, wanted in zip(
-                self.shape, self.strides, self.recorder.dense(self.shape)
+                self.shape, self._strides, self._recorder.dense(self.shape)
             )
         )
 
@@ -197,8 +206,8 @@ class TensorProxy:
     # ------------------------------------------------------------------ views
 
     def view(self, *shape: Any) -> TensorProxy:
-        dense = self.recorder.dense(self.shape)
-        if not all(bool(a == b) for a, b in zip(self.strides, dense)):
+        dense = self._recorder.dense(self.shape)
+        if not all(bool(a == b) for a, b in zip(self._strides, dense)):
             raise Unsupported("it views or reshapes a tensor whose strides are not dense")
         wanted = list(
             shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
@@ -211,20 +220,22 @@ class TensorProxy:
             wanted[holes[0]] = self.numel() // rest
         if any(size < 0 for size in wanted) or math.prod(wanted) != self.numel():
             raise Unsupported("it views a tensor with another number of elements")
-        return self._view(wanted, self.recorder.dense(wanted), contiguous=True)
+        return self._view(wanted, self._recorder.dense(wanted), contiguous=True)
 
     def reshape(self, *shape: Any) -> TensorProxy:
         return self.view(*shape)  # of what is not dense, Torch sometimes copies: not followed
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
         start, end = self._position(start_dim), self._position(end_dim)
+        if self.ndim and start == end:
+            return self
         merged = math.prod(self.shape[start : end + 1])
         return self.reshape(*self.shape[:start], merged, *self.shape[end + 1 :])
 
     def permute(self, *dims: Any) -> TensorProxy:
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
         order = [self._position(d) for d in order]
-        return self._view([self.shape[d] for d in order], [self.strides[d] for d in order])
+        return self._view([self.shape[d] for d in order], [self._strides[d] for d in order])
 
     def transpose(self, dim0: int, dim1: int) -> TensorProxy:
         order = list(range(self.ndim))
@@ -247,7 +258,7 @@ class TensorProxy:
 
     def unsqueeze(self, dim: int) -> TensorProxy:
         at = dim if dim >= 0 else dim + self.ndim + 1
-        shape, strides = list(self.shape), list(self.strides)
+        shape, strides = list(self.shape), list(self._strides)
         inner = shape[at] * strides[at] if at < self.ndim else 1
         shape.insert(at, 1)
         strides.insert(at, inner)
@@ -255,10 +266,10 @@ class TensorProxy:
 
     def squeeze(self, dim: int) -> TensorProxy:
         at = self._position(dim)
-        if self.shape[at] != 1:
-            return self
+        if not self.ndim or self.shape[at] != 1:
+            return self._view(self.shape, self._strides, contiguous=self._known_contiguous)
         keep = [d for d in range(self.ndim) if d != at]
-        return self._view([self.shape[d] for d in keep], [self.strides[d] for d in keep])
+        return self._view([self.shape[d] for d in keep], [self._strides[d] for d in keep])
 
     def expand(self, *shape: Any) -> TensorProxy:
         given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
@@ -267,7 +278,8 @@ class TensorProxy:
         for back, wanted in enumerate(reversed(given), 1):
             old = back <= self.ndim
             size = self.shape[-back] if old else 1
-            stride = self.strides[-back] if old else sizes[-1] * strides[-1] if sizes else 1
+            stride = self._strides[-back] if old else sizes[-1] * strides[-1] if sizes else 1
+            stride = stride if self.ndim else 0
             if old and type(wanted) is int and wanted == -1:
                 wanted = size  # noqa: PLW2901
             if wanted < 0 or (size != wanted and size != 1):  # noqa: PLR1714  each is a guard
@@ -281,7 +293,7 @@ class TensorProxy:
         if start < 0 or length < 0 or start + length > self.shape[at]:
             raise Unsupported("it narrows a tensor beyond its size")
         shape = [length if d == at else size for d, size in enumerate(self.shape)]
-        return self._view(shape, self.strides, offset=self.offset + start * self.strides[at])
+        return self._view(shape, self._strides, offset=self._offset + start * self._strides[at])
 
     def select(self, dim: int, index: Any) -> TensorProxy:
         at = self._position(dim)
@@ -292,8 +304,8 @@ class TensorProxy:
         keep = [d for d in range(self.ndim) if d != at]
         return self._view(
             [self.shape[d] for d in keep],
-            [self.strides[d] for d in keep],
-            offset=self.offset + index * self.strides[at],
+            [self._strides[d] for d in keep],
+            offset=self._offset + index * self._strides[at],
         )
 
     def __getitem__(self, key: Any) -> TensorProxy:
@@ -324,12 +336,10 @@ class TensorProxy:
             default if bound is None else _clamped(bound, size)
             for bound, default in ((item.start, 0), (item.stop, size))
         )
-        if item.start is None and item.stop is None:
-            return self
         return self.narrow(dim, start, max(stop - start, 0))
 
     def detach(self) -> TensorProxy:
-        return self
+        return self._view(self.shape, self._strides, contiguous=self._known_contiguous)
 
     def _view(
         self,
@@ -340,8 +350,8 @@ class TensorProxy:
         contiguous: bool = False,
     ) -> TensorProxy:
         return TensorProxy(
-            self.recorder, self.memory, self.dtype, shape, strides,
-            offset=self.offset if offset is None else offset, contiguous=contiguous,
+            self._recorder, self._memory, self.dtype, shape, strides,
+            offset=self._offset if offset is None else offset, contiguous=contiguous,
         )  # fmt: skip
 
     def _position(self, dim: int) -> int:
@@ -355,17 +365,17 @@ class TensorProxy:
     def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
         if self.is_contiguous(memory_format):
             return self
-        return self.recorder.allocate(self.shape, None, self.dtype).copy_(self)
+        return self._recorder.allocate(self.shape, None, self.dtype).copy_(self)
 
     def clone(self, memory_format: Any = torch.preserve_format) -> TensorProxy:
-        return self.recorder.like(self, memory_format=memory_format).copy_(self)
+        return self._recorder.like(self, memory_format=memory_format).copy_(self)
 
     def to(self, dtype: Any = None, **rest: Any) -> TensorProxy:
         if isinstance(dtype, TensorProxy) or type(dtype) is TensorProxy:
             dtype = dtype.dtype
         if rest or not isinstance(dtype, torch.dtype):
             raise Unsupported("it uses Tensor.to() for more than a dtype")
-        return self if dtype is self.dtype else self.recorder.like(self, dtype=dtype).copy_(self)
+        return self if dtype is self.dtype else self._recorder.like(self, dtype=dtype).copy_(self)
 
     def float(self) -> TensorProxy:
         return self.to(torch.float32)
@@ -380,35 +390,36 @@ class TensorProxy:
         return self.to(torch.bfloat16)
 
     def new_empty(self, *shape: Any, **options: Any) -> TensorProxy:
-        return self.recorder.empty(
-            *shape, **{"dtype": self.dtype, "device": self.device, **options}
-        )
+        return self._recorder.empty(*shape, **self._like(options))
 
     def new_zeros(self, *shape: Any, **options: Any) -> TensorProxy:
         return self.new_empty(*shape, **options).zero_()
 
     def new_empty_strided(self, shape: Any, strides: Any, **options: Any) -> TensorProxy:
-        return self.recorder.empty_strided(
-            shape, strides, **{"dtype": self.dtype, "device": self.device, **options}
-        )
+        return self._recorder.empty_strided(shape, strides, **self._like(options))
+
+    def _like(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of an allocation, by default this tensor's."""
+        named = {name: value for name, value in options.items() if value is not None}
+        return {"dtype": self.dtype, "device": self.device, **named}
 
     def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
         if type(source) is not TensorProxy:
             raise Unsupported("it copies from what is not a tensor of this call")
-        target, given = self.recorder.handle(self), self.recorder.handle(source)
-        self.recorder.act(f"if (api->copy_({target}, {given}, {int(non_blocking)})) goto failed;")
+        target, given = self._recorder.handle(self), self._recorder.handle(source)
+        self._recorder.act(f"if (api->copy_({target}, {given}, {int(non_blocking)})) goto failed;")
         self._changed()
         return self
 
     def zero_(self) -> TensorProxy:
-        self.recorder.act(f"if (api->zero_({self.recorder.handle(self)})) goto failed;")
+        self._recorder.act(f"if (api->zero_({self._recorder.handle(self)})) goto failed;")
         self._changed()
         return self
 
     def _changed(self) -> None:
         """What was done to an argument must not be done again."""
-        if self.memory.address is not None:
-            self.recorder.act("call->launched = 1;")
+        if self._memory.address is not None:
+            self._recorder.act("call->launched = 1;")
 
 
 def _clamped(bound: Any, size: Any) -> Any:

@@ -2,32 +2,30 @@
 
 What it asks becomes guards, what it does becomes actions, and both together a stub (`stub.py`).
 Whatever it does that C cannot follow is Unsupported, with the line: the op then keeps to its Python
-launcher. Global state that a launch function reads (environment, flags, device properties) is read
-when it is traced, and not again.
+launcher. What it reads besides its arguments is a `World`, which is guarded like they are.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import re
-import threading
 import traceback
-import types
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
 
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError
-from jitkern.launch.light_torch import LightTorch, seeing
 from jitkern.launch.python import Compiled, Kernels
-from jitkern.launch.recorder import Provider, Recorder
-from jitkern.launch.runtime import shim
-from jitkern.launch.slot import Frozen, Parameter
+from jitkern.launch.recorder import Provider, Recorder, described, recording
+from jitkern.launch.slot import Frozen
 from jitkern.launch.symbols import Statement, Unsupported, line_in, running
-from jitkern.launch.tensors import TensorProxy
-from jitkern.launch.tune import changed, parts_of
+from jitkern.launch.tune import parts_of
+from jitkern.named_tuple import NamedTuple
+from jitkern.runtime.symbols import shim
+from jitkern.trace.seen import traceable
+from jitkern.trace.world import World, world_of
+from jitkern.trampoline import Parameter
 
 _KEYWORDS = frozenset((
     "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
@@ -50,7 +48,7 @@ class Traced(NamedTuple):
     tensors: C names of the arguments that are tensors, by position. owned: how many tensors it
     makes. kernels: the variants it launches. frozen: the values it holds for constant. model: the
     device model whose choice of a configuration it follows; "" where there was nothing to choose,
-    None where nobody has measured.
+    None where nobody has measured. world: what it read besides its arguments.
     """
 
     tensors: list[tuple[int, str]]
@@ -60,49 +58,7 @@ class Traced(NamedTuple):
     kernels: list[Compiled]
     frozen: list[Frozen]
     model: str | None
-
-
-_active = threading.local()
-
-
-def _type(*args: Any) -> Any:
-    return args[0].__class__ if len(args) == 1 else type(*args)
-
-
-class _TracingTorch(LightTorch):
-    """The `torch` that a traced launch function sees."""
-
-    builtins: ClassVar[dict[str, Any]] = {"type": _type}
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(torch, name)
-        if name in _ALLOCATORS:
-            return lambda *args, **kwargs: torch_function(name, args, kwargs)
-        setattr(self, name, value)
-        return value
-
-
-TRACING = _TracingTorch("torch")
-_ALLOCATORS = {"empty", "empty_like", "empty_strided", "zeros", "zeros_like"}
-
-
-def torch_function(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of Torch's in a trace: allocations, and what a TensorProxy has a method for."""
-    recorder: Recorder = _active.recorder
-    kwargs = {k: v for k, v in kwargs.items() if v is not None}
-    if name in _ALLOCATORS:
-        if name.endswith("_like"):
-            made = recorder.like(*args, **kwargs)
-        elif "size" in kwargs:
-            made = recorder.empty(kwargs.pop("size"), *args, **kwargs)
-        else:
-            made = (recorder.empty_strided if name == "empty_strided" else recorder.empty)(
-                *args, **kwargs
-            )
-        return made.zero_() if name.startswith("zeros") else made
-    if args and type(args[0]) is TensorProxy and callable(method := vars(TensorProxy).get(name)):
-        return method(*args, **kwargs)
-    raise Unsupported(f"it uses torch.{name}")
+    world: World
 
 
 def trace(  # one run of one launch function
@@ -123,20 +79,23 @@ def trace(  # one run of one launch function
     Raises Unsupported, with the line.
     """
     code = getattr(function, "__code__", None)
+    world = world_of(parts_of(function))
+    if world.refusal:
+        raise Unsupported(world.refusal)
     recorder = Recorder(op, device, where, kernels_of, line_in(code))
-    before, _active.recorder = getattr(_active, "recorder", None), recorder
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
     try:
-        codes = [getattr(part, "__code__", None) for part in parts_of(function)]
-        compares = any(map(_compares_identities, filter(None, codes)))
-        proxies, tensors = _arguments(recorder, parameters, args, compares=compares)
-        named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
-        result = changed(function, lambda part: seeing(part, TRACING))(
-            Kernels(recorder.start, recorder.choose),
-            *(proxy for name, proxy in named.items() if name not in keywords),
-            **{name: proxy for name, proxy in named.items() if name in keywords},
+        proxies, tensors = _arguments(
+            recorder, parameters, described(args), compares=world.compares
         )
+        named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
+        with recording(recorder):
+            result = traceable(function, world)(
+                Kernels(recorder.start, recorder.choose),
+                *(proxy for name, proxy in named.items() if name not in keywords),
+                **{name: proxy for name, proxy in named.items() if name in keywords},
+            )
         recorder.finish(result, returns)
         if running.problem:  # the launch function has caught it
             raise running.problem  # noqa: TRY301
@@ -145,7 +104,6 @@ def trace(  # one run of one launch function
     except Exception as e:
         raise Unsupported(f"{_place(e, code)}{_reason(e)}") from e
     finally:
-        _active.recorder = before
         running.facts, running.problem = outer
     return Traced(
         tensors,
@@ -155,6 +113,7 @@ def trace(  # one run of one launch function
         recorder.kernels,
         recorder.facts.frozen,
         recorder.model,
+        world,
     )
 
 
@@ -162,23 +121,13 @@ def _identical(a: str, b: str) -> str:
     return f"{a}->handle && {b}->handle && *(void **){a}->handle == *(void **){b}->handle"
 
 
-@functools.cache
-def _compares_identities(code: Any) -> bool:
-    """Whether the code asks if two values are one object, other than None."""
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IS_OP" and before is not None:
-            return True
-        if instruction.opname in ("BUILD_SET", "CONTAINS_OP", "SET_ADD"):
-            return True
-        before = instruction.argval if instruction.opname == "LOAD_CONST" else instruction
-    return any(isinstance(c, types.CodeType) and _compares_identities(c) for c in code.co_consts)
-
-
 def _arguments(
     recorder: Recorder, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
 ) -> tuple[list[Any], list[tuple[int, str]]]:
-    """The proxies of the arguments, and the C names of the tensors among them."""
+    """The proxies of the arguments, and the C names of the tensors among them.
+
+    compares: whether it is asked which of them are one object; else it makes no difference.
+    """
     proxies: list[Any] = []
     tensors = []
     for i, (parameter, value) in enumerate(zip(parameters, args)):
@@ -187,14 +136,13 @@ def _arguments(
         if kind in "TtWw":
             tensors.append((i, name))
             twin = next((j for j, other in enumerate(args[:i]) if other is value), None)
-            if value is not None and twin is not None:
+            if value is not None and twin is not None and compares:
                 recorder.facts.guard(_identical(identifier(parameters[twin].name), name))
                 proxies.append(proxies[twin])
                 continue
-            if compares:
-                for j, other in tensors[:-1]:
-                    if args[j] is not None and value is not None:
-                        recorder.facts.guard(f"!({_identical(other, name)})")
+            for j, other in tensors[:-1]:
+                if compares and args[j] is not None and value is not None:
+                    recorder.facts.guard(f"!({_identical(other, name)})")
             if value is None:
                 recorder.facts.guard(f"!{name}->handle")
                 proxies.append(None)

@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitkern.errors import CompileError
 from jitkern.kernel import DTYPES, Constant
+from jitkern.named_tuple import NamedTuple
 
 _TYPES = {  # what an annotation calls a type, without `tl.`
     "int": "i32", "float": "f32", "double": "f64", "half": "f16", "i1": "bool", "u1": "bool",

@@ -331,3 +331,11 @@ def test_float16_h_is_found_from_anywhere(build, dtype):
 def test_a_16_bit_type_without_its_header_says_where_it_comes_from(build, text):
     with pytest.raises(CompileError, match='`bfloat16` comes from .*: #include "float16.h"'):
         build(text, template=(("T", "bf16"),))
+
+
+@pytest.mark.parametrize("name", ["größe", "k" * 300], ids=["not ASCII", "long"])
+def test_an_entry_is_found_again_whatever_its_kernel_is_called(build, name):
+    text = f'extern "C" void {name}(float* x) {{ *x = 3; }}'
+    build(text, function=name)
+    with config.using(compile="never"):
+        assert build(text, function=name).manifest.meta["parameters"] == ["*f32"]

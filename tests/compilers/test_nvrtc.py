@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from jitkern import config, jit
-from jitkern.compilers import ptx, toolkit
+from jitkern.compilers import compiler_for, ptx, toolkit
+from jitkern.compilers.nvrtc_program import Program
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import Cuda, Include, Variant
 from jitkern.target import Target
@@ -144,9 +145,9 @@ def test_nothing_is_asked_of_the_driver():
     """`--no-cache` is always passed: without it NVRTC calls cuInit and keeps a cache of its own."""
     import inspect
 
-    from jitkern.compilers import nvrtc
+    from jitkern.compilers import nvrtc_build
 
-    assert '"--no-cache"' in inspect.getsource(nvrtc._Attempt)
+    assert '"--no-cache"' in inspect.getsource(nvrtc_build._Attempt)
 
 
 def test_the_arch_is_exact(build):
@@ -413,3 +414,15 @@ def test_a_header_of_curand_that_is_missing_names_its_wheel(build, monkeypatch, 
     # no such header in any toolkit
     with pytest.raises(CompileError, match=r"comes with cuRAND: pip install nvidia-curand\n"):
         build(f"#include <curand_missing.h>\n{K}")
+
+
+def test_nvrtc_runs_once_for_a_kernel_and_the_manifest_has_its_full_version(build, monkeypatch):
+    programs = []
+    compiled = Program.compile
+    monkeypatch.setattr(
+        Program, "compile", lambda self, options: programs.append(self) or compiled(self, options)
+    )
+    entry = build("__global__ void k(float* o) {}")
+    assert len(programs) == 1
+    source = Cuda("k.cu", folder=str(build.folder))
+    assert entry.manifest.compiler in compiler_for(source).identities(source, TARGET)

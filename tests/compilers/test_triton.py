@@ -7,7 +7,7 @@ import torch
 
 import jitkern
 from jitkern import config, jit
-from jitkern.compilers import triton as compiler
+from jitkern.compilers import triton_build as compiler
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import DTYPES, Triton, Variant
 from jitkern.launch import triton as declarations

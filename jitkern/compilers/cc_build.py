@@ -1,0 +1,116 @@
+"""Compiling with the C compiler: the kernel, and what tells the types of its parameters."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from jitkern import closure as closures
+from jitkern import config, cxx
+from jitkern.closure import Closure
+from jitkern.compilers import cpp_functions, cpp_parameters
+from jitkern.compilers.result import Built, compile_error, read_dependencies, run, write_log
+from jitkern.errors import CompilerNotFound, TargetError
+from jitkern.kernel import Cpp, Source, Variant
+from jitkern.target import Target, this_platform
+
+REMEDY = "apt-get install g++ (or set CC and CXX)"
+
+
+def build(
+    variant: Variant, target: Target, closure: Closure, staging: Path, flags: Sequence[str]
+) -> Built:
+    """What the contract of compilers has `compile` do."""
+    source = variant.source
+    assert isinstance(source, Cpp)
+    if target.platform != this_platform():
+        raise TargetError(
+            f"{variant.op} for {target}: host code is built on its own platform, "
+            f"here {this_platform()}"
+        )
+    tool = tool_of(source)
+    compiler = identity(tool)
+    folder = staging / "build"
+    folder.mkdir()
+    unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags])
+    address, macros = cpp_functions.instantiated(variant, unit.text, closure)
+    if source.is_c:
+        unit.compile("", macros, "-fsyntax-only", "-aux-info", "prototypes")
+        listing = (folder / "prototypes").read_text(errors="replace")
+        unit.compile(cpp_parameters.probe_of_c(variant, macros, listing), macros)
+    else:
+        unit.compile(cpp_parameters.probe(address, macros), macros)
+    opened = [folder / name for name in read_dependencies(folder / "deps.d")]
+    closures.check(source, closure, (f for f in opened if f != unit.path), (), variant.op)
+    binary = (folder / "out.so").read_bytes()
+    parameters = cpp_parameters.found(binary)
+    name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # as manifests take them
+    artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
+    (staging / artifact).write_bytes(binary)
+    symbol = cpp_functions.symbol(variant, binary)
+    return Built(compiler, {"artifact": artifact, "symbol": symbol, "parameters": parameters})
+
+
+class _Unit:
+    """The file of a variant, compiled in `staging` with what is appended to it."""
+
+    def __init__(self, variant: Variant, target: Target, staging: Path, command: list[str]) -> None:
+        self._variant, self._target, self._staging = variant, target, staging
+        self._command = command
+        self._source = variant.source.paths[0]
+        self.path = staging / "build" / self._source.name
+        self.text = cxx.read(self._source)
+
+    def compile(self, probe: str, macros: dict[str, str], *options: str) -> None:
+        """Raises CompileError."""
+        variant = self._variant
+        head = f'{cpp_functions.TYPES}\n#line 1 "{self._source}"\n'
+        cxx.write(self.path, f"{head}{self.text}{probe}")
+        command = [*self._command, *_options(variant.source, macros, self.path), *options]
+        done = run(command, source=variant.source, folder=self.path.parent)
+        write_log(self._staging, command, done.stdout)
+        if done.returncode:
+            hint = cpp_functions.hint(variant, self.text, done.stdout)
+            raise compile_error(variant, self._target, command, done.stdout, hint)
+
+
+def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
+    """Of a build in the directory of `unit`: none that changes the artifact but for the macros."""
+    return [
+        *(f"-D{name}={value}" for name, value in macros.items()),
+        *(f"-I{root.path}" for root in source.roots),
+        f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={unit.parent}=.",
+        "-MMD", "-MF", "deps.d", "-o", "out.so", unit.name,
+        *(["-Wl,-z,defs"] if source.others else []),
+    ]  # fmt: skip
+
+
+def tool_of(source: Source) -> str:
+    """The compiler of the settings for the language of a source."""
+    assert isinstance(source, Cpp)
+    return config.current().cc if source.is_c else config.current().cxx
+
+
+@functools.cache
+def searched(tool: str) -> list[Path]:
+    """The directories that the C++ compiler `tool` searches for headers by itself."""
+    command = [*shlex.split(tool), "-E", "-v", "-x", "c++", os.devnull]
+    said = run(command, source=Cpp("x.cpp"), folder=Path("/")).stdout
+    listed = said.partition("search starts here:")[2].partition("End of search list")[0]
+    return [Path(line.strip()) for line in listed.splitlines() if line.startswith(" /")]
+
+
+def identity(tool: str) -> dict[str, str]:
+    """Name and version of the C or C++ compiler `tool`. Raises CompilerNotFound."""
+    program, *rest = shlex.split(tool)  # CXX="ccache g++"
+    found = shutil.which(program, path=config.current().environment.get("PATH"))
+    if not found:
+        raise CompilerNotFound(f"no C compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
+    done = run([found, *rest, "--version"], source=Cpp("x.c"), folder=Path(found).parent)
+    return {"name": "cc", "version": done.stdout.partition("\n")[0].strip()}

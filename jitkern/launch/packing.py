@@ -1,0 +1,71 @@
+"""Arguments of a launch from Python, checked by functions that are made for a kernel's parameters.
+
+They accept what is plainly right and give up on the rest, of which `arguments.checked` says what is
+wrong with it, if anything is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.launch.arguments import SHORT, limits_of, same_type
+
+Pack = Callable[[Any], Any]
+
+
+class Misfit(Exception):
+    """An argument is not plainly what its parameter takes."""
+
+
+def packed(packs: Sequence[Pack], args: Sequence[Any]) -> list[Any] | None:
+    """The values to pass, addresses for tensors; None where the arguments are to be looked at."""
+    if len(packs) != len(args):
+        return None
+    try:
+        return [pack(arg) for pack, arg in zip(packs, args)]
+    except (Misfit, AttributeError, TypeError):
+        return None
+
+
+def packs_of(parameters: Sequence[str], device: torch.device) -> list[Pack]:
+    """A function for each parameter."""
+    return [_pack(code, device) for code in parameters]
+
+
+def _pack(code: str, device: torch.device) -> Pack:
+    if code[:1] == "*":
+        return _pointer(code[1:], device)
+    kind: Any = bool if code == "bool" else float if code[:1] == "f" else int
+    low, high = (-math.inf, math.inf) if kind is bool else limits_of(code)
+
+    def number(value: Any) -> Any:
+        if type(value) is not kind or not low <= value < high:
+            raise Misfit
+        return value
+
+    return number
+
+
+def _pointer(pointee: str, device: torch.device) -> Pack:
+    dtypes = frozenset(dtype for dtype, short in SHORT.items() if same_type(pointee, short))
+    index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device tells it
+
+    def address(tensor: Any) -> int | None:
+        if tensor is None:
+            return None
+        if (
+            tensor.dtype not in dtypes
+            or tensor.get_device() != index
+            or tensor.is_neg()
+            or tensor.is_conj()
+            or tensor._is_zerotensor()
+        ):
+            raise Misfit
+        value: int = tensor.data_ptr()
+        return value
+
+    return address

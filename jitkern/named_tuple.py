@@ -1,0 +1,54 @@
+"""`typing.NamedTuple`, with classes that are made in a tenth of the time.
+
+An import of ops makes twenty of them. Those of `typing` compile the text of each annotation and of
+a function for each class, which takes 0.2 ms.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import NamedTuple as NamedTuple  # noqa: PLC0414  for those who import it from here
+else:
+
+    class _Maker(type):
+        """The annotations of a class are its fields, and what they are given their defaults."""
+
+        def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+            fields = tuple(body.get("__annotations__", ()))
+            defaults = {field: body[field] for field in fields if field in body}
+            getters = {field: property(itemgetter(i)) for i, field in enumerate(fields)}
+            own = {"_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
+            return super().__new__(cls, name, bases, {"__slots__": (), **body, **own, **getters})
+
+    class NamedTuple(tuple, metaclass=_Maker):  # noqa: SLOT001  the metaclass gives it none
+        """What all of them have in common."""
+
+        def __new__(cls, *given: Any, **named: Any) -> Any:
+            fields = cls._fields
+            if named or len(given) != len(fields):
+                values = {**cls._field_defaults, **dict(zip(fields, given)), **named}
+                twice = named.keys() & fields[: len(given)]
+                if len(given) > len(fields) or twice or values.keys() != set(fields):
+                    raise TypeError(f"{cls.__name__} takes {', '.join(fields)}")
+                given = tuple(values[field] for field in fields)
+            return tuple.__new__(cls, given)
+
+        @classmethod
+        def _make(cls, values: Any) -> Any:
+            return cls(*values)
+
+        def _replace(self, **fields: Any) -> Any:
+            return type(self)(**{**self._asdict(), **fields})
+
+        def _asdict(self) -> dict[str, Any]:
+            return dict(zip(self._fields, self))
+
+        def __repr__(self) -> str:
+            fields = ", ".join(f"{name}={value!r}" for name, value in self._asdict().items())
+            return f"{type(self).__name__}({fields})"
+
+        def __getnewargs__(self) -> tuple[Any, ...]:
+            return tuple(self)

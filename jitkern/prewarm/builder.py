@@ -1,0 +1,247 @@
+"""Builds side by side: kernels, and as soon as those of a call are there what launches them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from jitkern.compilers import child, compiler_for
+from jitkern.errors import JitkernError
+from jitkern.jit import exact_target
+from jitkern.kernel import Extension
+from jitkern.launch import runtime
+from jitkern.needs import units_of
+from jitkern.prewarm.agenda import Agenda
+from jitkern.prewarm.records import Known, Records, Steps
+from jitkern.prewarm.tasks import (
+    NOT_TRIED,
+    Group,
+    Kernel,
+    Manner,
+    Message,
+    More,
+    Note,
+    Plans,
+    Result,
+)
+from jitkern.prewarm.workers import Died, Done, workers
+from jitkern.target import Target, this_platform
+
+_EVERY_BUILD = ("filelock", "jitkern.package", "jitkern.cache_tools.prune")  # imports them
+
+
+class Progress(Protocol):
+    """Who is told of what happens while it does."""
+
+    total: int
+
+    def note(self, line: str) -> None:
+        """Say something."""
+
+    def step(self, line: str) -> None:
+        """One more of `total` is finished."""
+
+    def close(self) -> None:
+        """There is no more to come."""
+
+
+class _Work:
+    """One group, by the numbers of its tasks, and what is said of it."""
+
+    def __init__(self, group: Group, agenda: Agenda) -> None:
+        op, source, target = group
+        units, problems = units_of(op, source, target.device)
+        self.group = group
+        self.failed = [Result(op.name, "", str(target), "failed", reason=p) for p in problems]
+        self.kernels: dict[int, None] = {}
+        self.launchers: list[int] = []
+        self.notes: dict[str, None] = {}
+        host = Target.current("cpu")._replace(torch=target.torch)
+        self.runtime = agenda.kernel("jitkern::runtime", runtime.variant(), host)
+        here = target.for_host_code().platform == this_platform()
+        for unit in units:
+            kernels = [agenda.kernel(op.name, variant, target) for variant in unit.variants]
+            self.kernels |= dict.fromkeys(kernels)
+            if here and unit.calls:
+                self.launchers.append(agenda.launchers(group, unit.calls, kernels))
+
+
+class Builder:
+    """Builds groups, `jobs` things at once.
+
+    keep_going: go on after a failed build. refresh: build anew what is in the cache.
+    found: the groups of which a record told that all is there.
+    """
+
+    def __init__(
+        self, jobs: int, progress: Progress, *, keep_going: bool = False, refresh: bool = False
+    ) -> None:
+        self.found: set[Group] = set()
+        self._jobs = jobs
+        self._progress = progress
+        self._manner = Manner(refresh=refresh, keep_going=keep_going)
+        self._stopped = False
+        self._agenda = Agenda()
+        self._work_of: dict[int, _Work] = {}  # by the numbers of its launchers
+        self._rows: dict[int, list[Result]] = {}
+        self._plans: dict[int, list[Result]] = {}
+
+    def build(self, groups: Sequence[Group]) -> list[Result]:
+        """Kernels, stubs, then plans, each in the order of `groups`.
+
+        Raises CacheError where nothing can be kept.
+        """
+        records = Records()
+        known = {}
+        for group in groups:
+            found = records.find(group)  # with --refresh, too: what it is to hold is fixed now
+            if found and not self._manner.refresh:
+                known[group] = found
+        self.found = {*known}
+        try:
+            works = self._make([group for group in groups if group not in known])
+            for group, work in works.items():
+                known[group] = Known(self._steps(work), [*work.notes])
+                if not self._stopped:
+                    records.keep(group, known[group])
+            for group in self.found:
+                for note in known[group].notes:
+                    self._progress.note(note)
+        finally:
+            self._progress.close()
+        steps = zip(*(known[group].steps for group in groups))
+        return list(_once([result for step in steps for one in step for result in one]))
+
+    def _make(self, groups: Iterable[Group]) -> dict[Group, _Work]:
+        """Perform all that the groups need."""
+        works = {group: _Work(group, self._agenda) for group in groups}
+        kernels = {number: None for work in works.values() for number in work.kernels}
+        extensions = sum(isinstance(self._kernel(n).variant.source, Extension) for n in kernels)
+        self._manner = self._manner._replace(places=max(1, self._jobs // max(1, extensions)))
+        for number in kernels:
+            self._want(number)
+        for work in works.values():
+            for number in work.launchers:
+                self._work_of[number] = work
+                self._agenda.want(number)
+        if any(work.failed for work in works.values()):
+            self._fail()
+        jobs = min(self._jobs, max(len(kernels), len(self._work_of)))
+        if jobs > 1 and not self._stopped:
+            _prepare(self._kernel(number) for number in {*kernels, *_runtimes(works)})
+        if kernels or self._work_of:
+            self._perform(jobs)
+        return works
+
+    def _perform(self, jobs: int) -> None:
+        """Have the agenda's tasks performed."""
+        crew = workers(jobs, self._messages)
+        whole = False
+        try:
+            while True:
+                while crew.free and (number := self._agenda.take()) is not None:
+                    crew.give(number)
+                if not crew.busy:
+                    break
+                for number, message in crew.messages():
+                    self._hear(number, message)
+            whole = True
+        except KeyboardInterrupt:
+            child.end()
+            raise
+        finally:
+            crew.close(at_once=not whole)
+
+    def _messages(self, number: int) -> Iterator[Message]:
+        """Perform a task; in a worker, where there are some."""
+        return self._agenda.tasks[number].perform(self._manner)
+
+    def _hear(self, number: int, message: Message | Done | Died) -> None:
+        match message:
+            case Result():
+                self._note(number, message)
+                if number in self._work_of:  # it is of a stub
+                    self._want(self._work_of[number].runtime)
+            case Died(reason):
+                self._note(number, self._agenda.tasks[number].result("failed", reason=reason))
+                self._agenda.finish(number)
+            case Note(text):
+                notes = self._work_of[number].notes
+                if text not in notes:
+                    notes[text] = None
+                    self._progress.note(text)
+            case More(count):
+                self._progress.total += count
+            case Plans(results):
+                self._plans[number] = results
+            case Done():
+                self._agenda.finish(number)
+
+    def _note(self, number: int, result: Result) -> None:
+        """Keep a result, and say so."""
+        self._rows.setdefault(number, []).append(result)
+        self._progress.step(
+            f"{result.status:7} {result.op} {result.variant} {result.target} {result.seconds:.2f} s"
+        )
+        if result.status == "failed":
+            self._fail()
+
+    def _want(self, number: int) -> None:
+        self._progress.total += not self._stopped and self._agenda.want(number)
+
+    def _fail(self) -> None:
+        """After a failed build nothing more is begun, unless that was asked for."""
+        if self._manner.keep_going or self._stopped:
+            return
+        self._stopped = True
+        for number in self._agenda.drop():
+            task = self._agenda.tasks[number]
+            if isinstance(task, Kernel):
+                self._note(number, task.result("skipped", reason=NOT_TRIED))
+
+    def _kernel(self, number: int) -> Kernel:
+        task = self._agenda.tasks[number]
+        assert isinstance(task, Kernel)
+        return task
+
+    def _steps(self, work: _Work) -> Steps:
+        """The results of a group: of kernels, of stubs, and of plans."""
+        if work.failed and self._stopped:
+            return work.failed[:1], [], []
+        stubs = self._gathered(work.launchers)
+        runtimes = self._gathered([work.runtime] if stubs else [])
+        plans = [result for number in work.launchers for result in self._plans.get(number, [])]
+        return [*work.failed, *self._gathered(work.kernels)], [*runtimes, *stubs], plans
+
+    def _gathered(self, numbers: Iterable[int]) -> list[Result]:
+        return [result for number in numbers for result in self._rows.get(number, [])]
+
+
+def _once(results: list[Result]) -> Iterator[Result]:
+    """Each entry, which several groups may share, once; as built, if anybody built it."""
+    built = {result.path for result in results if result.status == "built"}
+    seen: set[Any] = set()
+    for result in results:
+        known = result.path or id(result)
+        if known not in seen and (result.status == "built" or result.path not in built):
+            seen.add(known)
+            yield result
+
+
+def _runtimes(works: dict[Group, _Work]) -> set[int]:
+    return {work.runtime for work in works.values() if work.launchers}
+
+
+def _prepare(kernels: Iterable[Kernel]) -> None:
+    """Do once what each worker would do for itself: imports, and asking compilers who they are."""
+    for module in _EVERY_BUILD:
+        importlib.import_module(module)
+    asked = functools.cache(lambda source, exact: compiler_for(source).identities(source, exact))
+    for kernel in kernels:
+        source = kernel.variant.source
+        if not isinstance(source, Extension):
+            with contextlib.suppress(JitkernError, OSError):  # who builds it is told
+                asked(source, exact_target(kernel.variant, kernel.target))

@@ -1,0 +1,152 @@
+"""What a prewarm has made ready, so that the next one need not trace the calls again.
+
+A record lists the entries that the calls of one source of an op need, for one target. It stands for
+them as long as all that they depend on is the same (`fingerprint`). It vouches for no entry: each
+is looked up, and verified, as a call does. There is one a source and target, in `v1/prewarm`, which
+the next prewarm overwrites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from jitkern import config, counters, durable, events, jit
+from jitkern.closure import closure_of
+from jitkern.compilers import compiler_for
+from jitkern.entry import VERSION, Entry
+from jitkern.errors import DeclarationError, JitkernError
+from jitkern.kernel import Extension, Variant
+from jitkern.key import canonical, make_key
+from jitkern.launch.tune import Tuned, parts_of
+from jitkern.manifest import NAME
+from jitkern.prewarm.identity import calls_of, code_of_jitkern
+from jitkern.prewarm.tasks import Group, Result
+from jitkern.target import Target, this_platform
+from jitkern.trace.world import world_of
+
+MAX_BYTES = 16 << 20
+Steps = tuple[list[Result], list[Result], list[Result]]  # kernels, stubs, plans
+
+
+class Known(NamedTuple):
+    """What is known of a group: the entries that were found, and what is to be said of it."""
+
+    steps: Steps
+    notes: list[str]
+
+
+class Records:
+    """Those of the cache in force. Not used where entries of another compiler are no hits."""
+
+    def __init__(self) -> None:
+        self._cache = jit.open_cache()
+        self._folder = self._cache.root / VERSION / "prewarm"
+        self._usable = config.current().compiler != "exact"
+        self._fingerprints: dict[Group, str | None] = {}
+        self._listed: dict[str, list[Path]] = {}
+
+    def find(self, group: Group) -> Known | None:
+        """What was made ready, if all of it is still there and nothing has changed."""
+        mine = self._fingerprint(group)  # now, so that what changes from here on is noticed
+        if mine is None:
+            return None
+        try:
+            path = self._folder / _name(group)
+            if path.stat().st_size > MAX_BYTES:
+                return None
+            record = json.loads(path.read_bytes())
+            if record["fingerprint"] != mine:
+                return None
+            found = [[self._found(*row) for row in step] for step in record["steps"]]
+            if len(found) != 3 or any(None in step for step in found):
+                return None
+            kernels, stubs, plans = [[r for r in step if r] for step in found]
+            return Known((kernels, stubs, plans), list(map(str, record["notes"])))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def keep(self, group: Group, known: Known) -> None:
+        """Write down what is ready now, as it was meant when `find` was asked for it."""
+        mine = self._fingerprint(group)
+        if mine is None or not any(known.steps):
+            return
+        steps = [
+            [(r.op, r.variant, Path(r.path).parent.name, Path(r.path).name) for r in step]
+            for step in known.steps
+        ]
+        with contextlib.suppress(OSError):
+            durable.make_directory(self._folder, 0o755, fsync=False)
+            data = canonical({"fingerprint": mine, "notes": known.notes, "steps": steps})
+            durable.write(self._folder / _name(group), data)
+
+    def _found(self, op: str, variant: str, target: str, name: str) -> Result | None:
+        """The row of an entry, looked up as a call would."""
+        entry = self._cache.look_up(target, name).entry
+        if entry is None:
+            return None
+        self._count(entry)
+        return Result(op, variant, target, "hit", path=str(entry.path))
+
+    def _count(self, entry: Entry) -> None:
+        events.use(entry)
+        counters.hit(self._cache.root, entry.root, entry.manifest.seconds)
+
+    def _fingerprint(self, group: Group) -> str | None:
+        """All that decides which entries the calls need; None where that may be more."""
+        if group not in self._fingerprints:
+            parts = self._parts(group) if self._usable else None
+            known = None if parts is None else hashlib.sha256(canonical(parts)).hexdigest()
+            self._fingerprints[group] = known
+        return self._fingerprints[group]
+
+    def _parts(self, group: Group) -> list[Any] | None:
+        op, source, target = group
+        variant = Variant(op.name, source, "choice")
+        try:
+            exact = jit.exact_target(variant, target)
+            flags = compiler_for(source).flags(source, exact)
+            key = make_key(variant, exact, flags, closure_of(source))
+            function = None if isinstance(source, Extension) else op.written(source, target.device)
+        except (DeclarationError, JitkernError, OSError):
+            return None  # who builds it is told why
+        launch = ""
+        calls: list[str] | None = []
+        if function is None and op.recorded is not None:
+            calls = ["some"] if op.prewarm_inputs(source, target.device) else ["none"]
+        if function:
+            world = world_of(parts_of(function))
+            launch = world.identity if world.kept and world.closed() else ""
+            calls = calls_of(op, source, target.device) if launch else None
+        if calls is None:
+            return None
+        tunable = isinstance(function, Tuned) or source.kind == "triton"
+        return [
+            code_of_jitkern(), torch.__version__, sys.implementation.cache_tag, this_platform(),
+            str(torch.get_default_dtype()), op.schema, str(target), key.inputs,
+            launch, calls, self._chosen(target, key.label) if tunable else [],
+        ]  # fmt: skip
+
+    def _chosen(self, target: Target, label: str) -> list[str]:
+        """The choices among configurations that the cache keeps for kernels of an op."""
+        place = str(target.for_device_code())
+        if place not in self._listed:
+            folders = [layer.root / VERSION / place for layer in self._cache.trusted_layers()]
+            self._listed[place] = [
+                path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())
+            ]
+        entries = [path for path in self._listed[place] if path.name.startswith(label)]
+        manifests = [path / NAME for path in entries if (path / NAME).is_file()]
+        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in manifests]
+
+
+def _name(group: Group) -> str:
+    op, source, target = group
+    named = [op.name, source.kind, list(source.files), list(source.flags), str(target)]
+    return f"{hashlib.sha256(canonical(named)).hexdigest()[:32]}.json"

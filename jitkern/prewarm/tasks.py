@@ -1,0 +1,147 @@
+"""What there is to do: kernels to compile, and then what launches them.
+
+A task is performed in any process that has imported the op, and is told of while it is performed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from jitkern import config, jit
+from jitkern.ahead import Stub, keep_plans, stubs_of
+from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
+from jitkern.kernel import Source, Variant
+from jitkern.register import Op
+from jitkern.target import Target
+
+NOT_TRIED = "not tried after a failed build; see --keep-going"
+
+
+class Group(NamedTuple):
+    """A source of an op, for a target."""
+
+    op: Op
+    source: Source
+    target: Target
+
+
+class Result(NamedTuple):
+    """One line of the report; status is built, hit, failed or skipped."""
+
+    op: str
+    variant: str
+    target: str
+    status: str
+    seconds: float = 0.0
+    path: str = ""
+    reason: str = ""
+
+
+class Manner(NamedTuple):
+    """How tasks are performed.
+
+    refresh: anew, if it is in the cache. keep_going: go on after a failed build. places: how many
+    compilers a build may run at once, if it is one that runs several.
+    """
+
+    refresh: bool = False
+    keep_going: bool = False
+    places: int = 1
+
+
+class Note(NamedTuple):
+    """Something to say that is no result."""
+
+    text: str
+
+
+class More(NamedTuple):
+    """So many results, which nobody has counted yet, are to come."""
+
+    more: int
+
+
+class Plans(NamedTuple):
+    """What spares a process the traces of some calls is kept now."""
+
+    results: list[Result]
+
+
+Message = Result | Note | More | Plans
+
+
+class Kernel(NamedTuple):
+    """A variant to compile, which several groups may need."""
+
+    op: str
+    variant: Variant
+    target: Target
+
+    def perform(self, manner: Manner) -> Iterator[Message]:
+        """Compile it if it is not in the cache."""
+        with config.using(jobs=manner.places):
+            yield self.built(refresh=manner.refresh)
+
+    def built(self, *, refresh: bool) -> Result:
+        """Its entry, compiled if it is not in the cache. Raises CacheError."""
+        started = time.perf_counter()
+        try:
+            entry, new = jit.ensure_and_tell(self.variant, self.target, refresh=refresh)
+        except (CompilerNotFound, TargetError) as e:
+            return self.result("skipped", reason=str(e))
+        except JitkernError as e:
+            if isinstance(e, CacheError) and not isinstance(e, NotCached):
+                raise  # nothing can be kept: no use in going on
+            return self.result("failed", reason=str(e))
+        seconds = round(time.perf_counter() - started, 4)
+        return self.result("built" if new else "hit", seconds=seconds, path=str(entry.path))
+
+    def result(self, status: str, **rest: Any) -> Result:
+        """What has come of it."""
+        exact = str(jit.exact_target(self.variant, self.target))
+        return Result(self.op, self.variant.label, exact, status, **rest)
+
+
+class Launchers(NamedTuple):
+    """The stubs and plans of calls whose kernels, all the same, are in the cache by now."""
+
+    group: Group
+    calls: list[tuple[Any, ...]]
+
+    def perform(self, manner: Manner) -> Iterator[Message]:
+        """Trace the calls, compile the stubs that come of it, and keep their plans."""
+        op, source, target = self.group
+        stubs, reasons = stubs_of(op, source, target, self.calls)
+        for reason in reasons:
+            yield Note(f"{op.name} for {target} keeps to its Python launcher: {reason}")
+        variants = dict.fromkeys(stub.variant for stub in stubs)
+        yield More(len(variants))
+        linked = set()
+        stopped = False
+        for variant in variants:
+            task = Kernel(op.name, variant, target)
+            result = (
+                task.result("skipped", reason=NOT_TRIED) if stopped
+                else task.built(refresh=manner.refresh)
+            )  # fmt: skip
+            stopped |= result.status == "failed" and not manner.keep_going
+            if result.path:
+                linked.add(variant)
+            yield result
+        yield Plans(list(self._plans([stub for stub in stubs if stub.variant in linked])))
+
+    def result(self, status: str, **rest: Any) -> Result:
+        """What has come of all of it."""
+        return Result(self.group.op.name, "", str(self.group.target), status, **rest)
+
+    def _plans(self, stubs: list[Stub]) -> Iterator[Result]:
+        op, source, target = self.group
+        for entry, new in keep_plans(op, source, target, stubs):
+            status = "built" if new else "hit"
+            place = entry.path.parent.name
+            yield Result(op.name, entry.variant, place, status, path=str(entry.path))
+
+
+Task = Kernel | Launchers

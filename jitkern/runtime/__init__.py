@@ -1,0 +1,1 @@
+"""C in this process: what Torch calls for an op, and the builds that make it fast."""

@@ -1,0 +1,103 @@
+"""What is built beside the calls that need it: the launch runtime, and stubs one after another.
+
+A builder is one thread that lives while there is work. The interpreter waits for it at its end, so
+that a short process leaves something for the next, but no longer than `PATIENCE`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+PATIENCE = 5.0  # seconds that the end of a process waits for what is being built
+WAITING = 128  # pieces of work that may wait; of more, calls ask again
+_log = logging.getLogger(__name__)
+
+
+class Builder:
+    """A queue and the thread that works it off; a forked child begins with an empty one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        BUILDERS.append(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: a forked child has none of its parent's threads."""
+        self._changed = threading.Condition()
+        self._work: collections.deque[Callable[[], None]] = collections.deque()
+        self._busy = False
+
+    def later(self, work: Callable[[], None]) -> bool:
+        """Do this after all that was asked for before; False where too much is waiting."""
+        with self._changed:
+            if len(self._work) >= WAITING:
+                return False
+            self._work.append(work)
+            if not self._busy:
+                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads, or the interpreter is ending
+                    self._work.clear()
+                    return False
+                self._busy = True
+            return True
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to do; whether that came about in so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._work:
+                    self._busy = False
+                    self._changed.notify_all()
+                    return
+                work = self._work.popleft()
+            try:
+                work()
+            except Exception:  # noqa: BLE001  the next piece of work is to be done all the same
+                _log.exception("what was built beside the calls failed")
+
+
+BUILDERS: list[Builder] = []
+RUNTIME = Builder("jitkern runtime")
+STUBS = Builder("jitkern stubs")
+
+
+def settle() -> None:
+    """Wait until everything that is being built serves."""
+    for builder in BUILDERS:
+        builder.settle()
+
+
+def _finish() -> None:
+    deadline = time.monotonic() + PATIENCE
+    for builder in BUILDERS:
+        builder.settle(max(0.0, deadline - time.monotonic()))
+
+
+def _at_exit() -> None:
+    """Before threads and child processes can no longer be started, where Python tells when."""
+    register = getattr(threading, "_register_atexit", atexit.register)
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending already
+        register(_finish)
+
+
+def _after_fork() -> None:
+    for builder in BUILDERS:
+        builder.forget()
+
+
+_at_exit()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

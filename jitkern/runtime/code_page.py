@@ -1,0 +1,173 @@
+"""The C functions that Torch is given for ops, made without a compiler.
+
+Torch's boxed kernels get no context, so each op needs a function of its own; and a registration
+must not be replaced, so that function has to be there before the launch runtime is. A *trampoline*
+is a few bytes of machine code: it puts its number into the register of a fourth argument, and jumps
+to where `entry` points. That is at first `ask`, which calls Python, and the launch runtime's
+`jitkern_enter` from the moment that it is loaded: one store of a pointer, which any thread sees
+before or after.
+
+The code lies in a memory file that is mapped to be read and executed, never written and executed.
+Where the system allows no such thing there is no page, and ops are registered as Python functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import platform
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
+
+SIZE = 16  # bytes of a trampoline
+PAGE = 4096  # bytes of code that are made at once
+HEAD = 256  # bytes before the first trampoline of a page
+LIMIT = 8192  # as runtime.c has it
+Ask = Callable[[int, int, int, int], int]
+_ASK = ctypes.CFUNCTYPE(c_size_t, c_size_t, c_uint64, c_uint64, c_uint32)
+_NAME = ctypes.create_string_buffer(b"jitkern")
+
+
+def _x86_64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int, int], bytes]]:
+    """(code of a page's head, where `ask` begins in it, makes a trampoline of number and place)."""
+    name = ctypes.addressof(_NAME)
+    jump = b"\x48\xb8" + struct.pack("<Q", entry) + b"\xff\x20"  # mov rax, entry; jmp [rax]
+    call = (
+        b"\x48\x83\xec\x08"  # sub rsp, 8
+         b"\x48\xb8" + struct.pack("<Q", ask)  # mov rax, ask
+        + b"\xff\xd0"  # call rax
+        + b"\x48\x83\xc4\x08"  # add rsp, 8
+        + b"\x48\x85\xc0\x75\x01\xc3"  # test rax, rax; jne 1f; ret; 1:
+        + b"\x31\xff"  # xor edi, edi: the condition, which is false
+        + b"\x48\xbe" + struct.pack("<Q", name)  # mov rsi, name
+        + b"\x48\xba" + struct.pack("<Q", name)  # mov rdx, name
+        + b"\x31\xc9\x49\x89\xc0"  # xor ecx, ecx; mov r8, rax: the text
+        + b"\x48\xb8" + struct.pack("<Q", check) + b"\xff\xe0"  # mov rax, check; jmp rax
+    )  # fmt: skip
+    begin = 16
+    head = jump.ljust(begin, b"\xcc") + call
+
+    def trampoline(number: int, place: int) -> bytes:
+        code = b"\xb9" + struct.pack("<I", number)  # mov ecx, number
+        return code + b"\xe9" + struct.pack("<i", -(place + len(code) + 5))  # jmp to the head
+
+    return head, begin, trampoline
+
+
+def _aarch64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int, int], bytes]]:
+    """As _x86_64."""
+    name = ctypes.addressof(_NAME)
+
+    def load(register: int, words: int) -> int:  # ldr x<register>, so many words further on
+        return 0x58000000 | words << 5 | register
+
+    jump = struct.pack("<4IQ", load(16, 4), 0xF9400210, 0xD61F0200, 0xD503201F, entry)
+    call = struct.pack(
+        "<14I3Q",
+        0xA9BF7BFD,  # stp x29, x30, [sp, #-16]!
+        load(16, 13),  # ldr x16, ask
+        0xD63F0200,  # blr x16
+        0xA8C17BFD,  # ldp x29, x30, [sp], #16
+        0xB5000040,  # cbnz x0, two further on
+        0xD65F03C0,  # ret
+        0xAA0003E4,  # mov x4, x0: the text
+        0x52800000,  # mov w0, #0: the condition, which is false
+        load(1, 8),  # ldr x1, name
+        load(2, 7),  # ldr x2, name
+        0x52800003,  # mov w3, #0
+        load(16, 7),  # ldr x16, check
+        0xD61F0200,  # br x16
+        0xD503201F,  # nop
+        ask, name, check,
+    )  # fmt: skip
+
+    def trampoline(number: int, place: int) -> bytes:
+        move = 0x52800003 | number << 5  # mov w3, #number
+        return struct.pack("<2I", move, 0x14000000 | (-(place + 4) // 4 & 0x3FFFFFF))  # b to head
+
+    return jump + call, len(jump), trampoline
+
+
+_MACHINES = {"x86_64": _x86_64, "aarch64": _aarch64}
+
+
+class CodePages:
+    """Trampolines, a page of them at a time. `entry` is where they all lead.
+
+    ask: called with the stack, the counts of arguments and results, and the number; it returns 0,
+        or the address of a text that becomes the message of a RuntimeError.
+    check: the address of Torch's function that throws.
+    """
+
+    def __init__(self, ask: Ask, check: int) -> None:
+        self.entry = c_void_p()
+        self._ask = _ASK(ask)
+        self._lock = threading.Lock()
+        self._pages: list[int] = []
+        self._made = 0
+        made = ctypes.cast(self._ask, c_void_p).value
+        self._code = _MACHINES[platform.machine()](ctypes.addressof(self.entry), made or 0, check)
+        self._add_page()
+        self.entry.value = self._pages[0] + self._code[1]
+
+    def trampoline(self) -> tuple[int, int] | None:
+        """The number and the address of a new one; None where all are taken."""
+        with self._lock:
+            number = self._made
+            if number == LIMIT:
+                return None
+            page, at = divmod(number, (PAGE - HEAD) // SIZE)
+            if page == len(self._pages):
+                self._add_page()
+            self._made += 1
+            return number, self._pages[page] + HEAD + SIZE * at
+
+    def lead_to(self, function: int) -> None:
+        """Let all trampolines, those in use too, lead to this C function from now on."""
+        self.entry.value = function
+
+    def _add_page(self) -> None:
+        head, _, trampoline = self._code
+        count = (PAGE - HEAD) // SIZE
+        first = count * len(self._pages)
+        places = range(HEAD, PAGE - SIZE + 1, SIZE)
+        code = [trampoline(first + i, place).ljust(SIZE, b"\0") for i, place in enumerate(places)]
+        self._pages.append(_executable(head.ljust(HEAD, b"\0") + b"".join(code)))
+
+
+def _executable(code: bytes) -> int:
+    """The address of a copy of `code` that can be executed and not written. Raises OSError."""
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.restype = c_void_p
+    file = os.memfd_create("jitkern trampolines", os.MFD_CLOEXEC)
+    try:
+        os.write(file, code)
+        permissions = mmap.PROT_READ | mmap.PROT_EXEC
+        arguments = (None, c_size_t(len(code)), permissions, mmap.MAP_PRIVATE, file, c_size_t(0))
+        address = system.mmap(*arguments)
+    finally:
+        os.close(file)
+    if address in (None, c_void_p(-1).value):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return int(address)
+
+
+@functools.cache
+def supported() -> bool:
+    """Whether this system runs trampolines: Linux on a machine whose code is known here."""
+    return sys.platform == "linux" and platform.machine() in _MACHINES
+
+
+def made(ask: Ask, check: int) -> CodePages | None:
+    """Code pages, where the system allows them."""
+    if supported():
+        with contextlib.suppress(OSError, AttributeError):
+            return CodePages(ask, check)
+    return None

@@ -1,0 +1,166 @@
+"""The ops of this process as C knows them, whether the launch runtime is loaded yet or not.
+
+Each op at each dispatch key takes a slot: a number, a trampoline that Torch has for good, and the
+Python that answers where no compiled variant serves. Until the runtime is loaded, trampolines lead
+to `_ask`, which does by ctypes what the runtime's C does: it calls the op's Python sibling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import Callable
+from ctypes import c_uint64, c_void_p
+from typing import Any
+
+from jitkern import config
+from jitkern.named_tuple import NamedTuple
+from jitkern.runtime import code_page
+from jitkern.runtime.symbols import symbols
+
+Answer = Callable[[tuple[Any, ...], bool], Any]  # of arguments, and whether `_ask` is who asks
+WITHOUT_RUNTIME = 1 << 32  # marks a slot's number where `_ask` is who asks
+
+
+class Declared(NamedTuple):
+    """A slot as `jitkern_declare` takes it; `backends` are slots, for one at the Autograd key."""
+
+    number: int
+    kinds: str
+    name: str
+    sibling: str
+    cuda: bool
+    autograd: bool
+    backends: tuple[int, int] = (-1, -1)
+
+
+class Registry:
+    """The slots of this process, and the code pages of their trampolines."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.declared: list[Declared] = []
+        self.runtime: Any = None
+        self.answers: dict[int, Answer] = {}
+        self.failure = threading.local()  # of what `_ask` asks for: its text
+        self._libraries: dict[tuple[str, str], c_void_p] = {}
+        self._text = threading.local()
+        self._torch = symbols().library("torch_cpu")
+        check = symbols().addresses["check"]
+        self.pages = None if symbols().missing else code_page.made(self._ask, check or 0)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def declare(
+        self, kinds: str, name: str, sibling: str, key: str, answer: Answer,
+        backends: tuple[int, int] = (-1, -1),
+    ) -> int | None:  # fmt: skip
+        """The slot of an op at a dispatch key, registered with Torch for good.
+
+        None where this system runs no trampolines, or all are taken.
+        """
+        made = self.pages.trampoline() if self.pages else None
+        if made is None:
+            return None
+        number, address = made
+        autograd, cuda = key == "Autograd", key == "CUDA"
+        slot = Declared(number, kinds, name, sibling, cuda, autograd, backends)
+        with self.lock:
+            self.declared.append(slot)
+            self.answers[number] = answer
+            if self.runtime:
+                self.runtime.declare(slot)
+        self._register(name, key, address)
+        return number
+
+    def load(self, runtime: Any) -> None:
+        """Let all trampolines lead to the launch runtime from now on."""
+        with self.lock:
+            for slot in self.declared:
+                runtime.declare(slot)
+            self.runtime = runtime
+        if self.pages:
+            self.pages.lead_to(runtime.enter)
+
+    def answer(self, asked: int, args: tuple[Any, ...]) -> Any:
+        """What a sibling op computes: what the op's own Python does."""
+        return self.answers[asked % WITHOUT_RUNTIME](args, asked >= WITHOUT_RUNTIME)
+
+    def fail(self, text: str, *, by_python: bool) -> None:
+        """Make the call that asked raise a RuntimeError with this text."""
+        if by_python:
+            self.failure.text = text
+        else:
+            self.runtime.fail(text)
+
+    def _register(self, name: str, key: str, address: int) -> None:
+        namespace, _, plain = name.partition("::")
+        library = self._libraries.get((namespace, key))
+        if library is None:
+            library = self._libraries[namespace, key] = c_void_p()
+            if self._torch.aoti_torch_library_init_impl(
+                namespace.encode(), key.encode(), b"jitkern", 0, ctypes.byref(library)
+            ):
+                raise RuntimeError(f"Torch gave no library for {namespace} at {key}")
+        version = symbols().abi_version
+        if self._torch.torch_library_impl(library, plain.encode(), c_void_p(address), version):
+            raise RuntimeError(f"Torch took no kernel for {name} at {key}")
+
+    def _ask(self, stack: int, given: int, returned: int, number: int) -> int:
+        """What runtime.c's `ask_python` does; the address of an error's text, or 0."""
+        slot = self.declared[number]
+        values = (c_uint64 * max(given, returned, 1)).from_address(stack)
+        passed = (c_uint64 * (1 + max(given, returned)))(WITHOUT_RUNTIME | number, *values[:given])
+        self.failure.text = ""
+        failed = self._torch.aoti_torch_call_dispatcher(slot.sibling.encode(), b"", passed)
+        text = self.failure.text or ("its Python sibling failed" if failed else "")
+        if not text:
+            values[:returned] = passed[:returned]  # type: ignore[assignment]
+            return 0
+        self.failure.text = ""
+        for handle in () if failed else passed[:returned]:
+            self._torch.aoti_torch_delete_tensor_object(c_void_p(handle))
+        self._text.kept = ctypes.create_string_buffer(text.encode())
+        return ctypes.addressof(self._text.kept)
+
+    def _after_fork(self) -> None:
+        self.lock = threading.Lock()  # another thread of the parent may have held it
+
+
+def expected() -> bool:
+    """Whether C code may come to serve the calls of this process."""
+    if not code_page.supported() or registry().pages is None:
+        return False
+    if config.current().compile != "never" and has_compiler():
+        return True
+    if _may_be_cached():
+        return True
+    from jitkern.launch.runtime import runtime  # it asks the cache, which an import can do without
+
+    return runtime() is not None
+
+
+@functools.cache
+def _may_be_cached() -> bool:
+    """Whether a root of the cache has a folder that is called like the launch runtime's."""
+    settings = config.current()
+    roots = (settings.cache_dir, *settings.system_cache)
+    return any(True for root in roots for _ in root.glob("v1/*/runtime-*"))
+
+
+def has_compiler() -> bool:
+    """Whether the C compiler of the settings is on the path."""
+    settings = config.current()
+    words = shlex.split(settings.cc)
+    path = settings.environment.get("PATH")
+    return bool(words) and shutil.which(words[0], path=path) is not None
+
+
+@functools.cache
+def registry() -> Registry:
+    """That of this process."""
+    return Registry()

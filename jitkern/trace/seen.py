@@ -1,0 +1,219 @@
+"""What a launch function sees, while it is traced, of Torch, `math` and the builtins.
+
+The functions that a Symbol or a TensorProxy could not be given to have stand-ins that know both,
+and what cannot be followed is a trap, which ends the trace when it is touched.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import math
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from jitkern.launch.recorder import allocated
+from jitkern.launch.symbols import Unsupported, is_symbol
+from jitkern.launch.tensors import Shape, TensorProxy
+from jitkern.launch.tune import changed
+from jitkern.trace.quick import check
+from jitkern.trace.world import Table, World
+
+Function = Callable[..., Any]
+
+
+def traceable(function: Function, world: World) -> Function:
+    """A launch function over what a trace can follow."""
+    copies = iter(world.copies(_stand_ins(), Trap))
+    return changed(function, lambda _: next(copies))
+
+
+class Trap:
+    """A value that no trace follows: whatever is done with it ends the trace."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, _: object, what: str) -> None:
+        object.__setattr__(self, "_what", what)
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise Unsupported(object.__getattribute__(self, "_what"))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self._refuse()  # type: ignore[no-any-return]
+
+    __getattr__ = __setattr__ = __delattr__ = __call__ = _refuse
+    __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = __contains__ = _refuse
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = __hash__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __divmod__ = __rdivmod__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __lshift__ = __rlshift__ = _refuse
+    __rshift__ = __rrshift__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
+    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = __floor__ = __ceil__ = _refuse
+    __repr__ = __str__ = __format__ = __bytes__ = __enter__ = __exit__ = _refuse
+    __next__ = __reversed__ = __trunc__ = _refuse
+
+
+class _Type(type):
+    """A class that stands for another one, `real`, and makes what a trace follows."""
+
+    real: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs:
+            return cls.made(args[0])
+        return cls.real(*args, **kwargs)
+
+    def __eq__(cls, other: object) -> bool:
+        return cls.real is getattr(other, "real", other) if other is not cls else True
+
+    def __hash__(cls) -> int:
+        return hash(cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.real, name)
+
+    def __or__(cls, other: Any) -> Any:
+        return cls.real | _real(other)
+
+    def __ror__(cls, other: Any) -> Any:
+        return _real(other) | cls.real
+
+    def __repr__(cls) -> str:
+        return repr(cls.real)
+
+
+class _Int(metaclass=_Type):
+    real = int
+
+    @staticmethod
+    def made(value: Any) -> Any:
+        return value.as_integer() if is_symbol(value) else int(value)
+
+
+class _Float(metaclass=_Type):
+    real = float
+
+    @staticmethod
+    def made(value: Any) -> Any:
+        return value.as_real() if is_symbol(value) else float(value)
+
+
+class _Size(metaclass=_Type):
+    real = torch.Size
+
+    @staticmethod
+    def made(sizes: Any) -> Any:
+        return Shape(sizes)
+
+
+for _stand_in in (_Int, _Float, _Size):
+    _stand_in.__name__ = _stand_in.real.__name__
+_TYPES: dict[Any, Any] = {int: _Int, float: _Float, torch.Size: _Size}
+
+
+def _real(kind: Any) -> Any:
+    return kind.real if isinstance(kind, _Type) else kind
+
+
+def _type_of(*args: Any) -> Any:
+    if len(args) != 1 or type(args[0]) is TensorProxy:
+        raise Unsupported("it asks for the type() of a tensor, which a call does not tell")
+    (value,) = args
+    kind = type(value.hint) if is_symbol(value) else type(value)
+    known: dict[Any, Any] = {Shape: torch.Size, Table: dict}
+    kind = known.get(kind, kind)
+    return _TYPES.get(kind, kind)
+
+
+def _is_instance(value: Any, kinds: Any) -> bool:
+    given: Any = kinds if isinstance(kinds, (tuple, types.UnionType)) else (kinds,)
+    listed = tuple(map(_real, getattr(given, "__args__", given)))
+    special = [kind for kind in listed if type(kind) is not type and kind is not torch.Tensor]
+    if type(value) is TensorProxy and special:
+        raise Unsupported(f"it asks whether a tensor is a {special[0]!r}")
+    return isinstance(value, listed)
+
+
+def _length(value: Any) -> Any:
+    if type(value) is not TensorProxy:
+        return len(value)
+    if not value.ndim:
+        raise TypeError("len() of a 0-d tensor")
+    return value.shape[0]
+
+
+def _hash(value: Any) -> int:
+    """As of Python's hash(), which is another one in each process for text."""
+    items = value if type(value) in (tuple, Shape) else (value,)
+    for item in items:
+        if not is_symbol(item) and type(item) not in (int, bool, float):
+            raise Unsupported("it uses the hash() of more than numbers")
+    return hash(value)
+
+
+def _square_root(value: Any) -> Any:
+    return value.square_root() if is_symbol(value) else math.sqrt(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return bool(value != value) if is_symbol(value) else math.isnan(value)  # noqa: PLR0124
+
+
+def _is_infinite(value: Any) -> bool:
+    if not is_symbol(value):
+        return math.isinf(value)
+    return bool(value == math.inf) or bool(value == -math.inf)
+
+
+def _is_finite(value: Any) -> bool:
+    return not _is_nan(value) and not _is_infinite(value)
+
+
+def _method(name: str) -> Function:
+    """A function of Torch that is a method of tensors too."""
+
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) is not TensorProxy:
+            raise Unsupported(f"it uses torch.{name} on what is not a tensor of this call")
+        return getattr(tensor, name)(*args, **kwargs)
+
+    return call
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value) is TensorProxy
+
+
+_METHODS = (
+    "clone", "flatten", "is_complex", "is_floating_point", "narrow", "numel", "permute", "reshape",
+    "select", "squeeze", "t", "transpose", "unsqueeze",
+)  # fmt: skip
+_ALLOCATORS = ("empty", "empty_like", "empty_strided", "zeros", "zeros_like")
+
+
+@functools.cache
+def _stand_ins() -> Mapping[int, Any]:
+    """What is seen in place of an object, by the object's id."""
+    of_torch = {
+        "_check": check, "is_tensor": _is_tensor, "Size": _Size,
+        **{name: _method(name) for name in _METHODS},
+        **{name: functools.partial(allocated, name) for name in _ALLOCATORS},
+    }  # fmt: skip
+    of_builtins = {
+        "type": _type_of, "isinstance": _is_instance, "len": _length, "hash": _hash, "int": _Int,
+        "float": _Float,
+    }  # fmt: skip
+    of_math = {
+        "sqrt": _square_root, "isnan": _is_nan, "isinf": _is_infinite, "isfinite": _is_finite,
+    }  # fmt: skip
+    return {
+        id(getattr(module, name)): stand_in
+        for module, replaced in ((torch, of_torch), (builtins, of_builtins), (math, of_math))
+        for name, stand_in in replaced.items()
+    }

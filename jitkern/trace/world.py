@@ -1,0 +1,467 @@
+"""What a launch function depends on besides its arguments, taken down once.
+
+A `World` is a closed copy of what a function and the functions it calls can read by a name: plain
+values, functions, dicts, and what is known of Torch, `math`, `operator` and the builtins. Each
+name is remembered with what it is bound to, so that it can be told whether the function would read
+the same now (`holds`, and in C the guards that the launch runtime makes of it). What can change
+without being rebound (a list, an object, the environment, the time) is trapped: a trace that
+touches it ends, and the function is run as it is, at each call.
+
+`identity` is equal in two processes where the code and the values are: it is made of the code
+objects and values of this process, not of the files that they came from.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.named_tuple import NamedTuple
+from jitkern.trace.reads import Read, reads_of
+
+Function = Callable[..., Any]
+_IMPORT = {"__import__": builtins.__import__}  # what C code of a call may ask for
+_LARGEST = 128  # keys of a dict that is followed
+ABSENT: Any = object()  # what a name is bound to in a namespace that has it not
+_OF_TORCH = (  # beside its dtypes, layouts and memory formats
+    "Size", "Tensor", "_check", "clone", "device", "dtype", "empty", "empty_like", "empty_strided",
+    "finfo", "flatten", "iinfo", "is_complex", "is_floating_point", "is_tensor", "narrow", "numel",
+    "permute", "reshape", "select", "squeeze", "t", "transpose", "unsqueeze", "zeros", "zeros_like",
+)  # fmt: skip
+_OF_A_DEVICE = ("get_device_capability", "get_device_properties")  # of torch.cuda
+_BUILTINS = (
+    "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate",
+    "filter", "float", "format", "frozenset", "hash", "hex", "int", "isinstance", "iter", "len",
+    "list", "map", "max", "min", "next", "oct", "ord", "pow", "range", "repr", "reversed", "round",
+    "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
+)  # fmt: skip
+_CHANGING = tuple((name,) for name in ("clear", "pop", "popitem", "setdefault", "update"))
+_PLAIN = (
+    bool, int, float, complex, str, bytes, range, type(None), type(...), type(NotImplemented),
+    torch.dtype, torch.layout, torch.memory_format, torch.device,
+)  # fmt: skip
+
+
+class Binding(NamedTuple):
+    """A name in a namespace, or a key in a dict, and what it stood for; `ABSENT` for nothing."""
+
+    namespace: dict[Any, Any]
+    name: Any
+    value: Any
+
+
+class Member(NamedTuple):
+    """The content of a cell, or the size of a dict."""
+
+    owner: Any
+    name: str  # `cell_contents` or `size`
+    value: Any
+
+
+class _Known(NamedTuple):
+    """A value that is the same object in the closed copy, unless it is replaced there."""
+
+    value: Any
+
+
+class _Module(NamedTuple):
+    """A module in the closed copy: only what is read of it."""
+
+    members: dict[str, Any]
+
+
+class _Trapped(NamedTuple):
+    """A value that can change unseen, or does what no trace follows; `what`: how it is read."""
+
+    value: Any
+    what: str
+
+
+class _Table(NamedTuple):
+    """A dict in the closed copy, which is guarded key by key."""
+
+    value: dict[Any, Any]
+    members: dict[Any, Any]
+
+
+class _Called(NamedTuple):
+    """A function in the closed copy, by its place in `World.functions`."""
+
+    number: int
+
+
+class _Node:
+    """A function that is copied, with what its names, variables around it and defaults are."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.function = function
+        self.names: dict[str, Any] = {}
+        self.cells: list[Any] = []
+        self.defaults: list[Any] = []
+        self.keywords: dict[str, Any] = {}
+
+
+class World:
+    """What these functions read. `refusal`: what no copy can follow, with its line, or ""."""
+
+    def __init__(self, functions: Iterable[Function]) -> None:
+        self.bindings: dict[tuple[int, Any], Binding] = {}
+        self.members: list[Member] = []  # beside those of functions
+        self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
+        self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
+        self.refusal = ""
+        self.kept = True  # False where an answer holds for the devices of this machine alone
+        self.attributes: set[str] = set()
+        self.compares = False  # it may ask whether two arguments are one object
+        self._nodes: list[_Node] = []
+        self._numbers: dict[int, int] = {}  # of a function by its id
+        self._tables: dict[int, _Table] = {}
+        self._spelled: list[str] = []
+        self._uses: set[int] = set()
+        self._trapped: list[Any] = []
+        self._entries = [self._entry(function) for function in functions]
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Equal for equal code and values in any process of this version of Python; in hex."""
+        text = repr((sys.version_info[:2], self._spelled))
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+    def holds(self) -> bool:
+        """Whether the functions would read the same now."""
+        if self._checks is None:
+            bindings = self.bindings.values()
+            self._checks = [(space.get, name, value) for space, name, value in bindings]
+        for look_up, name, value in self._checks:
+            if look_up(name, ABSENT) is not value:
+                return False
+        for function, code, defaults, keywords in self.functions:
+            if (
+                function.__code__ is not code
+                or function.__defaults__ is not defaults
+                or function.__kwdefaults__ is not keywords
+            ):
+                return False
+        return all(_content(owner, name) is value for owner, name, value in self.members)
+
+    def closed(self, harmless: Iterable[object] = ()) -> bool:
+        """Whether all is followed that the functions read, but for these objects."""
+        allowed = set(map(id, harmless))
+        return not self.refusal and all(id(value) in allowed for value in self._trapped)
+
+    def uses(self, value: object) -> bool:
+        """Whether the functions read this object by a name."""
+        return id(value) in self._uses
+
+    def copies(
+        self, seen: Mapping[int, Any], trap: Callable[[Any, str], Any] | None = None
+    ) -> list[Function]:
+        """The functions over a closed copy of what they read.
+
+        seen: by its id, what an object is replaced by in the copy.
+        trap: makes what stands for a value that is not followed, of the value and the reason; with
+            none the copy reads the value itself.
+        """
+        copying = _Copying(self._nodes, seen, trap)
+        return [copying.function(number) for number in self._entries]
+
+    def _entry(self, function: Function) -> int:
+        entry = _nothing
+        if not isinstance(function, types.FunctionType):
+            refusal = f"it is a {type(function).__name__}, no function"
+        elif not (refusal := _refusal(function)):
+            entry = function
+        self.refusal = self.refusal or refusal
+        return self._follow(entry)
+
+    def _follow(self, function: types.FunctionType) -> int:
+        """The number of a function, whose reads are followed when it is first met."""
+        if id(function) in self._numbers:
+            return self._numbers[id(function)]
+        number = self._numbers[id(function)] = len(self._nodes)
+        node = _Node(function)
+        self._nodes.append(node)
+        code = function.__code__
+        self.functions.append(
+            (function, code, function.__defaults__, function.__kwdefaults__),
+        )
+        self._spelled.append(f"function {_spelled_code(code)}")
+        found = reads_of(code)
+        self.attributes |= found.attributes
+        self.compares |= found.compares
+        node.defaults = [self._value(v, "a default") for v in function.__defaults__ or ()]
+        keywords = function.__kwdefaults__ or {}
+        for name, value in keywords.items():
+            self._bind(keywords, name, value)
+            node.keywords[name] = self._value(value, f"the default of {name}")
+        self._follow_cells(node, found.reads)
+        for read in found.reads:
+            if not read.cell:
+                self._merge(node.names, read.name, self._global(function, read))
+        return number
+
+    def _follow_cells(self, node: _Node, reads: Iterable[Read]) -> None:
+        function = node.function
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            value = _content(cell, "cell_contents")
+            self.members.append(Member(cell, "cell_contents", value))
+            own = [read for read in reads if read.cell and read.name == name]
+            found: dict[str, Any] = {}
+            for read in own or [Read(name, (), 0, cell=True)]:
+                taken = self._taken(value, read.name, read.attributes)
+                self._merge(found, name, self._unless_changed(taken, read, function))
+            node.cells.append(found[name])
+
+    def _merge(self, names: dict[str, Any], name: str, found: Any) -> None:
+        """Add what a name was found to be; of a module, what else is read of it."""
+        before = names.get(name)
+        if isinstance(before, _Module) and isinstance(found, _Module):
+            for member, value in found.members.items():
+                self._merge(before.members, member, value)
+        elif not isinstance(before, _Trapped):
+            names[name] = found
+
+    def _global(self, function: types.FunctionType, read: Read) -> Any:
+        own: dict[str, Any] = function.__globals__
+        value = own.get(read.name, ABSENT)
+        self._bind(own, read.name, value)
+        if value is ABSENT:
+            known: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009  mypy forgets it
+            value = known.get(read.name, ABSENT)
+            self._bind(known, read.name, value)
+        taken = self._taken(value, read.name, read.attributes)
+        return self._unless_changed(taken, read, function)
+
+    def _taken(self, value: Any, name: str, attributes: Sequence[str]) -> Any:
+        """What is read by a name and its attributes; each attribute of a module is a name too."""
+        self._spelled.append(f"name {name}")
+        if isinstance(value, types.ModuleType) and attributes:
+            member = vars(value).get(attributes[0], ABSENT)
+            self._bind(vars(value), attributes[0], member)
+            if value is torch.cuda and attributes[0] in _OF_A_DEVICE:
+                self.kept = False
+                return _Module({attributes[0]: _Known(member)})
+            inner = self._taken(member, f"{name}.{attributes[0]}", attributes[1:])
+            return _Module({attributes[0]: inner})
+        if type(value) is types.FunctionType and attributes:
+            self._trapped.append(value)
+            return _Trapped(value, f"it reads `{attributes[0]}` of the function `{name}`")
+        return self._value(value, f"`{name}`")
+
+    def _value(self, value: Any, name: str) -> Any:  # noqa: PLR0911  a table of cases
+        if is_plain(value):
+            self._spelled.append(_spelled(value))
+            return _Known(value)
+        if id(value) in _known() or _is_exception(value):
+            self._uses.add(id(value))
+            self.compares |= value in (operator.is_, operator.is_not)
+            return _Known(value)
+        if value is ABSENT:
+            return _Known(ABSENT)
+        if type(value) is types.FunctionType and not str(value.__module__).startswith("torch."):
+            refusal = _refusal(value)
+            if not refusal:
+                return _Called(self._follow(value))
+            self._trapped.append(value)
+            return _Trapped(value, refusal)
+        if type(value) is dict and len(value) <= _LARGEST and all(map(is_plain, value)):
+            return self._table(value, name)
+        self._uses.add(id(value))
+        self._trapped.append(value)
+        if callable(value) or isinstance(value, types.ModuleType):
+            return _Trapped(value, f"it uses {name}")
+        return _Trapped(
+            value, f"it reads {name}, of type {type(value).__name__}, which can change unseen"
+        )
+
+    def _table(self, value: dict[Any, Any], name: str) -> _Table:
+        if id(value) not in self._tables:
+            table = self._tables[id(value)] = _Table(value, {})
+            self.members.append(Member(value, "size", len(value)))
+            self._spelled.append(f"dict of {len(value)}")
+            for key, member in value.items():
+                self._bind(value, key, member)
+                self._spelled.append(f"key {_spelled(key)}")
+                table.members[key] = self._value(member, f"{name}[{key!r}]")
+        return self._tables[id(value)]
+
+    def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
+        """A dict that the function itself may change is not followed: a memo, a count of calls."""
+        changes = reads_of(function.__code__).changes or read.attributes[:1] in _CHANGING
+        if not isinstance(part, _Table) or not changes:
+            return part
+        self._trapped.append(part.value)
+        return _Trapped(part.value, f"it reads `{read.name}`, a dict that it may change itself")
+
+    def _bind(self, namespace: dict[Any, Any], name: Any, value: Any) -> None:
+        self.bindings[id(namespace), name] = Binding(namespace, name, value)
+
+
+class Table(dict[Any, Any]):
+    """A dict as a trace sees it: what changes it would have to change the real one."""
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise TypeError("it changes a dict of its module")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+
+class _Copying:
+    """The functions of a world over scopes of their own, each copied once."""
+
+    def __init__(
+        self,
+        nodes: Sequence[_Node],
+        seen: Mapping[int, Any],
+        trap: Callable[[Any, str], Any] | None,
+    ) -> None:
+        self._nodes = nodes
+        self._seen = seen
+        self._trap = trap
+        self._made: dict[int, types.FunctionType] = {}
+        self._traps: dict[int, Any] = {}
+        self._tables: dict[int, Table] = {}
+
+    def function(self, number: int) -> types.FunctionType:
+        """The copy of a function."""
+        if number in self._made:
+            return self._made[number]
+        node = self._nodes[number]
+        function = node.function
+        scope: dict[str, Any] = {
+            "__builtins__": vars(builtins) if self._trap is None else _IMPORT,
+            "__name__": function.__globals__.get("__name__"),
+        }
+        cells = tuple(types.CellType() for _ in node.cells)
+        copy = types.FunctionType(function.__code__, scope, function.__name__, None, cells)
+        self._made[number] = copy
+        if self._trap is None:
+            copy.__dict__ = function.__dict__
+        for name, part in node.names.items():
+            if not _is_absent(part):
+                scope[name] = self._built(part)
+        for cell, part in zip(cells, node.cells):
+            if not _is_absent(part):
+                cell.cell_contents = self._built(part)
+        copy.__defaults__ = tuple(map(self._built, node.defaults)) or None
+        copy.__kwdefaults__ = {n: self._built(part) for n, part in node.keywords.items()} or None
+        return copy
+
+    def _built(self, part: Any) -> Any:
+        if isinstance(part, _Called):
+            return self.function(part.number)
+        if isinstance(part, _Module):
+            members = {n: self._built(v) for n, v in part.members.items() if not _is_absent(v)}
+            return types.SimpleNamespace(**members)
+        value = part.value
+        if isinstance(part, _Table) and self._trap is not None:
+            if id(value) not in self._tables:
+                table = self._tables[id(value)] = Table()
+                for key, member in part.members.items():
+                    dict.__setitem__(table, key, self._built(member))
+            return self._tables[id(value)]
+        if id(value) in self._seen:
+            return self._seen[id(value)]
+        if not isinstance(part, _Trapped) or self._trap is None:
+            return value
+        if id(value) not in self._traps:
+            self._traps[id(value)] = self._trap(value, part.what)
+        return self._traps[id(value)]
+
+
+def _is_absent(part: Any) -> bool:
+    return isinstance(part, _Known) and part.value is ABSENT
+
+
+def _no_function() -> None:
+    """What stands for an entry that is none, or cannot be followed."""
+
+
+_nothing: Any = _no_function
+
+
+@functools.lru_cache(maxsize=1024)
+def _world(functions: tuple[Function, ...]) -> list[World]:
+    return [World(functions)]
+
+
+def world_of(functions: tuple[Function, ...]) -> World:
+    """What these functions read as things are now: the world of before where it holds."""
+    kept = _world(functions)
+    if not kept[0].holds():
+        kept[0] = World(functions)
+    return kept[0]
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value cannot change and is what its repr says; no subclass of a number is."""
+    if type(value) in (tuple, frozenset):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return type(value) in _PLAIN
+
+
+def _refusal(function: types.FunctionType) -> str:
+    """What the code of a function does that no copy can follow, with its line, or ""."""
+    code = function.__code__
+    for what, line in reads_of(code).refusals:
+        return f"{code.co_filename}:{line}: {what}"
+    return ""
+
+
+def _content(owner: Any, name: str) -> Any:
+    if name == "size":
+        return len(owner)  # a small number, which is one object
+    try:
+        return getattr(owner, name)
+    except ValueError:  # a cell that is not bound yet
+        return ABSENT
+
+
+@functools.cache
+def _known() -> frozenset[int]:
+    """Ids of the objects, which live as long as the process, that always answer alike."""
+    pure = [*vars(math).values(), *vars(operator).values()]
+    of_math = [value for value in pure if isinstance(value, types.BuiltinFunctionType)]
+    of_torch = [getattr(torch, name) for name in _OF_TORCH]
+    of_builtins = [getattr(builtins, name) for name in _BUILTINS]
+    return frozenset(map(id, (*of_math, *of_torch, *of_builtins)))
+
+
+def _is_exception(value: object) -> bool:
+    return (
+        isinstance(value, type)
+        and issubclass(value, BaseException)
+        and value.__module__ == "builtins"
+    )
+
+
+def _spelled(value: Any) -> str:
+    """A plain value as text that no other value has, in the same order in each process."""
+    if type(value) is frozenset:
+        return f"frozenset({sorted(map(_spelled, value))})"
+    if type(value) is tuple:
+        return f"({', '.join(map(_spelled, value))})"
+    return f"{type(value).__name__} {value!r}"
+
+
+def _spelled_code(code: types.CodeType) -> str:
+    """What a code object does, but for the names of its files and the numbers of its lines."""
+    constants = [
+        _spelled_code(c) if isinstance(c, types.CodeType) else _spelled(c) for c in code.co_consts
+    ]
+    parts = (
+        code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars,
+        code.co_cellvars, code.co_flags, code.co_argcount, code.co_posonlyargcount,
+        code.co_kwonlyargcount, getattr(code, "co_exceptiontable", b""),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode(errors="surrogatepass")).hexdigest()

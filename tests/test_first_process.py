@@ -1,0 +1,140 @@
+"""A process that starts on an empty cache: it is as quick as any other once its stubs are built."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jitkern.launch import runtime
+
+pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+# Counts what a call does beside computing: files opened, threads and processes started.
+COUNTED = """
+import collections, json, sys, torch
+{before}
+import jitkern.ops
+from jitkern.launch import linker, runtime, slot
+counting = collections.Counter()
+told = ("open", "_thread.start_new_thread", "subprocess.Popen", "os.posix_spawn", "os.fork")
+sys.addaudithook(lambda event, _: event in told and counting.update([event]))
+x, y = torch.rand(16), torch.rand(16)
+for _ in range(3):
+    assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
+    linker.settle()
+counting.clear()
+before = [one.misses for one in slot.SLOTS]
+for _ in range(1000):
+    jitkern.ops.vec_add(x, y)
+seen = dict(counting)
+print(json.dumps({{
+    "seen": seen, "loaded": runtime.runtime() is not None, "stubs": jitkern.stats()["stubs"],
+    "misses": sum(one.misses for one in slot.SLOTS) - sum(before),
+}}))
+"""
+NO_CODE = """
+from jitkern.runtime import code_page
+def refuse(code):
+    raise OSError("Operation not permitted")
+code_page._executable = refuse
+"""
+
+
+def counted(run_python, before="", **environment):
+    done = run_python(COUNTED.format(before=before), **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_its_calls_are_served_by_the_runtime_and_the_stub_that_it_built(run_python):
+    found, stderr = counted(run_python)
+    # The runtime and a stub.
+    assert (found, stderr) == ({"seen": {}, "loaded": True, "stubs": 2, "misses": 0}, "")
+    found, _ = counted(run_python)
+    assert found == {"seen": {}, "loaded": True, "stubs": 0, "misses": 0}
+
+
+def test_without_a_compiler_for_stubs_calls_open_nothing_and_start_nothing(run_python):
+    found, stderr = counted(run_python, CC="/nonexistent")
+    assert (found["seen"], found["loaded"]) == ({}, False)
+    assert "no C compiler" in stderr and len(stderr.splitlines()) == 1
+
+
+def test_where_no_memory_may_be_made_executable_calls_go_through_python(run_python):
+    found, stderr = counted(run_python, NO_CODE)
+    assert (found["seen"], found["stubs"]) == ({}, 0)
+    assert "no memory may be made executable" in stderr
+
+
+def test_errors_and_gradients_are_right_before_the_runtime_is_loaded(run_python):
+    done = run_python(
+        "import torch\n"
+        "from jitkern.runtime import builds\n"
+        "builds.RUNTIME.later = lambda work: True\n"
+        "import jitkern.ops\n"
+        "from jitkern.launch import runtime\n"
+        "for _ in range(3):\n"
+        "    try: torch.ops.jitkern.vec_add(torch.ones(2), torch.ones(3))\n"
+        "    except RuntimeError as e: print('shapes differ' in str(e))\n"
+        "    x = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)\n"
+        "    jitkern.ops.softmax(x).square().sum().backward()\n"
+        "    wanted, = torch.autograd.grad(x.softmax(-1).square().sum(), x)\n"
+        "    print(torch.allclose(x.grad, wanted))\n"
+        "print(runtime.runtime())\n"
+    )
+    assert done.stdout.split() == ["True"] * 6 + ["None"], done.stderr
+
+
+def test_a_process_that_ends_at_once_waits_no_longer_than_it_may(run_python, tmp_path):
+    slow = tmp_path / "cc"
+    slow.write_text("#!/bin/sh\nsleep 60\n")
+    slow.chmod(0o755)
+    done = run_python(
+        "import torch, jitkern.ops\n"
+        "from jitkern.runtime import builds\n"
+        "builds.PATIENCE = 0.5\n"
+        "print(jitkern.ops.vec_add(torch.ones(1), torch.ones(1)).item())\n",
+        CC=str(slow),
+    )
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+
+
+CONSTANTS = """
+import glob, json, math, os, sys, threading, torch
+from jitkern.declare import Cpp, kernel
+from jitkern.launch import linker, slot
+open("k.cpp", "w").write('extern "C" void scale(float* out, double a, long n) { for (long i = 0; i < n; i++) out[i] = a; }')
+op = kernel("jitkern_constants::f(Tensor x, float a) -> Tensor", cpu=Cpp(os.path.abspath("k.cpp")))
+@op.launch("cpu")
+def _(k, x, a):
+    out = torch.empty_like(x)
+    k.scale(out, math.exp(-a), x.numel())  # another constant for each a
+    return out
+x, most = torch.ones(4), 0
+for value in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1000):
+    assert op(x, float(value))[0].item() == torch.tensor(math.exp(-float(value))).item()
+    most = max(most, threading.active_count())
+linker.settle()
+for _ in range(300):
+    op(x, 5000.0)
+linker.settle()
+(own,) = slot.SLOTS
+before = own.misses
+op(x, 5000.0)
+cache = os.environ["JITKERN_CACHE_DIR"]
+print(json.dumps({
+    "threads": most, "stubs": len(glob.glob(f"{cache}/v1/*/*.stub.*")), "served": own.misses == before,
+    "plans": len(glob.glob(f"{cache}/v1/*/*.plan.*")),
+}))
+"""
+
+
+def test_a_thousand_constants_make_few_stubs_by_one_thread_and_a_steady_one_is_served(run_python):
+    for _ in range(2):
+        done = run_python(CONSTANTS)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["threads"] <= 3  # with the one that builds the runtime
+        assert found["stubs"] <= 128
+        assert found["plans"] <= 16
+        assert found["served"]

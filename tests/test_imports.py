@@ -1,0 +1,60 @@
+"""What an import of ops, and the first call of a warm process, do without."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jitkern import jit
+from jitkern.launch import runtime
+from jitkern.target import Target
+
+CHILD = """
+import json, re, sys
+import torch
+before = set(sys.modules)
+patterns = []
+compiled = re._compiler.compile
+re._compiler.compile = lambda p, flags=0: patterns.append(str(p)) or compiled(p, flags)
+import jitkern.ops
+found = {"import": sorted(set(sys.modules) - before), "patterns": [*patterns]}
+x = torch.ones(8)
+jitkern.ops.vec_add(x, x)
+found["call"] = sorted(set(sys.modules) - before)
+found["compiles"] = jitkern.stats()["compiles"]
+print(json.dumps(found))
+"""
+OF_A_MISS = (
+    "filelock", "platformdirs", "jitkern.cache_tools", "jitkern.cxx", "jitkern.lock",
+    "jitkern.package", "jitkern.compilers.cc_build", "jitkern.compilers.nvrtc_build",
+    "jitkern.compilers.result", "jitkern.compilers.triton_build",
+)  # fmt: skip
+OF_A_CALL = (
+    "jitkern.compilers.cc", "jitkern.compilers.nvrtc", "jitkern.compilers.triton",
+    "jitkern.launch.arguments", "jitkern.launch.driver", "jitkern.library", "jitkern.samples",
+)  # fmt: skip
+
+
+def run():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def warm():
+    jit.ensure(runtime.variant(), Target.current("cpu"))
+    run()
+    run()
+    found = run()
+    assert not found["compiles"]
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="patterns are counted in re._compiler")
+def test_a_warm_process_imports_no_more_than_it_needs(warm):
+    assert not set(warm["import"]) & {*OF_A_MISS, *OF_A_CALL}
+    assert not set(warm["call"]) & set(OF_A_MISS)
+    assert len(warm["patterns"]) <= 1  # that of Torch's version

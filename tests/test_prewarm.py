@@ -1,0 +1,366 @@
+"""Prewarming in several processes, and what a second prewarm does not do again."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitkern import config, events, jit, record
+from jitkern.launch import runtime
+from jitkern.prewarm import builder, identity, tasks
+from jitkern.register import OPS, Op
+from jitkern.samples import ShapesAlone
+
+pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+
+MODULE = """
+import torch
+from jitkern.declare import Cpp, kernel
+from {name}.more import SIZE
+FACTOR = 2
+DTYPES = (torch.float32, torch.float64, torch.int32)
+op = kernel("{name}::f(Tensor x) -> Tensor", cpu=Cpp("k.cpp"))
+@op.launch("cpu")
+def _(k, x):
+    out = torch.empty_like(x)
+    k.f[{{"T": x.dtype, "N": FACTOR}}](out, x, x.numel())
+    return out
+@op.samples
+def _(device):
+    for dtype in DTYPES:
+        yield torch.ones(SIZE, dtype=dtype, device=device)
+    yield torch.ones(2, SIZE, device=device)
+"""
+KERNEL = 'extern "C" void f(T* out, const T* x, long long n) { while (n--) out[n] = N * x[n]; }\n'
+numbers = itertools.count()
+
+
+def report(outcome):
+    code, out, err = outcome
+    return code, json.loads(out.splitlines()[-1]), err
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of one op, with three kernels, by its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    importlib.import_module("jitkern.ops")
+    name = f"prewarmed{next(numbers)}"
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "more.py").write_text("SIZE = 3\n")
+    (folder / "kernel.py").write_text(MODULE.format(name=name))
+    (folder / "k.cpp").write_text(KERNEL)
+    yield name
+    OPS.pop(f"{name}::f", None)
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The file where each process notes what it has built or found."""
+    file = tmp_path / "told"
+    file.touch()
+
+    def note(event):
+        with file.open("a") as lines:
+            lines.write(f"{event.status} {event.path}\n")
+
+    stop = events.on_compile(note)
+    yield file
+    stop()
+
+
+def rows(found):
+    return sorted(
+        (r["op"], r["variant"], r["target"], Path(r["path"]).name) for r in found["results"]
+    )
+
+
+def test_many_jobs_build_what_one_builds_and_each_once(cli, package, told, cache_dir):
+    code, one, _ = report(cli("prewarm", package, "--jobs", "1", "--json"))
+    assert (code, one["built"]) == (0, len(one["results"])) and one["built"] >= 3 + 1 + 4 + 4
+    shutil.rmtree(cache_dir)
+    told.write_text("")
+    code, many, err = report(cli("prewarm", package, "--jobs", "5", "--json"))
+    assert (code, many["built"], rows(many)) == (0, one["built"], rows(one)), err
+    built = [line for line in told.read_text().splitlines() if line.startswith("built ")]
+    plans = [row for row in many["results"] if row["variant"].startswith("plan")]
+    assert len(set(built)) == len(built) == many["built"] - len(plans)
+    assert [row["op"] for row in many["results"]] == [row["op"] for row in one["results"]]
+
+
+def forbid(monkeypatch):
+    """Have a prewarm fail that draws samples, traces or compiles."""
+
+    def refuse(*_, **__):
+        raise AssertionError("the second run does this again")
+
+    monkeypatch.setattr(jit, "ensure_and_tell", refuse)
+    monkeypatch.setattr(builder, "units_of", refuse)
+    monkeypatch.setattr(tasks, "stubs_of", refuse)
+
+
+def test_a_second_run_neither_traces_nor_compiles(cli, package, monkeypatch):
+    first = report(cli("prewarm", package, "vec_add", "--json"))[1]
+    forbid(monkeypatch)
+    code, second, err = report(cli("prewarm", package, "vec_add", "--json"))
+    assert (code, second["hits"], second["built"]) == (0, first["built"], 0), err
+    assert [row["variant"] for row in second["results"]] == [
+        row["variant"] for row in first["results"]
+    ]
+    assert rows(second) == rows(first)
+
+
+def test_a_second_run_of_known_samples_draws_none(cli, monkeypatch):
+    cli("prewarm", "vec_add", "softmax")
+    monkeypatch.setattr(Op, "_draw", lambda self: pytest.fail("drawn"))
+    for op in ("jitkern::vec_add", "jitkern::softmax"):
+        monkeypatch.setattr(OPS[op], "_drawn", None)
+    assert report(cli("prewarm", "vec_add", "softmax", "--json"))[1]["built"] == 0
+
+
+def test_a_recording_has_a_second_run_too(cli, package, monkeypatch, tmp_path):
+    module = importlib.import_module(f"{package}.kernel")
+    with config.using(record=tmp_path / "calls"):
+        for size in (3, 4):
+            call = (torch.ones(size),)
+            record.note(f"{package}::f", module.__name__, "cpu", "cc", call)
+    first = report(cli("prewarm", "--from", "calls", package, "--json"))[1]
+    assert first["built"] == 4  # a kernel, the runtime, a stub and its plan
+    with monkeypatch.context() as patch:
+        forbid(patch)
+        again = report(cli("prewarm", "--from", "calls", package, "--json"))[1]
+    assert (again["hits"], again["built"]) == (4, 0)
+    assert report(cli("prewarm", package, "--json"))[1]["built"] > 0
+
+
+def change_size(folder, module, cache_dir):
+    module.SIZE = 5
+
+
+def change_factor(folder, module, cache_dir):
+    module.FACTOR = 3
+
+
+def change_source(folder, module, cache_dir):
+    (folder / "k.cpp").write_text(KERNEL + "// edited\n")
+
+
+def change_launch_file(folder, module, cache_dir):
+    (folder / "kernel.py").write_text((folder / "kernel.py").read_text() + "\n# edited\n")
+
+
+def change_jitkern(folder, module, cache_dir):
+    identity.code_of_jitkern.cache_clear()
+    identity.code_of_jitkern.__wrapped__.__globals__["_FAMILIES"].discard(".h")
+
+
+def lose_an_entry(kind):
+    def lose(folder, module, cache_dir):
+        (path, *_) = cache_dir.glob(f"v1/*/{folder.name}.f.{kind}*")
+        shutil.rmtree(path)
+
+    return lose
+
+
+def damage_an_entry(folder, module, cache_dir):
+    (path, *_) = cache_dir.glob(f"v1/*/{folder.name}.f.f32*/*.so")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+@pytest.mark.parametrize(
+    ("change", "anew", "groups"),
+    [
+        (change_factor, 3 + 4, 3),  # the stubs are the same
+        (change_source, 3 + 4, 3),  # the stubs are the same
+        (change_launch_file, 0, 0),  # not in this process, which has imported it
+        (change_size, 0, 3),
+        (change_jitkern, 0, 3),
+        (lose_an_entry("f32"), 1, 3),
+        (lose_an_entry("stub"), 1, 3),
+        (lose_an_entry("plan"), 1, 3),
+        (damage_an_entry, 1, 3),
+    ],
+)
+def test_what_has_changed_is_noticed(
+    change, anew, groups, cli, package, monkeypatch, cache_dir, tmp_path
+):
+    monkeypatch.setattr(identity, "_FAMILIES", {*identity._FAMILIES})
+    cli("prewarm", package, "--jobs", "1")
+    change(tmp_path / package, sys.modules[f"{package}.kernel"], cache_dir)
+    OPS[f"{package}::f"]._drawn = None
+    traced = []
+    stubs_of = tasks.stubs_of
+    monkeypatch.setattr(tasks, "stubs_of", lambda *args: traced.append(1) or stubs_of(*args))
+    code, found, err = report(cli("prewarm", package, "--jobs", "1", "--json"))
+    assert (code, found["built"], len(traced)) == (0, anew, groups), err
+    identity.code_of_jitkern.cache_clear()
+
+
+def test_what_is_skipped_or_failed_is_tried_again(cli, compiler):
+    compiler.fail = True
+    for _ in range(2):
+        before = len(compiler.compiles)
+        code, found, _ = report(cli("prewarm", "vec_add", "--jobs", "1", "--keep-going", "--json"))
+        assert (code, found["failed"], len(compiler.compiles) - before) == (1, 4, 4)
+
+
+def test_refresh_and_an_exact_compiler_take_no_record_for_it(cli, package, told):
+    cli("prewarm", package)
+    for settings, options in (({"compiler": "exact"}, ()), ({}, ("--refresh",))):
+        told.write_text("")
+        with config.using(**settings):
+            assert cli("prewarm", package, "--jobs", "1", *options)[0] == 0
+        assert len(told.read_text().splitlines()) >= 3
+
+
+def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler, package):
+    parent = os.getpid()
+
+    def die():
+        if compiler.compiles[-1].label == "f64.N2":
+            assert os.getpid() != parent
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    compiler.during = die
+    arguments = ("prewarm", package, "--jobs", "2", "--keep-going", "--json")
+    code, found, _ = report(cli(*arguments))
+    (failed,) = [row for row in found["results"] if row["status"] == "failed"]
+    assert (code, failed["op"], failed["variant"]) == (1, f"{package}::f", "f64.N2")
+    assert failed["reason"] == (
+        "the process that built it was ended by SIGKILL; if memory was short, give fewer --jobs"
+    )
+    kernels = {r["variant"] for r in found["results"] if r["status"] == "built"}
+    assert {"f32.N2", "i32.N2"} <= kernels
+    compiler.during = lambda: None
+    assert report(cli(*arguments))[1]["failed"] == 0
+
+
+def test_an_error_of_a_worker_is_raised_here(cli, compiler, package, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = cli("prewarm", package, "--jobs", "3", "--cache-dir", str(tmp_path / "file"))
+    assert (code, "is a file; remove it" in err) == (3, True), err
+
+
+def _drawn():
+    yield torch.randn(int(random.random() * 9) + 1)
+
+
+def _nested(device):
+    def inside():
+        return math.prod((2, 3))
+
+    yield torch.randn(inside(), device=device)
+
+
+def _of_the_environment():
+    yield torch.cuda.device_count()
+
+
+def _of_a_hidden_builtin(device):
+    yield torch.ones(max(device), device=device)
+
+
+class max:  # noqa: A001
+    pass
+
+
+def _of_closure(size):
+    return lambda device: iter([torch.ones(size, device=device)])
+
+
+@pytest.mark.parametrize(
+    ("function", "known"),
+    [
+        (_nested, True),
+        (_drawn, False),
+        (_of_the_environment, False),
+        (_of_closure(3), True),
+        (_of_closure([3]), False),
+        (_of_a_hidden_builtin, False),
+    ],
+)
+def test_samples_are_told_by_their_code_where_nothing_else_decides(function, known):
+    assert (identity._function(function) is not None) == known
+
+
+def test_an_outline_tells_calls_apart():
+    meta = torch.empty(4, 6, device="meta")
+    other = torch.empty(4, 6, device="meta")
+    calls = [
+        (meta,), (meta.T,), (meta[1:],), (meta[:, :2],), (meta.half(),), (meta, meta), (meta, other),
+        (1,), (1.0,), (True,), (None,), ("1",), ([1],), (torch.float16,), (meta.requires_grad_(),),
+    ]  # fmt: skip
+    outlines = [identity.outline(call) for call in calls]
+    assert None not in outlines and len(set(outlines)) == len(calls) - 1  # the last is the first
+    assert identity.outline((object(),)) is None
+    assert identity.outline((torch.ones(2),)) is None  # its content may matter
+
+
+META = {"device": "meta"}
+MADE = [
+    lambda: torch.randn(3, 4, **META),
+    lambda: torch.rand((2, 0), dtype=torch.float16, requires_grad=True, **META),
+    lambda: torch.randn(size=(2, 3), **META),
+    lambda: torch.randn([], dtype=torch.complex64, **META),
+    lambda: torch.randn_like(torch.empty(3, 4, **META).T),
+    lambda: torch.rand_like(torch.empty(3, 4, **META), dtype=torch.float64),
+    lambda: torch.empty_like(torch.empty(3, 4, **META)),
+    lambda: torch.empty_like(torch.empty(3, 4, **META).T),
+    lambda: torch.empty_like(torch.empty(2, 3, 4, 5, **META), memory_format=torch.channels_last),
+    lambda: torch.empty_like(torch.empty(3, **META), device="cpu"),
+    lambda: torch.softmax(torch.empty(3, 4, **META), dim=-1),
+    lambda: torch.softmax(torch.empty(3, 4, **META).T, 1),
+    lambda: torch.softmax(torch.empty(3, 4, **META), 0, dtype=torch.float64),
+    lambda: torch.empty(3, 4, **META).softmax(1),
+    lambda: torch.empty(3, 4, **META, requires_grad=True).softmax(1),
+    lambda: torch.softmax(torch.empty(3, 4, **META), dim=2),
+    lambda: torch.softmax(torch.empty(3, 4, dtype=torch.int32, **META), dim=1),
+    lambda: torch.randn(3),
+    lambda: torch.arange(4, **META),
+]
+
+
+@pytest.mark.parametrize("make", MADE, ids=map(str, range(len(MADE))))
+def test_shapes_alone_are_those_of_torch(make):
+    def described():
+        try:
+            made = make()
+        except (RuntimeError, IndexError) as e:
+            return type(e)
+        return (
+            made.shape,
+            made.stride(),
+            made.dtype,
+            made.device,
+            made.storage_offset(),
+            made.requires_grad,
+        )
+
+    wanted = described()
+    with ShapesAlone():
+        assert described() == wanted
+
+
+def test_what_the_shipped_ops_need_is_found_without_sympy(run_python):
+    done = run_python(
+        "import sys, jitkern.ops; from jitkern.register import OPS; from jitkern.needs import needs_of\n"
+        "for op in OPS.values():\n"
+        "    for device, sources in op.sources.items():\n"
+        "        for source in sources: assert needs_of(op, source, device).variants\n"
+        "print('sympy' in sys.modules)"
+    )
+    assert done.stdout == "False\n", done.stderr
