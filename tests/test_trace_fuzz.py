@@ -22,7 +22,7 @@ from jitkern import config
 from jitkern.compilers.stub import StubCompiler
 from jitkern.declare import Cpp, kernel
 from jitkern.launch import runtime
-from jitkern.launch.slot import Slot
+from jitkern.launch.slot import Calls, Slot
 from jitkern.launch.stub import lines_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.trace import trace
@@ -284,7 +284,7 @@ def compared(op, stub, traced, author, text, module, args):
     op.launch("cpu")(module["launch"])
     slot = slot_of(op)
     addresses = [kernel.function.address for kernel in traced.kernels]
-    slot.append(stub, "", addresses, torch.device("cpu"), config.current(), traced.world)
+    slot.append(Calls(), stub, "", addresses, torch.device("cpu"), config.current(), traced.world)
     calls = [
         args,
         *(author.near(args) for _ in range(NEAR)),

@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import random
+import threading
 import types
 
 import pytest
@@ -14,6 +15,7 @@ from conftest import slot_of
 
 from jitkern.declare import Cpp, kernel
 from jitkern.launch import linker, runtime
+from jitkern.runtime import builds
 from jitkern.trace.world import World
 
 pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
@@ -365,6 +367,18 @@ def test_a_launch_function_declared_again_is_the_one_that_runs(declare):
     op = declare(lambda k, x: scaled(k, x, 2.0))
     serves(op, 2.0)
     op.launch("cpu")(lambda k, x: scaled(k, x, 3.0))
+    assert value(op) == (3.0, False)
+    serves(op, 3.0)
+
+
+def test_what_is_being_built_of_an_earlier_launch_function_never_serves(declare):
+    op = declare(lambda k, x: scaled(k, x, 2.0))
+    declared = threading.Event()
+    assert builds.STUBS.later(declared.wait)
+    assert op(torch.ones(2))[0].item() == 2.0
+    op.launch("cpu")(lambda k, x: scaled(k, x, 3.0))
+    declared.set()
+    linker.settle()
     assert value(op) == (3.0, False)
     serves(op, 3.0)
 

@@ -82,8 +82,6 @@ def _make(asked: Asked, call: str) -> None:
     except OSError as e:
         _log.warning("%s keeps to its Python launcher: %s", slot.op, e)
         slot.refuse(calls, str(e))
-    else:
-        calls.refused = ""
     finally:
         calls.building.discard(call)
 
@@ -100,8 +98,9 @@ def _serve(asked: Asked) -> None:
     key = jit.key_of(variant, runner.target)
     addresses = [kernel.function.address for kernel in traced.kernels]
     slot.append(
-        stub, key.digest, addresses, runner.device, asked.settings, traced.world, traced.frozen
-    )
+        asked.calls, stub, key.digest, addresses, runner.device, asked.settings, traced.world,
+        traced.frozen,
+    )  # fmt: skip
     if may_compile:
         plans = slot.plans(asked.function, traced.world, runner.source, runner.target)
         keep(plans, asked.args, reference_to(key), traced, runner.target, runner.device)

@@ -7,6 +7,7 @@ Python, and uses it as soon as it is there.
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import logging
 import os
@@ -132,7 +133,7 @@ class _State:
 
 _state = _State()
 _lock = threading.Lock()
-waiting: list[Callable[[Runtime], None]] = []  # told when the runtime is loaded
+_waiting: collections.deque[Callable[[Runtime], None]] = collections.deque()
 
 
 def runtime() -> Runtime | None:
@@ -172,14 +173,29 @@ def _take(*, may_compile: bool) -> None:
         found = jit.loaded(variant(), Target.current("cpu"), may_compile=may_compile)
         _state.runtime = loaded = Runtime(found)
         registry().load(loaded)
-        while waiting:
-            waiting.pop()(loaded)
+        _tell(loaded)
     except (NotCached, TargetError) as e:
         _log.debug("calls go through the Python launcher: %s", e)
     except CompilerNotFound as e:
         announce(e)
     except (JitkernError, AttributeError, KeyError, OSError, ValueError) as e:
         _log.warning("calls go through the Python launcher, which is slower: %s", e)
+
+
+def when_loaded(use: Callable[[Runtime], None]) -> None:
+    """Have this called with the runtime: now, or as soon as it is loaded."""
+    _waiting.append(use)
+    if _state.runtime:
+        _tell(_state.runtime)
+
+
+def _tell(loaded: Runtime) -> None:
+    while _waiting:
+        try:
+            use = _waiting.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        use(loaded)
 
 
 def announce(why: CompilerNotFound) -> None:

@@ -16,7 +16,7 @@ from jitkern.config import Config
 from jitkern.errors import JitkernError
 from jitkern.kernel import Generated, Source
 from jitkern.launch.plans import Plan, Plans, entry_of, example_of, situation_of
-from jitkern.launch.runtime import Runtime, runtime, waiting
+from jitkern.launch.runtime import Runtime, runtime, when_loaded
 from jitkern.launch.tune import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
@@ -51,6 +51,7 @@ class Calls:
         self.building: set[str] = set()  # the calls, by their numbers, that stubs are made for
         self.strikes = 0
         self.refused = ""  # why they keep to the Python launcher
+        self.forgotten = False  # they were asked of a launch function that was declared again
         self.unavailable: Config | None = None  # settings under which their stub is not to be had
 
 
@@ -154,7 +155,7 @@ class Slot:
                 if entry
             )
             addresses = [kernel.address for kernel in kernels]
-            if self.append(stub, plan.stub[2], addresses, device, config.current(), world):
+            if self.append(calls, stub, plan.stub[2], addresses, device, config.current(), world):
                 return True
         calls.plans = None
         return False
@@ -196,6 +197,7 @@ class Slot:
 
     def append(
         self,
+        calls: Calls,
         stub: Any,
         digest: str,
         addresses: list[int],
@@ -204,13 +206,14 @@ class Slot:
         world: World,
         frozen: Sequence[Frozen] = (),
     ) -> bool:
-        """Let a loaded stub serve, over kernels at these addresses, while `world` holds.
+        """Let a loaded stub serve `calls`, over kernels at these addresses, while `world` holds.
 
         False where it does so already.
         """
         known = (digest, device.index, settings.prefer, world, *addresses)
         with self.lock:
-            if known in self.known:
+            calls.refused = ""
+            if known in self.known or calls.forgotten:
                 return False
             self.known.add(known)
             self._frozen += frozen
@@ -218,36 +221,45 @@ class Slot:
             self._worlds.add(world)
 
         def add(found: Runtime) -> None:
-            place = found.append(self.number, stub, addresses, device, settings, world)
-            if place is None:
-                return
             with self.lock:
+                if calls.forgotten:
+                    return
+                place = found.append(self.number, stub, addresses, device, settings, world)
+                if place is None:
+                    self.known.discard(known)
+                    self.refuse(calls, "C cannot tell whether all that it reads is as it was")
+                    return
                 taken = self._places.get(place)
                 self._places[place] = known
                 self.known.discard(taken)
-            if taken and not self._full:
-                self._full = True
-                _log.warning(
-                    "%s has as many compiled variants as it may have; a new one takes the place of "
-                    "the one that served longest ago. What keeps changing: %s",
-                    self.op, _changing(self._frozen),
-                )  # fmt: skip
+                if taken and not self._full:
+                    self._full = True
+                    _log.warning(
+                        "%s has as many compiled variants as it may have; a new one takes the "
+                        "place of the one that served longest ago. What keeps changing: %s",
+                        self.op, _changing(self._frozen),
+                    )  # fmt: skip
 
-        found = runtime()
-        if found:
-            add(found)
-        else:
-            waiting.append(add)
+        when_loaded(add)
         return True
 
     def forget(self) -> None:
-        """Begin anew: the op's launch function was declared again."""
+        """Begin anew: the op's launch function was declared again.
+
+        What is being built for calls of the earlier one never serves.
+        """
+        found = runtime()
         with self.lock:
-            self.known.clear()
-            self._places.clear()
+            for calls in self._calls.values():
+                calls.forgotten = True
             self._calls.clear()
+            self._came.clear()
             self._plans.clear()
-            found = runtime()
+            self._places.clear()
+            self._frozen.clear()
+            self._worlds.clear()
+            self._constant = 0
+            self.known.clear()
             if found:
                 found.forget(self.number)
 
