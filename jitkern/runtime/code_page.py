@@ -53,9 +53,10 @@ def _x86_64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int
     begin = 16
     head = jump.ljust(begin, b"\xcc") + call
 
+    code = struct.Struct("<BIBi6x")  # mov ecx, number; jmp to the head
+
     def trampoline(number: int, place: int) -> bytes:
-        code = b"\xb9" + struct.pack("<I", number)  # mov ecx, number
-        return code + b"\xe9" + struct.pack("<i", -(place + len(code) + 5))  # jmp to the head
+        return code.pack(0xB9, number, 0xE9, -(place + 10))
 
     return head, begin, trampoline
 
@@ -89,7 +90,8 @@ def _aarch64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[in
 
     def trampoline(number: int, place: int) -> bytes:
         move = 0x52800003 | number << 5  # mov w3, #number
-        return struct.pack("<2I", move, 0x14000000 | (-(place + 4) // 4 & 0x3FFFFFF))  # b to head
+        # then b to the head
+        return struct.pack("<2I8x", move, 0x14000000 | (-(place + 4) // 4 & 0x3FFFFFF))
 
     return jump + call, len(jump), trampoline
 
@@ -137,7 +139,7 @@ class CodePages:
         count = (PAGE - HEAD) // SIZE
         first = count * len(self._pages)
         places = range(HEAD, PAGE - SIZE + 1, SIZE)
-        code = [trampoline(first + i, place).ljust(SIZE, b"\0") for i, place in enumerate(places)]
+        code = [trampoline(first + i, place) for i, place in enumerate(places)]
         self._pages.append(_executable(head.ljust(HEAD, b"\0") + b"".join(code)))
 
 

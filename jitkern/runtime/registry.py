@@ -155,8 +155,12 @@ def _may_be_cached() -> bool:
 def has_compiler() -> bool:
     """Whether the C compiler of the settings is on the path."""
     settings = config.current()
-    words = shlex.split(settings.cc)
-    path = settings.environment.get("PATH")
+    return _is_on_path(settings.cc, settings.environment.get("PATH"))
+
+
+@functools.lru_cache(maxsize=16)
+def _is_on_path(command: str, path: str | None) -> bool:
+    words = shlex.split(command)
     return bool(words) and shutil.which(words[0], path=path) is not None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import types
 from collections.abc import Iterator
 
@@ -69,12 +70,12 @@ def reads_of(code: types.CodeType) -> Reads:
     reads: list[Read] = []
     refusals: list[Refusal] = []
     attributes: set[str] = set()
-    parts = list(_parts(code, frozenset(code.co_freevars)))
-    for part, around in parts:
-        _scan(part, around, reads, refusals, attributes)
-    codes = [part for part, _ in parts]
-    changes = any(i.opname in _CHANGING for part in codes for i in dis.get_instructions(part))
-    compares = any(map(_compares, codes))
+    changes = compares = False
+    for part, around in _parts(code, frozenset(code.co_freevars)):
+        listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
+        _scan(listed, part.co_firstlineno, around, reads, refusals, attributes)
+        changes |= any(i.opname in _CHANGING for i in listed)
+        compares |= _compares(listed)
     return Reads(tuple(reads), frozenset(attributes), tuple(refusals), changes, compares)
 
 
@@ -90,14 +91,13 @@ def _parts(
 
 
 def _scan(
-    code: types.CodeType,
+    listed: list[dis.Instruction],
+    line: int,
     around: frozenset[str],
     reads: list[Read],
     refusals: list[Refusal],
     attributes: set[str],
 ) -> None:
-    line = code.co_firstlineno
-    listed = [i for i in dis.get_instructions(code) if i.opname not in _PADDING]
     for at, instruction in enumerate(listed):
         name, value = instruction.opname, instruction.argval
         positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
@@ -115,14 +115,12 @@ def _scan(
                 refusals.append(Refusal(f"it reads `{value}` of an object", line))
 
 
-def _compares(code: types.CodeType) -> bool:
+def _compares(listed: list[dis.Instruction]) -> bool:
     """Whether the code asks if two values are one object, other than None."""
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IS_OP" and before is not None:
-            return True
-        before = instruction.argval if instruction.opname == "LOAD_CONST" else instruction
-    return False
+    return any(
+        instruction.opname == "IS_OP" and (before.opname, before.argval) != ("LOAD_CONST", None)
+        for before, instruction in itertools.pairwise(listed)
+    )
 
 
 def _attributes(listed: list[dis.Instruction], start: int) -> tuple[str, ...]:
