@@ -92,8 +92,8 @@ class Trampolines:
             try:
                 return settled(*args[:split], **dict(zip(names, args[split:])))
             except BaseException as e:  # noqa: BLE001  it is raised again on Torch's other side
-                text = _keep(cause_of(e) if type(e) is RuntimeError else e)
-                registry().fail(text, by_python=by_python)
+                text, interrupted = _keep(cause_of(e) if type(e) is RuntimeError else e)
+                registry().fail(text, by_python=by_python, interrupted=interrupted)
                 empty = [torch.empty(0) for _ in range(self.returns)]
                 return empty[0] if self.returns == 1 else tuple(empty)
 
@@ -142,10 +142,11 @@ def cause_of(error: RuntimeError) -> BaseException:
     return error
 
 
-def _keep(error: BaseException) -> str:
+def _keep(error: BaseException) -> tuple[str, bool]:
     """Keep an exception for a caller that will ask, not to keep what it holds alive for none.
 
-    Returns what C makes the message of: without a NUL, and not too long.
+    Returns what C makes the message of, without a NUL and not too long; and whether it is a Ctrl-C
+    that no such caller will raise again.
     """
     plain = type(error) is RuntimeError or isinstance(error, JitkernError)
     text = str(error) if plain else f"{type(error).__name__}: {error}"
@@ -156,7 +157,7 @@ def _keep(error: BaseException) -> str:
         frame = frame.f_back
     if frame is not None:
         _failure.error, _failure.text = error, text
-    return text
+    return text, frame is None and isinstance(error, KeyboardInterrupt)
 
 
 def _parameters(schema: Any) -> list[Parameter] | None:

@@ -49,6 +49,7 @@ static u32 watching[16];      /* dispatch keys that modes, torch.func and tracin
 static u64 plain_keys;        /* those of tensors that nothing but Autograd and a backend sees */
 /* Errors come back by value: Torch up to 2.12 logs each exception that crosses the shim. */
 static __thread char message[TEXT];
+static __thread i32 interrupted; /* what `message` stands for is a KeyboardInterrupt */
 static void *watched_namespaces[NAMESPACES]; /* from Python 3.12 on: see jitkern_changed */
 static u64 versions[NAMESPACES];
 static i32 watched_count;
@@ -141,9 +142,11 @@ static void drop(const Op *op, const u64 *stack, u64 given) {
   }
 }
 
-/* `message` becomes an exception. */
+/* `message` becomes an exception. As Torch's are of type RuntimeError, which `except Exception`
+   catches, Python is told again of a Ctrl-C: it raises that one as soon as its code goes on. */
 static void raise(const Op *op, const char *otherwise) {
   char text[TEXT];
+  if (interrupted) interrupted = 0, api.PyErr_SetInterrupt();
   snprintf(text, TEXT, "%s", message[0] ? message : otherwise);
   message[0] = 0; /* nothing runs after the next line */
   api.check(0, op->name, "jitkern", 0, text);
@@ -366,5 +369,8 @@ i32 jitkern_changed(i32 event, void *namespace, void *name, void *value) {
 }
 
 void jitkern_prefer(i32 preference) { __atomic_store_n(&preferred, preference, __ATOMIC_RELAXED); }
-void jitkern_fail(const char *text) { snprintf(message, TEXT, "%s", text); }
+void jitkern_fail(const char *text, i32 interrupt) {
+  snprintf(message, TEXT, "%s", text);
+  interrupted = interrupt;
+}
 u64 jitkern_misses(i32 slot) { return __atomic_load_n(&ops[slot].misses, __ATOMIC_RELAXED); }

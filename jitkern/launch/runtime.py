@@ -107,9 +107,12 @@ class Runtime:
         """How many calls of an op asked Python."""
         return int(self.library.jitkern_misses(slot))
 
-    def fail(self, message: str) -> None:
-        """Make the trampoline that called Python raise a RuntimeError."""
-        self.library.jitkern_fail(message.encode())
+    def fail(self, message: str, *, interrupted: bool) -> None:
+        """Make the trampoline that called Python raise a RuntimeError.
+
+        interrupted: have Python raise a KeyboardInterrupt as soon as it catches that error.
+        """
+        self.library.jitkern_fail(message.encode(), int(interrupted))
 
     def _after_fork(self) -> None:
         self.lock = threading.Lock()  # another thread of the parent may have held it

@@ -54,6 +54,7 @@ typedef struct { /* runtime.py fills it, by these names and in this order */
   i32 (*PyGILState_Ensure)(void);
   void (*PyGILState_Release)(i32);
   void *(*PyDict_GetItemWithError)(void *, void *);
+  void (*PyErr_SetInterrupt)(void);
   double (*pow)(double, double);
   /* of the CUDA driver: null where there is none */
   i32 (*cuLaunchKernelEx)(const void *, void *, void **, void **);

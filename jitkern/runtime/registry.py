@@ -90,12 +90,16 @@ class Registry:
         """What a sibling op computes: what the op's own Python does."""
         return self.answers[asked % WITHOUT_RUNTIME](args, asked >= WITHOUT_RUNTIME)
 
-    def fail(self, text: str, *, by_python: bool) -> None:
-        """Make the call that asked raise a RuntimeError with this text."""
+    def fail(self, text: str, *, by_python: bool, interrupted: bool) -> None:
+        """Make the call that asked raise a RuntimeError with this text.
+
+        interrupted: it stands for a Ctrl-C that nobody else will raise. Where `_ask` asks, that one
+        is lost: Python would raise it again before `_ask` has returned.
+        """
         if by_python:
             self.failure.text = text
         else:
-            self.runtime.fail(text)
+            self.runtime.fail(text, interrupted=interrupted)
 
     def _register(self, name: str, key: str, address: int) -> None:
         namespace, _, plain = name.partition("::")
