@@ -26,7 +26,7 @@ _KEPT = _TYPES | {"const"}
 _MACRO = r"[A-Z][A-Z0-9_]*(?:DEVICE|GLOBAL|KERNEL|HOSTDEV)[A-Z0-9_]*"
 _HOST_TYPE = (
     r"\b(?:(?:cublas|cudnn|cusolver|cusparse|nccl|pthread_)\w+|cufftHandle|FILE|pid_t|time_t)\b"
-    r"|\b(?:std|thrust)\s*::\s*(?!(?:size_t|ptrdiff_t|nullptr_t|u?int\d+_t)\b)\w"
+    r"|\b(?:at|c10|py|pybind11|std|thrust|torch)\s*::\s*(?!(?:size_t|ptrdiff_t|nullptr_t|u?int\d+_t)\b)\w"
 )
 _ATTRIBUTE = r"\b__\w+__\s*(?:\((?:[^()]|\([^()]*\))*\))?"
 _Edit = tuple[int, int, str]  # blank these, and put that first

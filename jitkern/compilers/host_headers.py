@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from jitkern import cxx
 
 _C = """
 assert ctype errno fenv float inttypes limits locale math setjmp signal stdarg stddef stdint stdio
@@ -23,9 +27,12 @@ device_launch_parameters.h exception.h helper_cuda.h helper_functions.h helper_i
 helper_string.h helper_timer.h nccl.h"""
 # Libraries of which only the host makes use.
 _LIBRARIES = (
-    r"(?:arpa|boost|EGL|GL|GLES\d?|GLFW|linux|net|netinet|nvtx3|opencv2?|sys|thrust|vulkan|X11)/.+"
+    r"(?:arpa|ATen|boost|c10|EGL|GL|GLES\d?|GLFW|linux|net|netinet|nvtx3|opencv2?|pybind11|sys|thrust"
+    r"|torch|vulkan|X11)/.+|Python\.h"
     r"|(?:cublas|cudnn|cufft|cusolver|cusparse|cudaGL|cuda_gl_|nvToolsExt|nvml|npp|nvjpeg)\w*\.h"
 )
+_CUB = "cub/cub.cuh"
+_CUB_OF_THE_HOST = r'(?m)^[ \t]*#[ \t]*include[ \t]*["<](?:cub/)?(?:device/|util_allocator).*$'
 _MATH = """
 abs acos asin atan atan2 ceil cos cosh exp exp2 fabs floor fma fmax fmin fmod isinf isnan log log10
 log2 pow rint round sin sinh sqrt tan tanh trunc"""
@@ -49,6 +56,8 @@ typedef {INT64} intptr_t; typedef unsigned {INT64} uintptr_t;
 #define UINT32_MAX 4294967295U
 #define UINT64_MAX 18446744073709551615UL
 #define SIZE_MAX 18446744073709551615UL""",
+    "sys/types": """
+typedef unsigned short ushort; typedef unsigned int uint; typedef unsigned long ulong;""",
     "limits": """
 #define CHAR_BIT 8
 #define SCHAR_MAX 127
@@ -102,7 +111,8 @@ _NAMES = {  # what a header also puts into the namespace std
 
 def implied() -> str:
     """What nvcc includes into every file, as far as kernels use it."""
-    return "".join(map(stand_in, ("stddef.h", "stdint.h", "limits.h", "math.h")))
+    names = ("stddef.h", "stdint.h", "limits.h", "math.h", "sys/types.h")
+    return "".join(map(stand_in, names))
 
 
 def is_implied(identifier: str) -> bool:
@@ -113,6 +123,15 @@ def is_implied(identifier: str) -> bool:
 def is_host(name: str) -> bool:
     """Whether a header, as `#include` names it, is one for the host."""
     return name in NAMES or re.fullmatch(_LIBRARIES, name) is not None
+
+
+def of_cub(directories: Iterable[Path]) -> dict[str, str]:
+    """`cub/cub.cuh` without what the host calls, which NVRTC refuses; {} where there is no CUB."""
+    for directory in directories:
+        path = directory / _CUB
+        if path.is_file():
+            return {_CUB: re.sub(_CUB_OF_THE_HOST, "", cxx.read(path))}
+    return {}
 
 
 def stand_in(name: str) -> str:

@@ -62,6 +62,7 @@ def compile_unit(
     command = [
         tool, "-cubin", f"-arch={target.arch}", *flags,
         *(f"-I{root.path}" for root in source.roots),
+        *(f"-isystem={prefix / 'include'}" for prefix in toolkit.wheel_prefixes()),
         "-MD", "-MF", "deps.d", "--keep", "--keep-dir", ".", "-o", "out.cubin", "kernel.cu",
     ]  # fmt: skip
     done = run(command, source=source, folder=build)

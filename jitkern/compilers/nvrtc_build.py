@@ -13,9 +13,8 @@ from pathlib import Path
 from jitkern import closure as closures
 from jitkern import cuda_arch, cxx, units
 from jitkern.closure import Closure
-from jitkern.compilers import ptx, templates, toolkit
+from jitkern.compilers import host_headers, ptx, templates, toolkit
 from jitkern.compilers.host_half import DeviceHalf, device_half
-from jitkern.compilers.host_headers import is_implied
 from jitkern.compilers.nvrtc_program import Program, build_id, check_arch, version_in
 from jitkern.compilers.result import Built, compile_error, missing_header, write_log
 from jitkern.errors import CompileError, TargetError
@@ -121,8 +120,9 @@ class _Attempt:
         self._library = library
         self._options = [f"-arch={target.arch}", "--no-cache"]
         self._options += _without_nvcc_flags(flags)
-        self._options += [f"-I{root.path}" for root in source.roots]
-        self._options += [f"-I{directory}" for directory in toolkit.include_directories()]
+        directories = [*(Path(root.path) for root in source.roots), *toolkit.include_directories()]
+        self._options += [f"-I{directory}" for directory in directories]
+        self._headers = host_headers.of_cub(directories)
         self._numbers = itertools.count()
         self.command = ["nvrtc", *self._options, kernel.name]
 
@@ -148,7 +148,8 @@ class _Attempt:
         name = f"/jitkern/{variant.source.files[0]}"
         trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails on one that is there
         text, expressions = f"{unit.text}\n{ptx.PROBE}", (kernel.name, kernel.probe)
-        program = Program(self._library, text, name, expressions, unit.headers)
+        headers = {**self._headers, **unit.headers}
+        program = Program(self._library, text, name, expressions, headers)
         try:
             options = [*self._options, *unit.options, f"-fdevice-time-trace={trace}"]
             failed, output = program.compile(options)
@@ -181,7 +182,8 @@ def _opened(trace: Path) -> list[str]:
 def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
     """Whether what NVRTC refused may be the host half: a header, or lines that go with it."""
     marked = "error: unrecognized token" in output  # a byte order mark of a header
-    if marked or missing_header(output) or any(map(is_implied, re.findall(UNDEFINED, output))):
+    implied = any(map(host_headers.is_implied, re.findall(UNDEFINED, output)))
+    if marked or missing_header(output) or implied:
         return True
     rows = zip(text.splitlines(), half.text.splitlines())
     host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}

@@ -49,12 +49,12 @@ def _cuda_homes(named: Path | None, path: str | None) -> list[Path]:
 
 @functools.cache
 def wheel_prefixes() -> list[Path]:
-    """`nvidia/cu13` and the like (CUDA 13); `nvidia/cuda_nvrtc`, its siblings, `curand` (12)."""
+    """`nvidia/cu13` and the like (CUDA 13); `nvidia/cuda_nvrtc`, its siblings, libraries (12)."""
     roots = [Path(entry, "nvidia") for entry in sys.path if entry]
     return [
         p
         for root in roots
-        for pattern in ("cu[0-9]*", "cuda_*", "curand")
+        for pattern in ("cu[0-9]*", "cuda_*", "cublas", "cufft", "curand", "cusolver", "cusparse")
         for p in sorted(root.glob(pattern))
         if p.is_dir()
     ]

@@ -265,6 +265,82 @@ def test_an_unknown_header_and_no_nvcc_says_so(build, monkeypatch):
         build("#include <strange.h>\n__global__ void k(int* o) {}")
 
 
+# As the extensions of Torch have it: one file, whose kernels need nothing of Torch.
+OF_TORCH = """#include <torch/extension.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <pybind11/pybind11.h>
+#define CHECK(x) TORCH_CHECK(x.is_cuda(), #x " must be on a GPU")
+struct Workspace { at::Tensor memory; int64_t size; };
+static const std::vector<at::ScalarType> kinds = {at::kFloat, at::kHalf};
+template <typename scalar_t>
+__global__ void k(scalar_t* out, const scalar_t* __restrict__ x, float a, int64_t n) {
+  int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i] * a;
+}
+torch::Tensor scale(torch::Tensor x, double a) {
+  CHECK(x);
+  const at::cuda::OptionalCUDAGuard guard(device_of(x));
+  auto out = torch::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "scale", ([&] {
+    k<scalar_t><<<1, 256, 0, at::cuda::getCurrentCUDAStream()>>>(
+        out.data_ptr<scalar_t>(), x.data_ptr<scalar_t>(), a, x.numel());
+  }));
+  return out;
+}
+TORCH_LIBRARY_FRAGMENT(mine, m) { m.def("scale(Tensor x, float a) -> Tensor"); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("scale", &scale, "scale"); }
+"""
+
+
+def test_headers_of_torch_that_the_host_half_includes_are_not_needed(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    entry = build(OF_TORCH, template=(("scalar_t", "f64"),))
+    assert parameters(entry) == ["*f64", "*f64", "f32", "i64"]
+
+
+@pytest.mark.parametrize("include", ["", "#include <sys/types.h>\n"])
+def test_the_short_names_of_unsigned_types_are_known(build, monkeypatch, include):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    entry = build(include + "__global__ void k(uint* a, ushort* b, ulong c) {}")
+    assert parameters(entry) == ["*u32", "*u16", "u64"]
+
+
+def test_a_kernel_that_needs_a_header_of_torch_says_so(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    text = f"#include <c10/util/Half.h>\n{K.replace('float', 'c10::Half')}"
+    with pytest.raises(CompileError, match=r'k\.cu\(\d+\): error: name followed by "::" must be'):
+        build(text)
+
+
+def test_cub_as_a_whole_needs_no_nvcc(build, monkeypatch):
+    monkeypatch.setattr(toolkit, "nvcc", lambda: None)
+    text = """#include <cub/cub.cuh>
+template <typename T> __global__ void k(T* out, const T* x) {
+  using Reduce = cub::BlockReduce<T, 256>;
+  __shared__ typename Reduce::TempStorage memory;
+  T sum = Reduce(memory).Sum(x[threadIdx.x]);
+  if (threadIdx.x == 0) *out = sum;
+}"""
+    entry = build(text, template=(("T", "f32"),))
+    assert entry.manifest.compiler["name"] == "nvrtc"
+    assert parameters(entry) == ["*f32", "*f32"]
+
+
+@needs_nvcc
+def test_nvcc_finds_the_headers_of_wheels(build, tmp_path, monkeypatch):
+    wheel = tmp_path / "nvidia" / "cu13"
+    (wheel / "include").mkdir(parents=True)
+    (wheel / "include" / "cublas_of_a_wheel.h").write_text("#define OF_A_WHEEL 3\n")
+    monkeypatch.setattr(toolkit, "wheel_prefixes", lambda: [wheel])
+    entry = build(
+        "#include <limits>\n#include <cublas_of_a_wheel.h>\ntemplate <typename T> __global__ void"
+        " k(T* o) { *o = std::numeric_limits<T>::digits + OF_A_WHEEL; }",
+        template=(("T", "f32"),),
+    )
+    assert entry.manifest.compiler["name"] == "nvcc"
+
+
 def test_an_error_of_the_kernel_beside_a_host_half_names_its_line(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     with pytest.raises(CompileError, match=r'k\.cu\(3\): error: identifier "nothing" is undefined'):
@@ -289,8 +365,8 @@ def test_a_header_that_is_missing_does_not_hide_an_error_of_the_kernel(build, mo
 def test_what_a_directory_or_a_header_is_missing_for_is_told(build, monkeypatch, nvcc):
     if not nvcc:
         monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    with pytest.raises(CompileError, match=r"<torch/extension.h> is in no include root: declare "):
-        build(f"#include <torch/extension.h>\n{K}")
+    with pytest.raises(CompileError, match=r"<mylib/extension.h> is in no include root: declare "):
+        build(f"#include <mylib/extension.h>\n{K}")
     with pytest.raises(CompileError, match="`__half` comes from a header: #include <cuda_fp16.h>"):
         build(TEACHING, template=(("T", "f16"),))
 
