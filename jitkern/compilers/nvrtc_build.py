@@ -92,11 +92,10 @@ def _with_nvcc(
         if not header or missing_header(output):
             raise
         hint = nvrtc_hints.remedy(variant, target, text, output) or (
-            "Of this file the device half was compiled. If a kernel needs the other half, "
-            f"nvcc compiles it where it finds <{header}>: declare its directory with "
-            "include=[...]"
+            f"nvcc compiles the whole file where it finds <{header}>: declare its directory with "
+            "include=[...]. NVRTC, which needs no such header, refused the kernels alone"
         )
-        raise compile_error(variant, target, attempt.command, output, hint) from e
+        raise compile_error(variant, target, attempt.command, f"{e.log}\n{output}", hint) from e
 
 
 class _Kernel(NamedTuple):

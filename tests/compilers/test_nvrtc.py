@@ -306,11 +306,23 @@ def test_the_short_names_of_unsigned_types_are_known(build, monkeypatch, include
     assert parameters(entry) == ["*u32", "*u16", "u64"]
 
 
+NEEDS_TORCH = "#include <c10/util/Half.h>\n__global__ void k(c10::Half* o) {}"
+
+
 def test_a_kernel_that_needs_a_header_of_torch_says_so(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
-    text = f"#include <c10/util/Half.h>\n{K.replace('float', 'c10::Half')}"
-    with pytest.raises(CompileError, match=r'k\.cu\(\d+\): error: name followed by "::" must be'):
-        build(text)
+    with pytest.raises(CompileError, match=r'k\.cu\(2\): error: name followed by "::" must be'):
+        build(NEEDS_TORCH)
+
+
+@needs_nvcc
+def test_where_nvcc_lacks_a_header_that_comes_before_what_nvrtc_says(build):
+    with pytest.raises(CompileError) as caught:
+        build(NEEDS_TORCH)
+    first, *rest = str(caught.value).splitlines()
+    assert "k.cu:1:10: fatal error: c10/util/Half.h: No such file or directory" in first
+    assert "k.cu(2): error: name followed by" in rest[0]
+    assert "nvcc compiles the whole file where it finds <c10/util/Half.h>: declare" in rest[-2]
 
 
 def test_cub_as_a_whole_needs_no_nvcc(build, monkeypatch):
@@ -358,7 +370,7 @@ def test_a_header_that_is_missing_does_not_hide_an_error_of_the_kernel(build, mo
         )
     assert 'k.cu(4): error: identifier "nothing" is undefined' in str(caught.value)
     if nvcc and toolkit.nvcc():
-        assert "nvcc compiles it where it finds <helper_cuda.h>: " in str(caught.value)
+        assert "nvcc compiles the whole file where it finds <helper_cuda.h>: " in str(caught.value)
 
 
 @pytest.mark.parametrize("nvcc", [True, False])
