@@ -154,9 +154,14 @@ class Op:
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
         known = {kind for kinds in _KINDS.values() for kind in kinds}
-        if not kinds or not known.issuperset(kinds):
+        wrong = [kind for kind in kinds if kind not in known]
+        if wrong or not kinds:
+            import difflib
+
+            meant = difflib.get_close_matches(str(wrong[0]), known, 1) if wrong else []
             raise DeclarationError(
                 f"{self.name}: {method}() takes some of {', '.join(sorted(known))}, got {kinds}"
+                + (f"; did you mean {meant[0]!r}?" if meant else "")
             )
 
     def fake(self, function: Function) -> Function:
@@ -396,7 +401,7 @@ def _parse(schema: str) -> tuple[Any, str]:
     try:
         parsed = torch._C.parse_schema(schema)
     except RuntimeError as e:
-        raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).splitlines()[0]}") from e
+        raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).strip()}") from e
     if parsed.overload_name:
         raise DeclarationError(f"`{schema}`: an op has no overloads; give each a name of its own")
     if any(value.alias_info for value in parsed.returns):

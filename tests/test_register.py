@@ -96,8 +96,8 @@ def test_the_authors_check_reaches_the_user(declare):
     [
         ("{name}(Tensor(a!) x) -> Tensor(a!)", "refuses an op that returns an argument"),
         ("{name}(Tensor x, Scalar s) -> Tensor", "Scalar arguments are not supported"),
-        ("{name}(Tensor x -> Tensor", "is not a Torch schema"),
-        ("{name}(Tenser x) -> Tensor", "is not a Torch schema"),
+        ("{name}(Tensor x -> Tensor", "is not a Torch schema: expected \\)"),
+        ("{name}(Tenser x) -> Tensor", r"is not a Torch schema: unknown type(.*\n)+ +~+ <--- HERE"),
     ],
 )
 def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
@@ -128,6 +128,8 @@ def test_an_extension_must_not_take_the_ops_own_name():
 def test_launch_takes_known_kinds(declare):
     with pytest.raises(DeclarationError, match="launch\\(\\) takes some of"):
         declare().launch("gpu")
+    with pytest.raises(DeclarationError, match=r"got \('cpp',\); did you mean 'cpu'\?"):
+        declare().launch("cpp")
 
 
 def test_no_kernel_for_the_device_runs_the_reference_with_one_line(declare, caplog):
