@@ -1,10 +1,13 @@
 """The files a source depends on, found by reading text, with no compiler.
 
-For C++ and CUDA: the source's files, and every `#include` that resolves in the declared roots,
-followed. `#if` is ignored, so this over-approximates. Where the text does not say what it opens (an
-`#include` of a macro, `.incbin`, a search directory among the flags), every file of the kernel's
-folder is in. For Triton: the file and the modules of its own package that it imports, read and not
-imported. What a compiler really opened is compared with this after each build (`check`).
+For C++ and CUDA: the source's files, those that flags name by their paths, and every `#include`
+that resolves in a directory that is searched, followed. `#if` is ignored, so this
+over-approximates. Where the text does not say what it opens or asks for (an `#include` or a
+`__has_include` of a macro), every file of the kernel's folder is in, and the names of those in the
+other directories. For Triton: the file and the modules of its own package that it imports, read
+and not imported.
+
+What compiler, assembler and linker really opened is compared with this after each build (`check`).
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from jitkern import config
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.kernel import Generated, Include, Source, shared_include
 from jitkern.named_tuple import NamedTuple
@@ -26,10 +30,15 @@ _DIRECTIVE = (
     rb"(?m)^[ \t]*(?:/\*[^\n]*?\*/[ \t]*)*(?:#|%:)[ \t]*(?:include|import|embed)(_next)?\b[ \t]*"
 )
 _INCLUDE = _DIRECTIVE + rb'(?:(["<])([^">\n]+)[">]|([^\s"<]))'  # a name, or how a macro begins
-_PROBED = rb'__has_(?:include|include_next|embed)[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
-_BINARY = rb"\.incbin\b"
-_SEARCHED = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path", "@", "-optf")
+_PROBE = rb"\b__has_(?:include|include_next|embed)\b"
+_PROBED = _PROBE + rb'[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
+_PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include` and `defined`
+    rb"(?<!ifdef )(?<!ifndef )(?<!defined )(?<!defined\()" + _PROBE + rb'(?![ \t]*\([ \t]*["<])'
+)
+_ABSOLUTE = rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b.*[ \t(,"<]/[\w.]'
+_BINARY = rb'\.incbin[ \t]*\\?"()()([^"\\\n]+)'
 FORCED = ("-include", "-imacros", "--pre-include")
+SITE = "/usr/local/include"  # compilers search it, and what lies there is not theirs
 _NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
 )
@@ -64,12 +73,12 @@ def closure_of(source: Source) -> Closure:
     for path in source.paths:
         if not path.is_file():
             raise DeclarationError(f"the kernel source {path} does not exist")
-    found = _modules(source) if source.kind == "triton" else _headers(source)
-    files = dict(sorted(found))
+    found = _modules(source) if source.kind == "triton" else _Headers(source).found()
+    files = sorted(found, key=lambda file: file.label)
     return Closure(
-        {label: hashlib.sha256(path.read_bytes()).hexdigest() for label, path in files.items()},
+        {file.label: hashlib.sha256(file.data).hexdigest() for file in files},
         _versions(source),
-        frozenset(path.resolve() for path in files.values()),
+        frozenset(file.path.resolve() for file in files if file.path),
     )
 
 
@@ -88,82 +97,224 @@ def check(
     source: Source,
     closure: Closure,
     opened: Iterable[str | Path],
-    known: Iterable[str | Path],
+    toolchain: Iterable[str | Path],
     op: str,
 ) -> None:
-    """Raise CompileError for an opened file outside the closure, versioned and `known` roots."""
-    roots = [Path(root.path).resolve() for root in source.roots if root.version]
-    roots += [Path(root).resolve() for root in known]
-    declared = [Path(root.path).resolve() for root in source.roots if not root.version]
-    for name in opened:
-        path = Path(name).resolve()
-        if path in closure.paths or any(path.is_relative_to(root) for root in roots):
-            continue
+    """Raise CompileError for a file that a tool opened and that the key does not cover.
+
+    And for one that a macro may have asked for.
+    """
+    own = [Path(root.path) for root in source.roots if not root.version]
+    versioned = [Path(root.path) for root in source.roots if root.version]
+    for path in beyond(closure, opened, own, [*versioned, *toolchain]):
+        folder = repr(str(path.parent))
         remedy = (
-            "No `#include` in the kernel's own files names it: add one"
-            if any(path.is_relative_to(root) for root in declared)
-            else f"Declare its directory, e.g. include=[{str(path.parent)!r}], "
-            f"or as Include({str(path.parent)!r}, version=...)"
+            "It is a precompiled header, whose use compilers do not tell: delete it"
+            if path.suffix == ".gch"
+            else "Nothing in the kernel's own files and flags names it: add an `#include`, or name "
+            "it by its whole path in flags"
+            if any(path.is_relative_to(root.resolve()) for root in own)
+            else f"If it is a header, declare its directory, e.g. include=[{folder}], or as "
+            f"Include({folder}, version=...); else name it by its whole path in flags"
         )
         raise CompileError(
             f"{op}: the compiler opened {path}, which the cache key does not cover. {remedy}", op=op
         )
+    for path in sorted(closure.paths):
+        if probes_anywhere(path.read_bytes()):
+            raise CompileError(
+                f"{op}: {path} asks by a macro for a header that an absolute path may name, which "
+                "the cache key does not cover: write the header's name into `__has_include`",
+                op=op,
+            )
 
 
-def _headers(source: Source) -> Iterator[tuple[str, Path]]:
-    flags = [*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags)]
-    roots = source.roots
-    queue = [(_label(source, roots, path), path) for path in source.paths]
-    for name in _forced(flags):
-        queue += _resolve(source, roots, source.paths[0], name, quoted=True)
-    whole = any(flag.startswith(_SEARCHED) for flag in flags)
-    queue += _folder(source, roots) if whole else []
-    seen: set[Path] = set()
-    while queue:
-        label, path = queue.pop()
-        resolved = path.resolve()
-        if resolved in seen:
+def beyond(
+    closure: Closure,
+    opened: Iterable[str | Path],
+    own: Iterable[str | Path],
+    toolchain: Iterable[str | Path],
+) -> Iterator[Path]:
+    """What of `opened` is in neither the closure nor the toolchain.
+
+    And precompiled headers, which g++ opens in place of headers without listing them. Of an own
+    folder and one of the toolchain in each other, the inner one tells what a file is.
+    """
+    known = {Path(folder).resolve() for folder in toolchain}
+    others = {Path(folder).resolve() for folder in (*own, SITE)} - known
+    precompiled = (path.with_name(f"{path.name}.gch") for path in closure.paths)
+    for name in (*map(Path, opened), *filter(Path.exists, precompiled)):
+        path = name.resolve()
+        if path in closure.paths:
             continue
-        seen.add(resolved)
-        yield label, path
-        named, computed = included(path.read_bytes())
-        for following, quote, header in named:
-            queue += _resolve(
-                source, roots, path, header.decode(errors="surrogateescape"),
-                quoted=quote == b'"', every=bool(following),
-            )  # fmt: skip
-        if not whole and computed:
-            whole = True
-            queue += _folder(source, roots)
+        places = (path, name.parent.resolve() / name.name)  # the toolchain has links out of it
+        homes = (
+            next((f for f in place.parents if f in known or f in others), None) for place in places
+        )
+        if known.isdisjoint(homes):
+            yield path
+
+
+def probes_anywhere(text: bytes) -> bool:
+    """Whether a macro may ask for a header by an absolute path, of which no tool tells."""
+    text = re.sub(_CONTINUED, b"", text) if b"__has_" in text else b""
+    return bool(re.search(_PROBE_OF_A_MACRO, text) and re.search(_ABSOLUTE, text))
+
+
+def pastes_unnamed(text: bytes) -> bool:
+    """Whether `.incbin` takes a file into it whose name is not written out."""
+    return text.count(b"incbin") > len(re.findall(_BINARY, text))
+
+
+class _File(NamedTuple):
+    """A file of a closure and what it holds; or no path, and what is known of a directory."""
+
+    label: str
+    path: Path | None
+    data: bytes
+
+
+class _Headers:
+    """The files of a C++ or CUDA source, followed from `#include` to `#include`."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._flags = [*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags)]
+        if self._flags:
+            from jitkern.flags import expanded
+
+            self._flags = list(expanded(self._flags))
+        added = self._added()
+        self._roots = [*source.roots, *added, Include(SITE)]
+        self._every = bool(added)  # a flag's directory may be searched before or after the others
+
+    def found(self) -> Iterator[_File]:
+        """Each file once."""
+        source = self._source
+        queue = [(self._label(path), path) for path in source.paths]
+        queue += self._told() if self._flags else []
+        seen: set[Path] = set()
+        whole = False
+        while queue:
+            label, path = queue.pop()
+            resolved = path.resolve()
+            if resolved in seen:
+                continue
+            seen.add(resolved)
+            data = path.read_bytes()
+            yield _File(label, path, data)
+            named, computed = included(data)
+            for following, quote, header in named:
+                name = header.decode(errors="surrogateescape")
+                queue += self._resolve(path, name, quoted=quote == b'"', every=bool(following))
+            if computed and not whole:
+                whole = True
+                queue += self._folder()
+                yield from self._listings(self._roots[:-1])
+            if computed and b"__has_" in data:
+                yield from self._listings(self._roots[-1:])
+
+    def _added(self) -> list[Include]:
+        """The directories that flags, and variables that the source names, have searched."""
+        named: list[str] = []
+        if self._flags:
+            from jitkern.flags import paths_in
+
+            told = [word for word in self._flags if not word.startswith("-D")]
+            named += [path for word in told for path in paths_in(word)]
+        declared = [name for name in config.SEARCHED if name in self._source.environment]
+        if declared:
+            environment = config.current().environment
+            named += [path for name in declared for path in environment.get(name, "").split(":")]
+        versioned = [Path(root.path).resolve() for root in self._source.roots if root.version]
+        return [
+            Include(path)
+            for path in dict.fromkeys(named)
+            if Path(path).is_absolute()
+            and not Path(path).is_file()
+            and not any(Path(path).resolve().is_relative_to(root) for root in versioned)
+        ]
+
+    def _told(self) -> Iterator[tuple[str, Path]]:
+        """The files that flags name: headers to include, and any file by its whole path."""
+        from jitkern.flags import is_loaded, paths_after, paths_in
+
+        for name in paths_after(FORCED, self._flags):
+            yield from self._resolve(self._source.paths[0], name, quoted=True)
+        for word in self._flags:
+            for path in map(Path, paths_in(word)):
+                if path.is_file() and ("plugin" in word or not is_loaded(path)):
+                    yield str(path), path
+
+    def _folder(self) -> list[tuple[str, Path]]:
+        return [
+            (self._label(path), path)
+            for path in _files(Path(self._source.folder))
+            if path.suffix not in _NEVER_COMPILED
+        ]
+
+    def _listings(self, roots: Iterable[Include]) -> Iterator[_File]:
+        """The names of the files in those of the directories that lie beyond the folder."""
+        for root in roots:
+            folder = Path(os.path.normpath(root.path))
+            if root.version or folder.is_relative_to(self._source.folder) or not folder.is_dir():
+                continue
+            if names := sorted(os.path.relpath(path, folder) for path in _files(folder)):
+                listed = "\0".join(names).encode(errors="surrogateescape")
+                yield _File(f"<{self._roots.index(root)}>/", None, listed)
+
+    def _resolve(
+        self, includer: Path, name: str, *, quoted: bool, every: bool = False
+    ) -> list[tuple[str, Path]]:
+        """(label, path) of the header; nothing for one of the toolchain or of a versioned root.
+
+        every: all that the roots have of this name, of which `#include_next` takes one.
+        """
+        searched = [(root.path, root.version) for root in self._roots]
+        if quoted and any(not r.version and includer.is_relative_to(r.path) for r in self._roots):
+            searched.insert(0, (str(includer.parent), ""))
+        found = [
+            (path, version)
+            for folder, version in searched
+            if os.path.isfile(path := os.path.join(folder, name))  # noqa: PTH113, PTH118  most are not
+        ]
+        return [
+            (self._label(Path(path)), Path(path))
+            for path, version in (found if every or self._every else found[:1])
+            if not version
+        ]
+
+    def _label(self, path: Path) -> str:
+        """Relative to the folder where that is near, else to the root it was found in."""
+        folder = self._source.folder
+        if path.is_relative_to(shared := shared_include()) and not path.is_relative_to(
+            Path(folder).parent / "include"
+        ):
+            return f"<jitkern>/{path.relative_to(shared).as_posix()}"  # however near it is
+        relative = os.path.relpath(path, folder)
+        if not relative.startswith(f"..{os.sep}.."):
+            return Path(relative).as_posix()
+        for number, root in enumerate(self._roots):
+            if path.is_relative_to(root.path):
+                return f"<{number}>/{path.relative_to(root.path).as_posix()}"
+        return str(path)
 
 
 @functools.lru_cache(maxsize=256)
 def included(text: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
-    """(`_next`, quote, name) of each header that it names, and whether it opens others too."""
+    """(`_next`, quote, name) of each file that it names, and whether it may ask for others too."""
     if b"\\" in text:
         text = re.sub(_CONTINUED, b"", text)
     opened = re.findall(_INCLUDE, text)
     named = [(following, quote, name) for following, quote, name, _ in opened if name]
+    computed = any(macro for *_, macro in opened)
     if b"__has_" in text:
         named += re.findall(_PROBED, text)
-    computed = any(macro for *_, macro in opened)
-    return named, computed or (b".incbin" in text and bool(re.search(_BINARY, text)))
-
-
-def _forced(flags: Sequence[str]) -> Iterator[str]:
-    """The headers that flags include: `-include x.h`, `--pre-include=x.h`."""
-    for flag, following in zip(flags, [*flags[1:], ""]):
-        name, _, value = flag.partition("=")
-        if name in FORCED and (value or following):
-            yield value or following
-
-
-def _folder(source: Source, roots: Sequence[Include]) -> list[tuple[str, Path]]:
-    return [
-        (_label(source, roots, path), path)
-        for path in _files(Path(source.folder))
-        if path.suffix not in _NEVER_COMPILED
-    ]
+        computed = computed or bool(re.search(_PROBE_OF_A_MACRO, text))
+    if b".incbin" in text:
+        named += re.findall(_BINARY, text)
+        computed = computed or pastes_unnamed(text)
+    return named, computed
 
 
 def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -180,50 +331,7 @@ def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
             yield from _files(path, above)
 
 
-def _resolve(
-    source: Source,
-    roots: Sequence[Include],
-    includer: Path,
-    name: str,
-    *,
-    quoted: bool,
-    every: bool = False,
-) -> list[tuple[str, Path]]:
-    """(label, path) of the header; nothing for one of the toolchain or of a versioned root.
-
-    every: all that the roots have of this name, of which `#include_next` takes one.
-    """
-    searched = [(root.path, root.version) for root in roots]
-    if quoted and any(not r.version and includer.is_relative_to(r.path) for r in roots):
-        searched.insert(0, (str(includer.parent), ""))
-    found = [
-        (path, version)
-        for folder, version in searched
-        if os.path.isfile(path := os.path.join(folder, name))  # noqa: PTH113, PTH118  most are not
-    ]
-    return [
-        (_label(source, roots, Path(path)), Path(path))
-        for path, version in (found if every else found[:1])
-        if not version
-    ]
-
-
-def _label(source: Source, roots: Sequence[Include], path: Path) -> str:
-    """Relative to the folder where that is near, else to the include root it was found in."""
-    if path.is_relative_to(shared := shared_include()) and not path.is_relative_to(
-        Path(source.folder).parent / "include"
-    ):
-        return f"<jitkern>/{path.relative_to(shared).as_posix()}"  # however near it is installed
-    relative = os.path.relpath(path, source.folder)
-    if not relative.startswith(f"..{os.sep}.."):
-        return Path(relative).as_posix()
-    for number, root in enumerate(roots):
-        if path.is_relative_to(root.path):
-            return f"<{number}>/{path.relative_to(root.path).as_posix()}"
-    return path.name
-
-
-def _modules(source: Source) -> Iterator[tuple[str, Path]]:
+def _modules(source: Source) -> Iterator[_File]:
     folder = Path(source.folder)
     queue = source.paths
     seen: set[Path] = set()
@@ -232,8 +340,9 @@ def _modules(source: Source) -> Iterator[tuple[str, Path]]:
         if path in seen:
             continue
         seen.add(path)
-        yield Path(os.path.relpath(path, folder)).as_posix(), path
-        for module in _imported(path.read_bytes()):
+        data = path.read_bytes()
+        yield _File(Path(os.path.relpath(path, folder)).as_posix(), path, data)
+        for module in _imported(data):
             queue += _module_files(source, path, module)
 
 

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # directories for `#include`
 # What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is
 # scrubbed, so that a builder and a server agree on the artifact.
 BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "USER", "LOGNAME")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jitkern import config
+from jitkern.flags import SEARCHING, expanded, paths_in, words
 from jitkern.kernel import Include, Source
-from jitkern.receipts import ENVIRONMENT, NVCC_FLAGS, SEARCHED
+from jitkern.receipts import ENVIRONMENT, NVCC_FLAGS
 from jitkern.target import Target, this_abi
 
 CUDA_SUFFIXES = (".cu", ".cuh")
-_ROOTS = ("-isystem", "-iquote", "-idirafter", "--include-path", "-I")
-_RESPONSES = ("@", "-optf", "--options-file")
 
 
 class Inline(Source):
@@ -82,7 +81,7 @@ class Inline(Source):
         environment = config.current().environment
         told = [word for word in self.compiler_words if not word.startswith("-D")]
         named = [path for word in told for path in paths_in(word)]
-        named += [path for name in SEARCHED for path in environment.get(name, "").split(":")]
+        named += [path for name in config.SEARCHED for path in environment.get(name, "").split(":")]
         every = dict.fromkeys([*(root.path for root in self.include), *named])
         found = (path for path in every if os.path.isabs(path) and not os.path.isfile(path))  # noqa: PTH113, PTH117
         return [Include(path, _version(path)) for path in found if "\0" not in path]
@@ -124,49 +123,6 @@ def has_cuda(files: Sequence[str]) -> bool:
     return any(file.endswith(CUDA_SUFFIXES) for file in files)
 
 
-def words(flags: Sequence[str]) -> Iterator[str]:
-    """What a shell makes of the flags, each of which may hold several; `$$` is ninja's `$`.
-
-    A directory or a macro's value may hold spaces, too.
-    """
-    for flag in flags:
-        try:
-            import shlex
-
-            parts = shlex.split(flag)
-        except ValueError:  # a lone quote
-            parts = [flag.strip()]
-        whole = flag.strip()
-        spaced = len(parts) > 1 and not any(part.startswith("-") for part in parts[1:])
-        if spaced and (
-            (whole.startswith("-D") and whole[2:3].strip())
-            or (whole[:2] in ("-I", "-L") and Path(whole[2:]).is_dir())
-        ):
-            parts = [whole]
-        yield from (part.replace("$$", "$") for part in parts)
-
-
-def expanded(flags: Sequence[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """The flags, each response file followed by what it holds."""
-    yield from flags
-    for path in dict.fromkeys(paths_after(_RESPONSES, flags)):  # in order: it is in the key
-        if path in above:
-            continue
-        try:
-            text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-        except (OSError, ValueError):
-            continue
-        yield from expanded(tuple(words([text])), above | {path})
-
-
-def paths_in(word: str) -> Iterator[str]:
-    """The absolute paths that a flag may name: `-I/a`, `-Wl,-T,/a`, `-DX="/a"`."""
-    for part in dict.fromkeys((word, *word.split(","))):
-        _, slash, rest = part.partition("/")
-        if slash:
-            yield "/" + rest.rstrip("\"'<>\\ \t\n")
-
-
 def _version(root: str) -> str:
     """Of Torch's headers, and of the toolkit's where they lie by themselves; "" for all others."""
     import torch
@@ -193,18 +149,8 @@ def names_of(places: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def paths_after(options: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
-    """The arguments of these options, joined to them or following."""
-    for number, flag in enumerate(flags):
-        option = next((o for o in options if flag.startswith(o)), "")
-        if option:
-            joined = flag[len(option) :].removeprefix("=")
-            following = flags[number + 1] if number + 1 < len(flags) else ""
-            yield joined or following
-
-
 def _numbered(flag: str, numbers: dict[str, str]) -> str:
-    option = next((o for o in _ROOTS if flag.startswith(o)), "")
+    option = next((o for o in SEARCHING if flag.startswith(o)), "")
     joined = flag[len(option) :].removeprefix("=")
     if flag in numbers:
         return numbers[flag]

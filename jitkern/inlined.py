@@ -18,7 +18,8 @@ from jitkern.cache import Cache
 from jitkern.closure import closure_of
 from jitkern.entry import Entry
 from jitkern.errors import LoadError, NotCached, UntrustedCache
-from jitkern.inline import Inline, has_cuda, names_of, words
+from jitkern.flags import words
+from jitkern.inline import Inline, has_cuda, names_of
 from jitkern.kernel import Variant
 from jitkern.key import make_key
 from jitkern.manifest import LOG
@@ -208,9 +209,15 @@ def _hint(said: str) -> str:
 
 
 def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> None:
+    from jitkern.inputs import unread
+
     meta, manifest = entry.manifest.meta, entry.manifest
+    absent = unread(source, manifest.inputs["source"]["closure"]) if digest else None
+    if absent is None:
+        return
     artifact = manifest.artifacts[meta["artifact"]]
-    receipt = {"opens": _arguments(source, entry), "seconds": manifest.seconds}
+    arguments = _arguments(source, entry)
+    receipt = {"opens": arguments, "seconds": manifest.seconds, "absent": absent}
     receipts.leave(digest, entry.path, {**receipt, **artifact._asdict()}, new=new)
 
 

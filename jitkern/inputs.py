@@ -11,17 +11,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jitkern import config
-from jitkern.closure import FORCED, Closure, included
-from jitkern.inline import Inline, expanded, paths_after, paths_in
+from jitkern.closure import FORCED, SITE, Closure, included
+from jitkern.flags import expanded, is_loaded, paths_after, paths_in
+from jitkern.inline import Inline
 
-_BINARY = rb'\.incbin[ \t]*\\?"([^"\\\n]+)'
 _CONDITION = rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b(?:\\\r?\n|[^\n])*"
 _NAMED = rb'(")([^"\n]{1,200})"|(<)([^<>\n]{1,200})>'
-_LOADED = (b"\2\0", b"\3\0", b"\0\2", b"\0\3")  # ELF's types of a program and a shared library
 _STATIC = frozenset(("-static", "-Bstatic", "-dn", "-non_shared"))
 _TOKEN = rb"[^\s\0(),;\"']{2,}"
 
@@ -30,6 +29,7 @@ def closure(source: Inline) -> Closure:
     """The units, every file that they may include, and those that flags name."""
     roots = source.roots
     labelled = [(f"<{n}>", root.path) for n, root in enumerate(roots) if not root.version]
+    labelled.append((f"<{SITE}>", SITE))
     files: dict[str, str] = {}
     seen = {str(path.resolve()) for path in source.paths}
     queue: list[tuple[str, str, bytes]] = [
@@ -45,8 +45,10 @@ def closure(source: Inline) -> Closure:
         label, path, data = queue.pop(0)
         files[label] = hashlib.sha256(data).hexdigest()
         computed |= included(data)[1]
-        for quoted, name in _opened(data) if path or labelled or b"/" in data else ():
+        for quoted, name in _opened(data):
             beside = (label, path) if quoted and path else None
+            if os.path.isabs(name) and not os.path.isfile(name):  # noqa: PTH113, PTH117
+                files[name] = ""  # it may come
             for found_label, found in _candidates(labelled, beside, name):
                 resolved = os.path.realpath(found)
                 if resolved not in seen:
@@ -58,8 +60,20 @@ def closure(source: Inline) -> Closure:
         files["folders"] = place_of(source)
     for linked, data in _linked(source.ldflags):
         files[linked] = hashlib.sha256(data).hexdigest()
+        seen.add(os.path.realpath(linked))
     versions = {f"<{number}>": root.version for number, root in enumerate(roots) if root.version}
     return Closure(files, versions, frozenset(map(Path, seen)))
+
+
+def unread(source: Inline, files: Iterable[str]) -> list[str] | None:
+    """Of a source whose closure has these files: paths that its texts ask for and that are none.
+
+    None where it is more than its texts: what else it depends on is to be read each time.
+    """
+    if source.places or set(files) - {*source.files, "flags"}:
+        return None
+    asked = {name for text in source.texts for _, name in _opened(text.encode())}
+    return sorted(os.path.join(SITE, name) for name in asked)  # noqa: PTH118
 
 
 def place_of(source: Inline) -> str:
@@ -81,7 +95,7 @@ def _told(source: Inline) -> bytes:
     """What flags say, as directives: headers, macros, and files that they name."""
     told = source.compiler_words
     named = [path for word in told if not word.startswith("-D") for path in paths_in(word)]
-    files = [path for path in named if os.path.isfile(path) and not _is_loaded(path)]  # noqa: PTH113
+    files = [path for path in named if os.path.isfile(path) and not is_loaded(path)]  # noqa: PTH113
     headers = dict.fromkeys((*paths_after(FORCED, told), *files))
     lines = [f'#include "{name}"\n' for name in headers]
     lines += [f"#define {word}\n" for word in told if set(word) & set('"<')]
@@ -94,7 +108,6 @@ def _opened(data: bytes) -> Iterator[tuple[bool, str]]:
     By a macro, too, whose absolute paths may be any files: those that are opened are watched.
     """
     named = [(quote, name) for _, quote, name in included(data)[0]]
-    named += [(b"<", name) for name in re.findall(_BINARY, data)]
     for line in re.findall(_CONDITION, data):
         macro = [(a or b, x or y) for a, x, b, y in re.findall(_NAMED, line)]
         named += [(quote, name) for quote, name in macro if not name.startswith(b"/")]
@@ -133,7 +146,7 @@ def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         names, searched = queue.pop(0)
         for path in _hits(names, searched, every=every) - seen:
             seen.add(path)
-            data = b"" if _is_loaded(path) else path.read_bytes()
+            data = b"" if is_loaded(path) else path.read_bytes()
             yield str(path), data
             if b"\0" not in data[:4096] and not data.startswith(b"!<arch>"):  # a script
                 tokens = [
@@ -163,10 +176,3 @@ def _link_names(told: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from ((path,) for path in paths_in(word))
         if not word.startswith(("-", "/")):
             yield (word.rstrip("/"),)
-
-
-def _is_loaded(path: str | Path) -> bool:
-    """Whether it is a program or a shared library, which is its loader's business."""
-    with Path(path).open("rb") as file:
-        head = file.read(18)
-    return head[:4] == b"\x7fELF" and head[16:] in _LOADED

@@ -1,8 +1,9 @@
 """What calls of `load_inline` gave before: from the arguments to the artifact, with few imports.
 
 Working out a key, and looking an entry up, take modules whose import takes longer than the rest of
-a warm start. So a call whose texts name no file leaves a receipt in the user root, in `inline`: the
-entry, and what its manifest says. A receipt is only a shorter way to what the lookup finds: the
+a warm start. So a call that depends on no file beyond the toolchain leaves a receipt in the user
+root, in `inline`: the entry, what its manifest says, and which files its texts ask for that are not
+there. A receipt is only a shorter way to what the lookup finds: the
 artifact is read under the same rules (owner, mode, no link followed, size, SHA-256), and whatever
 is odd leads to the lookup.
 """
@@ -21,16 +22,14 @@ from typing import Any
 
 from jitkern import config, library, trust
 
-SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # directories for `#include`
 NVCC_FLAGS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 ENVIRONMENT = (  # what a compiler is told, too: passed on, and by its values a part of the key
-    *SEARCHED, *NVCC_FLAGS, "LIBRARY_PATH", "CUDA_INC_PATH", "CUDNN_HOME", "CUDNN_PATH",
+    *config.SEARCHED, *NVCC_FLAGS, "LIBRARY_PATH", "CUDA_INC_PATH", "CUDNN_HOME", "CUDNN_PATH",
 )  # fmt: skip
 _FOLDER = "inline"
 _KEPT = 512
-_SCHEMA = 1  # bump when the meaning of a request or of a receipt changes
+_SCHEMA = 2  # bump when the meaning of a request or of a receipt changes
 _PLAIN_FLAGS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
-_NAMES_A_FILE = ('"/', "</", ".incbin")
 _hits: list[tuple[Path, float]] = []
 _answers: dict[str, Any] = {}
 
@@ -42,13 +41,11 @@ def digest_of(call: Mapping[str, Any]) -> str:
     flags = [*call["cflags"], *call["cuda_cflags"], *call["ldflags"]]
     if call["places"] or call["include"] or not all(_is_plain(flag) for flag in flags):
         return ""
-    if any(mark in text for text in call["texts"] for mark in _NAMES_A_FILE):
-        return ""
     arch = _archs() if any(file.endswith((".cu", ".cuh")) for file in call["files"]) else []
     if arch is None:
         return ""
     environment = config.current().environment
-    if any(environment.get(name) for name in (*SEARCHED, *NVCC_FLAGS)):
+    if any(environment.get(name) for name in (*config.SEARCHED, *NVCC_FLAGS)):
         return ""
     request = {
         "call": dict(call),
@@ -92,6 +89,8 @@ def recall(digest: str) -> Any:
         return None  # somebody listens, or more is to be compared
     try:
         receipt = _read(settings, digest)
+        if any(map(os.path.lexists, receipt["absent"])):
+            return None
         answer = library.open_library(**receipt["opens"])
     except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
         return None  # the lookup finds out, and says, what is wrong

@@ -8,7 +8,8 @@ from jitkern.kernel import Cpp, Cuda, Include, Triton, shared_include
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("jitkern.closure.SITE", str(tmp_path / "site"))
     folder = tmp_path / "kernels" / "k"
     folder.mkdir(parents=True)
     (folder / "k.cu").write_text('#include "near.cuh"\n#include <cstdio>\n')
@@ -37,7 +38,10 @@ def test_only_what_includes_reach_is_in(folder):
         "%:include FILE",
         "#include_next FILE",
         "#embed FILE",
-        'asm(".incbin \\"table.bin\\"");',
+        'asm(".incbin \\"" FILE "\\"");',
+        "#if __has_include(FILE)\n#endif",
+        '#if __has_include /* a */ ("x.h")\n#endif',
+        "#define HAS __has_include",
     ],
 )
 def test_where_the_text_does_not_tell_the_whole_folder_is_in(folder, line):
@@ -48,10 +52,107 @@ def test_where_the_text_does_not_tell_the_whole_folder_is_in(folder, line):
     assert found == ["k.cu", "near.cuh", "other.cuh", "table.bin"]
 
 
-@pytest.mark.parametrize("flag", ["-I/somewhere", "-isystem", "@options"])
-def test_where_flags_name_search_directories_the_whole_folder_is_in(folder, flag):
+@pytest.mark.parametrize("flag", ["-I{}", "-isystem {}", "-iquote {}", "@{}/options"])
+def test_directories_that_flags_search_are_followed(folder, tmp_path, flag):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "options").write_text(f"-I{tmp_path}/more")
+    (tmp_path / "more" / "far.h").write_text("#include <further.h>")
+    (tmp_path / "more" / "further.h").write_text("")
+    (folder / "near.cuh").write_text("#include <far.h>")
+    told = flag.format(tmp_path / "more").split()
+    found = [Path(label).name for label in labels(Cuda("k.cu", folder=str(folder), flags=told))]
+    assert {"far.h", "further.h"} <= {*found}
+
+
+@pytest.mark.parametrize("appears", ["first", "second"])
+def test_a_header_that_may_hide_another_one_of_a_flags_directories_is_in(folder, appears):
+    for name in ("first", "second"):
+        (folder.parent / name).mkdir()
+    (folder.parent / "second" / "x.h").write_text("")
+    (folder / "near.cuh").write_text("#include <x.h>")
+    flags = [f"-I{folder.parent}/first", f"-I{folder.parent}/second"]
+    source = Cuda("k.cu", folder=str(folder), flags=flags)
+    before = closure_of(source)
+    (folder.parent / appears / "x.h").write_text("// other")
+    assert closure_of(source).files != before.files
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["{}", "-Wl,--version-script={}", "-Wl,-T,{}", "-specs={}", '-DFILE="{}"', "-Wp,-include,{}"],
+)
+def test_a_file_that_a_flag_names_by_its_path_is_in(folder, tmp_path, flag):
+    (tmp_path / "named").write_text("1")
+    source = Cuda("k.cu", folder=str(folder), flags=[flag.format(tmp_path / "named")])
+    before = closure_of(source)
+    (tmp_path / "named").write_text("2")
+    assert closure_of(source).files != before.files
+
+
+def test_a_shared_library_that_a_flag_names_is_not_read_and_a_plugin_is(folder, tmp_path):
+    (tmp_path / "x.so").write_bytes(b"\x7fELF" + bytes(12) + b"\3\0")
+    library, plugin = (
+        labels(Cuda("k.cu", folder=str(folder), flags=[f"{flag}{tmp_path}/x.so"]))
+        for flag in ("", "-fplugin=")
+    )
+    assert str(tmp_path / "x.so") in plugin
+    assert str(tmp_path / "x.so") not in library
+
+
+def test_what_incbin_names_is_in(folder, tmp_path):
+    (folder / "table.bin").write_text("")
+    (tmp_path / "far.bin").write_text("")
+    text = f'asm(".incbin \\"table.bin\\"\\n.incbin \\"{tmp_path}/far.bin\\"");'
+    (folder / "near.cuh").write_text(text)
+    found = labels(Cuda("k.cu", folder=str(folder)))
+    assert sorted(Path(label).name for label in found) == [
+        "far.bin",
+        "k.cu",
+        "near.cuh",
+        "table.bin",
+    ]
+
+
+@pytest.mark.parametrize("line", ["#ifdef __has_include", "#if defined(__has_include)"])
+def test_asking_whether_the_compiler_has_has_include_asks_for_no_file(folder, line):
     (folder / "other.cuh").write_text("")
-    assert "other.cuh" in labels(Cuda("k.cu", folder=str(folder), flags=[flag, "x"]))
+    (folder / "near.cuh").write_text(f"{line}\n#endif")
+    assert labels(Cuda("k.cu", folder=str(folder))) == ["k.cu", "near.cuh"]
+
+
+def test_a_header_that_a_macro_asks_for_is_in_where_it_appears(folder):
+    (folder.parent / "more").mkdir()
+    (folder / "near.cuh").write_text("#if __has_include(FILE)\n#endif")
+    source = Cuda("k.cu", folder=str(folder), include=["../more"])
+    before = closure_of(source)
+    (folder.parent / "more" / "x.h").write_text("")
+    assert closure_of(source).files != before.files
+
+
+def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkeypatch):
+    site = tmp_path / "usr" / "local" / "include"
+    site.mkdir(parents=True)
+    monkeypatch.setattr("jitkern.closure.SITE", str(site))
+    (folder / "near.cuh").write_text("#include <here.h>\n#if __has_include(<asked.h>)\n#endif")
+    source = Cuda("k.cu", folder=str(folder))
+    found = [closure_of(source).files]
+    for name in ("here.h", "asked.h"):
+        (site / name).write_text("")
+        found.append(closure_of(source).files)
+    assert [len(files) for files in found] == [2, 3, 4]
+    (site / "other.h").write_text("")
+    with pytest.raises(CompileError, match=r"opened .*other\.h"):
+        check(source, closure_of(source), [site / "other.h"], [site.parent], "ns::k")
+
+
+def test_far_files_of_one_name_are_both_in(folder, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.h").write_text("")
+    (folder / "near.cuh").write_text(
+        "".join(f'#include "{tmp_path}/{name}/x.h"\n' for name in "ab")
+    )
+    assert len(labels(Cuda("k.cu", folder=str(folder)))) == 4
 
 
 @pytest.mark.parametrize(
@@ -194,9 +295,7 @@ def test_a_header_that_only_a_versioned_one_includes_must_be_covered(folder, tmp
     library = Include(str(tmp_path / "library"), version="1")
     source = Cuda("k.cu", folder=str(folder), include=[library])
     opened = [tmp_path / "library" / "x.h", folder / "config.h"]
-    with pytest.raises(
-        CompileError, match=r"opened .*config\.h.*No `#include` .* names it: add one"
-    ):
+    with pytest.raises(CompileError, match=r"opened .*config\.h.*names it: add an `#include`"):
         check(source, closure_of(source), opened, [], "ns::k")
     (folder / "near.cuh").write_text('#include "config.h"')
     check(source, closure_of(source), opened, [], "ns::k")

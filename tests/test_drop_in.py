@@ -56,9 +56,10 @@ from jitkern import config, counters, cuda_arch, drop_in, inlined, receipts
 from jitkern.compilers import cpp_commands, cpp_extension, toolkit, traps
 from jitkern.compilers import inline as inline_compiler
 from jitkern.compilers.inline import build_of
-from jitkern.compilers.result import read_dependencies
+from jitkern.compilers.opened import read_list
 from jitkern.errors import CompileError, CompilerNotFound, LoadError, NotCached, TargetError
-from jitkern.inline import Inline, expanded, words
+from jitkern.flags import expanded, words
+from jitkern.inline import Inline
 from jitkern.inputs import closure
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -818,7 +819,7 @@ def test_a_path_is_read_from_a_list_as_gcc_writes_it(tmp_path):
     subprocess.run(
         ["c++", "-E", "-MD", "-MF", "k.d", "-o", "k.i", "k.cpp"], cwd=tmp_path, check=True
     )
-    assert str(folder / "x.h") in read_dependencies(tmp_path / "k.d")
+    assert str(folder / "x.h") in read_list(tmp_path / "k.d")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 # Lower number, lower layer; a module may import its own layer and those below.
 LAYERS = [
     ("errors", "named_tuple", "config", "config_file", "signature", "trust"),
-    ("target", "dtypes", "kernel"),
+    ("target", "dtypes", "flags", "kernel"),
     (
         "closure",
         "cxx",

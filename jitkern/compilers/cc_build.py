@@ -14,12 +14,13 @@ from pathlib import Path
 from jitkern import closure as closures
 from jitkern import config, cxx
 from jitkern.closure import Closure
-from jitkern.compilers import cpp_functions, cpp_parameters
-from jitkern.compilers.result import Built, compile_error, read_dependencies, run, write_log
+from jitkern.compilers import cpp_functions, cpp_parameters, opened
+from jitkern.compilers.result import Built, compile_error, run, write_log
 from jitkern.errors import CompilerNotFound, TargetError
 from jitkern.kernel import Cpp, Source, Variant
 from jitkern.target import Target, this_platform
 
+_UNIT = "unit"  # what the lists of opened files are named after
 REMEDY = "apt-get install g++ (or set CC and CXX)"
 
 
@@ -38,7 +39,8 @@ def build(
     compiler = identity(tool)
     folder = staging / "build"
     folder.mkdir()
-    unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags])
+    listed = opened.listing(_UNIT, gcc="clang" not in compiler["version"])
+    unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags, *listed])
     address, macros = cpp_functions.instantiated(variant, unit.text, closure)
     if source.is_c:
         unit.compile("", macros, "-fsyntax-only", "-aux-info", "prototypes")
@@ -46,8 +48,10 @@ def build(
         unit.compile(cpp_parameters.probe_of_c(variant, macros, listing), macros)
     else:
         unit.compile(cpp_parameters.probe(address, macros), macros)
-    opened = [folder / name for name in read_dependencies(folder / "deps.d")]
-    closures.check(source, closure, (f for f in opened if f != unit.path), (), variant.op)
+    found = opened.in_folder(folder, [_UNIT])
+    closures.check(source, closure, found, toolchain(tool), variant.op)
+    texts = [path.read_bytes() for path in closure.paths]
+    opened.refuse_untold(folder, _UNIT, source.flags, texts, variant.op)
     binary = (folder / "out.so").read_bytes()
     parameters = cpp_parameters.found(binary)
     name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # as manifests take them
@@ -73,11 +77,15 @@ class _Unit:
         head = f'{cpp_functions.TYPES}\n#line 1 "{self._source}"\n'
         cxx.write(self.path, f"{head}{self.text}{probe}")
         command = [*self._command, *_options(variant.source, macros, self.path), *options]
-        done = run(command, source=variant.source, folder=self.path.parent)
-        write_log(self._staging, command, done.stdout)
-        if done.returncode:
-            hint = cpp_functions.hint(variant, self.text, done.stdout)
-            raise compile_error(variant, self._target, command, done.stdout, hint)
+        command, status, said = opened.run_listed(self._run, command)
+        write_log(self._staging, command, said)
+        if status:
+            hint = cpp_functions.hint(variant, self.text, said)
+            raise compile_error(variant, self._target, command, said, hint)
+
+    def _run(self, command: list[str]) -> tuple[int, str]:
+        done = run(command, source=self._variant.source, folder=self.path.parent)
+        return done.returncode, done.stdout
 
 
 def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
@@ -86,7 +94,7 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
         *(f"-D{name}={value}" for name, value in macros.items()),
         *(f"-I{root.path}" for root in source.roots),
         f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={unit.parent}=.",
-        "-MMD", "-MF", "deps.d", "-o", "out.so", unit.name,
+        "-o", "out.so", unit.name,
         *(["-Wl,-z,defs"] if source.others else []),
     ]  # fmt: skip
 
@@ -98,12 +106,20 @@ def tool_of(source: Source) -> str:
 
 
 @functools.cache
-def searched(tool: str) -> list[Path]:
-    """The directories that the C++ compiler `tool` searches for headers by itself."""
+def toolchain(tool: str) -> list[Path]:
+    """The directories of headers and libraries that the C++ compiler `tool` searches by itself.
+
+    Without what lies in /usr/local/include, which is the machine's and not the compiler's.
+    """
+    source, root = Cpp("x.cpp"), Path("/")
     command = [*shlex.split(tool), "-E", "-v", "-x", "c++", os.devnull]
-    said = run(command, source=Cpp("x.cpp"), folder=Path("/")).stdout
+    said = run(command, source=source, folder=root).stdout
     listed = said.partition("search starts here:")[2].partition("End of search list")[0]
-    return [Path(line.strip()) for line in listed.splitlines() if line.startswith(" /")]
+    headers = [line.strip() for line in listed.splitlines() if line.startswith(" /")]
+    said = run([*shlex.split(tool), "-print-search-dirs"], source=source, folder=root).stdout
+    libraries = re.findall(r"(?m)^libraries: =?(.*)$", said)
+    folders = [*headers, *":".join(libraries).split(":")]
+    return [Path(folder) for folder in folders if folder and folder != closures.SITE]
 
 
 def identity(tool: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jitkern import config
-from jitkern.compilers import cc_build, toolkit
+from jitkern.compilers import cc_build, opened, toolkit
 from jitkern.errors import CompilerNotFound
 from jitkern.inline import has_cuda
 from jitkern.kernel import Unit
@@ -40,7 +40,6 @@ class Build(NamedTuple):
     kind: of the source, whose words hints use. name: TORCH_EXTENSION_NAME. output: `module`,
     `library` or `program`. units: each with all flags of its own; its file is an absolute path, or
     stands in `texts` with what it holds. environment: variables that the compilers are told.
-    incbin: whether the assembler reads files of its own.
     """
 
     kind: str
@@ -52,7 +51,6 @@ class Build(NamedTuple):
     with_cuda: bool
     ldflags: Sequence[str] = ()
     environment: tuple[str, ...] = ()
-    incbin: bool = False
 
     def is_cuda(self, unit: Unit) -> bool:
         """Whether nvcc compiles it."""
@@ -60,29 +58,27 @@ class Build(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A command, what it writes, lists of what it opened, and flags for a lot of memory.
+    """A command, what it writes, and flags for a lot of memory.
 
-    needed: whether there is no result without it.
+    links: whether it runs the linker; needed: whether there is no result without it.
     """
 
     command: list[str]
     output: Path
-    opened: tuple[Path, ...] = ()
     roomy: tuple[str, ...] = ()
+    links: bool = False
     needed: bool = True
 
 
 def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Step:
     """How the unit of this number is compiled in `folder`. Raises CompilerNotFound."""
     unit = build.units[number]
-    output, opened = folder / f"{number}.o", (folder / f"{number}.d", folder / f"{number}.s.d")
-    listing = ["-MD", "-MF", opened[0].name]
-    if gcc and build.incbin and not build.is_cuda(unit):
-        listing.append(f"-Wa,--MD,{opened[1].name}")
+    output = folder / f"{number}.o"
+    listing = opened.listing(str(number), gcc=gcc, nvcc=build.is_cuda(unit))
     command = [*_command(build, unit, folder, listing), "-c", unit.file, "-o", output.name]
     handed_on = "-Xcompiler=" if build.is_cuda(unit) else ""
     roomy = f"{handed_on}{_ROOMY}"
-    return Step(command, output, opened, (roomy,) if gcc else ())
+    return Step(command, output, (roomy,) if gcc else ())
 
 
 def expand_step(build: Build, number: int, folder: Path) -> Step:
@@ -123,7 +119,7 @@ def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
         *(_cuda_libraries(build) if cuda else ()),
         *("-o", linked.name),
     ]
-    return Step(command, linked)
+    return Step(command, linked, links=True)
 
 
 def nvcc() -> tuple[list[str], tuple[int, int]]:
@@ -143,14 +139,17 @@ def torch_folder() -> Path:
 
 
 def toolchain(build: Build) -> list[Path]:
-    """Where headers lie that versions stand for: Torch's, Python's, CUDA's and the compilers'."""
+    """Where what versions stand for lies: Torch's, Python's, CUDA's and the compilers' files."""
     compilers = {config.current().cxx}
     if any(map(build.is_cuda, build.units)):
         compilers.add(config.current().environment.get("CC") or "c++")
-    cuda = (*toolkit.include_directories(), *_cuda_folders("include", build))
+    cuda = [*toolkit.include_directories()]
+    cuda += [
+        folder for kind in ("include", "lib64", "lib") for folder in _cuda_folders(kind, build)
+    ]
     python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
-    own = [folder for tool in sorted(compilers) for folder in cc_build.searched(tool)]
-    return [folder.resolve() for folder in (torch_folder(), python, *cuda, *own)]
+    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool)]
+    return [torch_folder(), python, *cuda, *own]
 
 
 def _prefix_maps(build: Build, unit: Unit, folder: Path) -> list[str]:

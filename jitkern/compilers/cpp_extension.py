@@ -5,6 +5,7 @@ Units are compiled side by side, each with flags of its own, as many at once as 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import queue
 import re
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jitkern import config, cxx
-from jitkern.compilers import cc_build, child, jobs, traps
+from jitkern.compilers import cc_build, child, jobs, opened, traps
 from jitkern.compilers.cpp_commands import (
     Build,
     Step,
@@ -23,7 +24,7 @@ from jitkern.compilers.cpp_commands import (
     link_step,
     nvcc,
 )
-from jitkern.compilers.result import Built, compile_error, read_dependencies, write_log
+from jitkern.compilers.result import Built, compile_error, write_log
 from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import Variant
 from jitkern.named_tuple import NamedTuple
@@ -67,7 +68,8 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     artifact = f"{plain}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
     (staging / artifact).write_bytes(binary)
     registered = traps.registrations(_texts(expanding))
-    return Built(compiler, {"artifact": artifact, **registered}), _opened(folder, steps)
+    units = map(str, range(len(steps)))
+    return Built(compiler, {"artifact": artifact, **registered}), opened.in_folder(folder, units)
 
 
 def identity(*, with_nvcc: bool) -> dict[str, str]:
@@ -165,26 +167,17 @@ def _work(
                 roomy = step.roomy if jobs.free_memory() > _ROOM * running else ()
                 command = [*step.command, *roomy]
                 environment = config.current().build_environment(build.environment)
-                status, said = child.run(command, cwd=folder, env=environment)
+                run = functools.partial(child.run, cwd=folder, env=environment)
+                if step.links:
+                    command, status, said = opened.run_listed(run, command)
+                else:
+                    status, said = run(command)
                 ended.put(_Done(number, command, status if step.needed else 0, said))
     except BaseException as e:  # noqa: BLE001  raised again where the result is taken
         ended.put(e)
 
 
-def _opened(folder: Path, steps: Sequence[Step]) -> list[Path]:
-    listed = [file for step in steps for file in step.opened if file.is_file()]
-    names = {name for file in listed for name in read_dependencies(file)}
-    paths = {Path(name) if name.startswith("/") else (folder / name).resolve() for name in names}
-    return sorted(
-        path
-        for path in paths
-        if not path.is_relative_to(folder.resolve())
-        and (path.suffix != ".s" or path.exists())  # what the assembler was given
-    )
-
-
 def lists_binaries(build: Build, staging: Path) -> bool:
-    """Whether the assembler listed all that it read; link-time optimization runs it later."""
-    late = any(flag.startswith("-flto") for unit in build.units for flag in unit.flags)
-    every = range(len(build.units))
-    return not late and all((staging / "build" / f"{n}.s.d").is_file() for n in every)
+    """Whether the assembler listed all that it read."""
+    flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
+    return opened.lists_binaries(staging / "build", map(str, range(len(build.units))), flags)

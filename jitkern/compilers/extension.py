@@ -6,14 +6,13 @@ A lookup imports nothing of what compiling takes.
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern import closure as closures
 from jitkern import cuda_arch
-from jitkern.closure import Closure
-from jitkern.errors import TargetError
+from jitkern.closure import Closure, pastes_unnamed
+from jitkern.errors import CompileError, TargetError
 from jitkern.inline import has_cuda
 from jitkern.kernel import Extension, Source, Unit, Variant
 from jitkern.target import Target, this_abi
@@ -41,7 +40,8 @@ class ExtensionCompiler:
         return [cpp_extension.identity(with_nvcc=has_cuda(source.files))]
 
     def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
-        from jitkern.compilers import cpp_extension
+        from jitkern.compilers import cpp_commands, cpp_extension
+        from jitkern.compilers import opened as opened_files
 
         source = variant.source
         assert isinstance(source, Extension)
@@ -51,7 +51,10 @@ class ExtensionCompiler:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
         build = _build_of(variant.op, source, target)
         built, opened = cpp_extension.make(build, variant, target, staging)
-        closures.check(source, closure, opened, _known(build), variant.op)
+        closures.check(source, closure, opened, cpp_commands.toolchain(build), variant.op)
+        texts = [path.read_bytes() for path in closure.paths]
+        if any(map(pastes_unnamed, texts)) and not cpp_extension.lists_binaries(build, staging):
+            raise CompileError(f"{variant.op}: {opened_files.UNTOLD}", op=variant.op)
         loading = {"module": build.name if source.pybind else "", "function": source.function}
         return built._replace(meta={**built.meta, **loading})
 
@@ -77,10 +80,3 @@ def _build_of(op: str, source: Extension, target: Target) -> Build:
         with_cuda=has_cuda(source.files),
         environment=source.environment,
     )
-
-
-def _known(build: Build) -> list[str | Path]:
-    """Where what the key knows by its version lies."""
-    from jitkern.compilers.cpp_commands import toolchain
-
-    return [sys.base_prefix, "/usr", *toolchain(build)]

@@ -7,10 +7,11 @@ lookup imports nothing of what that takes.
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jitkern import closure as closures
+from jitkern.closure import pastes_unnamed, probes_anywhere
 from jitkern.inline import Inline
 from jitkern.inputs import digest_of, place_of
 from jitkern.kernel import Source, Unit, Variant
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from jitkern.compilers.result import Built
 
 CHANGED = "changed"  # no file has this digest
-_UNNAMED = rb'\.incbin[ \t]*(?!\\?"[^"\\\n]+\\?")'
 _ALWAYS = "this compiler does not tell, so it is compiled again at each start"
 _log = logging.getLogger(__name__)
 
@@ -53,15 +53,17 @@ class InlineCompiler:
             variant.op, target, python=source.python, with_cuda=source.with_cuda
         )
         named = variant._replace(function=source.name)
-        texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
-        build = build_of(source)._replace(incbin=any(b".incbin" in text for text in texts))
+        build = build_of(source)
         started = staging.stat().st_ctime_ns
         built, opened = cpp_extension.make(build, named, target, staging)
         beyond = _beyond(source, build, closure, opened)
         watched = _digests(beyond, started)
         searched = _searched(source, closure, beyond, started) if beyond else {}
-        unknown = any(re.search(_UNNAMED, text) for text in texts)
-        if unknown and not cpp_extension.lists_binaries(build, staging):
+        texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
+        if any(map(probes_anywhere, texts)):
+            _log.warning("%s: write out what __has_include asks for: %s", variant.op, _ALWAYS)
+            watched["__has_include"] = CHANGED
+        if any(map(pastes_unnamed, texts)) and not cpp_extension.lists_binaries(build, staging):
             _log.warning("%s: write out what .incbin reads: %s", variant.op, _ALWAYS)
             watched[".incbin"] = CHANGED
         watching = {"opened": watched, "searched": searched, "place": place_of(source)}
@@ -89,23 +91,14 @@ def build_of(source: Inline) -> Build:
 
 
 def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) -> list[Path]:
-    """What the compiler opened beyond the key and the toolchain: a header that a macro names, say.
+    """What was opened beyond the key and the toolchain: a header that a macro names, say.
 
-    It is looked at again whenever the entry is used. Of folders in each other, the inner one tells
-    what a file is.
+    It is looked at again whenever the entry is used.
     """
     from jitkern.compilers.cpp_commands import toolchain
 
-    own = {Path(root.path).resolve() for root in source.roots if not root.version}
-    known = {*toolchain(build)}
-
-    def counts(path: Path) -> bool:
-        if path in closure.paths:
-            return False
-        of = next((folder for folder in path.parents if folder in own or folder in known), None)
-        return of not in known
-
-    return [path for path in opened if counts(path.resolve())]
+    own = [root.path for root in source.roots if not root.version]
+    return list(closures.beyond(closure, opened, own, toolchain(build)))
 
 
 def _digests(paths: list[Path], started: int) -> dict[str, str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from jitkern import closure as closures
 from jitkern import cxx
 from jitkern.closure import Closure
-from jitkern.compilers import ptx, toolkit
-from jitkern.compilers.result import Built, compile_error, read_dependencies, run, write_log
+from jitkern.compilers import cc_build, opened, ptx, toolkit
+from jitkern.compilers.result import Built, compile_error, run, write_log
 from jitkern.kernel import Variant
 from jitkern.target import Target
 
@@ -63,15 +63,16 @@ def compile_unit(
         tool, "-cubin", f"-arch={target.arch}", *flags,
         *(f"-I{root.path}" for root in source.roots),
         *(f"-isystem={prefix / 'include'}" for prefix in toolkit.wheel_prefixes()),
-        "-MD", "-MF", "deps.d", "--keep", "--keep-dir", ".", "-o", "out.cubin", "kernel.cu",
+        *opened.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
+        "-o", "out.cubin", "kernel.cu",
     ]  # fmt: skip
     done = run(command, source=source, folder=build)
     write_log(staging, command, done.stdout)
     if done.returncode:
         raise compile_error(variant, target, command, done.stdout, hint(done.stdout))
-    known = [*toolkit.include_directories(), *toolkit.cuda_homes(), Path("/usr"), build]
-    opened = [build / name for name in read_dependencies(build / "deps.d")]
-    closures.check(source, closure, opened, known, variant.op)
+    known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *cc_build.toolchain("c++")]
+    found = opened.in_folder(build, ["unit"])
+    closures.check(source, closure, found, known, variant.op)
     symbol, parameters = ptx.signature((build / "kernel.ptx").read_text())
     (staging / "kernel.cubin").write_bytes((build / "out.cubin").read_bytes())
     return Built(

@@ -96,11 +96,3 @@ def no_function(variant: Variant, found: Sequence[str]) -> str:
     """That the source has no function of this name, and which it has."""
     listed = ", ".join(found) or "none outside of macros"
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
-
-
-def read_dependencies(depfile: Path) -> list[str]:
-    """The files that a make-style dependency file lists."""
-    text = depfile.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
-    _, _, files = text.partition(": ")
-    names = re.split(r"(?<!\\)\s+", files.strip())
-    return [re.sub(r"\\([ \t#])|\$(\$)", r"\1\2", name) for name in names if name]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import inspect
 import io
 import json
 import os
@@ -24,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from jitkern.compilers import ptx
+from jitkern.compilers.triton_origins import Origins
 from jitkern.kernel import DTYPES, SOURCES, Source, Variant
 from jitkern.launch.triton import scalar_fault
 from jitkern.target import Target
@@ -61,14 +61,25 @@ def _read(requests: queue.SimpleQueue[bytes]) -> None:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     variant = _variant(request["variant"])
     log = io.StringIO()
+    before = {*sys.modules}
     try:
         with redirect_stdout(log), redirect_stderr(log):
-            meta, opened = _compile(
-                variant, Target.parse(request["target"]), Path(request["staging"])
-            )
+            target, staging = Target.parse(request["target"]), Path(request["staging"])
+            meta = _compile(variant, target, staging, request["covered"])
     except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
         return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
-    return {"meta": meta, "opened": opened, "log": log.getvalue()}
+    finally:
+        if not variant.source.package:
+            _forget({*sys.modules} - before, request["covered"])
+    return {"meta": meta, "log": log.getvalue()}
+
+
+def _forget(names: set[str], covered: list[str]) -> None:
+    """Take the kernel's own modules out: beside another kernel lie others of the same names."""
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and str(Path(file).resolve()) in covered:
+            del sys.modules[name]
 
 
 def _variant(fields: dict[str, Any]) -> Variant:
@@ -82,7 +93,7 @@ def _variant(fields: dict[str, Any]) -> Variant:
     )
 
 
-def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str, Any], list[str]]:
+def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -90,7 +101,9 @@ def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str,
     triton.knobs.cache.dir = str(staging / "build")
     # A part of the key of its own cache, which is new each time: a hash of all of its 500 MB.
     triton.runtime.cache.triton_key = lambda: triton.__version__
-    fn = _function(variant)
+    module = _module(variant.source)
+    fn = _function(module, variant)
+    Origins(covered).check(vars(module), variant.function)
     template = {name: _constant(value) for name, value in variant.template}
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
@@ -118,7 +131,7 @@ def _compile(variant: Variant, target: Target, staging: Path) -> tuple[dict[str,
         source, target=GPUTarget("cuda", arch, 32), options=dict(variant.options)
     )
     (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-    return _meta(kernel, parameters), _modules(fn)
+    return _meta(kernel, parameters)
 
 
 def _check_annotation(parameter: Any, passed: str) -> None:
@@ -152,10 +165,9 @@ def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
     }
 
 
-def _function(variant: Variant) -> Any:
+def _function(module: ModuleType, variant: Variant) -> Any:
     from triton.runtime.jit import JITFunction
 
-    module = _module(variant.source)
     fn: Any = getattr(module, variant.function, None)
     while type(fn).__name__ in ("Autotuner", "Heuristics"):  # what they add is in the variant
         fn = fn.fn
@@ -182,24 +194,6 @@ def _module(source: Source) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _modules(fn: Any) -> list[str]:
-    """The files of this jit function and of every jit function it calls, Triton's own apart."""
-    from triton.runtime.jit import JITFunction
-
-    files, queue, seen = [], [fn], set()
-    while queue:
-        f = queue.pop()
-        if f in seen or f.fn.__module__.partition(".")[0] == "triton":
-            continue
-        seen.add(f)
-        files.append(inspect.getfile(f.fn))
-        used = {*f.fn.__code__.co_names}
-        values = [f.fn.__globals__.get(name) for name in used]
-        values += [getattr(v, n, None) for v in values if isinstance(v, ModuleType) for n in used]
-        queue += [value for value in values if isinstance(value, JITFunction)]
-    return files
 
 
 def _constant(value: Any) -> Any:

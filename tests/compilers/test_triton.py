@@ -38,9 +38,14 @@ def build(tmp_path):
         options=(),
         target=TARGET,
     ):
-        (folder / "k.py").write_text(text)
+        (run.folder / "k.py").write_text(text)
         variant = Variant(
-            "test::k", Triton("k.py", folder=str(folder)), function, template, signature, options
+            "test::k",
+            Triton("k.py", folder=str(run.folder)),
+            function,
+            template,
+            signature,
+            options,
         )
         return jit.ensure(variant, target)
 
@@ -86,6 +91,83 @@ def test_a_helper_module_outside_the_closure_is_refused(build, tmp_path):
     )
     with pytest.raises(CompileError, match="helper.py, which the cache key does not cover"):
         build(text)
+
+
+OTHER = "V = tl.constexpr(2)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("from other import V", "`V` comes from .*other.py, which the cache key does not cover"),
+        ("from other import *", "`V` comes from .*other.py"),
+        ("from other import V as W\nV: tl.constexpr = W.value + 1", "`V` comes from .*other.py"),
+        ("import other\nV: tl.constexpr = other.V.value", "`V` comes from .*other.py"),
+        ("import other\nV = tl.constexpr(getattr(other, 'V').value)", "comes from .*other.py"),
+        ("import importlib\nV = importlib.import_module('other').V", "importlib.import_module`, and the"),
+        ("import importlib\no = importlib.import_module('other')\nV = o.V", "comes from .*other.py"),
+        ("V = tl.constexpr(int(open(DATA).read()))", "made by `open`, and the cache key does not"),
+        ("with open(DATA) as f: V = tl.constexpr(int(f.read()))", "made by `open`"),
+        ("from pathlib import Path\nV = tl.constexpr(int(Path(DATA).read_text()))", "`pathlib.Path`"),
+        ("def read():\n    with open(DATA) as f: return f.read()\nV = tl.constexpr(int(read()))", "`open`"),
+        ("def read():\n    import other\n    return other.V\nV = read()", "comes from .*other.py"),
+        ("def read():\n    from other import V\n    return V\nV = read()", "comes from .*other.py"),
+        ("import json\nD = {}\nD.update(json.load(open(DATA)))\nV = tl.constexpr(int(D['v']))", "made by `"),
+        ("import json\nD = {}\nD['v'] = json.load(open(DATA))['v']\nV = tl.constexpr(D['v'])", "made by `"),
+        ("import os\nV: tl.constexpr = 3 if os.path.exists(DATA) else 2", "made by `posixpath.exists`"),
+        ("import other\nif other.V.value > 1: V: tl.constexpr = 3\nelse: V: tl.constexpr = 2", "other.py"),
+        ("for V in [tl.constexpr(int(n)) for n in open(DATA).read().split()[:1]]: pass", "`open`"),
+        ("import torch\nV = tl.constexpr(3 if torch.cuda.is_available() else 2)", "`torch.cuda.is_avail"),
+        ("globals()['V'] = tl.constexpr(2)", "no statement of .*k.py gives `V` its value"),
+        ("exec('V = tl.constexpr(2)')", "no statement of .*k.py gives `V` its value"),
+        ("class C: V = int(open(DATA).read())\nV = tl.constexpr(C.V)", "made by `open`"),
+    ],
+)  # fmt: skip
+def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, says):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "other.py").write_text(f"import triton.language as tl\n{OTHER}")
+    data = tmp_path / "data.json"
+    data.write_text('{"v": 2}' if "json" in text else "2")
+    head = f"{HEAD}import sys\nsys.path.insert(0, {str(tmp_path / 'elsewhere')!r})\nDATA = {str(data)!r}\n"
+    kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
+    with pytest.raises(CompileError, match=f"(?s)error: .*{says}"):
+        build(f"{head}{text}\n{kernel}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "V = tl.constexpr(2)",
+        "import math\nV = tl.constexpr(math.floor(math.pi))",
+        "D = {}\nD['v'] = 2\nD.update(v=3)\nV = tl.constexpr(D['v'])",
+        "import own\nV = tl.constexpr(own.V.value)",
+        "from own import V",
+        "from own import *",
+        "import os\nV = tl.constexpr(int(os.environ.get('BLOCK', '2')))",
+        "from packaging import version\nV = tl.constexpr(3 if version.parse(triton.__version__) > version.parse('2') else 2)",
+        "def made(n):\n    open = n + 1\n    return open\nV = tl.constexpr(made(2))",
+        "V = tl.constexpr(2)\nif __name__ == '__main__':\n    V = open('/nowhere').read()",
+        "@triton.jit\ndef half(x):\n    return x / 2\nV = tl.constexpr(2)\nfor name in ('a', 'b'):\n    print(open)",
+    ],
+)  # fmt: skip
+def test_a_constant_of_the_kernels_own_modules_may_be_computed(build, tmp_path, text):
+    (build.folder / "own.py").write_text(f"import triton.language as tl\n{OTHER}")
+    kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
+    head = f"{HEAD}import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\n"
+    build(f"{head}{text}\n{kernel}")
+
+
+def test_which_version_of_triton_names_a_function_may_be_asked_of_anything(build):
+    head = (
+        "import importlib\nif importlib.import_module('triton').__version__ > '2':\n"
+        "    from triton.language.extra.cuda.libdevice import tanh\nelse:\n    from triton.language.math import tanh\n"
+    )
+    build(HEAD + head + COPY.replace(HEAD, "").replace("* scale", "* tanh(scale)"))
+
+
+def test_what_only_a_launch_uses_may_come_from_anywhere(build):
+    head = "import json\nLIST = json.loads('[1]')\ndef launch():\n    return open('/nowhere')\n"
+    build(HEAD + head + COPY.replace(HEAD, ""))
 
 
 def test_a_wrong_kernel_names_file_and_line(build):
@@ -143,6 +225,18 @@ def test_an_edit_is_compiled_and_not_what_the_worker_imported_before(build):
     (build.folder / "common.py").write_text("FACTOR = 3.0\n")
     build(text.replace("2.0", "7.0"))
     assert compiler._workers.worker is not worker
+
+
+def test_helpers_of_one_name_beside_two_kernels_are_each_their_own(build):
+    head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom beside import V\n"
+    found = []
+    for name, number in (("first", 1), ("second", 2)):
+        build.folder = build.folder.parent / name
+        build.folder.mkdir()
+        text = f"import triton.language as tl\nV = tl.constexpr({number})\n"
+        (build.folder / "beside.py").write_text(text)
+        found.append(build(head + COPY.replace("* scale", "* scale * V")).read("kernel.cubin"))
+    assert found[0] != found[1]
 
 
 def test_a_worker_that_died_is_an_error_with_its_status(build):

@@ -1,0 +1,241 @@
+"""Where what a Triton function uses comes from, read in the texts of the modules that define it.
+
+Triton puts the values of global names into what it compiles. The key has the texts of the kernel's
+own modules, so a value that is made there from literals, and from what is made so, is covered. One
+that another module, a data file or the machine gives is not, and is refused by its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
+
+# What these give follows from what they are given, or from a version that the key has.
+_FOLLOWED = frozenset((
+    "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
+    "itertools", "math", "operator", "packaging", "sys", "torch", "triton", "types", "typing",
+    "typing_extensions",
+))  # fmt: skip
+_OF_THE_MACHINE = ("torch.cuda", "torch.backends", "triton.runtime")
+_OF_THE_KEY = ("os.environ", "os.getenv")  # the variables that a source names, and no others
+_READING = frozenset((
+    "__import__", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars",
+))  # fmt: skip
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_INSTEAD = "write the value out in the kernel's own file, or pass it as a constexpr argument"
+
+
+class Origins:
+    """The names that a function uses, followed to the statements that give them their values.
+
+    covered: the files that the key has.
+    """
+
+    def __init__(self, covered: Iterable[str]) -> None:
+        self._covered = {Path(path).resolve() for path in covered}
+        self._seen: set[tuple[int, str]] = set()
+
+    def check(self, names: dict[str, Any], name: str) -> None:
+        """Raise TypeError where what `name` is in a module follows from more than the key has.
+
+        names: those of the module, as `vars` gives them.
+        """
+        if (id(names), name) in self._seen or name.startswith("__"):
+            return
+        self._seen.add((id(names), name))
+        if name not in names:
+            if name in _READING and hasattr(builtins, name):
+                _refuse(name)
+            return  # a builtin, or a name of a function's own
+        path = Path(names.get("__file__") or names["__name__"])
+        if path.resolve() not in self._covered:
+            raise TypeError(
+                f"`{name}` comes from {path}, which the cache key does not cover: define it in the "
+                f"kernel's own file or package, or {_INSTEAD}"
+            )
+        mutable = isinstance(names[name], (dict, list, set))
+        giving = [found for found in _statements(path) if found.gives(name, mutable=mutable)]
+        if not giving:
+            raise TypeError(f"no statement of {path} gives `{name}` its value: {_INSTEAD}")
+        for statement in giving:
+            reader = _Reader(self, names)
+            reader.read_statement(statement.node, name)
+            for condition in () if _of_versions(statement.node) else statement.conditions:
+                reader.visit(condition)
+
+    def check_member(self, module: ModuleType, name: str) -> None:
+        """The same for what a module has; for all of it where `name` is ""."""
+        full = f"{module.__name__}.{name}".strip(".")
+        package = full.partition(".")[0]
+        if f"{full}.".startswith(tuple(f"{place}." for place in _OF_THE_MACHINE)):
+            _refuse(full)
+        if package in _FOLLOWED or full in _OF_THE_KEY:
+            return
+        if package in sys.stdlib_module_names:
+            _refuse(full)
+        for each in [name] if name else list(vars(module)):
+            self.check(vars(module), each)
+
+
+class _Reader(ast.NodeVisitor):
+    """Follows the names that a piece of a module's text reads, but for those in `local`."""
+
+    def __init__(
+        self, origins: Origins, names: dict[str, Any], local: frozenset[str] = frozenset()
+    ) -> None:
+        self._origins = origins
+        self._names = names
+        self._local = local
+
+    def read_statement(self, node: ast.AST, name: str) -> None:
+        """What a statement of the module reads to give `name` its value."""
+        if isinstance(node, ast.ImportFrom):
+            self._read_import(node, name)
+        elif not isinstance(node, ast.Import):  # of a module, what is taken of it counts
+            self.visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Its own names are local; the decorators of Triton's are for launches."""
+        of_triton = hasattr(self._names.get(node.name), "fn")
+        own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
+        inside = _Reader(self._origins, self._names, self._local | own | _stored(node.body))
+        for part in ast.iter_child_nodes(node):
+            if not (of_triton and part in node.decorator_list):
+                (inside if part in node.body else self).visit(part)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
+        _Reader(self._origins, self._names, self._local | own).visit(node.body)
+        self.visit(node.args)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Load) or node.id in self._local:
+            return
+        self._origins.check(self._names, node.id)
+        if module := self._module(node):
+            self._origins.check_member(module, "")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        module = self._module(node.value)
+        if not module:
+            self.visit(node.value)
+            return
+        self._origins.check_member(module, node.attr)
+        root = next(part for part in ast.walk(node) if isinstance(part, ast.Name))
+        self._origins.check(self._names, root.id)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if module := sys.modules.get(alias.name):
+                self._origins.check_member(module, "")
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self._read_import(node, "")
+
+    def _read_import(self, node: ast.ImportFrom, name: str) -> None:
+        """Follow what the statement imports as `name`, or all of it where that is ""."""
+        package = self._names.get("__package__")
+        module = None  # what stands under a condition may not have been imported
+        with contextlib.suppress(ImportError):
+            full = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            module = sys.modules.get(full)
+        if module is None:
+            return
+        for alias in node.names:
+            member = getattr(module, alias.name, None)
+            if alias.name == "*":
+                given = getattr(module, name, None) if name else module
+                if not name or not (given is None or isinstance(given, ModuleType)):
+                    self._origins.check_member(module, name)
+            elif name and (alias.asname or alias.name) != name:
+                continue
+            elif not isinstance(member, ModuleType):
+                self._origins.check_member(module, alias.name)
+            elif not name:
+                self._origins.check_member(member, "")
+
+    def _module(self, node: ast.AST) -> ModuleType | None:
+        if isinstance(node, ast.Attribute):
+            above = self._module(node.value)
+            found = getattr(above, node.attr, None) if above else None
+        elif isinstance(node, ast.Name) and node.id not in self._local:
+            found = self._names.get(node.id)
+        else:
+            return None
+        return found if isinstance(found, ModuleType) else None
+
+
+class _Statement(NamedTuple):
+    """A statement of a module, and the conditions and loops that it stands under."""
+
+    node: ast.AST
+    conditions: tuple[ast.AST, ...]
+
+    def gives(self, name: str, *, mutable: bool) -> bool:
+        """Whether it gives `name` its value, or may change the one that it has."""
+        node = self.node
+        if isinstance(node, _DEFINITIONS):
+            return node.name == name
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            named = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+            return name in named or "*" in named
+        if name in _stored([node]):
+            return True
+        named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        return mutable and name in named and isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign))
+
+
+def _statements(path: Path) -> Iterator[_Statement]:
+    """Those of a module that are run when it is imported."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # no text of Python
+        return
+    yield from _flattened(tree.body, ())
+
+
+def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iterator[_Statement]:
+    for node in body:
+        blocks = [getattr(node, name, []) for name in _BLOCKS]
+        if isinstance(node, _DEFINITIONS) or not any(blocks):
+            yield _Statement(node, conditions)
+            continue
+        inside = {id(part) for block in blocks for part in block}
+        head = tuple(part for part in ast.iter_child_nodes(node) if id(part) not in inside)
+        if any(
+            isinstance(part, ast.Name) and part.id == "__name__"
+            for h in head
+            for part in ast.walk(h)
+        ):
+            continue  # not run by an import
+        yield from (_Statement(part, (*conditions, *head)) for part in head)
+        for block in blocks:
+            yield from _flattened(block, (*conditions, *head))
+
+
+def _of_versions(node: ast.AST) -> bool:
+    """Whether it imports from what a version stands for, whichever condition it stands under."""
+    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _FOLLOWED
+
+
+def _stored(body: Iterable[ast.AST]) -> frozenset[str]:
+    """The names that statements assign to."""
+    parts = [part for node in body for part in ast.walk(node)]
+    return frozenset(
+        part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    )
+
+
+def _refuse(what: str) -> NoReturn:
+    raise TypeError(
+        f"a value that it uses is made by `{what}`, and the cache key does not cover what that "
+        f"reads: {_INSTEAD}"
+    )
