@@ -25,6 +25,10 @@ from jitkern.target import Target
 
 REMEDY = "pip install triton"
 _UNKNOWN_ARCH = "is not defined for option 'gpu-name'"
+_START = (  # with our own path, which `-I` keeps from Python: it would add the current directory
+    "import os, runpy, sys; sys.path[:] = os.environ['PYTHONPATH'].split(os.pathsep); "
+    "runpy.run_module('jitkern.compilers.triton_worker', run_name='__main__', alter_sys=True)"
+)
 _workers = threading.local()
 
 
@@ -46,7 +50,7 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         "staging": str(staging),
         "covered": sorted(map(str, closure.paths)),
     }
-    command = [sys.executable, "-m", "jitkern.compilers.triton_worker"]
+    command = _command()
     files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in closure.paths}
     answer = _ask(command, request, variant, files)
     write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
@@ -59,6 +63,13 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
             )
         raise compile_error(variant, target, command, said)
     return Built(made_by, answer["meta"])
+
+
+def _command() -> list[str]:
+    """What starts a worker: nothing in the current directory runs; bytecode is written as by us."""
+    unwritten = ["-B"] if sys.dont_write_bytecode else []
+    prefix = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
+    return [sys.executable, "-I", *unwritten, *prefix, "-c", _START]
 
 
 class Worker:

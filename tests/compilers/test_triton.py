@@ -1,6 +1,8 @@
 """The real Triton, in its child process; it needs no GPU."""
 
 import importlib.util
+import sys
+import threading
 
 import pytest
 import torch
@@ -237,6 +239,33 @@ def test_helpers_of_one_name_beside_two_kernels_are_each_their_own(build):
         (build.folder / "beside.py").write_text(text)
         found.append(build(head + COPY.replace("* scale", "* scale * V")).read("kernel.cubin"))
     assert found[0] != found[1]
+
+
+@pytest.fixture
+def _new_worker(monkeypatch):
+    monkeypatch.setattr(compiler, "_workers", threading.local())
+
+
+@pytest.mark.usefixtures("_new_worker")
+def test_no_file_of_the_current_directory_runs(build, tmp_path, monkeypatch):
+    here = tmp_path / "downloads"
+    here.mkdir()
+    for name in ("queue", "json", "triton", "jitkern", "sitecustomize", "usercustomize"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})")
+    monkeypatch.chdir(here)
+    build()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("_new_worker")
+@pytest.mark.parametrize("written", [True, False])
+def test_bytecode_is_written_where_this_process_would_write_it(build, monkeypatch, written):
+    monkeypatch.setattr(sys, "dont_write_bytecode", not written)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    (build.folder / "own.py").write_text(f"import triton.language as tl\n{OTHER}")
+    head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom own import V\n"
+    build(head + COPY)
+    assert (build.folder / "__pycache__").exists() == written
 
 
 def test_a_worker_that_died_is_an_error_with_its_status(build):
