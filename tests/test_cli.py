@@ -298,6 +298,29 @@ def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler):
     ]  # fmt: skip
 
 
+def test_of_the_current_directory_only_what_is_named_is_imported(cli, package, tmp_path):
+    (tmp_path / "stray.py").write_text("")
+    package("named", __init__=op_text("named", "f", GOOD))
+    package("straying", __init__="import stray")
+    before = [*sys.path]
+    assert "named::f" in cli("list", "named")[1]
+    assert "No module named 'stray'" in cli("list", "straying")[2]
+    assert sys.path == before
+
+
+@pytest.mark.parametrize("command", [["explain", "softmax"], ["prewarm", "softmax"]])
+def test_the_command_takes_no_module_of_others_from_the_current_directory(tmp_path, command):
+    (tmp_path / "numpy.py").write_text(
+        "import pathlib; pathlib.Path('ran').touch(); raise ImportError"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "jitkern", *command, "--target", H100],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
 def test_refresh_compiles_again(cli, compiler):
     cli("prewarm", "vec_add", "--jobs", "1")
     report = last_json(cli("prewarm", "vec_add", "--refresh", "--json", "--jobs", "1")[1])
