@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -146,9 +147,13 @@ class Implementation:
             result = runner.extension()(*args, **kwargs)
             self._check_results(result, args, kwargs)
             return result
+        from jitkern.launch.python import check_result
+
         kernels = runner.kernels()
         try:
-            result = runnable(self._launcher(source))(kernels, *args, **kwargs)
+            launcher = self._launcher(source)
+            result = runnable(launcher)(kernels, *args, **kwargs)
+            check_result(self.op.name, self._returned, launcher, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
             if kernels.launched:
@@ -159,6 +164,12 @@ class Implementation:
         if self.slot:
             self._link(self.slot, source, runner, args, kwargs)
         return result
+
+    @functools.cached_property
+    def _returned(self) -> int | None:
+        from jitkern.launch.python import tensors_returned
+
+        return tensors_returned(self.op.overload._schema)
 
     def _launcher(self, source: Source) -> Callable[..., Any]:
         if id(source) not in self._launchers:

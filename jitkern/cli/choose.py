@@ -227,7 +227,7 @@ def _imported(name: str) -> list[Op]:
         raise
     if spec and spec.submodule_search_locations:
         return discover(name) or _named(name)
-    if spec and "." in name:
+    if spec:
         importlib.import_module(name)
     return _named(name)
 

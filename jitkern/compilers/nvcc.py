@@ -9,7 +9,14 @@ from jitkern import closure as closures
 from jitkern import cxx
 from jitkern.closure import Closure
 from jitkern.compilers import ptx, toolkit
-from jitkern.compilers.result import Built, compile_error, read_dependencies, run, write_log
+from jitkern.compilers.result import (
+    Built,
+    compile_error,
+    no_kernel,
+    read_dependencies,
+    run,
+    write_log,
+)
 from jitkern.kernel import Variant
 from jitkern.target import Target
 
@@ -72,6 +79,8 @@ def compile_unit(
     opened = [build / name for name in read_dependencies(build / "deps.d")]
     closures.check(source, closure, opened, known, variant.op)
     symbol, parameters = ptx.signature((build / "kernel.ptx").read_text())
+    if not symbol:
+        raise no_kernel(variant)
     (staging / "kernel.cubin").write_bytes((build / "out.cubin").read_bytes())
     return Built(
         identity(version), {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import closure as closures
@@ -17,7 +17,14 @@ from jitkern.compilers import ptx, templates, toolkit
 from jitkern.compilers.host_half import DeviceHalf, device_half
 from jitkern.compilers.host_headers import is_implied
 from jitkern.compilers.nvrtc_program import Program, build_id, check_arch, version_in
-from jitkern.compilers.result import Built, compile_error, missing_header, write_log
+from jitkern.compilers.result import (
+    Built,
+    compile_error,
+    missing_function,
+    missing_header,
+    no_kernel,
+    write_log,
+)
 from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import DTYPES, Constant, Variant
 from jitkern.named_tuple import NamedTuple
@@ -159,6 +166,8 @@ class _Attempt:
                 return None, output
             assembly = program.text("PTX")
             symbol, parameters = ptx.signature(assembly, program.lowered(kernel.name))
+            if not symbol:
+                raise no_kernel(variant)
             (self.staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
         finally:
             program.destroy()
@@ -241,9 +250,11 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
     what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
     lists = templates.declared(variant, text, closure)
     if lists is None:
+        kernels = dict.fromkeys(kernel.spelled for kernel in cxx.kernels_in(text))
         raise CompileError(
-            f"{what}: the order of its template parameters is in no file of the kernel's, so give "
-            "the arguments by number: 0, 1, ...",
+            _absent(variant, kernels)
+            or f"{what}: its template is declared in no file of the kernel's, so give the template "
+            "arguments by number: 0, 1, ...",
             op=variant.op,
         )
     longest = max(lists, key=len)
@@ -256,6 +267,13 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
         )
     order = templates.ordered(variant, lists)
     return f"<{', '.join(_argument(variant.op, name, given[name]) for name in order)}>"
+
+
+def _absent(variant: Variant, kernels: Iterable[str]) -> str:
+    """That the file does not have the kernel, in any form, and which it has; else ""."""
+    name = cxx.plain_name(variant.function).rpartition("::")[2]
+    said = missing_function(variant._replace(function=name), list(kernels))
+    return said and f"{variant.op}: {said}"
 
 
 def _argument(op: str, name: str, value: Constant) -> str:

@@ -98,6 +98,15 @@ def no_function(variant: Variant, found: Sequence[str]) -> str:
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
 
 
+def no_kernel(variant: Variant) -> CompileError:
+    """The error for a function of a CUDA file that the host runs."""
+    return CompileError(
+        f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} is no kernel: write "
+        "`__global__` before its `void`",
+        op=variant.op,
+    )
+
+
 def read_dependencies(depfile: Path) -> list[str]:
     """The files that a make-style dependency file lists."""
     text = depfile.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
