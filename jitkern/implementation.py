@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 import threading
@@ -249,7 +250,10 @@ class Implementation:
                 _log.warning("%s", e)
 
         if runner.claim(variant):
-            threading.Thread(target=build, name=f"jitkern {variant.op}", daemon=True).start()
+            threading.Thread(
+                target=contextvars.copy_context().run, args=(build,),
+                name=f"jitkern {variant.op}", daemon=True,
+            ).start()  # fmt: skip
 
     def _fall_back(
         self, reasons: list[JitkernError], args: Sequence[Any], kwargs: dict[str, Any]

@@ -32,6 +32,11 @@ REPOSITORY = Path(__file__).parent.parent
 H100 = "cuda-sm_90-cu130-torch2.11.0"
 
 
+def replaced(**settings: object) -> config.Config:
+    """The settings with others, to be those of the process: `using` counts in one thread alone."""
+    return config.Config(**{**vars(config.current()), **settings})
+
+
 def slot_of(op: Op, device: str = "cpu") -> Slot:
     slot = op.backends[device].implementation.slot
     assert slot
@@ -80,11 +85,10 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.fixture
-def own_locks(tmp_path: Path) -> Iterator[None]:
-    """Locks that no other test of this user waits for."""
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that no other test of this user waits for, in any thread."""
     tmp_path.chmod(0o700)
-    with config.using(runtime_dir=tmp_path):
-        yield
+    monkeypatch.setattr(config, "_current", replaced(runtime_dir=tmp_path))
 
 
 @pytest.fixture

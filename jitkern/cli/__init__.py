@@ -2,8 +2,8 @@
 
 The only place where errors become text and exit codes.
 
-Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted, 130
-interrupted. stdout carries data, stderr progress and errors.
+Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted,
+130 interrupted. stdout carries data, stderr progress and errors.
 """
 
 from __future__ import annotations
