@@ -116,7 +116,7 @@ def ensure_and_tell(
 
 def _lock_name(key: Key) -> str:
     """Of this key in this cache: builders for another one need not wait."""
-    root = hashlib.sha256(str(open_cache().root).encode()).hexdigest()
+    root = hashlib.sha256(os.fsencode(open_cache().root)).hexdigest()
     return f"{key.digest[:24]}-{root[:8]}"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import zipfile
@@ -16,6 +18,7 @@ import torch
 from conftest import H100, REPOSITORY
 
 from jitkern import config, declare, jit
+from jitkern.cli import output
 from jitkern.compilers import toolkit
 from jitkern.errors import NotCached
 from jitkern.kernel import Variant
@@ -322,6 +325,33 @@ def test_the_command_takes_no_module_of_others_from_the_current_directory(tmp_pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["facade", "decade"])
+def test_an_op_whose_name_is_hexadecimal_is_explained(cli, package, name):
+    package(name, kernel=op_text(name, name, GOOD))
+    code, out, err = cli("explain", name)
+    assert (code, f"{name}::{name}(Tensor x)" in out) == (0, True), err
+    code, _, err = cli("explain", "beefed")
+    assert (code, "matches `beefed`" in err) == (1, True), err
+
+
+@pytest.mark.parametrize("columns", [20, 80, 200])
+def test_the_bar_never_wraps(monkeypatch, columns):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+        def fileno(self):
+            return 2
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    progress = output.Progress()
+    progress.total = 2
+    progress.step("built   " + "x" * 300)
+    (shown,) = filter(None, sys.stderr.getvalue().split("\r\033[K"))
+    assert len(shown) == columns - 1
 
 
 def test_refresh_compiles_again(cli, compiler):

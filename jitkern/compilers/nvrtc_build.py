@@ -173,6 +173,7 @@ class _Attempt:
             program.destroy()
         _refuse_split_variables(variant, output)
         opened = _opened(trace.with_suffix(".json"))
+        _refuse_unreadable(variant, opened)
         known = toolkit.include_directories()
         closures.check(variant.source, self.closure, opened, known, variant.op)
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
@@ -185,6 +186,17 @@ def _opened(trace: Path) -> list[str]:
     opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
     trace.unlink()
     return [name for name in opened if Path(name).is_absolute()]
+
+
+def _refuse_unreadable(variant: Variant, opened: Sequence[str]) -> None:
+    """Raise CompileError for a header of which NVRTC cannot tell where it lies."""
+    for name in opened:
+        if "\N{REPLACEMENT CHARACTER}" in name:
+            raise CompileError(
+                f"{variant.op}: NVRTC includes {name}, whose path is not UTF-8, and so cannot tell "
+                "which file that is: rename the folder",
+                op=variant.op,
+            )
 
 
 def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:

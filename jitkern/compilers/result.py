@@ -49,7 +49,8 @@ def run(
 def write_log(staging: Path, command: Sequence[str], output: str) -> None:
     """Keep the command and all it printed beside the artifacts."""
     _log.debug("$ %s", shlex.join(command))
-    (staging / LOG).write_text(f"$ {shlex.join(command)}\n{output}", encoding="utf-8")
+    text = f"$ {shlex.join(command)}\n{output}"
+    (staging / LOG).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def compile_error(

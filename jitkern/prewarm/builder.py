@@ -154,7 +154,7 @@ class Builder:
                     self._hear(number, message)
             whole = True
         except KeyboardInterrupt:
-            child.end()
+            child.kill_all()  # and no more than that: a notebook goes on after it
             raise
         finally:
             crew.close(at_once=not whole)
