@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from jitkern import jit
 from jitkern.entry import Entry
-from jitkern.errors import NotCached
+from jitkern.errors import LaunchError, NotCached
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.linker import keep, stub_variant
@@ -17,10 +18,11 @@ from jitkern.launch.plans import Plans, reference_to, situation_of
 from jitkern.launch.python import CachedKernels
 from jitkern.launch.recorder import described
 from jitkern.launch.symbols import Unsupported
-from jitkern.launch.trace import Traced, trace
+from jitkern.launch.trace import Traced, place_of, trace
 from jitkern.launch.tune import Tuned
+from jitkern.launch.variants import Call, every_expansion
 from jitkern.named_tuple import NamedTuple
-from jitkern.needs import digest_of
+from jitkern.needs import digest_of, runs_of
 from jitkern.register import Op
 from jitkern.samples import Sample
 from jitkern.target import Target
@@ -67,6 +69,38 @@ def _units(op: Op) -> list[tuple[tuple[str, str, str], Sample]]:
                 for call in calls
             ]
     return found
+
+
+def refused_by(
+    op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
+) -> list[str]:
+    """Why calls cannot launch their kernels, in the words of the error that a call would raise.
+
+    The launch function runs in Python, up to each launch. Kernels that are not in the cache are
+    left out, and configurations that do not fit beside one that does.
+    """
+    if isinstance(source, Extension):
+        return []
+    kernels = CachedKernels(op.name, source, target)
+
+    def check(call: Call) -> None:
+        for one in every_expansion(op.name, source, call):
+            with contextlib.suppress(NotCached):
+                kernels.check(one)
+
+    reasons: dict[str, None] = {}
+    for call in calls:
+        refused = []
+        for run in runs_of(op, source, target.device, call):
+            try:
+                run(check)
+            except LaunchError as e:
+                refused.append(f"{place_of(e, op.written(source, target.device))}{e}")
+            else:
+                break
+        else:
+            reasons[refused[0]] = None
+    return list(reasons)
 
 
 def stubs_of(

@@ -5,7 +5,7 @@ anew at each call of `load_inline` and `load`, as by Torch's: see `renew`. Whate
 builds later is told the same.
 
 Precedence, highest first:
-1. arguments (command-line options, `config.using(...)`)
+1. arguments (command-line options, `config.using(...)`, which counts in its own context alone)
 2. environment variables
 3. the user's settings file, `~/.config/jitkern/config.toml` (or below `$XDG_CONFIG_HOME`)
 4. the system's, `/etc/jitkern/config.toml`
@@ -15,16 +15,16 @@ Precedence, highest first:
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # directories for `#include`
 # What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is
@@ -47,6 +47,8 @@ class _Snapshot(dict[str, str]):
 
 class Config:  # not a dataclass: making one takes 2 ms of every import
     """One immutable set of settings; `Config.from_env()` makes it, `current()` holds it.
+
+    Making one raises TypeError for a name that is none, ValueError for a value that is not usable.
 
     max_size: bytes, and max_age: seconds, that the user root is kept to (0 = no limit).
     trusted: roots that may be read though others could write them; trusted_keys: public keys whose
@@ -83,7 +85,8 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
         unknown = settings.keys() - Config.__annotations__.keys()
         if unknown:
             raise TypeError(f"there is no setting {', '.join(sorted(unknown))}")
-        self.__dict__.update(settings)
+        for name, value in settings.items():
+            self.__dict__[name] = _checked(name, value, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"settings do not change; `config.using({name}=...)` takes others")
@@ -100,34 +103,18 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
         environment = _Snapshot(os.environ) if environ is None else dict(environ)
         if files is None:
             files = (SYSTEM_FILE, _user_file(environment)) if environ is None else ()
-        env, origins = _gathered(environment, files)
-        runtime = environment.get("XDG_RUNTIME_DIR")
-        named = env.get("JITKERN_CACHE_DIR")
-        return cls(
-            cache_dir=_path(named) if named else _default_cache_dir(),
-            origins=origins,
-            system_cache=_paths(env, "JITKERN_SYSTEM_CACHE"),
-            trusted=_paths(env, "JITKERN_TRUSTED"),
-            trusted_keys=_keys(env.get("JITKERN_TRUSTED_KEYS", "")),
-            signed=_paths(env, "JITKERN_SIGNED"),
-            max_size=_quantity(env, "JITKERN_MAX_SIZE", cls.max_size, size_of, "10 GiB"),
-            max_age=_quantity(env, "JITKERN_MAX_AGE", cls.max_age, duration_of, "60 d"),
-            compile=_choice(env, "JITKERN_COMPILE", "auto", ("auto", "never", "background")),
-            fallback=_choice(env, "JITKERN_FALLBACK", "", ("reference", "raise")),
-            compiler=_choice(env, "JITKERN_COMPILER", "any", ("any", "exact")),
-            prefer=_choice(env, "JITKERN_PREFER", "", PREFERENCES[1:]),
-            verify=_choice(env, "JITKERN_VERIFY", "always", ("always", "size")),
-            fsync=_choice(env, "JITKERN_FSYNC", "1", ("1", "0")) == "1",
-            jobs=_number(env, "JITKERN_JOBS", 0, int),
-            lock_timeout=_number(env, "JITKERN_LOCK_TIMEOUT", 1800.0, float),
-            record=_path(env["JITKERN_RECORD"]) if env.get("JITKERN_RECORD") else None,
-            log=_choice(env, "JITKERN_LOG", "warning", ("info", "debug")),
-            visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
-            runtime_dir=Path(runtime) if runtime else None,
-            color=not environment.get("NO_COLOR"),
-            environment=environment,
+        settings, origins = _gathered(environment, files)
+        runtime = environment.get("XDG_RUNTIME_DIR", "")
+        return cls(**{
+            "cache_dir": _default_cache_dir(),
+            **settings,
+            "origins": origins,
+            "visible_devices": environment.get("CUDA_VISIBLE_DEVICES"),
+            "runtime_dir": runtime if os.path.isabs(runtime) else None,  # noqa: PTH117  imports less
+            "color": not environment.get("NO_COLOR"),
+            "environment": environment,
             **_tools(environment),
-        )
+        })  # fmt: skip
 
     @property
     def cache_dir_origin(self) -> str:
@@ -144,12 +131,20 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
         return {"PATH": os.defpath, **kept, "LC_ALL": "C.UTF-8"}
 
 
-_current: Config | None = None
-listeners: list[Callable[[Config], None]] = []  # told when `using` changes the settings
+_current: Config | None = None  # those of the process
+_using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern", default=None)
+listeners: list[Callable[[], None]] = []  # called where `preferences` may have changed
+_lock = threading.Lock()
+_own_blocks = threading.local()  # `count`: those of this thread, as of `_blocks`
+_blocks = 0  # blocks of `using`, of all threads, whose `prefer` is not that of the process
 
 
 def current() -> Config:
-    """The settings in force; the environment is read on the first call."""
+    """The settings in force here; the environment is read on the first call."""
+    return _using.get() or _of_process()
+
+
+def _of_process() -> Config:
     global _current  # noqa: PLW0603  the one process-wide value, set once
     if _current is None:
         _current = Config.from_env()
@@ -174,7 +169,11 @@ def renew(also: Sequence[str] = ()) -> None:
     now = _Snapshot({k: v for k, v in {**before, **read}.items() if v is not None})
     old = _tools(before)
     tools = {name: tool for name, tool in _tools(now).items() if vars(settings)[name] == old[name]}
-    _current = Config(**{**vars(settings), **tools, "environment": now})
+    renewed = Config(**{**vars(settings), **tools, "environment": now})
+    if _using.get():
+        _using.set(renewed)
+    else:
+        _current = renewed
 
 
 def _tools(environment: Mapping[str, str]) -> dict[str, object]:
@@ -193,21 +192,58 @@ def cuda_arch_list() -> str:
 
 @contextlib.contextmanager
 def using(**settings: object) -> Iterator[Config]:
-    """Run a block under changed settings, e.g. `with using(compile="never"):`."""
-    before = current()
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
-    _put_in_force(Config(**{**vars(before), **given}))
+    """Run a block under changed settings, e.g. `with using(compile="never"):`.
+
+    They count in this thread and context alone, and in what jitkern builds beside its calls; a
+    thread that somebody else starts, as Torch does for gradients on a GPU, has those of the
+    process. Values are what the environment takes, or of the setting's type. Raises TypeError for a
+    name that is none, ValueError for a value that is not usable.
+    """
+    before, outer = _using.get(), current()
+    changed = Config(**{**vars(outer), **settings})
+    differs = changed.prefer != _of_process().prefer
+    _using.set(changed)
+    _count_blocks(+differs)
     try:
-        yield current()
+        yield changed
     finally:
-        _put_in_force(before)
+        _using.set(before)
+        _count_blocks(-differs)
 
 
-def _put_in_force(settings: Config) -> None:
-    global _current  # noqa: PLW0603
-    _current = settings
+def _count_blocks(change: int) -> None:
+    global _blocks  # noqa: PLW0603
+    with _lock:
+        _blocks += change
+        _own_blocks.count = getattr(_own_blocks, "count", 0) + change
     for listener in listeners:
-        listener(settings)
+        listener()
+
+
+def preferences() -> tuple[str | None, str | None]:
+    """What `prefer` is in every thread, and in this one, as far as C code may rely on it.
+
+    C code knows threads, but no contexts. So the first is None while any block prefers another kind
+    than the process does. The second is None outside of such a block, and in the thread of an event
+    loop, whose tasks have contexts of their own.
+    """
+    process, own = _of_process().prefer, current().prefer
+    asyncio = sys.modules.get("asyncio")
+    shared = asyncio is not None and asyncio._get_running_loop() is not None
+    return None if _blocks else process, None if shared or own == process else own
+
+
+def _after_fork() -> None:
+    """A child has none of the blocks of its parent's other threads."""
+    global _lock, _blocks  # noqa: PLW0603
+    _lock = threading.Lock()
+    _blocks = getattr(_own_blocks, "count", 0)
+    for listener in listeners:
+        listener()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def size_of(text: str) -> int:
@@ -229,42 +265,66 @@ def _scaled(text: str, unit: str, units: Mapping[str, int]) -> int:
 
 def _gathered(
     environment: Mapping[str, str], files: Sequence[Path]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Every JITKERN_ setting as text, and what it comes from."""
-    known = {f"JITKERN_{name}" for name in SETTINGS}
-    values: dict[str, str] = {}
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Every setting that somebody names, by its field, and what each JITKERN_ name comes from."""
+    values: dict[str, object] = {}
     origins: dict[str, str] = {}
     for path in files:
         if not os.path.isfile(path):  # noqa: PTH113  False where the home cannot be searched
             continue
         from jitkern import config_file
 
-        found = config_file.read(path, known | {f"JITKERN_{name}" for name in config_file.TRUST})
-        values.update(found)
-        origins.update(dict.fromkeys(found, str(path)))
-    found = {name: environment[name] for name in known if environment.get(name)}
-    return {**values, **found}, {**origins, **dict.fromkeys(found, "environment")}
+        for name, value in config_file.read(path, SETTINGS).items():
+            values[name] = _checked(name, value, f"{path}: {name}")
+            origins[f"JITKERN_{name.upper()}"] = str(path)
+    for setting in SETTINGS:
+        variable = f"JITKERN_{setting}"
+        if text := environment.get(variable):
+            name = setting.lower()
+            listed = [part for part in text.split(os.pathsep) if part]
+            value = listed if name == "system_cache" else text
+            values[name] = _checked(name, value, variable)
+            origins[variable] = "environment"
+    return values, origins
 
 
 def _user_file(environment: Mapping[str, str]) -> Path:
-    base = environment.get("XDG_CONFIG_HOME")
-    return Path(base) / "jitkern/config.toml" if base else _path("~/.config/jitkern/config.toml")
+    base = environment.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):  # noqa: PTH117  its specification has a relative one ignored
+        base = "~/.config"
+    return _path(f"{base}/jitkern/config.toml")
 
 
-def _path(text: str) -> Path:
-    return Path(os.path.expanduser(text)).absolute()  # noqa: PTH111  raises nothing without a home
+def _path(value: object) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("expected a path")  # noqa: TRY004  told like every other value
+    return Path(os.path.expanduser(value)).absolute()  # noqa: PTH111  raises nothing without a home
 
 
-def _paths(env: Mapping[str, str], name: str) -> tuple[Path, ...]:
-    return tuple(_path(part) for part in env.get(name, "").split(os.pathsep) if part)
+def _path_or_none(value: object) -> Path | None:
+    return None if value is None else _path(value)
 
 
-def _keys(text: str) -> tuple[str, ...]:
-    if not text:
+def _paths(value: object) -> tuple[Path, ...]:
+    one = isinstance(value, (str, os.PathLike))
+    if not one and not isinstance(value, (list, tuple)):
+        raise ValueError("expected a list of paths")
+    return tuple(map(_path, [value] if one else value))  # type: ignore[call-overload]
+
+
+def _keys(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("expected a list of public keys")  # noqa: TRY004
+    if not value:
         return ()
     from jitkern.signature import public_key
 
-    return tuple(public_key(part) for part in text.splitlines())
+    return tuple(key if _is_bare_key(key) else public_key(key) for key in value)
+
+
+def _is_bare_key(text: str) -> bool:
+    """Whether it is what `public_key` returns."""
+    return re.fullmatch(r"[A-Za-z0-9+/]{43}=", text) is not None
 
 
 def _default_cache_dir() -> Path:
@@ -283,36 +343,76 @@ def _default_cache_dir() -> Path:
     return Path(tempfile.gettempdir(), f"jitkern-cache-{os.geteuid()}")
 
 
-def _quantity(
-    env: Mapping[str, str], name: str, default: int, parse: Callable[[str], int], example: str
-) -> int:
-    text = env.get(name)
-    try:
-        return parse(text) if text else default
-    except ValueError:
-        raise ValueError(
-            f"{name}=`{text}` is not usable: expected something like `{example}`"
-        ) from None
+def _quantity(parse: Callable[[str], int], example: str) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        if isinstance(value, (str, int)) and not isinstance(value, bool):
+            with contextlib.suppress(ValueError):
+                return parse(str(value))
+        raise ValueError(f"expected something like `{example}`")
+
+    return check
 
 
-def _choice(env: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
-    value = env.get(name) or default
-    if value != default and value not in allowed:
-        raise ValueError(f"{name}=`{value}` is not usable: expected one of {', '.join(allowed)}")
+def _choice(*allowed: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if value not in allowed:
+            raise ValueError(f"expected one of {', '.join(filter(None, allowed))}")
+        return value
+
+    return check
+
+
+def _number(kind: type[int | float]) -> Callable[[object], float]:
+    def check(value: object) -> float:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            with contextlib.suppress(ValueError, OverflowError):
+                number = kind(value)
+                if 0 <= number < 1e9 and (isinstance(value, str) or number == value):
+                    return number
+        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'} from 0 up")
+
+    return check
+
+
+def _switch(value: object) -> bool:
+    if value in ("1", "0"):
+        return value == "1"
+    if not isinstance(value, bool):
+        raise ValueError("expected one of 1, 0")  # noqa: TRY004
     return value
 
 
-def _number(env: Mapping[str, str], name: str, default: T, kind: Callable[[str], T]) -> T:
-    text = env.get(name)
-    if not text:
-        return default
+# What a value of a setting must be, given as text or as what the text means; the rest is not asked.
+_CHECKS: dict[str, Callable[[object], Any]] = {
+    "cache_dir": _path,
+    "system_cache": _paths,
+    "trusted": _paths,
+    "trusted_keys": _keys,
+    "signed": _paths,
+    "max_size": _quantity(size_of, "10 GiB"),
+    "max_age": _quantity(duration_of, "60 d"),
+    "compile": _choice("auto", "never", "background"),
+    "fallback": _choice("", "reference", "raise"),
+    "compiler": _choice("any", "exact"),
+    "prefer": _choice(*PREFERENCES),
+    "verify": _choice("always", "size"),
+    "fsync": _switch,
+    "jobs": _number(int),
+    "lock_timeout": _number(float),
+    "record": _path_or_none,
+    "log": _choice("warning", "info", "debug"),
+    "cuda_home": _path_or_none,
+    "runtime_dir": _path_or_none,
+}
+
+
+def _checked(name: str, value: object, what: str) -> Any:
+    """A value as the setting has it. Raises ValueError, which calls the setting `what`."""
     try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not 0 <= value < 1e9:  # type: ignore[operator]
-        raise ValueError(f"{name}=`{text}` is not usable: expected a number from 0 up")
-    return value
+        return _CHECKS[name](value) if name in _CHECKS else value
+    except ValueError as e:
+        told = f"{value!r}" if isinstance(value, (list, tuple)) else f"`{value}`"
+        raise ValueError(f"{what}={told} is not usable: {e}") from None
 
 
 def _configure_log(level: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,23 @@ from jitkern.trust import distrust_entry
 TRUST = ("TRUSTED", "TRUSTED_KEYS", "SIGNED")
 
 
-def read(path: Path, known: Collection[str]) -> dict[str, str]:
-    """`JITKERN_NAME` -> value, as the environment would have it, for the settings in the file.
+def read(path: Path, settings: Collection[str]) -> dict[str, object]:
+    """The values in the file, by the names that they have there.
 
-    Raises ValueError, naming file and key, for what it cannot use, and for a file that another user
-    could have written.
+    settings: what may stand in it beside what says whom to trust. Raises ValueError, naming the
+    file, for a key that is none, and for a file that another user could have written.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if hasattr(os, "geteuid") and distrust_entry(status, {0, os.geteuid()}):
             raise ValueError(f"{path} is not used: another user could have written it")
         text = file.read().decode(errors="replace")
-    settings = {}
-    for key, value in _parsed(text, path).items():
-        name = f"JITKERN_{key.upper()}"
-        if name not in known or key != key.lower():
-            names = ", ".join(sorted(n.removeprefix("JITKERN_").lower() for n in known))
-            raise ValueError(f"{path}: `{key}` is not a setting; there are: {names}")
-        separator = "\n" if name == "JITKERN_TRUSTED_KEYS" else os.pathsep
-        settings[name] = _as_text(value, separator, f"{path}: `{key}`")
-    return settings
+    known = {name.lower() for name in (*settings, *TRUST)}
+    values = _parsed(text, path)
+    for key in values.keys() - known:
+        names = ", ".join(sorted(known))
+        raise ValueError(f"{path}: `{key}` is not a setting; there are: {names}")
+    return values
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
@@ -50,13 +47,3 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from e
     return parsed
-
-
-def _as_text(value: object, separator: str, what: str) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
-        return separator.join(value)
-    raise ValueError(f"{what} is neither text, a number nor a list of texts")

@@ -21,6 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 ENTRY_POINTS = "jitkern.kernels"
+MAX_NAME = 100  # the files of the cache are named after ops
 _ALLOWED = {"cuda": (Cuda, Triton, Extension), "cpu": (Cpp, Extension)}
 
 
@@ -44,6 +45,11 @@ def kernel(
 
     Raises DeclarationError.
     """
+    name = schema.partition("(")[0]
+    if len(name) > MAX_NAME:
+        raise DeclarationError(
+            f"`{name[:40]}...` has {len(name)} characters, and an op's name takes {MAX_NAME}"
+        )
     caller = sys._getframe(1).f_globals
     folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""

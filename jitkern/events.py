@@ -28,14 +28,22 @@ class Event(NamedTuple):
     reason: str = ""
 
 
-_callbacks: list[Callable[[Event], None]] = []
+_callbacks: dict[object, Callable[[Event], None]] = {}
 _counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "stubs": 0}
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call `callback` with an Event for every hit and compile; returns a function that stops it."""
-    _callbacks.append(callback)
-    return lambda: _callbacks.remove(callback)
+    """Call `callback` with an Event for every hit and compile; returns a function that stops it.
+
+    What the callback raises is logged: it never makes a call fail.
+    """
+    registration = object()
+    _callbacks[registration] = callback
+
+    def stop() -> None:
+        _callbacks.pop(registration, None)
+
+    return stop
 
 
 def use(entry: Entry) -> None:
@@ -94,5 +102,8 @@ def _tell(event: Event, source: Source) -> None:
         event.seconds,
         event.path or event.reason,
     )
-    for callback in tuple(_callbacks):
-        callback(event)
+    for callback in tuple(_callbacks.values()):
+        try:
+            callback(event)
+        except Exception:  # noqa: BLE001  the kernel is there all the same
+            _log.exception("a callback of on_compile failed on %s", event)

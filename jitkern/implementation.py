@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -148,7 +149,9 @@ class Implementation:
             return result
         kernels = runner.kernels()
         try:
-            result = runnable(self._launcher(source))(kernels, *args, **kwargs)
+            launcher = self._launcher(source)
+            result = runnable(launcher)(kernels, *args, **kwargs)
+            runner.check_result(launcher, self.op.returned, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
             if kernels.launched:
@@ -238,7 +241,10 @@ class Implementation:
                 _log.warning("%s", e)
 
         if runner.claim(variant):
-            threading.Thread(target=build, name=f"jitkern {variant.op}", daemon=True).start()
+            threading.Thread(
+                target=contextvars.copy_context().run, args=(build,),
+                name=f"jitkern {variant.op}", daemon=True,
+            ).start()  # fmt: skip
 
     def _fall_back(
         self, reasons: list[JitkernError], args: Sequence[Any], kwargs: dict[str, Any]

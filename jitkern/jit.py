@@ -116,7 +116,7 @@ def ensure_and_tell(
 
 def _lock_name(key: Key) -> str:
     """Of this key in this cache: builders for another one need not wait."""
-    root = hashlib.sha256(str(open_cache().root).encode()).hexdigest()
+    root = hashlib.sha256(os.fsencode(open_cache().root)).hexdigest()
     return f"{key.digest[:24]}-{root[:8]}"
 
 
@@ -337,13 +337,28 @@ def _not_cached(variant: Variant, key: Key) -> NotCached:
         else "and is being compiled in the background"
     )  # fmt: skip
     what = f"{variant.op} ({variant.label})" if variant.label else variant.op
-    name = variant.op.removeprefix("jitkern::")
-    if "::" in name:  # of a package, which is found by its name even if it is not installed
-        name = variant.source.package.partition(".")[0] or name
     return NotCached(
         f"{what} for {key.target} is not cached in {open_cache().root}, {why}. "
-        f"Prewarm it: jitkern prewarm {name} --target {key.target}",
+        f"Prewarm it: {_remedy(variant, key.target)}",
         path=key.name,
+    )
+
+
+def _remedy(variant: Variant, target: str) -> str:
+    """What makes a variant ready: a command where its op is in a module that one can import."""
+    register = sys.modules.get("jitkern.register")
+    op = register.OPS.get(variant.op) if register else None
+    module = op.module if op else variant.source.package
+    package, _, inside = module.partition(".")
+    if package == "__main__":
+        return "declare the op in a module, which `jitkern prewarm MODULE` imports"
+    name = variant.op.removeprefix("jitkern::")
+    if "::" in name and module:  # of a package, which is found by its name where it lies
+        found = not op or not inside or module.endswith(".kernel")
+        name = package if found else module
+    return (
+        f"jitkern prewarm {name} --target {target}. If its samples have no such call, record one "
+        "where it may compile: jitkern record -- COMMAND, then jitkern prewarm --from FILE"
     )
 
 

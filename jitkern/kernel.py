@@ -16,6 +16,7 @@ from jitkern.dtypes import DTYPES as DTYPES  # noqa: PLC0414  for those who impo
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 
+FUNCTION = "jitkern_function"  # what the library of a C or C++ kernel exports: a pointer to it
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords it compiles in
 Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jitkern.errors import DeclarationError
+from jitkern.errors import DeclarationError, JitkernError
 from jitkern.kernel import Extension, Source, Variant
 from jitkern.launch.autotune import configs_of
-from jitkern.launch.python import Kernels
+from jitkern.launch.python import Choose, Kernels, check_result
 from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, every_expansion, variant_of
 from jitkern.named_tuple import NamedTuple
@@ -67,26 +67,40 @@ def units_of(op: Op, source: Source, device: str) -> tuple[list[Unit], list[str]
 def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, None]) -> str:
     """Note which variants a sample uses; why that is not known, or ""."""
     try:
-        _run(op, source, device, sample.args, _noting(op, source, used.setdefault))
+        for run in runs_of(op, source, device, sample.args):
+            run(_noting(op, source, used.setdefault))
     except DeclarationError as e:
         return str(e)
     except Exception as e:  # noqa: BLE001  whatever its author's code raises
-        return f"its launch function failed on {sample.origin}: {e}"
+        from jitkern.launch.trace import place_of
+
+        said = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
+        place = place_of(e, op.written(source, device))
+        return f"{place}its launch function failed on {sample.origin}: {said}"
     return ""
 
 
-def _run(
-    op: Op, source: Source, device: str, sample: tuple[Any, ...], start: Callable[[Call], None]
-) -> None:
-    """Run a launch function on a sample, in each of its configurations."""
+def runs_of(
+    op: Op, source: Source, device: str, sample: tuple[Any, ...]
+) -> Iterator[Callable[[Callable[[Call], None]], None]]:
+    """What runs the launch function on a sample, once for each of its configurations.
+
+    It is told what a launch is to do instead. Raises DeclarationError, and what the launch function
+    raises.
+    """
     launcher = op.launcher(source, device)
     args, kwargs = op.split(sample)
     with ShapesAlone():
-        if not isinstance(launcher, Tuned):
-            launcher(Kernels(start), *args, **kwargs)
-            return
-        for config in configs_of(launcher, args, kwargs):
-            launcher(Kernels(start, lambda *_, config=config: config), *args, **kwargs)
+        configs = configs_of(launcher, args, kwargs) if isinstance(launcher, Tuned) else [None]
+    for config in configs:
+        choose = None if config is None else lambda *_, config=config: config
+
+        def run(start: Callable[[Call], None], choose: Choose | None = choose) -> None:
+            with ShapesAlone():
+                result = launcher(Kernels(start, choose), *args, **kwargs)
+            check_result(op.name, launcher, op.returned, result)
+
+        yield run
 
 
 def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[[Call], None]:
@@ -105,5 +119,6 @@ def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str
     if not isinstance(source, Extension):
         note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
         with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
-            _run(op, source, device, call, note)
+            for run in runs_of(op, source, device, call):
+                run(note)
     return hashlib.sha256(repr((op.name, sorted(used))).encode()).hexdigest()

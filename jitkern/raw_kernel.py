@@ -16,6 +16,7 @@ from jitkern.launch.python import Runner
 from jitkern.launch.variants import Call
 from jitkern.target import Target
 
+_LONGEST = 80  # characters of a file's name, of which the names of entries are made
 _WORKER = "jitkern.compilers.triton_worker"
 
 
@@ -29,7 +30,7 @@ class RawKernel:
     device = "cuda"
 
     def __init__(self, source: Source, function: str, target: Target | None) -> None:
-        stem = re.sub(r"\W", "_", source.paths[0].stem)
+        stem = re.sub(r"\W", "_", source.paths[0].stem)[:_LONGEST]
         self.op = f"raw::{stem}"
         self.source = source
         self.function = function

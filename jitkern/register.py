@@ -71,6 +71,8 @@ class Op:
         self._samples: Callable[[str], Iterator[Any]] | None = None
         self._drawn: list[Sample] | None = None
         _check_extensions(self.name, sources)
+        plain = all(str(value.type) == "Tensor" for value in parsed.returns)
+        self.returned = len(parsed.returns) if plain else None  # how many tensors, and nothing else
         self._arguments = parsed.arguments
         self.changed = [
             (position, argument.name)

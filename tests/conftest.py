@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -21,8 +22,9 @@ from jitkern.cli import main
 from jitkern.closure import Closure
 from jitkern.compilers import COMPILERS
 from jitkern.compilers.result import Built
+from jitkern.entry import Entry
 from jitkern.errors import CompileError, CompilerNotFound
-from jitkern.kernel import Cpp, Source, Variant
+from jitkern.kernel import FUNCTION, Cpp, Source, Variant
 from jitkern.launch import linker, runtime
 from jitkern.launch.slot import Slot
 from jitkern.register import Op
@@ -30,6 +32,29 @@ from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
 H100 = "cuda-sm_90-cu130-torch2.11.0"
+
+
+def symbol_of(entry: Entry) -> str:
+    """The name of the function that the library of a C or C++ kernel points to."""
+
+    class Found(ctypes.Structure):
+        _fields_ = [
+            ("file", ctypes.c_char_p),
+            ("base", ctypes.c_void_p),
+            ("name", ctypes.c_char_p),
+            ("at", ctypes.c_void_p),
+        ]
+
+    library = ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
+    address = ctypes.c_void_p.in_dll(library, FUNCTION)
+    found = Found()
+    assert ctypes.CDLL(None).dladdr(address, ctypes.byref(found))
+    return (found.name or b"").decode()
+
+
+def replaced(**settings: object) -> config.Config:
+    """The settings with others, to be those of the process: `using` counts in one thread alone."""
+    return config.Config(**{**vars(config.current()), **settings})
 
 
 def slot_of(op: Op, device: str = "cpu") -> Slot:
@@ -80,11 +105,10 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.fixture
-def own_locks(tmp_path: Path) -> Iterator[None]:
-    """Locks that no other test of this user waits for."""
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that no other test of this user waits for, in any thread."""
     tmp_path.chmod(0o700)
-    with config.using(runtime_dir=tmp_path):
-        yield
+    monkeypatch.setattr(config, "_current", replaced(runtime_dir=tmp_path))
 
 
 @pytest.fixture

@@ -109,3 +109,32 @@ def test_without_a_shell_commands_still_run(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", refuse)
     assert child.run(["echo", "x"]) == (0, "x\n")
     assert not child._lines
+
+
+def test_a_child_whose_pipe_cannot_be_made_does_not_run(tmp_path, monkeypatch):
+    def no_pipe():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(child.os, "pipe", no_pipe)
+    before = set(child._running)
+    with pytest.raises(OSError, match="Too many open files"):
+        child.Child(["touch", str(tmp_path / "ran")], stdin=subprocess.DEVNULL)
+    time.sleep(0.1)
+    assert not (tmp_path / "ran").exists()
+    assert child._running == before
+
+
+def test_what_cannot_be_started_leaves_no_pipe():
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        child.run(["/nonexistent/compiler"])
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not child._lines
+
+
+def test_killing_what_runs_kills_nothing_later():
+    running = child.Child(["sleep", "1000"])
+    child.kill_all()
+    assert running.process.wait() == -signal.SIGKILL
+    running.close()
+    assert child.run(["echo", "lives"]) == (0, "lives\n")

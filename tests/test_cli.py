@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import H100, REPOSITORY
 
 from jitkern import config, declare, jit
+from jitkern.cli import output
 from jitkern.compilers import toolkit
 from jitkern.errors import NotCached
+from jitkern.kernel import Variant
 from jitkern.register import OPS
 from jitkern.target import Target
 
@@ -276,7 +281,7 @@ def test_a_package_is_searched_to_its_depth(cli, package, tmp_path):
     assert "hidden_ops::f" in cli("list", "hidden.elsewhere")[1]
 
 
-def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler):
+def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler, tmp_path):
     package(
         "mixed",
         kernel=op_text("mixed", "f", "yield 3", GOOD, "yield 4", "raise ValueError('trouble')"),
@@ -286,16 +291,67 @@ def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler):
     code, out, _ = cli("prewarm", "mixed", "--json", "--keep-going")
     rows = last_json(out)["results"]
     failed = (
-        "mixed::f: its launch function failed on sample {}: 'int' object has no attribute 'shape'"
+        f"mixed::f: {tmp_path / 'mixed' / 'kernel.py'}:7: its launch function failed on sample {{}}: "
+        "AttributeError: 'int' object has no attribute 'shape'"
     )
     assert [row["reason"] for row in rows if row["status"] == "failed"] == [
         failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
     ]  # fmt: skip
     assert (code, [v.label for v in compiler.compiles]) == (1, ["f32"])
     explained = last_json(cli("explain", "mixed::f", "--json")[1])["ops"][0]["variants"]
-    assert [row["reason"] for row in explained if row["reason"].startswith("mixed::f: its")] == [
+    assert [row["reason"] for row in explained if row["reason"].startswith("mixed::f: ")] == [
         failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
     ]  # fmt: skip
+
+
+def test_of_the_current_directory_only_what_is_named_is_imported(cli, package, tmp_path):
+    (tmp_path / "stray.py").write_text("")
+    package("named", __init__=op_text("named", "f", GOOD))
+    package("straying", __init__="import stray")
+    before = [*sys.path]
+    assert "named::f" in cli("list", "named")[1]
+    assert "No module named 'stray'" in cli("list", "straying")[2]
+    assert sys.path == before
+
+
+@pytest.mark.parametrize("command", [["explain", "softmax"], ["prewarm", "softmax"]])
+def test_the_command_takes_no_module_of_others_from_the_current_directory(tmp_path, command):
+    (tmp_path / "numpy.py").write_text(
+        "import pathlib; pathlib.Path('ran').touch(); raise ImportError"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "jitkern", *command, "--target", H100],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["facade", "decade"])
+def test_an_op_whose_name_is_hexadecimal_is_explained(cli, package, name):
+    package(name, kernel=op_text(name, name, GOOD))
+    code, out, err = cli("explain", name)
+    assert (code, f"{name}::{name}(Tensor x)" in out) == (0, True), err
+    code, _, err = cli("explain", "beefed")
+    assert (code, "matches `beefed`" in err) == (1, True), err
+
+
+@pytest.mark.parametrize("columns", [20, 80, 200])
+def test_the_bar_never_wraps(monkeypatch, columns):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+        def fileno(self):
+            return 2
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    progress = output.Progress()
+    progress.total = 2
+    progress.step("built   " + "x" * 300)
+    (shown,) = filter(None, sys.stderr.getvalue().split("\r\033[K"))
+    assert len(shown) == columns - 1
 
 
 def test_refresh_compiles_again(cli, compiler):
@@ -367,6 +423,41 @@ def test_what_not_cached_names_can_be_prewarmed(cli, compiler, variant, target):
     assert hint("mylib::scale", "mypkg.scale") == "mypkg"
     assert hint("mylib::scale", "") == "mylib::scale"
     assert hint("jitkern::vec_add", "jitkern.kernels") == "vec_add"
+
+
+@pytest.mark.parametrize("module", ["kernel", "__init__", "ops", "top-level"])
+def test_the_command_that_not_cached_names_mends_it(cli, package, tmp_path, module):
+    name = f"mended_{module.strip('_').replace('-', '_')}"
+    package(name, **({} if module == "top-level" else {module: op_text(name, "f", GOOD)}))
+    declared = f"{name}.{module}".removesuffix(".__init__")
+    if module == "top-level":
+        declared = f"module_{name}"
+        (tmp_path / f"{declared}.py").write_text(
+            op_text(name, "f", GOOD).replace("k.cpp", f"{name}/k.cpp")
+        )
+    sys.path.insert(0, str(tmp_path))
+    importlib.import_module(declared)
+    op = OPS[f"{name}::f"]
+    with config.using(compile="never"):
+        with pytest.raises(NotCached) as e:
+            op(torch.ones(3))
+        _, _, command = str(e.value).partition("jitkern ")
+    target = command.split()[3].rstrip(".")
+    source = op.sources["cpu"][0]
+    code, out, err = cli(*command.split()[:3], target, "--json")
+    assert code == 0, err
+    assert [r["op"] for r in last_json(out)["results"] if r["status"] == "built"][:1] == [op.name]
+    with config.using(compile="never"):
+        variant = Variant(op.name, source, "f", (("T", "f32"),))
+        assert jit.ensure(variant, Target.current("cpu"))
+
+
+def test_an_op_of_a_script_has_no_command(run_python, tmp_path):
+    (tmp_path / "k.cpp").write_text('extern "C" void f(T* out, const T* x) {}\n')
+    done = run_python(
+        op_text("scripted", "f", GOOD) + "f(torch.ones(3))\n", JITKERN_COMPILE="never"
+    )
+    assert "declare the op in a module, which `jitkern prewarm MODULE` imports" in done.stderr
 
 
 def test_another_machines_cpu_is_skipped(cli):

@@ -1,5 +1,8 @@
 import ast
+import asyncio
 import os
+import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 import jitkern
 from jitkern import config, jit
 from jitkern.config import Config
+from jitkern.runtime import builds
 
 
 def test_defaults():
@@ -63,6 +67,115 @@ def test_empty_variable_is_unset():
 def test_a_list_is_as_good_as_a_tuple(tmp_path):
     with config.using(system_cache=[tmp_path], trusted=[tmp_path]):
         assert jit.open_cache().layers[:1] == (tmp_path,)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        (
+            "compile",
+            "nevr",
+            "compile=`nevr` is not usable: expected one of auto, never, background",
+        ),
+        ("verify", "sometimes", "expected one of always, size"),
+        ("verify", None, "expected one of always, size"),
+        ("prefer", "cuda", "expected one of nvrtc, triton, extension, cc"),
+        ("fallback", "no", "expected one of reference, raise"),
+        ("compiler", "gcc", "expected one of any, exact"),
+        ("log", "loud", "expected one of warning, info, debug"),
+        ("lock_timeout", "soon", "expected a number from 0 up"),
+        ("jobs", 2.5, "expected a whole number from 0 up"),
+        ("jobs", True, "expected a whole number from 0 up"),
+        ("fsync", "yes", "expected one of 1, 0"),
+        ("max_size", -1, "expected something like `10 GiB`"),
+        ("max_age", "long", "expected something like `60 d`"),
+        ("cache_dir", None, "expected a path"),
+        ("record", 3, "expected a path"),
+        ("system_cache", 3, "expected a list of paths"),
+        ("trusted_keys", ["abc"], "is not a public key"),
+    ],
+)
+def test_using_refuses_what_the_environment_would(name, value, says):
+    before = config.current()
+    with pytest.raises(ValueError, match=re.escape(says)), config.using(**{name: value}):
+        pass
+    with pytest.raises(ValueError, match=re.escape(says)):
+        Config(**{name: value})
+    with pytest.raises(TypeError, match="there is no setting typo"), config.using(typo=1):
+        pass
+    assert config.current() is before
+
+
+def test_using_takes_what_the_environment_does():
+    values = {"cache_dir": "/c", "max_size": "1 GiB", "max_age": "2 d", "jobs": "3", "fsync": "0"}
+    with config.using(**values, system_cache=["/a:b"], record="~/calls", lock_timeout=1) as now:
+        assert (now.cache_dir, now.system_cache) == (Path("/c"), (Path("/a:b"),))
+        assert (now.max_size, now.max_age) == (1 << 30, 2 * 86400)
+        assert (now.jobs, now.fsync, now.lock_timeout) == (3, False, 1.0)
+        assert now.record == Path("~/calls").expanduser()
+
+
+def test_using_counts_in_its_own_thread_alone():
+    inside, done = threading.Event(), threading.Event()
+    seen = []
+
+    def block(**settings):
+        with config.using(**settings):
+            inside.set()
+            done.wait()
+            seen.append(config.current().compile)
+
+    thread = threading.Thread(target=block, kwargs={"compile": "never"})
+    thread.start()
+    inside.wait()
+    with config.using(lock_timeout=5.0):
+        assert config.current().compile == "auto"
+        done.set()
+        thread.join()
+        assert (config.current().compile, config.current().lock_timeout) == ("auto", 5.0)
+    assert seen == ["never"]
+    assert (config.current().compile, config.current().lock_timeout) == ("auto", 1800.0)
+
+
+def test_using_counts_in_its_own_task_alone():
+    seen = []
+
+    async def block(wanted, wait):
+        with config.using(compile=wanted):
+            await asyncio.sleep(wait)
+            seen.append((wanted, config.current().compile))
+
+    async def both():
+        await asyncio.gather(block("never", 0.02), block("background", 0.01))
+
+    asyncio.run(both())
+    assert sorted(seen) == [("background", "background"), ("never", "never")]
+    assert config.current().compile == "auto"
+
+
+def test_a_build_beside_the_calls_has_the_settings_of_its_call(tmp_path):
+    seen = []
+    with config.using(cache_dir=tmp_path):
+        assert builds.STUBS.later(lambda: seen.append(config.current().cache_dir))
+    builds.STUBS.settle()
+    assert seen == [tmp_path]
+
+
+def test_a_fork_has_no_blocks_of_other_threads(run_python):
+    done = run_python(
+        "import os, threading\n"
+        "from jitkern import config\n"
+        "inside, done = threading.Event(), threading.Event()\n"
+        "def block():\n"
+        "    with config.using(prefer='cc'): inside.set(); done.wait()\n"
+        "thread = threading.Thread(target=block); thread.start(); inside.wait()\n"
+        "print(config.preferences(), flush=True)\n"
+        "if not os.fork():\n"
+        "    print(config.preferences(), flush=True); os._exit(0)\n"
+        "os.wait(); done.set(); thread.join()\n"
+        "print(config.preferences())\n"
+    )
+    assert done.stdout == "(None, None)\n('', None)\n('', None)\n", done.stderr
 
 
 def test_using_is_undone():

@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -55,22 +56,50 @@ def test_trust_comes_from_files_and_never_from_the_environment(write):
     assert Config.from_env({"JITKERN_TRUSTED": "/evil"}, []).trusted == ()
 
 
+def test_a_path_with_a_colon_is_one_path(write):
+    path = write('system_cache = ["/mnt/a:b/kernels"]\ntrusted = ["/opt/x:y"]\nsigned = "/s:t"\n')
+    found = Config.from_env({}, [path])
+    assert found.system_cache == (Path("/mnt/a:b/kernels"),)
+    assert (found.trusted, found.signed) == ((Path("/opt/x:y"),), (Path("/s:t"),))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("jobs = [1]", "neither text, a number nor a list"),
+        ("jobs = [1]", "jobs=[1] is not usable: expected a whole number from 0 up"),
+        ("jobs = 2.5", "jobs=`2.5` is not usable: expected a whole number from 0 up"),
         ("jbos = 1", "`jbos` is not a setting; there are: cache_dir"),
         ('JOBS = "1"', "`JOBS` is not a setting"),
-        ("jobs = ", "config.toml: "),
-        ('max_size = "much"', "expected something like `10 GiB`"),
-        ('max_age = "long"', "expected something like `60 d`"),
+        ("jobs = ", ""),
+        ('max_size = "much"', "max_size=`much` is not usable: expected something like `10 GiB`"),
+        ('max_age = "long"', "max_age=`long` is not usable: expected something like `60 d`"),
+        ("lock_timeout = true", "lock_timeout=`True` is not usable: expected a number from 0 up"),
         ('trusted_keys = ["abc"]', "is not a public key"),
-        ("verify = 1", "expected one of always, size"),
+        ('trusted_keys = "abc"', "expected a list of public keys"),
+        ("trusted = [1]", "trusted=[1] is not usable: expected a path"),
+        ("verify = 1", "verify=`1` is not usable: expected one of always, size"),
+        ("cache_dir = 3", "cache_dir=`3` is not usable: expected a path"),
     ],
 )
-def test_what_it_cannot_use_is_named(write, text, says):
-    with pytest.raises(ValueError, match=says):
-        Config.from_env({}, [write(text)])
+def test_what_it_cannot_use_is_told_with_the_file_and_the_key(write, text, says):
+    path = write(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: ") + ".*" + re.escape(says)) as e:
+        Config.from_env({}, [path])
+    assert "JITKERN_" not in str(e.value)
+
+
+@pytest.mark.parametrize("base", [".", "", "relative"])
+def test_a_relative_directory_of_xdg_is_ignored(base, tmp_path, monkeypatch):
+    for folder in (".", "relative"):
+        (tmp_path / folder / "jitkern").mkdir(parents=True)
+        (tmp_path / folder / "jitkern" / "config.toml").write_text("jobs = 7\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setenv("HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", base)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+    found = Config.from_env()
+    assert (found.jobs, found.runtime_dir) == (0, None)
 
 
 def test_a_file_that_others_can_write_is_refused(write):

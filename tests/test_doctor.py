@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from jitkern.cache_tools import disk, health
 
 from jitkern import config, jit, trust
@@ -61,6 +62,9 @@ def mounted(tmp_path):
     return look
 
 
+KEY = "A" * 43 + "="
+
+
 def by_name(rows):
     return {row["name"]: health.Check(**row) for row in rows}
 
@@ -98,6 +102,7 @@ def test_json_has_its_schema(cli, root):
 
 
 def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
     code, out, _ = cli("doctor", "--json")
     report = json.loads(out.splitlines()[-1])
@@ -105,10 +110,22 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
     assert (code, report["ok"], checks["nvrtc"].ok) == (1, False, False)
     assert checks["nvrtc"].remedy.startswith('pip install "nvidia-cuda-nvrtc==')
     assert {
-        "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "ninja", "platformdirs", "cryptography",
+        "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "platformdirs", "cryptography",
         "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *health.LOOKS,
     } <= set(checks)  # fmt: skip
     assert "FAIL nvrtc" in cli("doctor")[1]
+
+
+def test_a_torch_without_cuda_misses_no_cuda(cli, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
+    monkeypatch.setattr(toolkit, "include_directories", list)
+    code, out, _ = cli("doctor", "--json")
+    checks = by_name(json.loads(out.splitlines()[-1])["checks"])
+    for name in ("nvrtc", "<cuda_fp16.h>", "<crt/mma.h>", "<cub/cub.cuh>"):
+        assert (checks[name].ok, checks[name].remedy) == (True, "")
+        assert "missing: needed only to compile for GPUs: pip install" in checks[name].value
+    assert code == 0, out
 
 
 def test_a_check_that_is_fine_names_no_remedy_and_a_warning_does(cli, root):
@@ -407,10 +424,10 @@ def test_leftovers_are_counted(root):
 
 
 def test_keys_are_no_good_without_the_package_that_checks_signatures(root, monkeypatch):
-    assert looked(trusted_keys=("k",))["signatures"].ok
+    assert looked(trusted_keys=(KEY,))["signatures"].ok
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert looked()["signatures"].ok
-    assert looked(trusted_keys=("k",))["signatures"].remedy == 'pip install "jitkern[sign]"'
+    assert looked(trusted_keys=(KEY,))["signatures"].remedy == 'pip install "jitkern[sign]"'
     assert not looked(signed=(root,))["signatures"].ok
 
 
@@ -425,7 +442,7 @@ def test_a_named_layer_is_counted_or_fails(root, tmp_path):
     check = looked(system_cache=(layer,))["layer"]
     assert not check.ok and "not used" in check.value and "`trusted`" in check.remedy
     assert looked(system_cache=(layer,), trusted=(layer,))["layer"].ok
-    assert "signed ones only" in looked(system_cache=(layer,), trusted_keys=("k",))["layer"].value
+    assert "signed ones only" in looked(system_cache=(layer,), trusted_keys=(KEY,))["layer"].value
 
 
 def test_an_installed_layer_that_is_not_used_is_a_warning(root, tmp_path, monkeypatch):

@@ -172,6 +172,26 @@ def test_events_tell_of_every_hit_and_compile(compiler, variant, target):
     }
 
 
+def test_a_callback_that_raises_fails_no_call_and_can_be_stopped_twice(
+    compiler, variant, target, caplog
+):
+    def trouble(_):
+        raise ZeroDivisionError
+
+    seen = []
+    stops = [events.on_compile(trouble), *(events.on_compile(seen.append) for _ in range(2))]
+    before = events.stats()["compiles"]
+    jit.ensure(variant, target)
+    assert events.stats()["compiles"] == before + 1
+    assert "a callback of on_compile failed on" in caplog.text
+    assert len(seen) == 2
+    for stop in (*stops[:2], *stops[:2]):
+        stop()
+    jit.ensure(variant, target)
+    assert len(seen) == 3, "stopping one twice stops no other"
+    stops[2]()
+
+
 def test_a_root_that_cannot_be_written_spills_into_a_private_one(
     compiler, variant, target, monkeypatch, caplog
 ):

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from jitkern import config, events, jit, record
+from jitkern.compilers import child
 from jitkern.launch import runtime
 from jitkern.prewarm import builder, identity, tasks
 from jitkern.register import OPS, Op
@@ -247,6 +248,17 @@ def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler,
     assert {"f32.N2", "i32.N2"} <= kernels
     compiler.during = lambda: None
     assert report(cli(*arguments))[1]["failed"] == 0
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_a_notebook_can_compile_after_an_interrupted_prewarm(cli, package, monkeypatch, jobs):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builder.Builder, "_hear", interrupt)
+        assert cli("prewarm", package, "--jobs", jobs)[0] == 130
+    assert child.run(["echo", "lives"]) == (0, "lives\n")
 
 
 def test_an_error_of_a_worker_is_raised_here(cli, compiler, package, tmp_path):

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from jitkern import config, record, samples
+from jitkern import config, declare, record, samples
 from jitkern.errors import DeclarationError
 from jitkern.register import OPS
 from jitkern.target import Target
@@ -119,7 +119,7 @@ def test_an_op_that_is_not_here_is_named(cli, tmp_path):
     path.write_text(
         '{"schema":1,"op":"nolib::f","module":"nolib.kernel","device":"cpu","kind":"cc","args":[]}\n'
     )
-    code, _, err = cli("prewarm", "--from", str(path))
+    code, _, err = cli("prewarm", "--from", str(path), "nolib")
     assert (code, "calls of nolib::f, declared in nolib.kernel" in err) == (1, True), err
     code, _, err = cli("prewarm", "--from", str(tmp_path / "none"))
     assert (code, "cannot be read" in err) == (1, True), err
@@ -136,15 +136,49 @@ def test_an_op_that_is_not_here_is_named(cli, tmp_path):
 )
 def test_why_the_module_of_a_recorded_op_gives_none_is_told(cli, tmp_path, monkeypatch, text, says):
     monkeypatch.syspath_prepend(tmp_path)
-    for module, told in (("declares_f", f"which {says}"), (".relative", "which cannot be")):
-        (tmp_path / "declares_f.py").write_text(text)
-        monkeypatch.delitem(sys.modules, "declares_f", raising=False)
-        path = tmp_path / "calls"
-        path.write_text(
-            recorded_line("nolib::f", 1).replace('"module": ""', f'"module": "{module}"')
-        )
-        code, _, err = cli("prewarm", "--from", str(path))
-        assert (code, f"calls of nolib::f, declared in {module}, {told}" in err) == (1, True), err
+    (tmp_path / "declares_f.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "declares_f", raising=False)
+    path = tmp_path / "calls"
+    path.write_text(of_module("declares_f"))
+    code, _, err = cli("prewarm", "--from", str(path), "declares_f")
+    assert code == 1
+    assert f"calls of nolib::f, declared in declares_f, which {says}" in err
+
+
+def of_module(module):
+    return recorded_line("nolib::f", 1).replace('"module": ""', f'"module": "{module}"')
+
+
+@pytest.mark.parametrize("module", ["stray", "stray.kernel", "", "__main__", ".relative", "this"])
+def test_a_module_that_nobody_named_is_not_imported(cli, tmp_path, monkeypatch, module):
+    (tmp_path / "stray.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "calls"
+    path.write_text(of_module(module))
+    code, out, err = cli("prewarm", "--from", str(path))
+    assert (code, f"calls of nolib::f, declared in {module}, " in err) == (1, True), err
+    named = f"name it, as in `jitkern prewarm --from {path} {module.partition('.')[0]}`" in err
+    assert named == (module in ("stray", "stray.kernel", "this"))
+    assert not (tmp_path / "ran").exists()
+    assert out == ""
+    code, _, err = cli("prewarm", "--from", str(path), "jitkern")
+    assert (code, (tmp_path / "ran").exists()) == (0, False), err
+
+
+def test_a_module_of_an_installed_package_is_imported(cli, tmp_path, monkeypatch):
+    package = tmp_path / "registered"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "more.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(declare, "installed", lambda: ["registered"])
+    path = tmp_path / "calls"
+    path.write_text(of_module("registered.more"))
+    _, _, err = cli("prewarm", "--from", str(path))
+    assert "declared in registered.more, which declares it no more" in err
+    assert (tmp_path / "ran").exists()
 
 
 def test_a_bad_call_takes_no_good_one_away(cli, tmp_path, compiler):

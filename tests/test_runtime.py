@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -847,6 +848,57 @@ def test_a_variant_serves_only_under_the_preference_it_was_traced_under(scale):
     assert misses(op) == before + 1
 
 
+def test_a_preference_counts_in_its_own_thread_alone(scale):
+    op = warmed(scale(), X)
+    inside, done = threading.Event(), threading.Event()
+
+    def block():
+        with config.using(prefer="nvrtc"):
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    inside.wait()
+    before = misses(op)
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before + 1, "which source a thread prefers is not told by C meanwhile"
+    with config.using(prefer="cc"):
+        op(X)
+        linker.settle()
+        before = misses(op)
+        assert torch.equal(op(X), 2 * X)
+        assert misses(op) == before, "but in a block of its own"
+    done.set()
+    thread.join()
+    before = misses(op)
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before
+
+
+def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
+    op = warmed(scale(), X)
+    with config.using(prefer="cc"):
+        op(X)
+    linker.settle()
+
+    async def prefers():
+        with config.using(prefer="cc"):
+            await asyncio.sleep(0.01)
+
+    async def none(task):
+        await asyncio.sleep(0)
+        before = misses(op)
+        assert torch.equal(op(X), 2 * X)
+        await task
+        return misses(op) - before
+
+    async def both():
+        return await none(asyncio.create_task(prefers()))
+
+    assert asyncio.run(both()) == 1, "Python was asked"
+
+
 VARIANTS = int(
     re.search(r"VARIANTS = (\d+)", Path(runtime.__file__).with_name("runtime.c").read_text()).group(
         1
@@ -891,6 +943,7 @@ def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
     linker.settle()
     with config.using(compile="never"):
         op(torch.ones(1, 2, 3))  # its kernel is cached, and its stub is not
+    linker.settle()  # it was asked for where compiling was off
     warmed(op, torch.ones(1, 2, 3))
 
 

@@ -498,7 +498,7 @@ def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
 def test_a_recorded_call_is_made_ready_in_every_configuration(process, run_python, tmp_path):
     calls = str(tmp_path / "calls")
     process(JITKERN_RECORD=calls)
-    code = f"from jitkern.cli import main; main(['prewarm', '--from', {calls!r}])"
+    code = f"from jitkern.cli import main; main(['prewarm', '--from', {calls!r}, 'tuned'])"
     done = run_python(code, JITKERN_CACHE_DIR=str(tmp_path / "other"), PYTHONPATH=str(tmp_path))
     assert {"scale.f32.WAY3", "scale.f32.WAY5"} <= set(done.stdout.split()), done.stderr
 

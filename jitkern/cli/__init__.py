@@ -2,8 +2,8 @@
 
 The only place where errors become text and exit codes.
 
-Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted, 75
-timeout, 130 interrupted. stdout carries data, stderr progress and errors.
+Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted,
+130 interrupted. stdout carries data, stderr progress and errors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a submodule here
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths are bytes, and need be no text
     try:
         with contextlib.ExitStack() as settings:
             args = _parse(arguments)

@@ -1,12 +1,19 @@
-"""Which ops and targets a command line means."""
+"""Which ops and targets a command line means.
+
+Imported are the modules that installed packages list, and packages that the command line names, in
+the current directory too. Nothing else of that directory is, whatever a recording says.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.named_tuple import NamedTuple
@@ -39,18 +46,16 @@ def choose_ops(names: list[str]) -> Chosen:
 
     Default: every installed one. Raises UnknownOp, listing what there is.
     """
-    raising = _import_installed()
-    _search_here()
-    return _choose(names, raising)
+    return _choose(names, _import_installed())
 
 
 def choose_recorded(path: Path, names: list[str]) -> Chosen:
     """The ops that `names` mean, and have every op made ready for the calls in a recording alone.
 
-    Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here.
+    Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here,
+    or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
-    _search_here()
     from jitkern import record
     from jitkern.register import OPS
     from jitkern.samples import Sample, misfit
@@ -63,7 +68,7 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
         raise DeclarationError(f"{path} holds no call: nothing had to be readied in that run")
     for call in calls:
         if call.op not in OPS:
-            _declare(call, path)
+            _declare(call, path, names)
     chosen = _choose(names, raising)  # after those modules, which may declare them
     for op in OPS.values():
         recorded = op.recorded = {}
@@ -97,9 +102,35 @@ def _leave_out(what: str, e: BaseException) -> str:
     return told
 
 
-def _search_here() -> None:
-    """So that a folder that `jitkern init` wrote here is a package too."""
-    sys.path.append(str(Path.cwd()))
+class _Named:
+    """Finds one package, and nothing else, in folders that are not on the path of modules."""
+
+    def __init__(self, package: str, folders: list[str]) -> None:
+        self._package = package
+        self._folders = folders
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        """What the import system asks for a module that is not found elsewhere."""
+        return PathFinder.find_spec(name, self._folders) if name == self._package else None
+
+
+@contextlib.contextmanager
+def _found_here(module: str) -> Iterator[None]:
+    """Have the package of `module` found in the current directory, or in a project of its name."""
+    package = _package_of(module)
+    folders = [Path.cwd()]
+    if Path(package, package, "__init__.py").is_file():  # what `jitkern init` wrote here
+        folders.append(Path(package).absolute())
+    finder: Any = _Named(package, [str(folder) for folder in folders])
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
@@ -108,15 +139,14 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     chosen: dict[str, Op] = {}
     broken: dict[str, str] = {}
     for name in names:
-        if Path(name, name, "__init__.py").is_file():  # so is a project that it wrote
-            sys.path.append(str(Path(name).absolute()))
         found = _named(name)
         told = [why for module, why in raising.items() if f"{module}.".startswith(f"{name}.")]
         if told:
             broken[name] = told[0]
         elif not found:
             try:
-                found = _imported(name)
+                with _found_here(name):
+                    found = _imported(name)
             except (Exception, SystemExit) as e:  # noqa: BLE001  as of an installed one
                 broken[name] = _leave_out(name, e)
                 found = _named(name)
@@ -132,15 +162,32 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     return Chosen(sorted(ops.values(), key=lambda op: op.name), broken)
 
 
-def _declare(call: Call, path: Path) -> None:
-    """Import the module that declares the op of a recorded call. Raises UnknownOp."""
+def _declare(call: Call, path: Path, names: list[str]) -> None:
+    """Import the module that declares the op of a recorded call, if it may be imported.
+
+    That is where an installed package lists a module of the same package, or `names` has the
+    package: a recording may come from anywhere. Raises UnknownOp for an op that is wanted and is
+    not here.
+    """
+    from jitkern.declare import installed
     from jitkern.register import OPS
 
+    package = _package_of(call.module)
+    if package not in map(_package_of, (*installed(), *names)):
+        if names:
+            return  # only ops of what is named are wanted
+        reason = (
+            f"of which no installed package tells: to import it, name it, as in "
+            f"`jitkern prewarm --from {path} {package}`"
+            if package not in ("", "__main__")
+            else "which cannot be imported: declare the op in a module, and record anew"
+        )
+        raise UnknownOp(f"{path} has calls of {call.op}, declared in {call.module}, {reason}")
     reason = "which is not here: install its package, or run where it can be imported"
     try:
-        if call.module not in ("", "__main__"):
+        with _found_here(package):
             importlib.import_module(call.module)
-            reason = "which declares it no more: record anew"
+        reason = "which declares it no more: record anew"
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
         if not _is_absent(e, call.module):
             reason = f"which cannot be imported: {e!r}"
@@ -180,7 +227,7 @@ def _imported(name: str) -> list[Op]:
         raise
     if spec and spec.submodule_search_locations:
         return discover(name) or _named(name)
-    if spec and "." in name:
+    if spec:
         importlib.import_module(name)
     return _named(name)
 

@@ -32,7 +32,7 @@ from jitkern.target import short_version
 TESTED_TORCH = ("2.11.0", "2.13.0")
 TESTED_PYTHON = ((3, 11), (3, 12))
 NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is no command
-NEEDED = ("ninja", "platformdirs")
+NEEDED = ("platformdirs",)
 HEADERS = (("cuda_fp16.h", "runtime"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
 MOST_ENTRIES = 1000  # that are read to see who made them
 
@@ -101,13 +101,26 @@ def _host_compiler() -> list[Check]:
     return checks
 
 
-def _cuda_wanted() -> tuple[int, int]:
+def _cuda_of_torch() -> str:
+    """The CUDA version that Torch was built with; "" for a build without CUDA, or no Torch."""
     try:
         import torch
     except (ImportError, OSError):
-        return 13, 0
-    major, _, minor = (torch.version.cuda or "13.0").partition(".")
+        return ""
+    return torch.version.cuda or ""
+
+
+def _cuda_wanted() -> tuple[int, int]:
+    major, _, minor = (_cuda_of_torch() or "13.0").partition(".")
     return int(major), int(minor)
+
+
+def _for_cuda(name: str, found: str, *, fits: bool, remedy: str) -> Check:
+    """A part of the CUDA toolchain, which a Torch without CUDA does not miss."""
+    if fits or _cuda_of_torch():
+        return Check(name, ok=fits, value=found or "missing", remedy="" if fits else remedy)
+    value = f"{found or 'missing'}: needed only to compile for GPUs: {remedy}"
+    return Check(name, ok=True, value=value)
 
 
 def _nvrtc() -> list[Check]:
@@ -115,17 +128,17 @@ def _nvrtc() -> list[Check]:
     wanted = _cuda_wanted()
     fitting = any(v[0] == wanted[0] and v[1] <= wanted[1] for v in libraries)
     found = ", ".join(f"{a}.{b} at {path}" for (a, b), (path, _) in sorted(libraries.items()))
-    remedy = "" if fitting else toolkit.pip_line("nvidia-cuda-nvrtc", wanted)
-    return [Check("nvrtc", ok=fitting, value=found or "missing", remedy=remedy)]
+    remedy = toolkit.pip_line("nvidia-cuda-nvrtc", wanted)
+    return [_for_cuda("nvrtc", found, fits=fitting, remedy=remedy)]
 
 
 def _cuda_headers() -> list[Check]:
     checks = []
     for header, wheel in HEADERS:
         found = next((d for d in toolkit.include_directories() if (d / header).is_file()), None)
-        remedy = "" if found else toolkit.pip_line(f"nvidia-cuda-{wheel}", _cuda_wanted())
-        value = str(found or "missing")
-        checks.append(Check(f"<{header}>", ok=bool(found), value=value, remedy=remedy))
+        remedy = toolkit.pip_line(f"nvidia-cuda-{wheel}", _cuda_wanted())
+        place = str(found or "")
+        checks.append(_for_cuda(f"<{header}>", place, fits=bool(found), remedy=remedy))
     return checks
 
 

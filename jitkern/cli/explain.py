@@ -47,14 +47,20 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    if re.fullmatch(r"(.*-)?[0-9a-f]{6,64}", args.op):
-        return explain_entries(args)
-    from jitkern.cli.choose import choose_ops, choose_targets
+    from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
     from jitkern.cli.hints import hints
 
+    may_be_digest = re.fullmatch(r"(.*-)?[0-9a-f]{6,64}", args.op)
+    if may_be_digest and cache_tools.find(Cache.open(config.current()), args.op):
+        return explain_entries(args)
     targets = choose_targets(args.target)
     ops = []
-    chosen = choose_ops([args.op])
+    try:
+        chosen = choose_ops([args.op])  # its name may look like a digest: `facade`
+    except UnknownOp:
+        if may_be_digest:
+            return explain_entries(args)
+        raise
     for op in chosen.ops:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]

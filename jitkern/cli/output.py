@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -44,6 +45,14 @@ def styled(text: str, code: str) -> str:
     return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() and config.current().color else text
 
 
+def _columns() -> int:
+    """Of the terminal that stderr is."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
 class Progress:
     """A live bar on a terminal, a line per item elsewhere; all on stderr."""
 
@@ -67,7 +76,8 @@ class Progress:
             return
         filled = self.WIDTH * self.done // max(1, self.total)
         bar = "#" * filled + "." * (self.WIDTH - filled)
-        sys.stderr.write(f"\r\033[K[{bar}] {self.done}/{self.total} {line[:100]}")
+        text = f"[{bar}] {self.done}/{self.total} {line}"
+        sys.stderr.write(f"\r\033[K{text[: _columns() - 1]}")  # a line that wraps would stay
         sys.stderr.flush()
 
     def close(self) -> None:

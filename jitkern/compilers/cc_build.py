@@ -57,8 +57,7 @@ def build(
     name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # as manifests take them
     artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
     (staging / artifact).write_bytes(binary)
-    symbol = cpp_functions.symbol(variant, binary)
-    return Built(compiler, {"artifact": artifact, "symbol": symbol, "parameters": parameters})
+    return Built(compiler, {"artifact": artifact, "parameters": parameters})
 
 
 class _Unit:

@@ -33,13 +33,15 @@ class Child:
         self._line: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         # Not while another thread forks: its child would keep the ends of our pipes open.
-        with _starting:
+        with _starting, contextlib.ExitStack() as undo:
+            theirs = self._begin_watch(undo) if guarded else None
             self.process: subprocess.Popen[str] = subprocess.Popen(
                 command, text=True, start_new_session=True, **options
             )
-            if guarded:
-                self._watch()
+            if theirs is not None:
+                self._watch(theirs)
             _running.add(self)
+            undo.pop_all()
         if _ending.is_set():
             self.kill()
 
@@ -66,9 +68,16 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _watch(self) -> None:
+    def _begin_watch(self, undo: contextlib.ExitStack) -> int:
+        """Make the pipe before there is a child, which nobody could end if that failed."""
         theirs, self._line = os.pipe()
         _lines.add(self._line)
+        undo.callback(os.close, theirs)
+        undo.callback(os.close, self._line)
+        undo.callback(_lines.discard, self._line)
+        return theirs
+
+    def _watch(self, theirs: int) -> None:
         with contextlib.suppress(OSError):  # there may be no shell
             self._guard = subprocess.Popen(
                 ["/bin/sh", "-c", _GUARD, "sh", str(self.process.pid)],
@@ -101,11 +110,16 @@ def kill_in(folder: Path) -> None:
             running.kill()
 
 
+def kill_all() -> None:
+    """Kill what runs now."""
+    for running in tuple(_running):
+        running.kill()
+
+
 def end() -> None:
     """Kill what other threads run, and will run: this process is about to end."""
     _ending.set()
-    for running in tuple(_running):
-        running.kill()
+    kill_all()
 
 
 def _after_fork() -> None:

@@ -5,6 +5,7 @@ Units are compiled side by side, each with flags of its own, as many at once as 
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import hashlib
 import queue
@@ -133,7 +134,11 @@ def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Do
     ended: queue.SimpleQueue[_Done | BaseException] = queue.SimpleQueue()
     over = threading.Event()
     threads = [  # they keep no process from its end
-        threading.Thread(target=_work, args=(build, number, step, folder, over, ended), daemon=True)
+        threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(_work, build, number, step, folder, over, ended),
+            daemon=True,
+        )
         for number, step in enumerate(steps)
     ]
     done: list[_Done] = []

@@ -1,4 +1,4 @@
-"""Which function of a C or C++ file is meant: its address, its symbol, and what it lacks."""
+"""Which function of a C or C++ file is meant: its address, and what it lacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from jitkern import cxx
 from jitkern.closure import Closure
-from jitkern.compilers import cpp_parameters, elf, templates
+from jitkern.compilers import templates
 from jitkern.compilers.result import missing_function
 from jitkern.errors import CompileError
 from jitkern.kernel import DTYPES, Constant, Cpp, Variant
@@ -52,18 +52,6 @@ def _half(text: str, output: str) -> str:
     if not unknown or "float16.h" in text:
         return ""
     return f'`{unknown[1]}` comes from a header of jitkern\'s, for C++: #include "float16.h"'
-
-
-def symbol(variant: Variant, binary: bytes) -> str:
-    """The name that the library has for the function. Raises CompileError."""
-    found = elf.read(binary).pointee(cpp_parameters.FUNCTION)
-    if found:
-        return found
-    raise CompileError(
-        f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} is not visible outside "
-        "of it: it must not be static, nor in a namespace without a name",
-        op=variant.op,
-    )
 
 
 def _spelled(variant: Variant, name: str, value: Constant) -> str:

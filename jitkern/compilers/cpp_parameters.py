@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable
 
 from jitkern.errors import CompileError
-from jitkern.kernel import Variant
+from jitkern.kernel import FUNCTION, Variant
 
-FUNCTION = "jitkern_function"  # the pointer that a probe leaves to it
 _MARK = b"jitkern parameters:"
 _CODES = {
     "f": "f32", "d": "f64", "h": "f16", "b": "bf16", "B": "bool", "c": "i8", "C": "u8", "s": "i16",

@@ -9,7 +9,7 @@ from jitkern import closure as closures
 from jitkern import cxx
 from jitkern.closure import Closure
 from jitkern.compilers import cc_build, opened, ptx, toolkit
-from jitkern.compilers.result import Built, compile_error, run, write_log
+from jitkern.compilers.result import Built, compile_error, no_kernel, run, write_log
 from jitkern.kernel import Variant
 from jitkern.target import Target
 
@@ -74,6 +74,8 @@ def compile_unit(
     found = opened.in_folder(build, ["unit"])
     closures.check(source, closure, found, known, variant.op)
     symbol, parameters = ptx.signature((build / "kernel.ptx").read_text())
+    if not symbol:
+        raise no_kernel(variant)
     (staging / "kernel.cubin").write_bytes((build / "out.cubin").read_bytes())
     return Built(
         identity(version), {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import closure as closures
@@ -16,7 +16,14 @@ from jitkern.closure import Closure
 from jitkern.compilers import host_headers, ptx, templates, toolkit
 from jitkern.compilers.host_half import DeviceHalf, device_half
 from jitkern.compilers.nvrtc_program import Program, build_id, check_arch, version_in
-from jitkern.compilers.result import Built, compile_error, missing_header, write_log
+from jitkern.compilers.result import (
+    Built,
+    compile_error,
+    missing_function,
+    missing_header,
+    no_kernel,
+    write_log,
+)
 from jitkern.errors import CompileError, TargetError
 from jitkern.kernel import DTYPES, Constant, Variant
 from jitkern.named_tuple import NamedTuple
@@ -159,11 +166,14 @@ class _Attempt:
                 return None, output
             assembly = program.text("PTX")
             symbol, parameters = ptx.signature(assembly, program.lowered(kernel.name))
+            if not symbol:
+                raise no_kernel(variant)
             (self.staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
         finally:
             program.destroy()
         _refuse_split_variables(variant, output)
         opened = _opened(trace.with_suffix(".json"))
+        _refuse_unreadable(variant, opened)
         known = toolkit.include_directories()
         closures.check(variant.source, self.closure, opened, known, variant.op)
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
@@ -176,6 +186,17 @@ def _opened(trace: Path) -> list[str]:
     opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
     trace.unlink()
     return [name for name in opened if Path(name).is_absolute()]
+
+
+def _refuse_unreadable(variant: Variant, opened: Sequence[str]) -> None:
+    """Raise CompileError for a header of which NVRTC cannot tell where it lies."""
+    for name in opened:
+        if "\N{REPLACEMENT CHARACTER}" in name:
+            raise CompileError(
+                f"{variant.op}: NVRTC includes {name}, whose path is not UTF-8, and so cannot tell "
+                "which file that is: rename the folder",
+                op=variant.op,
+            )
 
 
 def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
@@ -242,9 +263,11 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
     what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
     lists = templates.declared(variant, text, closure)
     if lists is None:
+        kernels = dict.fromkeys(kernel.spelled for kernel in cxx.kernels_in(text))
         raise CompileError(
-            f"{what}: the order of its template parameters is in no file of the kernel's, so give "
-            "the arguments by number: 0, 1, ...",
+            _absent(variant, kernels)
+            or f"{what}: its template is declared in no file of the kernel's, so give the template "
+            "arguments by number: 0, 1, ...",
             op=variant.op,
         )
     longest = max(lists, key=len)
@@ -257,6 +280,13 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
         )
     order = templates.ordered(variant, lists)
     return f"<{', '.join(_argument(variant.op, name, given[name]) for name in order)}>"
+
+
+def _absent(variant: Variant, kernels: Iterable[str]) -> str:
+    """That the file does not have the kernel, in any form, and which it has; else ""."""
+    name = cxx.plain_name(variant.function).rpartition("::")[2]
+    said = missing_function(variant._replace(function=name), list(kernels))
+    return said and f"{variant.op}: {said}"
 
 
 def _argument(op: str, name: str, value: Constant) -> str:

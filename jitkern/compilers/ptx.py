@@ -27,7 +27,7 @@ def probe(expression: str) -> str:
 
 
 def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
-    """(symbol, parameter codes) of the probed kernel in PTX `text`.
+    """(symbol, parameter codes) of the probed kernel in PTX `text`; no symbol if it is no kernel.
 
     A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else,
     or "" for a parameter that no argument can be passed for (a struct or a half by value).
@@ -39,12 +39,13 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     kernel = kernel.removesuffix(">()")
     if kernel.startswith("(") and kernel.endswith("))"):
         kernel = kernel[1:-1]
-    if not symbol:
-        symbol = next(
+    if symbol not in spelled:
+        alike = (
             e
             for e, s in spelled.items()
             if s == kernel or s.startswith(f"{kernel}(") or kernel.startswith(f"{e}(")
         )
+        symbol = next(alike, "")
     return symbol, [_code(parameter) for parameter in _split(types)]
 
 

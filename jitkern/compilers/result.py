@@ -49,7 +49,8 @@ def run(
 def write_log(staging: Path, command: Sequence[str], output: str) -> None:
     """Keep the command and all it printed beside the artifacts."""
     _log.debug("$ %s", shlex.join(command))
-    (staging / LOG).write_text(f"$ {shlex.join(command)}\n{output}", encoding="utf-8")
+    text = f"$ {shlex.join(command)}\n{output}"
+    (staging / LOG).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def compile_error(
@@ -96,3 +97,12 @@ def no_function(variant: Variant, found: Sequence[str]) -> str:
     """That the source has no function of this name, and which it has."""
     listed = ", ".join(found) or "none outside of macros"
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
+
+
+def no_kernel(variant: Variant) -> CompileError:
+    """The error for a function of a CUDA file that the host runs."""
+    return CompileError(
+        f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} is no kernel: write "
+        "`__global__` before its `void`",
+        op=variant.op,
+    )

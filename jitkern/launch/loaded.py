@@ -12,14 +12,14 @@ from typing import Any
 
 from jitkern.cache import Entry
 from jitkern.errors import DeclarationError, LoadError
-from jitkern.kernel import Source
+from jitkern.kernel import FUNCTION, Source
 from jitkern.key import canonical
 
 _libraries: dict[bytes, Any] = {}
 
 
 class HostFunction:
-    """An `extern "C"` function of a loaded library."""
+    """The function of a loaded library that its pointer FUNCTION points to."""
 
     def __init__(self, entry: Entry) -> None:
         from jitkern.launch.arguments import CTYPES
@@ -27,8 +27,9 @@ class HostFunction:
         self.meta = meta = entry.manifest.meta
         self.reference = entry.reference
         self.parameters: list[str] = meta["parameters"]
-        self._function = _open(entry)[meta["symbol"]]
-        self._function.restype = None
+        self._library = _open(entry)
+        found = ctypes.c_void_p.in_dll(self._library, FUNCTION).value
+        self._function = ctypes.CFUNCTYPE(None)(found or 0)
         self._function.argtypes = [
             CTYPES[code[:1] if code[:1] == "*" else code] for code in self.parameters if code
         ]

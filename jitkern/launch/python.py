@@ -36,6 +36,7 @@ from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, expanded, variant_of
 from jitkern.target import Target
 
+MAX_THREADS = 1024  # in a block, on every GPU there is
 _KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
 Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -158,6 +159,7 @@ def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geom
             grid = (grid[0] * meta["cluster"], grid[1], grid[2])
     else:
         block, smem = _three(what, "block", keywords.get("block")), keywords.get("smem", 0)
+        _check_block(what, block, keywords["block"])
     return Geometry(
         grid,
         block,
@@ -166,6 +168,49 @@ def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geom
         bool(keywords.get("cooperative", False) or meta.get("cooperative", False)),
         bool(keywords.get("pdl", False) or meta.get("pdl", False)),
     )
+
+
+def _check_block(what: str, block: tuple[int, int, int], given: Any) -> None:
+    if all(type(size) is int for size in block) and math.prod(block) > MAX_THREADS:
+        raise LaunchError(
+            f"{what}: block={given} has {math.prod(block)} threads, and no GPU takes more than "
+            f"{MAX_THREADS} in a block: use a smaller block, and a larger grid"
+        )
+
+
+def check_result(op: str, function: Any, wanted: int | None, result: Any) -> None:
+    """Raise LaunchError where a launch function did not return as many tensors as are `wanted`.
+
+    None: its schema has other results, which are Torch's to check.
+    """
+    if wanted is None or (wanted == 1 and isinstance(result, torch.Tensor)):
+        return
+    several = wanted != 1 and isinstance(result, (tuple, list))
+    results = result if several else () if result is None and not wanted else (result,)
+    wrong = [i for i, value in enumerate(results) if not isinstance(value, torch.Tensor)]
+    if len(results) == wanted and not wrong:
+        return
+    told = _kind_of(result)
+    if len(results) == wanted > 1:
+        told = f"{_kind_of(results[wrong[0]])} as result {wrong[0] + 1}"
+    schema = {0: "nothing is returned", 1: "one tensor"}.get(wanted, f"{wanted} tensors")
+    code = getattr(function, "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+    raise LaunchError(
+        f"{op}: {place}its launch function returned {told}, and its schema says {schema}"
+        + ": does it lack a `return`?" * (result is None)
+    )
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} values"
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _flat(keywords: dict[str, Any]) -> Geometry | None:
@@ -216,6 +261,10 @@ class Runner:
         else:
             shape = _flat(call.keywords) or geometry_of(ready.what, ready.compiled, call.keywords)
             self._launch_cuda(ready.compiled, values, shape)
+
+    def check_result(self, function: Any, wanted: int | None, result: Any) -> None:
+        """Raise LaunchError for a result that the op's schema does not have."""
+        check_result(self.op, function, wanted, result)
 
     def kernels(self) -> Kernels:
         """The `k` of one call."""
@@ -283,8 +332,7 @@ class Runner:
     def _start(self, call: Call) -> Compiled:
         compiled = self.compiled(call)
         what = f"`{call.function}` of {self.where}"
-        kept = compiled.kept
-        given = call.args if kept is None else [call.args[i] for i in kept]
+        given = _kept(compiled, call.args)
         args = checked(what, compiled.parameters, given, self.device)
         values = [_address(what, a) if isinstance(a, torch.Tensor) else a for a in args]
         if self.source.kind == "cc":
@@ -387,6 +435,29 @@ class CachedKernels:
         variant, kept = variant_of(self.op, self.source, call, self.where)
         entry = jit.ensure(variant, self.target, may_compile=False)
         return Compiled(variant, None, dict(entry.manifest.meta), entry.reference, kept)
+
+    def check(self, call: Call) -> None:
+        """Raise what a launch with these arguments, meta tensors, would; and NotCached."""
+        compiled = self.compiled(call)
+        if "parameters" not in compiled.meta:
+            return  # its compiler does not tell
+        what = f"`{call.function}` of {self.where}"
+        given = [
+            arg.to("meta") if isinstance(arg, torch.Tensor) and _is_on(arg, self.target) else arg
+            for arg in _kept(compiled, call.args)
+        ]
+        checked(what, compiled.parameters, given, torch.device("meta"))
+        if self.source.kind != "cc":
+            geometry_of(what, compiled, call.keywords)
+
+
+def _is_on(tensor: torch.Tensor, target: Target) -> bool:
+    return tensor.device.type == target.device
+
+
+def _kept(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments that the compiled kernel has."""
+    return args if compiled.kept is None else [args[i] for i in compiled.kept]
 
 
 def _address(what: str, tensor: torch.Tensor) -> int:

@@ -42,7 +42,8 @@ typedef struct {
 
 static Api api;
 static Op ops[OPS]; /* untouched pages of it take no memory */
-static i32 preferred;
+static i32 preferred;                     /* by all threads; -1: nobody can tell */
+static __thread i32 preferred_here = -1; /* by this one, where that is something else */
 static const void *undefined; /* c10::UndefinedTensorImpl */
 static i64 keys_at;           /* where a TensorImpl has its dispatch keys */
 static u32 watching[16];      /* dispatch keys that modes, torch.func and tracing include; 0 ends */
@@ -207,7 +208,8 @@ static i32 holds(World *world) {
 
 static i32 serve(Op *op, i32 i, Call *call) {
   Variant *variant = __atomic_load_n(&op->variants[i], __ATOMIC_ACQUIRE);
-  if (variant->index != call->index || variant->preference != preferred ||
+  i32 preference = preferred_here < 0 ? preferred : preferred_here;
+  if (variant->index != call->index || variant->preference != preference ||
       variant->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
     return MISS;
   call->kernels = variant->kernels;
@@ -368,7 +370,10 @@ i32 jitkern_changed(i32 event, void *namespace, void *name, void *value) {
   return 0;
 }
 
-void jitkern_prefer(i32 preference) { __atomic_store_n(&preferred, preference, __ATOMIC_RELAXED); }
+void jitkern_prefer(i32 everywhere, i32 here) {
+  __atomic_store_n(&preferred, everywhere, __ATOMIC_RELAXED);
+  preferred_here = here;
+}
 void jitkern_fail(const char *text, i32 interrupt) {
   snprintf(message, TEXT, "%s", text);
   interrupted = interrupt;

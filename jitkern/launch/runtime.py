@@ -63,7 +63,7 @@ class Runtime:
         self._bind()
         library.jitkern_autograd(*symbols().autograd())
         config.listeners.append(self._follow)
-        self._follow(config.current())
+        self._follow()
 
     def declare(self, slot: Declared) -> None:
         """Make the slot known to C."""
@@ -121,9 +121,13 @@ class Runtime:
         array = symbols().table()
         self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
 
-    def _follow(self, settings: config.Config) -> None:
+    def _follow(self) -> None:
         """Variants serve while the settings prefer the source that they were made under."""
-        self.library.jitkern_prefer(config.PREFERENCES.index(settings.prefer))
+        kinds = config.PREFERENCES
+        everywhere, here = (
+            -1 if kind is None else kinds.index(kind) for kind in config.preferences()
+        )
+        self.library.jitkern_prefer(everywhere, here)
 
 
 class _State:

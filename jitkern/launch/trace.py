@@ -102,7 +102,7 @@ def trace(  # one run of one launch function
     except (CompilerNotFound, TargetError, CacheError, LoadError):
         raise  # a kernel that cannot be had now
     except Exception as e:
-        raise Unsupported(f"{_place(e, code)}{_reason(e)}") from e
+        raise Unsupported(f"{place_of(e, function)}{_reason(e)}") from e
     finally:
         running.facts, running.problem = outer
     return Traced(
@@ -165,8 +165,9 @@ def _arguments(
     return proxies, tensors
 
 
-def _place(e: BaseException, code: Any) -> str:
-    """`kernel.py:12: `, the line of the launch function at fault."""
+def place_of(e: BaseException, function: Any) -> str:
+    """`kernel.py:12: `, the line of the launch function at fault; "" where it has none."""
+    code = getattr(function, "__code__", None)
     frames = [
         f for f in traceback.extract_tb(e.__traceback__) if code and f.filename == code.co_filename
     ]

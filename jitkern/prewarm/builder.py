@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from jitkern.compilers import child, compiler_for
-from jitkern.errors import JitkernError
+from jitkern.errors import CacheError, JitkernError
 from jitkern.jit import exact_target
 from jitkern.kernel import Extension
 from jitkern.launch import runtime
@@ -18,6 +20,7 @@ from jitkern.prewarm.agenda import Agenda
 from jitkern.prewarm.records import Known, Records, Steps
 from jitkern.prewarm.tasks import (
     NOT_TRIED,
+    Broken,
     Group,
     Kernel,
     Manner,
@@ -30,6 +33,7 @@ from jitkern.prewarm.tasks import (
 from jitkern.prewarm.workers import Died, Done, workers
 from jitkern.target import Target, this_platform
 
+_log = logging.getLogger(__name__)
 _EVERY_BUILD = ("filelock", "jitkern.package", "jitkern.cache_tools.prune")  # imports them
 
 
@@ -150,23 +154,35 @@ class Builder:
                     self._hear(number, message)
             whole = True
         except KeyboardInterrupt:
-            child.end()
+            child.kill_all()  # and no more than that: a notebook goes on after it
             raise
         finally:
             crew.close(at_once=not whole)
 
     def _messages(self, number: int) -> Iterator[Message]:
-        """Perform a task; in a worker, where there are some."""
-        return self._agenda.tasks[number].perform(self._manner)
+        """Perform a task; in a worker, where there are some. Raises CacheError.
+
+        Whatever else it raises is the result of this task alone.
+        """
+        task = self._agenda.tasks[number]
+        try:
+            yield from task.perform(self._manner)
+        except CacheError:
+            raise  # nothing can be kept
+        except Exception as e:  # noqa: BLE001  a compiler or a launch function may raise anything
+            _log.debug("%s failed", task, exc_info=True)
+            yield Broken(f"{type(e).__name__}: {e} ({_where(e)})")
 
     def _hear(self, number: int, message: Message | Done | Died) -> None:
         match message:
             case Result():
                 self._note(number, message)
-                if number in self._work_of:  # it is of a stub
+                if number in self._work_of and message.variant:  # it is of a stub
                     self._want(self._work_of[number].runtime)
+            case Broken(reason):
+                self._fail_task(number, reason)
             case Died(reason):
-                self._note(number, self._agenda.tasks[number].result("failed", reason=reason))
+                self._fail_task(number, reason)
                 self._agenda.finish(number)
             case Note(text):
                 notes = self._work_of[number].notes
@@ -179,6 +195,10 @@ class Builder:
                 self._plans[number] = results
             case Done():
                 self._agenda.finish(number)
+
+    def _fail_task(self, number: int, reason: str) -> None:
+        self._progress.total += number in self._work_of  # of its stubs nobody has told yet
+        self._note(number, self._agenda.tasks[number].result("failed", reason=reason))
 
     def _note(self, number: int, result: Result) -> None:
         """Keep a result, and say so."""
@@ -229,6 +249,12 @@ def _once(results: list[Result]) -> Iterator[Result]:
         if known not in seen and (result.status == "built" or result.path not in built):
             seen.add(known)
             yield result
+
+
+def _where(e: Exception) -> str:
+    """The line that raised an error."""
+    *_, last = traceback.extract_tb(e.__traceback__)
+    return f"{last.filename}:{last.lineno}"
 
 
 def _runtimes(works: dict[Group, _Work]) -> set[int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jitkern import config, jit
-from jitkern.ahead import Stub, keep_plans, stubs_of
+from jitkern.ahead import Stub, keep_plans, refused_by, stubs_of
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.kernel import Source, Variant
 from jitkern.register import Op
@@ -69,7 +69,13 @@ class Plans(NamedTuple):
     results: list[Result]
 
 
-Message = Result | Note | More | Plans
+class Broken(NamedTuple):
+    """The task ended with an error that nobody foresaw."""
+
+    reason: str
+
+
+Message = Result | Note | More | Plans | Broken
 
 
 class Kernel(NamedTuple):
@@ -111,8 +117,13 @@ class Launchers(NamedTuple):
     calls: list[tuple[Any, ...]]
 
     def perform(self, manner: Manner) -> Iterator[Message]:
-        """Trace the calls, compile the stubs that come of it, and keep their plans."""
+        """Check the calls, trace them, compile the stubs that come of it, and keep their plans."""
         op, source, target = self.group
+        if refused := refused_by(op, source, target, self.calls):
+            yield More(len(refused))
+            for reason in refused:
+                yield self.result("failed", reason=reason)
+            return
         stubs, reasons = stubs_of(op, source, target, self.calls)
         for reason in reasons:
             yield Note(f"{op.name} for {target} keeps to its Python launcher: {reason}")

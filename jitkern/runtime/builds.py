@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import contextvars
+import functools
 import logging
 import os
 import threading
@@ -35,11 +37,14 @@ class Builder:
         self._busy = False
 
     def later(self, work: Callable[[], None]) -> bool:
-        """Do this after all that was asked for before; False where too much is waiting."""
+        """Do this, under the settings of now, after all that was asked for before.
+
+        False where too much is waiting.
+        """
         with self._changed:
             if len(self._work) >= WAITING:
                 return False
-            self._work.append(work)
+            self._work.append(functools.partial(contextvars.copy_context().run, work))
             if not self._busy:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 try:

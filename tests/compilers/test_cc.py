@@ -4,10 +4,12 @@ import ctypes
 from pathlib import Path
 
 import pytest
+from conftest import symbol_of
 
 from jitkern import config, jit
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.kernel import Cpp, Variant
+from jitkern.launch.loaded import load
 from jitkern.target import Target
 
 
@@ -26,6 +28,13 @@ def build(tmp_path):
 
     run.folder = folder
     return run
+
+
+def written(entry, kind=ctypes.c_int):
+    """What a kernel writes to the only argument that it has."""
+    value = kind()
+    load(Cpp("k.cpp"), entry).call([ctypes.addressof(value)])
+    return value.value
 
 
 def parameters(entry):
@@ -123,9 +132,8 @@ def test_c_types_are_what_the_compiler_takes_them_for(build, function, codes):
     assert parameters(build(IN_C, function, name="k.c", flags=flags)) == codes
 
 
-def test_a_static_function_of_c_is_refused(build):
-    with pytest.raises(CompileError, match="`k` in .* is not visible outside of it"):
-        build("static void k(int *x) { *x = 1; }", name="k.c")
+def test_a_static_function_of_c_is_a_kernel(build):
+    assert written(build("static void k(int *x) { *x = 7; }", name="k.c")) == 7
 
 
 def test_cpp_types_are_what_the_compiler_takes_them_for(build):
@@ -155,7 +163,7 @@ def test_a_bool_is_a_number_in_c(build):
 
 def test_a_function_in_a_namespace_is_not_its_twin(build):
     entry = build('namespace a { void k(int*) {} } extern "C" void k(double*) {}', "a::k")
-    assert (entry.manifest.meta["symbol"], parameters(entry)) == ("_ZN1a1kEPi", ["*i32"])
+    assert (symbol_of(entry), parameters(entry)) == ("_ZN1a1kEPi", ["*i32"])
 
 
 def test_openmp(build):
@@ -198,10 +206,19 @@ def test_a_missing_function_lists_what_there_is(build):
         build('extern "C" void k(int* x) {}', function="other")
 
 
-@pytest.mark.parametrize("text", ["static void k(int* x) {}", "namespace { void k(int* x) {} }"])
-def test_a_function_that_others_cannot_see_is_refused(build, text):
-    with pytest.raises(CompileError, match="`k` in .* is not visible outside of it"):
-        build(text + '\nextern "C" void uses(int* x) { k(x); }')
+@pytest.mark.parametrize(
+    "text", ["static void k(int* x) { *x = 7; }", "namespace { void k(int* x) { *x = 7; } }"]
+)
+def test_a_function_that_others_cannot_see_is_a_kernel(build, text):
+    assert written(build(text + '\nextern "C" void uses(int* x) { k(x); }')) == 7
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("-Wl,-Bsymbolic",), ("-Wl,-Bsymbolic", "-Wl,-z,pack-relative-relocs")]
+)
+def test_however_the_linker_relocates_the_function_is_found(build, flags):
+    entry = build('extern "C" void k(int* x) { *x = 7; }', flags=list(flags))
+    assert (written(entry), symbol_of(entry)) == (7, "k")
 
 
 def test_a_function_that_returns_something_is_refused(build):
@@ -211,10 +228,7 @@ def test_a_function_that_returns_something_is_refused(build):
 
 def test_a_plain_function_needs_no_extern_c(build):
     entry = build("namespace a { void k(int* x) { *x = 7; } void k(float* x) {} }", "a::k(int*)")
-    value = ctypes.c_int()
-    meta = entry.manifest.meta
-    ctypes.CDLL(str(entry.path / meta["artifact"]))[meta["symbol"]](ctypes.byref(value))
-    assert (value.value, meta["parameters"]) == (7, ["*i32"])
+    assert (written(entry), parameters(entry)) == (7, ["*i32"])
 
 
 TEMPLATE = """
@@ -232,7 +246,7 @@ template <typename T, int N = 2> void k(T* out, const T* x, double alpha, int64_
 def test_a_template_is_instantiated_and_other_arguments_are_macros(build, function, template):
     entry = build(TEMPLATE, function, template)
     assert parameters(entry) == ["*f32", "*f32", "f64", "i64"]
-    assert entry.manifest.meta["symbol"].startswith("_Z1kIfLi3EE")
+    assert symbol_of(entry).startswith("_Z1kIfLi3EE")
 
 
 GAP = "template <typename T, int N = 4, bool B = false> void k(T* x) { *x = B ? -1 : N; }"
@@ -259,22 +273,21 @@ def test_a_gap_before_what_has_no_name_is_refused_in_words_of_its_own(build, tem
 def test_the_order_of_template_parameters_is_that_of_the_header(build, template):
     (build.folder / "k.h").write_text("template <int M, int N> void k(int* x) { *x = M - N; }")
     entry = build('#include "k.h"', template=template)
-    assert entry.manifest.meta["symbol"].startswith("_Z1kILi1ELi2EE")
+    assert symbol_of(entry).startswith("_Z1kILi1ELi2EE")
 
 
 def test_of_several_templates_the_one_with_these_parameters_is_meant(build):
     text = "template <typename T, int N> void k(T*) {}\ntemplate <int N> void k(int*) {}"
     entry = build(text, template=(("N", 2),))
-    assert entry.manifest.meta["symbol"].startswith("_Z1kILi2EE")
+    assert symbol_of(entry).startswith("_Z1kILi2EE")
     swapped = "template <int A, int B> void k(int*) {}\ntemplate <int B, int A> void k(float*) {}"
     with pytest.raises(CompileError, match="declared with `A, B`, `B, A`"):
         build(swapped, template=(("A", 1), ("B", 2)))
 
 
-def test_a_static_template_is_refused(build):
-    text = "template <typename T> static void k(T* x) { *x = 1; }"
-    with pytest.raises(CompileError, match="is not visible outside"):
-        build(text, template=(("T", "f32"),))
+def test_a_static_template_is_a_kernel(build):
+    text = "template <typename T> static void k(T* x) { *x = 7; }"
+    assert written(build(text, template=(("T", "f32"),)), ctypes.c_float) == 7
 
 
 def test_an_include_outside_the_roots_is_refused(build, tmp_path):

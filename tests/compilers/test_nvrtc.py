@@ -70,7 +70,7 @@ def test_the_order_of_template_parameters_is_that_of_the_header(build):
 
 def test_where_the_order_is_unknown_the_arguments_go_by_number(build):
     text = "#define KERNEL(n) template <int M, int N> __global__ void n(int* x) {}\nKERNEL(k)"
-    with pytest.raises(CompileError, match="give the arguments by number: 0, 1"):
+    with pytest.raises(CompileError, match="give the template arguments by number: 0, 1"):
         build(text, template=(("N", 2), ("M", 1)))
     entry = build(text, template=(("0", 1), ("1", 2)))
     assert "ILi1ELi2EE" in entry.manifest.meta["symbol"]

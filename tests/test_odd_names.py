@@ -1,0 +1,89 @@
+"""Names that are long, or no text: of files, folders and ops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import H100, replaced
+from test_cli import needs_nvrtc
+
+from jitkern import config, cpp_kernel, cuda_kernel, jit
+from jitkern.declare import MAX_NAME, kernel
+from jitkern.errors import CompileError, DeclarationError
+
+
+def test_a_long_file_name_is_no_long_entry(tmp_path):
+    path = tmp_path / f"{'k' * 235}.cpp"
+    path.write_text('extern "C" void one(int* x) { *x = 1; }')
+    x = torch.zeros(1, dtype=torch.int32)
+    cpp_kernel(path, "one")(x)
+    assert x.item() == 1
+
+
+def odd(folder):
+    """A folder in it whose name is Latin-1, as old disks have some."""
+    made = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9"))
+    made.mkdir()
+    return made
+
+
+def test_a_folder_whose_name_is_no_text_has_kernels_too(tmp_path):
+    folder = odd(tmp_path)
+    (folder / "k.cpp").write_text('extern "C" void one(int* x) { *x = 1; }')
+    x = torch.zeros(1, dtype=torch.int32)
+    cpp_kernel(folder / "k.cpp", "one")(x)
+    assert x.item() == 1
+    (folder / "k.cpp").write_text('extern "C" void one(int* x) { *x = 1 }')
+    with pytest.raises(CompileError) as e:
+        cpp_kernel(folder / "k.cpp", "one")(x)
+    str(e.value).encode()
+    assert "could not compile `one`" in str(e.value)
+
+
+@needs_nvrtc
+def test_such_a_folder_has_gpu_kernels_too_but_no_headers_of_theirs(tmp_path):
+    path = odd(tmp_path) / "k.cu"
+    (path.parent / "more.h").write_text("#define ONE 1")
+    for text, says in (
+        ("__global__ void one(int* x) { *x = 1; }", ""),
+        ("__global__ void one(int* x) { *x = 1 }", "expected a"),
+        ('#include "more.h"\n__global__ void one(int* x) { *x = ONE; }', "path is not UTF-8"),
+    ):
+        path.write_text(text)
+        if not says:
+            assert cuda_kernel(path, "one", target=H100).compile().path.is_dir()
+            continue
+        with pytest.raises(CompileError) as e:
+            cuda_kernel(path, "one", target=H100).compile()
+        assert says in str(e.value)
+
+
+def test_a_cache_whose_path_is_no_text_works(tmp_path, monkeypatch):
+    root = odd(tmp_path)
+    monkeypatch.setattr(config, "_current", replaced(cache_dir=root))
+    (tmp_path / "k.cpp").write_text('extern "C" void one(int* x) { *x = 1; }')
+    x = torch.zeros(1, dtype=torch.int32)
+    cpp_kernel(tmp_path / "k.cpp", "one")(x)
+    assert x.item() == 1
+    assert any(jit.open_cache().entries())
+    assert list(root.iterdir())
+
+
+def test_an_op_with_a_very_long_name_is_refused_at_once():
+    with pytest.raises(DeclarationError, match=f"has 305 characters, and .* takes {MAX_NAME}"):
+        kernel(f"odd::{'k' * 300}(Tensor x) -> Tensor")
+
+
+def test_the_command_names_a_cache_whose_path_is_no_text(tmp_path):
+    root = odd(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "jitkern", "cache", "dir"],
+        env={**os.environ, "JITKERN_CACHE_DIR": str(root), "LC_ALL": "C.UTF-8"},
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, os.fsencode(root) in done.stdout) == (0, True), done.stderr
