@@ -1,16 +1,8 @@
 """Entries on disk: found, published, listed and removed. Knows no compiler and no Torch.
 
-    <root>/CACHEDIR.TAG
-    <root>/v1/<target>/<op>[.<variant>]-<digest>/{manifest.json, compile.log, artifacts}
-    <root>/v1/tmp/<uuid>/      staging, on the same file system
-    <root>/v1/bad/             quarantine, and the logs of failed builds
-    <root>/v1/trash/           what was removed a moment ago
-    <root>/v1/{pins,stats,prune.json}    see cache_tools
-    <root>/v1/prewarm/         see prewarm.records
-
 An entry is built in private staging, synced, and published by one rename; it is never edited.
 Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
-first, then the read-only layers, where nothing is ever written.
+first, then the read-only layers, where nothing is ever written. What lies where is in `layout`.
 """
 
 from __future__ import annotations
@@ -19,7 +11,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import shutil
 import time
 import uuid
@@ -27,27 +18,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jitkern import durable, trust
+from jitkern import durable, layout, trust
 from jitkern.config import Config
-from jitkern.entry import VERSION, Damaged, Entry, Unsigned, read_entry
+from jitkern.entry import Damaged, Entry, Unsigned, read_entry
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.key import Key
+from jitkern.layout import VERSION
 from jitkern.manifest import LOG, NAME, Artifact, Manifest
 from jitkern.named_tuple import NamedTuple
 from jitkern.trust import Layer, Trust
 
 __all__ = ["VERSION", "Cache", "Entry"]
 
-TAG = (
-    "Signature: 8a477f597d28d172789f06886806bc55\n"
-    "# This directory is a cache of jitkern: it may be deleted at any time.\n"
-)
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
 SETTLED = 1.0  # seconds after which a change of a folder has an mtime of its own
 QUARANTINED = 20  # entries kept for a look at what went wrong
-NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats", "prewarm"))
-_PART = r"(?!\.)[^/\0]+"
 _log = logging.getLogger(__name__)
 
 
@@ -192,8 +178,7 @@ class Cache:
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
         if place != (target, manifest.digest[:16]):
             raise ValueError(f"{name} is not what its manifest describes")
-        whole = all(re.fullmatch(_PART, part) for part in (target, name))
-        if not whole or target in NOT_TARGETS:
+        if not layout.is_target(target) or not layout.is_entry_name(name):
             raise ValueError(f"`{target}/{name}` is not a place of an entry")
         for file, artifact in manifest.artifacts.items():
             if file not in files or Artifact.of(files[file]) != artifact:
@@ -203,24 +188,45 @@ class Cache:
                 (staging / file).write_bytes(files[file])
             return self._install(staging, target, name, manifest)
 
-    def remove(self, path: Path) -> None:
-        """Put an entry into the trash, from where it is purged later, if it lies in the user root.
+    def remove(self, path: Path) -> bool:
+        """Put an entry of the user root into the trash, from where it is purged later.
 
-        A reader has it whole or not at all. Raises CacheError.
+        A reader has it whole or not at all. Returns False, and leaves alone what is there, if that
+        is no entry of the user root. Raises CacheError.
         """
-        if not path.is_relative_to(self.root):
-            return  # a read-only layer: ours goes above it
+        if path.parent.parent != self.root / VERSION or not layout.is_entry(path):
+            return False
         with self._writing(), contextlib.suppress(FileNotFoundError):
             self._trash(path)
+            return True
+        return False
+
+    def claim(self) -> bool:
+        """Whether the user root bears our tag; one that holds nothing but a cache is given it now.
+
+        Raises CacheError.
+        """
+        tag = self.root / layout.TAG
+        if layout.is_tagged(self.root):
+            return True
+        with self._writing():
+            if os.path.lexists(tag) or not layout.holds_only_a_cache(self.root):
+                return False
+            durable.write(tag, layout.TAG_TEXT.encode(), staging=self.root / VERSION / "tmp")
+        return True
 
     def purge(self, older_than: float = GRACE) -> None:
         """Delete what has been in the trash, or put aside in place of `v1`, for so many seconds."""
-        aside, trash = f"{VERSION}.bad.", self.root / VERSION / "trash"
-        beside = (self.root / name for name in _names(self.root) if name.startswith(aside))
-        for path in (*beside, *map(trash.joinpath, _names(trash))):
-            since = path.name.removeprefix(aside).partition(".")[0]
-            age = time.time() - int(since) / 1e9 if since.isdigit() else older_than
-            if not 0 <= age < older_than:
+        if not layout.is_tagged(self.root):
+            return
+        trash = self.root / VERSION / "trash"
+        put_away = {trash / name: layout.set_aside_at(name) for name in layout.names(trash)}
+        for name in _listed(self.root):
+            path = self.root / name
+            if name.startswith(f"{VERSION}.bad.") and not layout.is_folder(path):
+                put_away[path] = layout.set_aside_at(name.removeprefix(f"{VERSION}.bad."))
+        for path, when in put_away.items():
+            if when is not None and not 0 <= time.time() - when < older_than:
                 durable.delete(path)
 
     def quarantine(self, entry: Entry) -> None:
@@ -242,9 +248,9 @@ class Cache:
     def paths(self, root: Path | None = None) -> Iterator[Path]:
         """Where the entries of a root lie, by default of the user root; nothing is read."""
         version = (root or self.root) / VERSION
-        for target in _names(version):
-            if target not in NOT_TARGETS:
-                yield from (version / target / name for name in _names(version / target))
+        for target in filter(layout.is_target, layout.folders(version)):
+            names = layout.folders(version / target)
+            yield from (version / target / name for name in filter(layout.is_entry_name, names))
 
     def trusted_layers(self) -> Iterator[Layer]:
         """The user root, and the layers that may be used; one that may not is warned of once."""
@@ -270,7 +276,8 @@ class Cache:
         """Keep the log of a build that failed, beside the damaged entries; returns its path."""
         kept = self._bad(key.name)
         with contextlib.suppress(OSError):
-            kept.mkdir(parents=True)
+            durable.make_directory(kept.parent, 0o700, fsync=False)
+            kept.mkdir()
             shutil.copy(staging / LOG, kept / LOG)
             self._bound_quarantine()
         return kept / LOG
@@ -285,7 +292,7 @@ class Cache:
         if when != changed:
             settled = time.time() - changed > SETTLED
             labels = defaultdict(list)
-            for name in _names(folder):
+            for name in _listed(folder):
                 labels[name.rpartition("-")[0]].append(name)
             if settled:
                 self._listings[folder] = changed, labels
@@ -341,8 +348,10 @@ class Cache:
         return self.root / VERSION / "bad" / f"{time.time_ns()}.{name}"
 
     def _bound_quarantine(self) -> None:
-        for old in sorted((self.root / VERSION / "bad").iterdir())[:-QUARANTINED]:
-            durable.delete(old)
+        bad = self.root / VERSION / "bad"
+        kept = [name for name in layout.names(bad) if layout.set_aside_at(name) is not None]
+        for name in kept[:-QUARANTINED] if layout.is_tagged(self.root) else ():
+            durable.delete(bad / name)
 
     def _read(
         self, layer: Layer, target: str, name: str, *, verify: str = "", touch: bool = False
@@ -357,11 +366,15 @@ class Cache:
                     raise  # else it was replaced while it was read: look again
 
     def _quarantine(self, path: Path) -> None:
+        """Put what is damaged, or in the way of what is ours, out of the way."""
+        if not layout.is_tagged(self.root) and not layout.is_entry(path):
+            return  # it may be somebody's
         with contextlib.suppress(OSError):
             bad = self._bad(path.name)
             if path.name == VERSION:  # what holds the quarantine: beside it
                 bad = path.with_name(f"{VERSION}.bad.{time.time_ns()}")
-            bad.parent.mkdir(mode=0o700, exist_ok=True)
+            else:
+                durable.make_directory(bad.parent, 0o700, fsync=False)
             try:
                 path.rename(bad)
             except PermissionError:  # a directory moves only if it can be written
@@ -375,9 +388,14 @@ class Cache:
             durable.make_directory(self.root, 0o700, fsync=self.fsync)
         self._make_own(self.root / VERSION)
         self._make_own(self.root / VERSION / "tmp")
-        tag = self.root / "CACHEDIR.TAG"
-        if not tag.is_file():
-            durable.write(tag, TAG.encode(), staging=self.root / VERSION / "tmp")
+        if not self.claim():
+            self._warn_once(
+                layout.TAG,
+                "%s holds other files than jitkern's, so nothing in it is ever evicted or cleared: "
+                "point JITKERN_CACHE_DIR at a directory of its own, %s/jitkern say",
+                self.root,
+                self.root,
+            )
 
     def _make_own(self, path: Path) -> None:
         """Make a directory of ours; what is in its way, a link say, is put aside."""
@@ -388,12 +406,15 @@ class Cache:
             durable.make_directory(path, 0o755, fsync=self.fsync)
 
     def _sweep(self) -> None:
+        """Take out the staging of builders that were killed long ago."""
+        if not layout.is_tagged(self.root):
+            return
         self.purge()
-        with contextlib.suppress(OSError):
-            for path in (self.root / VERSION / "tmp").iterdir():
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > STALE_STAGING:
-                        self._trash(path)  # whole: its builder may live, if the clock jumped
+        staged = self.root / VERSION / "tmp"
+        for path in (staged / name for name in layout.names(staged) if layout.is_staged(name)):
+            with contextlib.suppress(OSError):
+                if time.time() - path.lstat().st_mtime > STALE_STAGING:
+                    self._trash(path)  # whole: its builder may live, if the clock jumped
 
     def _sync(self, path: Path) -> None:
         if self.fsync:
@@ -412,7 +433,7 @@ class Cache:
             raise self.write_error(e) from e
 
 
-def _names(directory: Path) -> list[str]:
+def _listed(directory: Path) -> list[str]:
     """What a directory holds, sorted; nothing for one that is gone or none."""
     try:
         return sorted(os.listdir(directory))

@@ -13,11 +13,11 @@ import os
 from pathlib import Path
 
 from jitkern import trust
+from jitkern.layout import VERSION
 from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 from jitkern.named_tuple import NamedTuple
 from jitkern.trust import Layer
 
-VERSION = "v1"  # the folder of a root whose layout this is
 _PASSING = frozenset((  # what is wrong with this process or moment, not with the entry
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
 ))  # fmt: skip

@@ -19,6 +19,7 @@ from jitkern.named_tuple import NamedTuple
 
 NAME = "manifest.json"
 LOG = "compile.log"
+BEGINS = b'{"artifacts":{"'  # of every manifest: its fields are sorted, and there is an artifact
 MAX_BYTES = 4 << 20
 _SEAL = b',"sha256":"%s"}\n'
 _SEAL_BYTES = len(_SEAL % bytes(64))

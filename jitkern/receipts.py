@@ -110,7 +110,7 @@ def remember(digest: str, answer: Any) -> Any:
 
 def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> None:
     """Leave a receipt for the entry at `path`, if that lies in the user root and has none."""
-    from jitkern import durable
+    from jitkern import durable, layout
 
     root = config.current().cache_dir
     folder = root / _FOLDER
@@ -118,26 +118,35 @@ def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> 
         return
     body = json.dumps({**receipt, "target": path.parent.name, "entry": path.name}).encode()
     with suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
+        durable.make_directory(folder, 0o700, fsync=False)
         checksum = hashlib.sha256(body).hexdigest().encode()
         durable.write(folder / digest, checksum + body, mode=0o600)
-        kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-_KEPT]:
-            old.unlink(missing_ok=True)
+        if layout.is_tagged(root):
+            kept = sorted(_kept(folder), key=lambda path: path.lstat().st_mtime)
+            for old in kept[:-_KEPT]:
+                old.unlink(missing_ok=True)
 
 
 def forget(root: Path) -> None:
     """Delete the receipts in a cache whose entries are gone."""
-    with suppress(OSError):
-        for name in os.listdir(root / _FOLDER):
-            if len(name) != 64 or set(name) - set("0123456789abcdef"):
-                continue
-            path = root / _FOLDER / name
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                receipt = json.loads(path.read_bytes()[64:])
-                if (root / "v1" / receipt["target"] / receipt["entry"]).is_dir():
-                    continue
-            path.unlink()
+    from jitkern import layout
+
+    for path in _kept(root / _FOLDER) if layout.is_tagged(root) else ():
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            data = path.read_bytes()
+            if hashlib.sha256(data[64:]).hexdigest().encode() != data[:64]:
+                continue  # not by us
+            receipt = json.loads(data[64:])
+            if not (root / "v1" / receipt["target"] / receipt["entry"]).is_dir():
+                path.unlink()
+
+
+def _kept(folder: Path) -> list[Path]:
+    """What bears the name of a receipt in a folder."""
+    from jitkern import layout
+
+    digits = set("0123456789abcdef")
+    return [folder / n for n in layout.names(folder) if len(n) == 64 and digits.issuperset(n)]
 
 
 def settle() -> None:

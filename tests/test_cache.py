@@ -2,6 +2,7 @@ import errno
 import os
 import stat
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -276,7 +277,7 @@ def test_a_failing_disk_is_a_clear_error_and_the_next_run_succeeds(
 
 def test_stale_staging_is_swept(cache, key):
     publish(cache, key)
-    stale, fresh = cache.root / "v1" / "tmp" / "stale", cache.root / "v1" / "tmp" / "fresh"
+    stale, fresh = (cache.root / "v1" / "tmp" / uuid.uuid4().hex for _ in range(2))
     stale.mkdir()
     fresh.mkdir()
     os.utime(stale, (0, 0))

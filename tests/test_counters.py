@@ -37,7 +37,7 @@ def test_compacting_keeps_the_sum(root, run_python):
     for _ in range(3):
         run_python(WORK.format(root=str(root)))
     before = counters.total(root)
-    (root / "v1" / "stats" / "zz.jsonl").write_text('{"hits":{"user":1}}\n')
+    (root / "v1" / "stats" / "aa.jsonl").write_text('{"hits":{"user":1}}\n')
     counters.compact(root)
     assert len(list((root / "v1" / "stats").iterdir())) == 1
     assert counters.total(root)["hits"]["user"] == before["hits"]["user"] + 1

@@ -99,10 +99,10 @@ def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
         receipts.leave("a" * 64, kept, {}, new=True)
         receipts.leave("b" * 64, gone, {}, new=True)
     folder = cache.root / "inline"
-    (folder / ("c" * 64)).write_text("[]")
+    (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
     (folder / "notes").write_text("mine")
     cache_tools.remove(cache, [gone])
-    assert sorted(path.name for path in folder.iterdir()) == ["a" * 64, "notes"]
+    assert sorted(path.name for path in folder.iterdir()) == ["a" * 64, "c" * 64, "notes"]
 
 
 def test_what_was_put_aside_in_place_of_v1_is_purged(cache, put):

@@ -120,8 +120,11 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
             return 1
     paths = [path for path, _ in going]
     if not args.dry_run:
-        cache_tools.remove(opened(), paths)
-        print(f"{verb.removesuffix('e')}ed {what}", file=sys.stderr)
+        paths = cache_tools.remove(opened(), paths)
+        sizes = dict(going)
+        total = sum(sizes[path] for path in paths)
+        done = f"{verb.removesuffix('e')}ed {len(paths)} entries, {human_bytes(total)}"
+        print(f"{done}, of {config.current().cache_dir}", file=sys.stderr)
     if args.json:
         print_json(removed=[*map(str, paths)], bytes=total, dry_run=args.dry_run)
     elif args.dry_run:
