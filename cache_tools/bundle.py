@@ -27,15 +27,14 @@ from jitkern.cache_tools.ustar import BLOCK, CHUNK, BundleError, Stream, deflati
 from jitkern import signature
 from jitkern.cache import Cache
 from jitkern.entry import Entry
-from jitkern.manifest import LOG, MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.layout import is_entry_name, is_target
+from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 
 INDEX = "bundle.json"
 SCHEMA = 1
 MAX_INDEX = 64 << 20
 MAX_FILE = 512 << 20
 MAX_ENTRY = 1 << 30  # all files of one, which are in memory together
-_TARGET = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*-torch[A-Za-z0-9._+!-]+")
-_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*-[0-9a-f]{16}")
 _SHA = re.compile("[0-9a-f]{64}")
 
 
@@ -235,8 +234,6 @@ def _problem(manifest: Manifest, target: str, name: str, data: bytes) -> str:
         return "it is not canonical"
     if (manifest.inputs["target"], manifest.digest[:16]) != (target, name.rpartition("-")[2]):
         return "it belongs to another entry"
-    if manifest.artifacts.keys() & {NAME, signature.NAME, LOG}:
-        return "it lists a file that is no artifact"
     if _bytes(manifest) > MAX_ENTRY:
         return f"it lists more than {MAX_ENTRY} bytes"
     return ""
@@ -268,7 +265,7 @@ def _index_of(data: bytes) -> list[tuple[str, str, str]]:
     if canonical != data:
         raise BundleError(f"{INDEX} is not as jitkern writes it")
     for before, (target, name, sha256) in zip([("", "", ""), *entries], entries):
-        if not (_TARGET.fullmatch(target) and _NAME.fullmatch(name) and _SHA.fullmatch(sha256)):
+        if not (is_target(target) and is_entry_name(name) and _SHA.fullmatch(sha256)):
             raise BundleError(f"{INDEX} lists {target!r:.99}, {name!r:.99}, which is no entry")
         if before[:2] >= (target, name):
             raise BundleError(f"{INDEX} lists `{target}/{name}` twice, or not in order")

@@ -156,7 +156,7 @@ def _state(cache: Cache) -> tuple[float, int]:
     try:
         at, known = json.loads((cache.root / VERSION / STATE).read_bytes())
         return float(at), int(known)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError, OverflowError):
         return 0.0, 0
 
 

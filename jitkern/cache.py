@@ -65,7 +65,7 @@ class Cache:
         self.verify = verify
         self.fsync = fsync
         self.rules = rules
-        self._own = trust.user_layer(root)
+        self._own = trust.user_layer(root, rules.roots)
         self._warned: set[object] = set()
         self._listings: dict[Path, tuple[float, dict[str, list[str]]]] = {}
 
@@ -109,6 +109,8 @@ class Cache:
         into the user root before it is used.
         """
         reason = "absent"
+        if os.sep in target or os.sep in name:
+            return Found(None, reason=reason)  # what names it is odd
         for layer in self.trusted_layers():
             path = layer.root / VERSION / target / name
             try:
@@ -129,7 +131,7 @@ class Cache:
                     self._quarantine(e.path)
             except (OSError, ValueError, CacheError) as e:
                 reason = "unreadable"
-                _log.warning("%s could not be read (%s)", path, e)
+                self._warn_once((path, str(e)), "%s could not be read (%s)", path, e)
         return Found(None, reason=reason)
 
     @contextlib.contextmanager
@@ -164,8 +166,23 @@ class Cache:
                         artifacts[path.name] = Artifact.of(path.read_bytes())
                     path.rename(ready / path.name)
             manifest = manifest._replace(artifacts=artifacts)
-            (ready / NAME).write_bytes(manifest.encode())
+            (ready / NAME).write_bytes(self._encoded(key, manifest))
             return self._install(ready, key.target, key.name, manifest)
+
+    def _encoded(self, key: Key, manifest: Manifest) -> bytes:
+        """The bytes of a manifest that every reader takes. Raises CacheError for any other."""
+        data = manifest.encode()
+        try:
+            Manifest.decode(data)
+            layout.check_place(key.target, key.name)
+        except ValueError as e:
+            raise CacheError(
+                f"{key.name} cannot be kept in a cache: of its manifest, {e}. If it lists very "
+                "many headers, name their root with a version, Include(path, version=...)",
+                path=str(self.root),
+                errno=None,
+            ) from e
+        return data
 
     def adopt(self, target: str, name: str, files: Mapping[str, bytes]) -> Entry:
         """Make an entry of the files of another cache's, its manifest and signature unchanged.
@@ -178,8 +195,7 @@ class Cache:
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
         if place != (target, manifest.digest[:16]):
             raise ValueError(f"{name} is not what its manifest describes")
-        if not layout.is_target(target) or not layout.is_entry_name(name):
-            raise ValueError(f"`{target}/{name}` is not a place of an entry")
+        layout.check_place(target, name)
         for file, artifact in manifest.artifacts.items():
             if file not in files or Artifact.of(files[file]) != artifact:
                 raise ValueError(f"{file} of {name} is not what was published")
@@ -342,7 +358,7 @@ class Cache:
     def _trash(self, path: Path) -> None:
         trash = self.root / VERSION / "trash" / f"{time.time_ns()}.{path.name}"
         durable.make_directory(trash.parent, 0o700, fsync=False)
-        path.rename(trash)
+        _move(path, trash)
 
     def _bad(self, name: str) -> Path:
         return self.root / VERSION / "bad" / f"{time.time_ns()}.{name}"
@@ -376,11 +392,11 @@ class Cache:
             else:
                 durable.make_directory(bad.parent, 0o700, fsync=False)
             try:
-                path.rename(bad)
+                _move(path, bad)
             except PermissionError:  # a directory moves only if it can be written
                 if not path.is_symlink():
                     path.chmod(0o700)
-                    path.rename(bad)
+                    _move(path, bad)
             self._bound_quarantine()
 
     def _create_root(self) -> None:
@@ -404,6 +420,10 @@ class Cache:
         except FileExistsError:
             self._quarantine(path)
             durable.make_directory(path, 0o755, fsync=self.fsync)
+        if self._own.owners and not self._own.vouched:
+            status = path.stat()
+            if status.st_mode & 0o022 and status.st_uid in self._own.owners:
+                path.chmod(0o755)  # what others may write is not read from
 
     def _sweep(self) -> None:
         """Take out the staging of builders that were killed long ago."""
@@ -431,6 +451,23 @@ class Cache:
             yield
         except OSError as e:
             raise self.write_error(e) from e
+
+
+def _move(path: Path, to: Path) -> None:
+    """Move what lies in the user root; what cannot be moved is deleted, its manifest first.
+
+    In a container, a directory that its image brought cannot be renamed: overlayfs says EXDEV.
+    Raises OSError.
+    """
+    try:
+        path.rename(to)
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        (path / NAME).unlink(missing_ok=True)
+        durable.delete(path)
+        if os.path.lexists(path):
+            raise
 
 
 def _listed(directory: Path) -> list[str]:

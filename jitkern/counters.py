@@ -20,6 +20,7 @@ from jitkern import durable, layout
 from jitkern.layout import VERSION
 
 SHARDS = 64
+LONGEST = 1e15  # seconds that one line may say
 _FILE = r"([0-9a-f]{2}|sum)\.jsonl"
 _counts: dict[Path, dict[str, Any]] = {}
 
@@ -59,7 +60,7 @@ def _sum(files: list[Path]) -> dict[str, Any]:
                     if type(count) is int:
                         found[name][key] = found[name].get(key, 0) + count
             elif isinstance(found.get(name), float) and type(value) in (int, float):
-                found[name] += value
+                found[name] += value if 0 <= value < LONGEST else 0
     return {name: round(v, 3) if isinstance(v, float) else v for name, v in found.items()}
 
 

@@ -47,6 +47,12 @@ def is_entry_name(name: str) -> bool:
     return re.fullmatch(_ENTRY, name) is not None
 
 
+def check_place(target: str, name: str) -> None:
+    """Raise ValueError where no entry may lie in this folder for this target."""
+    if not is_target(target) or not is_entry_name(name):
+        raise ValueError(f"`{target}/{name}` is not a place of an entry")
+
+
 def is_staged(name: str) -> bool:
     """Whether this names something in `tmp` that jitkern put there."""
     return re.fullmatch(_STAGED, name) is not None

@@ -14,8 +14,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ def recall(digest: str) -> Any:
     if "jitkern.events" in sys.modules or settings.compiler == "exact":
         return None  # somebody listens, or more is to be compared
     try:
-        receipt = _read(settings, digest)
-        answer = library.open_library(**receipt["opens"])
+        with _read(settings, digest) as (receipt, place):
+            answer = library.open_library(**receipt["opens"], place=place)
     except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
         return None  # the lookup finds out, and says, what is wrong
     if not _hits:
@@ -168,8 +168,12 @@ def _settle_at_exit() -> None:
         counters._flush()  # what is registered at exit is not run any more
 
 
-def _read(settings: config.Config, digest: str) -> dict[str, Any]:
-    """A receipt whose entry is whole. Raises ValueError, OSError, KeyError, TypeError."""
+@contextmanager
+def _read(settings: config.Config, digest: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """A receipt whose entry is whole, and where its artifact is loaded from in the meantime.
+
+    Raises ValueError, OSError, KeyError, TypeError.
+    """
     root = settings.cache_dir
     if trust.distrust_root(root, settings.trusted):
         raise ValueError(root)
@@ -185,7 +189,7 @@ def _read(settings: config.Config, digest: str) -> dict[str, Any]:
         for name in ("v1", receipt["target"], receipt["entry"]):
             entry /= name
             top = stack.enter_context(trust.opened(entry, top))
-        trust.check_owner("it", entry.stat() if top is None else os.fstat(top), owners)
+            trust.check_owner("it", entry.stat() if top is None else os.fstat(top), owners)
         artifact = os.path.basename(receipt["opens"]["path"])  # noqa: PTH119  imports less
         if receipt["opens"]["path"] != str(entry / artifact):
             raise ValueError("another root")
@@ -195,4 +199,4 @@ def _read(settings: config.Config, digest: str) -> dict[str, Any]:
             raise ValueError(artifact)
         with trust.opened_file(entry, top, "manifest.json", owners) as (file, status):
             trust.touch(file.fileno(), status)  # without its manifest it is none
-    return receipt
+        yield receipt, trust.path_in(top, entry, artifact)

@@ -60,24 +60,13 @@ def load(source: Source, entry: Entry) -> Any:
         return HostFunction(entry) if source.kind == "cc" else _extension(entry)
     except (LoadError, DeclarationError):
         raise
-    except (
-        OSError,
-        ImportError,
-        AttributeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-    ) as e:
+    except Exception as e:  # of the system's loader, or for a manifest that says odd things
         raise LoadError(f"could not load {entry.path}: {e}") from e
 
 
 def _open(entry: Entry) -> ctypes.CDLL:
-    """dlopen knows a library by its path.
-
-    Artifact names carry a digest of their content, so a rebuilt one is another.
-    """
-    return ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
+    with entry.loadable() as path:
+        return ctypes.CDLL(path)
 
 
 def _extension(entry: Entry) -> Callable[..., Any]:
@@ -91,7 +80,8 @@ def _extension(entry: Entry) -> Callable[..., Any]:
         path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
         registers = (meta["namespaces"], meta["ops"])
         try:
-            _libraries[source] = open_library(meta["module"], output, path, *registers)
+            with entry.loadable() as place:
+                _libraries[source] = open_library(meta["module"], output, path, *registers, place)
         except Registered as e:
             raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
     namespace, _, name = meta["function"].rpartition("::")
