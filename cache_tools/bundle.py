@@ -32,10 +32,13 @@ from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 
 INDEX = "bundle.json"
 SCHEMA = 1
-MAX_INDEX = 64 << 20
+MAX_INDEX = 16 << 20  # of what lists as many entries as a bundle may have members
 MAX_FILE = 512 << 20
 MAX_ENTRY = 1 << 30  # all files of one, which are in memory together
+_TEXT = rb'"((?:[^"\\]|\\.){0,999})"'
+_ROW = re.compile(rb"\[%s,%s,%s\]" % (_TEXT, _TEXT, _TEXT))
 _SHA = re.compile("[0-9a-f]{64}")
+_SCHEMA = re.compile(rb',"schema":([^"\]}]{1,40})\}$')
 
 
 Place = tuple[str, str, str]  # target, folder name, and SHA-256 of the manifest
@@ -250,25 +253,30 @@ def _index_bytes(entries: Iterable[tuple[str, ...]]) -> bytes:
     ).encode()
 
 
-def _index_of(data: bytes) -> list[tuple[str, str, str]]:
-    """What `bundle.json` lists, each name of it safe, and in the order of `pack`."""
-    try:
-        found = json.loads(data)
-        schema = found["schema"]
-        listed = found["entries"] if schema == SCHEMA else ()
-        entries = [(str(target), str(name), str(sha)) for target, name, sha in listed]
-        canonical = _index_bytes(entries)
-    except (KeyError, TypeError, ValueError, RecursionError) as e:
-        raise BundleError(f"{INDEX} does not parse: {e}") from e
-    if schema != SCHEMA:
-        raise BundleError(f"it has schema {schema!r:.40}, and this jitkern reads schema {SCHEMA}")
-    if canonical != data:
-        raise BundleError(f"{INDEX} is not as jitkern writes it")
-    for before, (target, name, sha256) in zip([("", "", ""), *entries], entries):
+def _index_of(data: bytes) -> list[Place]:
+    """What `bundle.json` lists, each name of it safe, and in the order of `pack`.
+
+    It is read row by row, and only as `pack` writes it: a general parser would make gigabytes of
+    some megabytes of brackets.
+    """
+    schema = _SCHEMA.search(data[-60:])
+    if schema and schema[1] != b"%d" % SCHEMA:
+        found = schema[1].decode("ascii", "replace")
+        raise BundleError(f"it has schema {found}, and this jitkern reads schema {SCHEMA}")
+    entries: list[Place] = []
+    at = len(b'{"entries":[')
+    while row := _ROW.match(data, at):
+        target, name, sha256 = (part.decode("ascii", "replace") for part in row.groups())
         if not (is_target(target) and is_entry_name(name) and _SHA.fullmatch(sha256)):
             raise BundleError(f"{INDEX} lists {target!r:.99}, {name!r:.99}, which is no entry")
-        if before[:2] >= (target, name):
+        if entries and entries[-1][:2] >= (target, name):
             raise BundleError(f"{INDEX} lists `{target}/{name}` twice, or not in order")
+        entries.append((target, name, sha256))
+        at = row.end() + 1
+    if not entries:
+        raise BundleError(f"{INDEX} lists no entry, or is not as jitkern writes it")
+    if data != _index_bytes(entries):
+        raise BundleError(f"{INDEX} is not as jitkern writes it")
     return entries
 
 

@@ -59,12 +59,15 @@ class Cache:
         verify: str = "always",
         fsync: bool = True,
         rules: Trust = Trust(),  # noqa: B008  immutable
+        limits: tuple[int, float] | None = None,
     ) -> None:
+        """limits: bytes, and seconds since the last use, that new entries are to keep to."""
         self.root = root
         self.layers = layers
         self.verify = verify
         self.fsync = fsync
         self.rules = rules
+        self.limits = limits
         self._own = trust.user_layer(root, rules.roots)
         self._warned: set[object] = set()
         self._listings: dict[Path, tuple[float, dict[str, list[str]]]] = {}
@@ -89,6 +92,7 @@ class Cache:
             verify=config.verify,
             fsync=config.fsync,
             rules=Trust.of(config),
+            limits=(config.max_size, config.max_age),
         )
 
     def find(self, key: Key) -> Entry | None:
@@ -331,7 +335,17 @@ class Cache:
             found = self.look_up(target, name, manifest.digest).entry
             return found or self._after_losing(ready, final, manifest)
         self._sync(final.parent)
+        self._keep_to_limits(final)
         return Entry(final, manifest)
+
+    def _keep_to_limits(self, new: Path) -> None:
+        """Evict, where a new entry takes the user root over its limits."""
+        if self.limits:
+            from jitkern.cache_tools.prune import Use, after_publish
+
+            max_size, max_age = self.limits
+            with contextlib.suppress(OSError):
+                after_publish(self, Use.of(new).bytes, max_size=max_size, max_age=max_age)
 
     def _after_losing(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
         try:

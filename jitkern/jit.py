@@ -48,6 +48,7 @@ _COMPILER = "another compiler made it"
 _REFRESH = Found(None, reason="refresh")
 _OPENED_BY = (  # the settings that say which cache it is, and how it is used
     "cache_dir", "system_cache", "trusted", "trusted_keys", "signed", "verify", "fsync", "fallback",
+    "max_size", "max_age",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 _loaded: dict[str, Any] = {}
@@ -265,7 +266,6 @@ def _publish(cache: Cache, request: Request, started: float, why: str) -> Entry:
                 continue
         events.report(variant, key, "built", started, entry, why)
         counters.miss(cache.root, why, seconds)
-        keep_to_limits(cache, entry)
         return entry
     raise CompileError(
         f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles",
@@ -298,17 +298,6 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
             raise
         raise cache.write_error(e) from e
     return built, request.again()
-
-
-def keep_to_limits(cache: Cache, new: Entry) -> None:
-    """Evict, where a new entry takes the user root over its limits."""
-    settings = config.current()
-    if cache.root == settings.cache_dir:
-        from jitkern.cache_tools.prune import Use, after_publish
-
-        with contextlib.suppress(OSError):
-            size = Use.of(new.path).bytes
-            after_publish(cache, size, max_size=settings.max_size, max_age=settings.max_age)
 
 
 def _check_version(request: Request) -> None:

@@ -481,8 +481,8 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
             "_current",
             config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
         )
-    with pytest.raises((OSError, ValueError)):
-        receipts._read(config.current(), receipt.name)
+    with pytest.raises((OSError, ValueError)), receipts._read(config.current(), receipt.name):
+        pass
     assert receipts.recall(receipt.name) is None
 
 

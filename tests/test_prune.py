@@ -6,7 +6,7 @@ import pytest
 from jitkern.cache_tools import prune
 from jitkern.cache_tools.installed import Installed
 
-from jitkern import cache_tools, config, receipts
+from jitkern import cache_tools, config, jit, mega_cache_entries, receipts
 from jitkern.cache import GRACE, Cache
 from jitkern.closure import closure_of
 from jitkern.key import make_key
@@ -223,3 +223,36 @@ def test_the_installed_torch_is_found_without_importing_it(run_python):
     )
     first, second = done.stdout.splitlines()
     assert first == f"{second} False", done.stderr
+
+
+@pytest.fixture
+def limited(cache, put, cache_dir):
+    """Settings under which a cache with an entry of long ago is full."""
+    old = put(0, 10 * DAY)
+    with config.using(cache_dir=cache.root, max_size=15000, max_age=0):
+        after(cache, max_size=15000)
+        yield old
+
+
+def test_what_a_bundle_brings_counts_at_once(limited, tmp_path, variant, target):
+    other = Cache(tmp_path / "other")
+    key = make_key(variant, target, ("-other",), closure_of(variant.source))
+    with other.staging() as staging:
+        (staging / "out.so").write_bytes(b"x" * 10000)
+        other.publish(key, staging, Manifest(key.inputs))
+    cache_tools.pack(other, cache_tools.chosen(other, cache_tools.Wanted()), tmp_path / "b.tar")
+    assert limited.exists()
+    cache_tools.unpack(Cache.open(config.current()), tmp_path / "b.tar")
+    assert not limited.exists()
+    assert jit.open_cache().find(key)
+
+
+def test_what_the_mega_cache_brings_counts_at_once(limited, tmp_path, variant, target):
+    other = Cache(tmp_path / "other")
+    key = make_key(variant, target, ("-other",), closure_of(variant.source))
+    with other.staging() as staging:
+        (staging / "out.so").write_bytes(b"x" * 10000)
+        entry = other.publish(key, staging, Manifest(key.inputs))
+    mega_cache_entries.publish(f"{key.target}/{key.name}", mega_cache_entries.content_of(entry))
+    assert not limited.exists()
+    assert jit.open_cache().find(key)

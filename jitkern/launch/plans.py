@@ -178,7 +178,6 @@ class Plans:
                 (staging / ARTIFACT).write_bytes(canonical(plan))
                 manifest = Manifest(key.inputs, compiler=provenance)
                 entry = cache.publish(key, staging, manifest)
-            jit.keep_to_limits(cache, entry)
         except CacheError:
             return None
         events.use(entry)
