@@ -16,9 +16,9 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import Row
@@ -76,9 +76,35 @@ def pack(cache: Cache, chosen: Iterable[tuple[Row, Entry]], output: Path) -> int
     Raises BundleError, and then leaves nothing.
     """
     compressed = _is_compressed(output)
+    return written_without_gone(
+        cache, chosen, lambda entries: _pack(entries, output, compressed=compressed)
+    )
+
+
+Entries = dict[tuple[str, str], Entry]  # by target and folder name
+T = TypeVar("T")
+
+
+def written_without_gone(
+    cache: Cache, chosen: Iterable[tuple[Row, Entry]], write_all: Callable[[Entries], T]
+) -> T:
+    """What `write_all` returns for the chosen entries, those left out that were removed meanwhile.
+
+    Raises BundleError, also where there are none.
+    """
     entries = {(row.target, entry.path.name): entry for row, entry in chosen}
-    if not entries:
-        raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
+    while entries:
+        try:
+            return write_all(entries)
+        except BundleError:
+            left = {place: entry for place, entry in entries.items() if entry.path.exists()}
+            if len(left) == len(entries):
+                raise
+            entries = left
+    raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
+
+
+def _pack(entries: Entries, output: Path, *, compressed: bool) -> int:
     index = [
         (*place, hashlib.sha256(entry.manifest.encode()).hexdigest())
         for place, entry in sorted(entries.items())

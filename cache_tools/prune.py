@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from jitkern.cache_tools import pins
 
-from jitkern import counters, durable, layout, receipts
+from jitkern import counters, durable, layout, lock, receipts
 from jitkern.cache import VERSION, Cache
 from jitkern.entry import Entry
 from jitkern.errors import CacheError
@@ -135,6 +135,7 @@ def _evict(cache: Cache, *, max_size: int, max_age: float) -> None:
                 continue
         cache.remove(use.path)
     receipts.forget(cache.root)
+    lock.sweep()
 
 
 def _stale(cache: Cache) -> set[Path]:

@@ -33,6 +33,8 @@ __all__ = ["VERSION", "Cache", "Entry"]
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
 SETTLED = 1.0  # seconds after which a change of a folder has an mtime of its own
+LONGEST_ROOT = 3500  # bytes of a root's path; the system's limit for all of a path is 4096
+LOOKS = 100  # times that an entry is read again because another took its place
 QUARANTINED = 20  # entries kept for a look at what went wrong
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,8 @@ class Cache:
     def open(cls, config: Config) -> Cache:
         """The cache that the settings name, with the layers that are installed.
 
-        Raises UntrustedCache if others could have written the root.
+        Raises UntrustedCache if others could have written the root, and CacheError for one whose
+        path is too long.
         """
         reason = trust.distrust_root(config.cache_dir, config.trusted)
         if reason:
@@ -85,6 +88,13 @@ class Cache:
                 "Native code is loaded from it, so mend its owner and mode (`chmod 700`), "
                 "or point JITKERN_CACHE_DIR at a directory of your own",
                 path=str(config.cache_dir),
+            )
+        if len(os.fsencode(config.cache_dir)) > LONGEST_ROOT:
+            raise CacheError(
+                f"the cache {config.cache_dir} has a path of more than {LONGEST_ROOT} bytes, which "
+                "leaves no room for the names in it: point JITKERN_CACHE_DIR at a shorter one",
+                path=str(config.cache_dir),
+                errno=errno.ENAMETOOLONG,
             )
         return cls(
             config.cache_dir,
@@ -146,9 +156,9 @@ class Cache:
         """
         with self._writing():
             self._create_root()
-            self._sweep()
             path = self.root / VERSION / "tmp" / uuid.uuid4().hex
             path.mkdir(mode=0o700)
+            self._sweep(path.lstat().st_mtime)
         try:
             yield path
         finally:
@@ -287,7 +297,7 @@ class Cache:
     def write_error(self, e: OSError) -> CacheError:
         """The error for a write that failed: why, and what to do."""
         return CacheError(
-            f"the cache {self.root} cannot be written: {_reason(e)}",
+            f"the cache {self.root} cannot be written: {reason_of(e)}",
             path=str(self.root),
             errno=e.errno,
         )
@@ -386,7 +396,7 @@ class Cache:
     def _read(
         self, layer: Layer, target: str, name: str, *, verify: str = "", touch: bool = False
     ) -> Entry:
-        while True:
+        for _ in range(LOOKS):
             try:
                 return read_entry(
                     layer, target, name, verify=verify or self.verify, touch=touch and layer.own
@@ -394,6 +404,8 @@ class Cache:
             except Damaged as e:
                 if e.path:
                     raise  # else it was replaced while it was read: look again
+                seen = e
+        raise ValueError(f"{seen}, and whether it was replaced cannot be told")
 
     def _quarantine(self, path: Path) -> None:
         """Put what is damaged, or in the way of what is ours, out of the way."""
@@ -439,15 +451,18 @@ class Cache:
             if status.st_mode & 0o022 and status.st_uid in self._own.owners:
                 path.chmod(0o755)  # what others may write is not read from
 
-    def _sweep(self) -> None:
-        """Take out the staging of builders that were killed long ago."""
+    def _sweep(self, now: float) -> None:
+        """Take out the staging of builders that were killed long ago.
+
+        now: the time by the clock of the file system, which may not be that of this process.
+        """
         if not layout.is_tagged(self.root):
             return
         self.purge()
         staged = self.root / VERSION / "tmp"
         for path in (staged / name for name in layout.names(staged) if layout.is_staged(name)):
             with contextlib.suppress(OSError):
-                if time.time() - path.lstat().st_mtime > STALE_STAGING:
+                if now - path.lstat().st_mtime > STALE_STAGING:
                     self._trash(path)  # whole: its builder may live, if the clock jumped
 
     def _sync(self, path: Path) -> None:
@@ -492,9 +507,25 @@ def _listed(directory: Path) -> list[str]:
         return []
 
 
-def _reason(e: OSError) -> str:
-    if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "no space is left; free some, or point JITKERN_CACHE_DIR elsewhere"
+def reason_of(e: OSError) -> str:
+    """Why the system refused, and what to do."""
+    if e.errno in _REASONS:
+        return _REASONS[e.errno]
     if e.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"{e.filename} is a file; remove it, or point JITKERN_CACHE_DIR at a directory"
-    return f"{e.strerror}; make it writable, or point JITKERN_CACHE_DIR at a directory that is"
+    if e.errno in _NOT_WRITABLE:
+        return f"{e.strerror}; make it writable, or point JITKERN_CACHE_DIR at a directory that is"
+    return f"{e.strerror or e}; point JITKERN_CACHE_DIR elsewhere if it stays so"
+
+
+_NO_SPACE = "no space is left; free some, or point JITKERN_CACHE_DIR elsewhere"
+_TOO_MANY = "too many files are open; close some, or raise the limit (`ulimit -n`)"
+_REASONS = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EMFILE: _TOO_MANY,
+    errno.ENFILE: _TOO_MANY,
+    errno.EFBIG: "a file is larger than this process may write; raise the limit (`ulimit -f`)",
+    errno.ENAMETOOLONG: "its path is too long; point JITKERN_CACHE_DIR at a shorter one",
+}
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -34,6 +34,9 @@ _NAMES_A_FILE = ('"/', "</", ".incbin")
 _hits: list[tuple[Path, float]] = []
 _answers: dict[str, Any] = {}
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_hits.clear)  # its parent counts them
+
 
 def digest_of(call: Mapping[str, Any]) -> str:
     """Of a call and of all that it depends on here; "" where that cannot be told from it alone."""

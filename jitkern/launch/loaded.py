@@ -7,6 +7,7 @@ which each process loads, needs none of it.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,19 @@ def load(source: Source, entry: Entry) -> Any:
     except (LoadError, DeclarationError):
         raise
     except Exception as e:  # of the system's loader, or for a manifest that says odd things
-        raise LoadError(f"could not load {entry.path}: {e}") from e
+        noexec = _is_noexec(entry)
+        hint = f"; {entry.root} is mounted noexec: point JITKERN_CACHE_DIR elsewhere"
+        raise LoadError(
+            f"could not load {entry.path}: {e}{hint if noexec else ''}", whole=noexec
+        ) from e
+
+
+def _is_noexec(entry: Entry) -> bool:
+    """Whether no library can be loaded from the file system of an entry."""
+    try:
+        return bool(os.statvfs(entry.path).f_flag & os.ST_NOEXEC)
+    except (OSError, AttributeError):  # gone; not on Windows
+        return False
 
 
 def _open(entry: Entry) -> ctypes.CDLL:
