@@ -22,6 +22,7 @@ _HOMES = {
     "find": "listing",
     "rows": "listing",
     "pin": "pins",
+    "pinned": "pins",
     "unpin": "pins",
     "Use": "prune",
     "after_publish": "prune",

@@ -16,9 +16,9 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import Row
@@ -27,16 +27,18 @@ from jitkern.cache_tools.ustar import BLOCK, CHUNK, BundleError, Stream, deflati
 from jitkern import signature
 from jitkern.cache import Cache
 from jitkern.entry import Entry
-from jitkern.manifest import LOG, MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.layout import is_entry_name, is_target
+from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 
 INDEX = "bundle.json"
 SCHEMA = 1
-MAX_INDEX = 64 << 20
+MAX_INDEX = 16 << 20  # of what lists as many entries as a bundle may have members
 MAX_FILE = 512 << 20
 MAX_ENTRY = 1 << 30  # all files of one, which are in memory together
-_TARGET = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*-torch[A-Za-z0-9._+!-]+")
-_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*-[0-9a-f]{16}")
+_TEXT = rb'"((?:[^"\\]|\\.){0,999})"'
+_ROW = re.compile(rb"\[%s,%s,%s\]" % (_TEXT, _TEXT, _TEXT))
 _SHA = re.compile("[0-9a-f]{64}")
+_SCHEMA = re.compile(rb',"schema":([^"\]}]{1,40})\}$')
 
 
 Place = tuple[str, str, str]  # target, folder name, and SHA-256 of the manifest
@@ -74,9 +76,35 @@ def pack(cache: Cache, chosen: Iterable[tuple[Row, Entry]], output: Path) -> int
     Raises BundleError, and then leaves nothing.
     """
     compressed = _is_compressed(output)
+    return written_without_gone(
+        cache, chosen, lambda entries: _pack(entries, output, compressed=compressed)
+    )
+
+
+Entries = dict[tuple[str, str], Entry]  # by target and folder name
+T = TypeVar("T")
+
+
+def written_without_gone(
+    cache: Cache, chosen: Iterable[tuple[Row, Entry]], write_all: Callable[[Entries], T]
+) -> T:
+    """What `write_all` returns for the chosen entries, those left out that were removed meanwhile.
+
+    Raises BundleError, also where there are none.
+    """
     entries = {(row.target, entry.path.name): entry for row, entry in chosen}
-    if not entries:
-        raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
+    while entries:
+        try:
+            return write_all(entries)
+        except BundleError:
+            left = {place: entry for place, entry in entries.items() if entry.path.exists()}
+            if len(left) == len(entries):
+                raise
+            entries = left
+    raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
+
+
+def _pack(entries: Entries, output: Path, *, compressed: bool) -> int:
     index = [
         (*place, hashlib.sha256(entry.manifest.encode()).hexdigest())
         for place, entry in sorted(entries.items())
@@ -235,8 +263,6 @@ def _problem(manifest: Manifest, target: str, name: str, data: bytes) -> str:
         return "it is not canonical"
     if (manifest.inputs["target"], manifest.digest[:16]) != (target, name.rpartition("-")[2]):
         return "it belongs to another entry"
-    if manifest.artifacts.keys() & {NAME, signature.NAME, LOG}:
-        return "it lists a file that is no artifact"
     if _bytes(manifest) > MAX_ENTRY:
         return f"it lists more than {MAX_ENTRY} bytes"
     return ""
@@ -253,25 +279,30 @@ def _index_bytes(entries: Iterable[tuple[str, ...]]) -> bytes:
     ).encode()
 
 
-def _index_of(data: bytes) -> list[tuple[str, str, str]]:
-    """What `bundle.json` lists, each name of it safe, and in the order of `pack`."""
-    try:
-        found = json.loads(data)
-        schema = found["schema"]
-        listed = found["entries"] if schema == SCHEMA else ()
-        entries = [(str(target), str(name), str(sha)) for target, name, sha in listed]
-        canonical = _index_bytes(entries)
-    except (KeyError, TypeError, ValueError, RecursionError) as e:
-        raise BundleError(f"{INDEX} does not parse: {e}") from e
-    if schema != SCHEMA:
-        raise BundleError(f"it has schema {schema!r:.40}, and this jitkern reads schema {SCHEMA}")
-    if canonical != data:
-        raise BundleError(f"{INDEX} is not as jitkern writes it")
-    for before, (target, name, sha256) in zip([("", "", ""), *entries], entries):
-        if not (_TARGET.fullmatch(target) and _NAME.fullmatch(name) and _SHA.fullmatch(sha256)):
+def _index_of(data: bytes) -> list[Place]:
+    """What `bundle.json` lists, each name of it safe, and in the order of `pack`.
+
+    It is read row by row, and only as `pack` writes it: a general parser would make gigabytes of
+    some megabytes of brackets.
+    """
+    schema = _SCHEMA.search(data[-60:])
+    if schema and schema[1] != b"%d" % SCHEMA:
+        found = schema[1].decode("ascii", "replace")
+        raise BundleError(f"it has schema {found}, and this jitkern reads schema {SCHEMA}")
+    entries: list[Place] = []
+    at = len(b'{"entries":[')
+    while row := _ROW.match(data, at):
+        target, name, sha256 = (part.decode("ascii", "replace") for part in row.groups())
+        if not (is_target(target) and is_entry_name(name) and _SHA.fullmatch(sha256)):
             raise BundleError(f"{INDEX} lists {target!r:.99}, {name!r:.99}, which is no entry")
-        if before[:2] >= (target, name):
+        if entries and entries[-1][:2] >= (target, name):
             raise BundleError(f"{INDEX} lists `{target}/{name}` twice, or not in order")
+        entries.append((target, name, sha256))
+        at = row.end() + 1
+    if not entries:
+        raise BundleError(f"{INDEX} lists no entry, or is not as jitkern writes it")
+    if data != _index_bytes(entries):
+        raise BundleError(f"{INDEX} is not as jitkern writes it")
     return entries
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from jitkern import layout
 from jitkern.cache import VERSION, Cache
 from jitkern.errors import CacheError
 
@@ -26,15 +27,23 @@ def pin(cache: Cache, paths: Iterable[Path]) -> None:
         raise cache.write_error(e) from e
 
 
-def unpin(cache: Cache, paths: Iterable[Path]) -> None:
-    """Keep them no longer. Raises CacheError."""
+def unpin(cache: Cache, paths: Iterable[Path]) -> list[Path]:
+    """Keep them no longer, whether they are there or not; those that were pinned.
+
+    Raises CacheError.
+    """
+    freed = []
     try:
         for path in paths:
-            _place(cache, path).unlink(missing_ok=True)
+            place = _place(cache, path)
+            with contextlib.suppress(FileNotFoundError):
+                place.unlink()
+                freed.append(path)
             with contextlib.suppress(OSError):
-                _place(cache, path).parent.rmdir()
+                place.parent.rmdir()
     except OSError as e:
         raise cache.write_error(e) from e
+    return freed
 
 
 def pinned(cache: Cache) -> set[Path]:
@@ -43,8 +52,8 @@ def pinned(cache: Cache) -> set[Path]:
     try:
         return {
             version / target / name
-            for target in _names(version / "pins")
-            for name in _names(version / "pins" / target)
+            for target in filter(layout.is_target, _names(version / "pins"))
+            for name in filter(layout.is_entry_name, _names(version / "pins" / target))
         }
     except OSError as e:
         raise CacheError(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from jitkern.cache_tools import pins
 
-from jitkern import counters, durable, receipts
+from jitkern import counters, durable, layout, lock, receipts
 from jitkern.cache import VERSION, Cache
 from jitkern.entry import Entry
 from jitkern.errors import CacheError
@@ -70,20 +70,31 @@ def evictable(
             use.path in useless or too_old or (max_size and size > max_size)
         ):
             continue
-        going.append(use)
-        size -= use.bytes
+        if layout.is_entry(use.path):
+            going.append(use)
+            size -= use.bytes
     return going
 
 
-def remove(cache: Cache, paths: Iterable[Path]) -> None:
+def remove(cache: Cache, paths: Iterable[Path]) -> list[Path]:
     """Take entries out of the user root, at once for readers, and then free their space.
 
-    Raises CacheError.
+    Returns those that went: what is no entry of the user root is left alone. Raises CacheError, and
+    removes nothing, where the root holds other files.
     """
-    for path in paths:
-        cache.remove(path)
+    paths = list(paths)
+    if paths and not cache.claim():
+        raise CacheError(
+            f"nothing is removed from {cache.root}: it has no {layout.TAG} of jitkern, since it "
+            "held other files when it was first used. Point JITKERN_CACHE_DIR at a directory of "
+            f"its own, and delete the entries in {cache.root / VERSION} by hand",
+            path=str(cache.root),
+            errno=None,
+        )
+    gone = [path for path in paths if cache.remove(path)]
     cache.purge(0.0)
     receipts.forget(cache.root)
+    return gone
 
 
 def after_publish(cache: Cache, size: int, *, max_size: int, max_age: float) -> None:
@@ -92,6 +103,8 @@ def after_publish(cache: Cache, size: int, *, max_size: int, max_age: float) -> 
     A failure is nobody's: the next run tries again. Two processes may both evict: what one took is
     gone for the other.
     """
+    if not layout.is_tagged(cache.root):
+        return
     with contextlib.suppress(OSError, CacheError):
         at, known = _state(cache)
         total = known + size
@@ -122,6 +135,7 @@ def _evict(cache: Cache, *, max_size: int, max_age: float) -> None:
                 continue
         cache.remove(use.path)
     receipts.forget(cache.root)
+    lock.sweep()
 
 
 def _stale(cache: Cache) -> set[Path]:
@@ -143,7 +157,7 @@ def _state(cache: Cache) -> tuple[float, int]:
     try:
         at, known = json.loads((cache.root / VERSION / STATE).read_bytes())
         return float(at), int(known)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError, OverflowError):
         return 0.0, 0
 
 

@@ -76,6 +76,8 @@ def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
                     entry.path / signature.NAME, lines, staging=staging, fsync=cache.fsync
                 )
             except OSError as e:
+                if not entry.path.exists():
+                    continue  # removed since it was chosen
                 raise cache.write_error(e) from e
             except ValueError as e:
                 raise JitkernError(

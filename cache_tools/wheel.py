@@ -15,7 +15,13 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from jitkern.cache_tools.bundle import BundleError, shipped, written
+from jitkern.cache_tools.bundle import (
+    BundleError,
+    Entries,
+    shipped,
+    written,
+    written_without_gone,
+)
 from jitkern.cache_tools.listing import Row
 
 from jitkern.cache import VERSION, Cache
@@ -46,9 +52,13 @@ def pack_wheel(
     platform: of its tag; by default that of the host code among the entries, `any` where there is
     none. Raises BundleError, and then leaves no wheel.
     """
-    entries = {(row.target, entry.path.name): entry for row, entry in chosen}
-    if not entries:
-        raise BundleError(f"nothing to pack: no entry of {cache.root} is chosen")
+    path: Path = written_without_gone(
+        cache, chosen, lambda entries: _pack(entries, directory, name, version, platform)
+    )
+    return path
+
+
+def _pack(entries: Entries, directory: Path, name: str, version: str, platform: str) -> Path:
     project = _project(name)
     _check_version(version)
     tag = _platform(platform, {target for target, _ in entries})

@@ -1,16 +1,8 @@
 """Entries on disk: found, published, listed and removed. Knows no compiler and no Torch.
 
-    <root>/CACHEDIR.TAG
-    <root>/v1/<target>/<op>[.<variant>]-<digest>/{manifest.json, compile.log, artifacts}
-    <root>/v1/tmp/<uuid>/      staging, on the same file system
-    <root>/v1/bad/             quarantine, and the logs of failed builds
-    <root>/v1/trash/           what was removed a moment ago
-    <root>/v1/{pins,stats,prune.json}    see cache_tools
-    <root>/v1/prewarm/         see prewarm.records
-
 An entry is built in private staging, synced, and published by one rename; it is never edited.
 Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
-first, then the read-only layers, where nothing is ever written.
+first, then the read-only layers, where nothing is ever written. What lies where is in `layout`.
 """
 
 from __future__ import annotations
@@ -19,7 +11,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import shutil
 import time
 import uuid
@@ -27,27 +18,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jitkern import durable, trust
+from jitkern import durable, layout, trust
 from jitkern.config import Config
-from jitkern.entry import VERSION, Damaged, Entry, Unsigned, read_entry
+from jitkern.entry import Damaged, Entry, Unsigned, read_entry
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.key import Key
+from jitkern.layout import VERSION
 from jitkern.manifest import LOG, NAME, Artifact, Manifest
 from jitkern.named_tuple import NamedTuple
 from jitkern.trust import Layer, Trust
 
 __all__ = ["VERSION", "Cache", "Entry"]
 
-TAG = (
-    "Signature: 8a477f597d28d172789f06886806bc55\n"
-    "# This directory is a cache of jitkern: it may be deleted at any time.\n"
-)
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
 SETTLED = 1.0  # seconds after which a change of a folder has an mtime of its own
+LONGEST_ROOT = 3500  # bytes of a root's path; the system's limit for all of a path is 4096
+LOOKS = 100  # times that an entry is read again because another took its place
 QUARANTINED = 20  # entries kept for a look at what went wrong
-NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats", "prewarm"))
-_PART = r"(?!\.)[^/\0]+"
 _log = logging.getLogger(__name__)
 
 
@@ -73,13 +61,16 @@ class Cache:
         verify: str = "always",
         fsync: bool = True,
         rules: Trust = Trust(),  # noqa: B008  immutable
+        limits: tuple[int, float] | None = None,
     ) -> None:
+        """limits: bytes, and seconds since the last use, that new entries are to keep to."""
         self.root = root
         self.layers = layers
         self.verify = verify
         self.fsync = fsync
         self.rules = rules
-        self._own = trust.user_layer(root)
+        self.limits = limits
+        self._own = trust.user_layer(root, rules.roots)
         self._warned: set[object] = set()
         self._listings: dict[Path, tuple[float, dict[str, list[str]]]] = {}
 
@@ -87,7 +78,8 @@ class Cache:
     def open(cls, config: Config) -> Cache:
         """The cache that the settings name, with the layers that are installed.
 
-        Raises UntrustedCache if others could have written the root.
+        Raises UntrustedCache if others could have written the root, and CacheError for one whose
+        path is too long.
         """
         reason = trust.distrust_root(config.cache_dir, config.trusted)
         if reason:
@@ -97,12 +89,20 @@ class Cache:
                 "or point JITKERN_CACHE_DIR at a directory of your own",
                 path=str(config.cache_dir),
             )
+        if len(os.fsencode(config.cache_dir)) > LONGEST_ROOT:
+            raise CacheError(
+                f"the cache {config.cache_dir} has a path of more than {LONGEST_ROOT} bytes, which "
+                "leaves no room for the names in it: point JITKERN_CACHE_DIR at a shorter one",
+                path=str(config.cache_dir),
+                errno=errno.ENAMETOOLONG,
+            )
         return cls(
             config.cache_dir,
             (*config.system_cache, *trust.installed_layers()),
             verify=config.verify,
             fsync=config.fsync,
             rules=Trust.of(config),
+            limits=(config.max_size, config.max_age),
         )
 
     def find(self, key: Key) -> Entry | None:
@@ -123,6 +123,8 @@ class Cache:
         into the user root before it is used.
         """
         reason = "absent"
+        if os.sep in target or os.sep in name:
+            return Found(None, reason=reason)  # what names it is odd
         for layer in self.trusted_layers():
             path = layer.root / VERSION / target / name
             try:
@@ -143,7 +145,7 @@ class Cache:
                     self._quarantine(e.path)
             except (OSError, ValueError, CacheError) as e:
                 reason = "unreadable"
-                _log.warning("%s could not be read (%s)", path, e)
+                self._warn_once((path, str(e)), "%s could not be read (%s)", path, e)
         return Found(None, reason=reason)
 
     @contextlib.contextmanager
@@ -154,9 +156,9 @@ class Cache:
         """
         with self._writing():
             self._create_root()
-            self._sweep()
             path = self.root / VERSION / "tmp" / uuid.uuid4().hex
             path.mkdir(mode=0o700)
+            self._sweep(path.lstat().st_mtime)
         try:
             yield path
         finally:
@@ -178,8 +180,23 @@ class Cache:
                         artifacts[path.name] = Artifact.of(path.read_bytes())
                     path.rename(ready / path.name)
             manifest = manifest._replace(artifacts=artifacts)
-            (ready / NAME).write_bytes(manifest.encode())
+            (ready / NAME).write_bytes(self._encoded(key, manifest))
             return self._install(ready, key.target, key.name, manifest)
+
+    def _encoded(self, key: Key, manifest: Manifest) -> bytes:
+        """The bytes of a manifest that every reader takes. Raises CacheError for any other."""
+        data = manifest.encode()
+        try:
+            Manifest.decode(data)
+            layout.check_place(key.target, key.name)
+        except ValueError as e:
+            raise CacheError(
+                f"{key.name} cannot be kept in a cache: of its manifest, {e}. If it lists very "
+                "many headers, name their root with a version, Include(path, version=...)",
+                path=str(self.root),
+                errno=None,
+            ) from e
+        return data
 
     def adopt(self, target: str, name: str, files: Mapping[str, bytes]) -> Entry:
         """Make an entry of the files of another cache's, its manifest and signature unchanged.
@@ -192,9 +209,7 @@ class Cache:
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
         if place != (target, manifest.digest[:16]):
             raise ValueError(f"{name} is not what its manifest describes")
-        whole = all(re.fullmatch(_PART, part) for part in (target, name))
-        if not whole or target in NOT_TARGETS:
-            raise ValueError(f"`{target}/{name}` is not a place of an entry")
+        layout.check_place(target, name)
         for file, artifact in manifest.artifacts.items():
             if file not in files or Artifact.of(files[file]) != artifact:
                 raise ValueError(f"{file} of {name} is not what was published")
@@ -203,24 +218,45 @@ class Cache:
                 (staging / file).write_bytes(files[file])
             return self._install(staging, target, name, manifest)
 
-    def remove(self, path: Path) -> None:
-        """Put an entry into the trash, from where it is purged later, if it lies in the user root.
+    def remove(self, path: Path) -> bool:
+        """Put an entry of the user root into the trash, from where it is purged later.
 
-        A reader has it whole or not at all. Raises CacheError.
+        A reader has it whole or not at all. Returns False, and leaves alone what is there, if that
+        is no entry of the user root. Raises CacheError.
         """
-        if not path.is_relative_to(self.root):
-            return  # a read-only layer: ours goes above it
+        if path.parent.parent != self.root / VERSION or not layout.is_entry(path):
+            return False
         with self._writing(), contextlib.suppress(FileNotFoundError):
             self._trash(path)
+            return True
+        return False
+
+    def claim(self) -> bool:
+        """Whether the user root bears our tag; one that holds nothing but a cache is given it now.
+
+        Raises CacheError.
+        """
+        tag = self.root / layout.TAG
+        if layout.is_tagged(self.root):
+            return True
+        with self._writing():
+            if os.path.lexists(tag) or not layout.holds_only_a_cache(self.root):
+                return False
+            durable.write(tag, layout.TAG_TEXT.encode(), staging=self.root / VERSION / "tmp")
+        return True
 
     def purge(self, older_than: float = GRACE) -> None:
         """Delete what has been in the trash, or put aside in place of `v1`, for so many seconds."""
-        aside, trash = f"{VERSION}.bad.", self.root / VERSION / "trash"
-        beside = (self.root / name for name in _names(self.root) if name.startswith(aside))
-        for path in (*beside, *map(trash.joinpath, _names(trash))):
-            since = path.name.removeprefix(aside).partition(".")[0]
-            age = time.time() - int(since) / 1e9 if since.isdigit() else older_than
-            if not 0 <= age < older_than:
+        if not layout.is_tagged(self.root):
+            return
+        trash = self.root / VERSION / "trash"
+        put_away = {trash / name: layout.set_aside_at(name) for name in layout.names(trash)}
+        for name in _listed(self.root):
+            path = self.root / name
+            if name.startswith(f"{VERSION}.bad.") and not layout.is_folder(path):
+                put_away[path] = layout.set_aside_at(name.removeprefix(f"{VERSION}.bad."))
+        for path, when in put_away.items():
+            if when is not None and not 0 <= time.time() - when < older_than:
                 durable.delete(path)
 
     def quarantine(self, entry: Entry) -> None:
@@ -242,9 +278,9 @@ class Cache:
     def paths(self, root: Path | None = None) -> Iterator[Path]:
         """Where the entries of a root lie, by default of the user root; nothing is read."""
         version = (root or self.root) / VERSION
-        for target in _names(version):
-            if target not in NOT_TARGETS:
-                yield from (version / target / name for name in _names(version / target))
+        for target in filter(layout.is_target, layout.folders(version)):
+            names = layout.folders(version / target)
+            yield from (version / target / name for name in filter(layout.is_entry_name, names))
 
     def trusted_layers(self) -> Iterator[Layer]:
         """The user root, and the layers that may be used; one that may not is warned of once."""
@@ -261,7 +297,7 @@ class Cache:
     def write_error(self, e: OSError) -> CacheError:
         """The error for a write that failed: why, and what to do."""
         return CacheError(
-            f"the cache {self.root} cannot be written: {_reason(e)}",
+            f"the cache {self.root} cannot be written: {reason_of(e)}",
             path=str(self.root),
             errno=e.errno,
         )
@@ -270,7 +306,8 @@ class Cache:
         """Keep the log of a build that failed, beside the damaged entries; returns its path."""
         kept = self._bad(key.name)
         with contextlib.suppress(OSError):
-            kept.mkdir(parents=True)
+            durable.make_directory(kept.parent, 0o700, fsync=False)
+            kept.mkdir()
             shutil.copy(staging / LOG, kept / LOG)
             self._bound_quarantine()
         return kept / LOG
@@ -285,7 +322,7 @@ class Cache:
         if when != changed:
             settled = time.time() - changed > SETTLED
             labels = defaultdict(list)
-            for name in _names(folder):
+            for name in _listed(folder):
                 labels[name.rpartition("-")[0]].append(name)
             if settled:
                 self._listings[folder] = changed, labels
@@ -308,7 +345,17 @@ class Cache:
             found = self.look_up(target, name, manifest.digest).entry
             return found or self._after_losing(ready, final, manifest)
         self._sync(final.parent)
+        self._keep_to_limits(final)
         return Entry(final, manifest)
+
+    def _keep_to_limits(self, new: Path) -> None:
+        """Evict, where a new entry takes the user root over its limits."""
+        if self.limits:
+            from jitkern.cache_tools.prune import Use, after_publish
+
+            max_size, max_age = self.limits
+            with contextlib.suppress(OSError):
+                after_publish(self, Use.of(new).bytes, max_size=max_size, max_age=max_age)
 
     def _after_losing(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
         try:
@@ -335,19 +382,21 @@ class Cache:
     def _trash(self, path: Path) -> None:
         trash = self.root / VERSION / "trash" / f"{time.time_ns()}.{path.name}"
         durable.make_directory(trash.parent, 0o700, fsync=False)
-        path.rename(trash)
+        _move(path, trash)
 
     def _bad(self, name: str) -> Path:
         return self.root / VERSION / "bad" / f"{time.time_ns()}.{name}"
 
     def _bound_quarantine(self) -> None:
-        for old in sorted((self.root / VERSION / "bad").iterdir())[:-QUARANTINED]:
-            durable.delete(old)
+        bad = self.root / VERSION / "bad"
+        kept = [name for name in layout.names(bad) if layout.set_aside_at(name) is not None]
+        for name in kept[:-QUARANTINED] if layout.is_tagged(self.root) else ():
+            durable.delete(bad / name)
 
     def _read(
         self, layer: Layer, target: str, name: str, *, verify: str = "", touch: bool = False
     ) -> Entry:
-        while True:
+        for _ in range(LOOKS):
             try:
                 return read_entry(
                     layer, target, name, verify=verify or self.verify, touch=touch and layer.own
@@ -355,19 +404,25 @@ class Cache:
             except Damaged as e:
                 if e.path:
                     raise  # else it was replaced while it was read: look again
+                seen = e
+        raise ValueError(f"{seen}, and whether it was replaced cannot be told")
 
     def _quarantine(self, path: Path) -> None:
+        """Put what is damaged, or in the way of what is ours, out of the way."""
+        if not layout.is_tagged(self.root) and not layout.is_entry(path):
+            return  # it may be somebody's
         with contextlib.suppress(OSError):
             bad = self._bad(path.name)
             if path.name == VERSION:  # what holds the quarantine: beside it
                 bad = path.with_name(f"{VERSION}.bad.{time.time_ns()}")
-            bad.parent.mkdir(mode=0o700, exist_ok=True)
+            else:
+                durable.make_directory(bad.parent, 0o700, fsync=False)
             try:
-                path.rename(bad)
+                _move(path, bad)
             except PermissionError:  # a directory moves only if it can be written
                 if not path.is_symlink():
                     path.chmod(0o700)
-                    path.rename(bad)
+                    _move(path, bad)
             self._bound_quarantine()
 
     def _create_root(self) -> None:
@@ -375,9 +430,14 @@ class Cache:
             durable.make_directory(self.root, 0o700, fsync=self.fsync)
         self._make_own(self.root / VERSION)
         self._make_own(self.root / VERSION / "tmp")
-        tag = self.root / "CACHEDIR.TAG"
-        if not tag.is_file():
-            durable.write(tag, TAG.encode(), staging=self.root / VERSION / "tmp")
+        if not self.claim():
+            self._warn_once(
+                layout.TAG,
+                "%s holds other files than jitkern's, so nothing in it is ever evicted or cleared: "
+                "point JITKERN_CACHE_DIR at a directory of its own, %s/jitkern say",
+                self.root,
+                self.root,
+            )
 
     def _make_own(self, path: Path) -> None:
         """Make a directory of ours; what is in its way, a link say, is put aside."""
@@ -386,14 +446,24 @@ class Cache:
         except FileExistsError:
             self._quarantine(path)
             durable.make_directory(path, 0o755, fsync=self.fsync)
+        if self._own.owners and not self._own.vouched:
+            status = path.stat()
+            if status.st_mode & 0o022 and status.st_uid in self._own.owners:
+                path.chmod(0o755)  # what others may write is not read from
 
-    def _sweep(self) -> None:
+    def _sweep(self, now: float) -> None:
+        """Take out the staging of builders that were killed long ago.
+
+        now: the time by the clock of the file system, which may not be that of this process.
+        """
+        if not layout.is_tagged(self.root):
+            return
         self.purge()
-        with contextlib.suppress(OSError):
-            for path in (self.root / VERSION / "tmp").iterdir():
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > STALE_STAGING:
-                        self._trash(path)  # whole: its builder may live, if the clock jumped
+        staged = self.root / VERSION / "tmp"
+        for path in (staged / name for name in layout.names(staged) if layout.is_staged(name)):
+            with contextlib.suppress(OSError):
+                if now - path.lstat().st_mtime > STALE_STAGING:
+                    self._trash(path)  # whole: its builder may live, if the clock jumped
 
     def _sync(self, path: Path) -> None:
         if self.fsync:
@@ -412,7 +482,24 @@ class Cache:
             raise self.write_error(e) from e
 
 
-def _names(directory: Path) -> list[str]:
+def _move(path: Path, to: Path) -> None:
+    """Move what lies in the user root; what cannot be moved is deleted, its manifest first.
+
+    In a container, a directory that its image brought cannot be renamed: overlayfs says EXDEV.
+    Raises OSError.
+    """
+    try:
+        path.rename(to)
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        (path / NAME).unlink(missing_ok=True)
+        durable.delete(path)
+        if os.path.lexists(path):
+            raise
+
+
+def _listed(directory: Path) -> list[str]:
     """What a directory holds, sorted; nothing for one that is gone or none."""
     try:
         return sorted(os.listdir(directory))
@@ -420,9 +507,25 @@ def _names(directory: Path) -> list[str]:
         return []
 
 
-def _reason(e: OSError) -> str:
-    if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "no space is left; free some, or point JITKERN_CACHE_DIR elsewhere"
+def reason_of(e: OSError) -> str:
+    """Why the system refused, and what to do."""
+    if e.errno in _REASONS:
+        return _REASONS[e.errno]
     if e.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"{e.filename} is a file; remove it, or point JITKERN_CACHE_DIR at a directory"
-    return f"{e.strerror}; make it writable, or point JITKERN_CACHE_DIR at a directory that is"
+    if e.errno in _NOT_WRITABLE:
+        return f"{e.strerror}; make it writable, or point JITKERN_CACHE_DIR at a directory that is"
+    return f"{e.strerror or e}; point JITKERN_CACHE_DIR elsewhere if it stays so"
+
+
+_NO_SPACE = "no space is left; free some, or point JITKERN_CACHE_DIR elsewhere"
+_TOO_MANY = "too many files are open; close some, or raise the limit (`ulimit -n`)"
+_REASONS = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EMFILE: _TOO_MANY,
+    errno.ENFILE: _TOO_MANY,
+    errno.EFBIG: "a file is larger than this process may write; raise the limit (`ulimit -f`)",
+    errno.ENAMETOOLONG: "its path is too long; point JITKERN_CACHE_DIR at a shorter one",
+}
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -10,14 +10,18 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jitkern.entry import VERSION
+from jitkern import durable, layout
+from jitkern.layout import VERSION
 
 SHARDS = 64
+LONGEST = 1e15  # seconds that one line may say
+_FILE = r"([0-9a-f]{2}|sum)\.jsonl"
 _counts: dict[Path, dict[str, Any]] = {}
 
 
@@ -44,36 +48,47 @@ def miss(root: Path, reason: str, seconds: float) -> None:
 
 def total(root: Path) -> dict[str, Any]:
     """The sum of what processes that have ended left."""
+    return _sum(_files(root / VERSION / "stats"))
+
+
+def _sum(files: list[Path]) -> dict[str, Any]:
     found: dict[str, Any] = {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0}
-    for line in _lines(root / VERSION / "stats"):
+    for line in _lines(files):
         for name, value in line.items():
             if isinstance(value, dict) and isinstance(found.get(name), dict):
                 for key, count in value.items():
                     if type(count) is int:
                         found[name][key] = found[name].get(key, 0) + count
             elif isinstance(found.get(name), float) and type(value) in (int, float):
-                found[name] += value
+                found[name] += value if 0 <= value < LONGEST else 0
     return {name: round(v, 3) if isinstance(v, float) else v for name, v in found.items()}
 
 
 def compact(root: Path) -> None:
-    """Make one line of all. Raises OSError."""
+    """Make one line of all. Raises OSError.
+
+    Each file is renamed before it is read: of two processes that compact at once, one has it.
+    """
     stats = root / VERSION / "stats"
-    files = sorted(stats.glob("*.jsonl"))
+    files = _files(stats)
     if len(files) < 2:
         return
-    summed = total(root)
+    mine = []
     for file in files:
+        taken = file.with_name(f"{uuid.uuid4().hex}.taken")
+        with contextlib.suppress(FileNotFoundError):
+            mine.append(file.rename(taken))
+    _append(stats / "sum.jsonl", _sum(mine))
+    for file in mine:
         file.unlink(missing_ok=True)
-    _append(stats / "sum.jsonl", summed)
 
 
 def _flush() -> None:
     for root, counts in _counts.items():
         with contextlib.suppress(OSError):
             stats = root / VERSION / "stats"
-            if stats.parent.is_dir():
-                stats.mkdir(mode=0o755, exist_ok=True)
+            if layout.is_folder(stats.parent):
+                durable.make_directory(stats, 0o755, fsync=False)
                 _append(stats / f"{uuid.uuid4().int % SHARDS:02x}.jsonl", counts)
     _counts.clear()
 
@@ -87,8 +102,13 @@ def _append(path: Path, counts: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
-def _lines(stats: Path) -> Iterator[dict[str, Any]]:
-    for path in stats.glob("*.jsonl"):
+def _files(stats: Path) -> list[Path]:
+    """What processes left."""
+    return [stats / name for name in layout.names(stats) if re.fullmatch(_FILE, name)]
+
+
+def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:
+    for path in files:
         with contextlib.suppress(OSError):
             for line in path.read_bytes().splitlines():
                 with contextlib.suppress(ValueError, RecursionError):

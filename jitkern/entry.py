@@ -10,24 +10,29 @@ import contextlib
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from jitkern import trust
+from jitkern.layout import VERSION
 from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
 from jitkern.named_tuple import NamedTuple
 from jitkern.trust import Layer
 
-VERSION = "v1"  # the folder of a root whose layout this is
 _PASSING = frozenset((  # what is wrong with this process or moment, not with the entry
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
 ))  # fmt: skip
 
 
+Verified = dict[str, tuple[int, ...]]  # by the name of a file, what tells it from any other
+
+
 class Entry(NamedTuple):
-    """A whole entry: its directory, and its manifest."""
+    """A whole entry: its directory, its manifest, and which files were verified."""
 
     path: Path
     manifest: Manifest
+    verified: Verified = {}
 
     @property
     def root(self) -> Path:
@@ -56,7 +61,36 @@ class Entry(NamedTuple):
         """The bytes of an artifact, verified. Raises ValueError or OSError if it is not whole."""
         with trust.opened(self.path) as directory:
             artifact = self.manifest.artifacts[name]
-            return _check(self.path, directory, name, artifact, None, verify="always")
+            return _check(self.path, directory, name, artifact, None, verify="always")[0]
+
+    @contextlib.contextmanager
+    def loadable(self) -> Iterator[str]:
+        """Where a loader finds its artifact, as long as the block runs.
+
+        The path leads through an open descriptor of the directory that was verified: whoever may
+        rename what is above it cannot put other code in its place. Raises ValueError if it is not
+        what was verified, and OSError.
+        """
+        name = self.manifest.meta["artifact"]
+        with trust.opened(self.path) as directory:
+            if directory is None:
+                yield str(self.path / name)
+                return
+            if self.verified:
+                self._check_same(directory, name)
+            else:  # published by this process just now
+                owners = frozenset({os.geteuid()})
+                trust.check_owner("it", os.fstat(directory), owners)
+                artifact = self.manifest.artifacts[name]
+                _check(self.path, directory, name, artifact, owners, verify="always")
+            yield trust.path_in(directory, self.path, name)
+
+    def _check_same(self, directory: int, name: str) -> None:
+        there = {"": _identity(os.fstat(directory))[:2]}
+        with trust.opened_file(self.path, directory, name, None) as (_, status):
+            there[name] = _identity(status)
+        if any(self.verified.get(what) != identity for what, identity in there.items()):
+            raise ValueError("it was replaced since it was verified")
 
     def files(self) -> dict[str, bytes]:
         """Its files as another cache takes them in, verified; the manifest is the one checked.
@@ -116,6 +150,7 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
     with contextlib.ExitStack() as open_directories:
         directory = open_directories.enter_context(trust.opened(layer.root, follow=True))
         for place in (path.parents[1], path.parent, path):
+            _check_folder(directory, place.parent, layer)
             try:
                 directory = open_directories.enter_context(trust.opened(place, directory))
             except OSError as e:
@@ -138,6 +173,16 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
             raise
         except ValueError as e:
             raise Damaged(str(e), _current(path, status)) from e
+
+
+def _check_folder(directory: int | None, path: Path, layer: Layer) -> None:
+    """Raise ValueError where others may write a directory that holds entries of a layer.
+
+    Of the root itself this is known where it was chosen to be one.
+    """
+    judged = layer.owners is not None and not layer.vouched
+    if judged and directory is not None and path != layer.root:
+        trust.check_owner(str(path), os.fstat(directory), layer.owners)
 
 
 def _current(path: Path, status: os.stat_result) -> Path | None:
@@ -167,9 +212,20 @@ def _read_opened(
         raise ValueError("its manifest belongs to another entry")
     if manifest.inputs["target"] != path.parent.name:
         raise ValueError("its manifest belongs to another target")
+    verified: Verified = {}
+    if directory is not None:
+        verified[""] = _identity(os.fstat(directory))[:2]
     for name, artifact in manifest.artifacts.items():
-        _check(path, directory, name, artifact, layer.owners, verify=verify)
-    return Entry(path, manifest)
+        status = _check(path, directory, name, artifact, layer.owners, verify=verify)[1]
+        verified[name] = _identity(status)
+    return Entry(path, manifest, verified)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from any other, and from itself after a change."""
+    return (
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
+    )  # fmt: skip
 
 
 def _check(
@@ -180,12 +236,15 @@ def _check(
     owners: frozenset[int] | None,
     *,
     verify: str,
-) -> bytes:
-    """The bytes of an artifact ("" where only its size is to be verified). Raises ValueError."""
+) -> tuple[bytes, os.stat_result]:
+    """The bytes of an artifact (none where only its size is to be verified), and its status.
+
+    Raises ValueError.
+    """
     with trust.opened_file(path, directory, name, owners) as (file, status):
-        data = file.read(artifact.size) if verify == "always" else b""
         if status.st_size != artifact.size:
             raise ValueError(f"{name} has the wrong size")
+        data = file.read(artifact.size) if verify == "always" else b""
         if verify == "always" and hashlib.sha256(data).hexdigest() != artifact.sha256:
             raise ValueError(f"{name} is not what was published")
-        return data
+        return data, status

@@ -57,7 +57,12 @@ class CompileError(JitkernError):
 
 
 class LoadError(JitkernError):
-    """An artifact that passed its checksums could not be loaded into this process."""
+    """An artifact that passed its checksums could not be loaded into this process.
+
+    whole: the artifact is not at fault, so that compiling it again would not help.
+    """
+
+    whole: bool = False
 
 
 class LaunchError(JitkernError):

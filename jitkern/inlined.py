@@ -187,7 +187,8 @@ def _arguments(source: Inline, entry: Entry) -> dict[str, Any]:
 def _opened(source: Inline, entry: Entry) -> Any:
     arguments = _arguments(source, entry)
     try:
-        return library.open_library(**arguments)
+        with entry.loadable() as place:
+            return library.open_library(**arguments, place=place)
     except library.Registered as e:
         raise LoadError(f"`{source.name}` {e}") from e
     except library.Refused as e:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitkern import config, counters, events
-from jitkern.cache import Cache, Entry, Found
+from jitkern.cache import Cache, Entry, Found, reason_of
 from jitkern.compilers import compiler_for
 from jitkern.config import Config
 from jitkern.errors import (
@@ -48,6 +48,7 @@ _COMPILER = "another compiler made it"
 _REFRESH = Found(None, reason="refresh")
 _OPENED_BY = (  # the settings that say which cache it is, and how it is used
     "cache_dir", "system_cache", "trusted", "trusted_keys", "signed", "verify", "fsync", "fallback",
+    "max_size", "max_age",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 _loaded: dict[str, Any] = {}
@@ -61,6 +62,7 @@ def _after_fork() -> None:
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _locks.clear()
+    _open_cache.cache_clear()  # it may be in the private root of the parent
 
 
 if hasattr(os, "register_at_fork"):
@@ -132,6 +134,8 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
             try:
                 _loaded[digest] = load(variant.source, entry)
             except LoadError as e:
+                if e.whole:
+                    raise
                 gone = not entry.path.exists()  # evicted since it was found, which is a miss
                 if not gone:
                     _log.warning("%s; compiling it again", e)
@@ -241,10 +245,14 @@ def _spill() -> Cache:
 def _publish(cache: Cache, request: Request, started: float, why: str) -> Entry:
     """Compile in staging and publish, again if a source was edited or staging swept meanwhile."""
     variant = request.variant
+    changed = False
     for _ in range(3):
         with cache.staging() as staging:
+            began = time.perf_counter()
             built, now = _built(cache, request, staging)
+            seconds = round(time.perf_counter() - began, 4)
             key, edited = request.key, now.key != request.key
+            changed |= edited
             request = now
             if built is None or edited:
                 continue
@@ -252,7 +260,6 @@ def _publish(cache: Cache, request: Request, started: float, why: str) -> Entry:
                 cache.remove(old.path)
             from jitkern.package import package_of
 
-            seconds = round(time.perf_counter() - started, 4)
             manifest = Manifest(
                 key.inputs, meta=built.meta, compiler=built.compiler, seconds=seconds,
                 package=package_of(variant.source),
@@ -265,12 +272,13 @@ def _publish(cache: Cache, request: Request, started: float, why: str) -> Entry:
                 continue
         events.report(variant, key, "built", started, entry, why)
         counters.miss(cache.root, why, seconds)
-        keep_to_limits(cache, entry)
         return entry
-    raise CompileError(
-        f"{variant.op}: its source in {variant.source.folder} keeps changing while it compiles",
-        op=variant.op,
-    )
+    what = (
+        f"its source in {variant.source.folder} keeps changing while it compiles" if changed
+        else f"the folder in {cache.root} that it is built in is deleted while it compiles: "
+        "point JITKERN_CACHE_DIR at a directory that nothing else cleans"
+    )  # fmt: skip
+    raise CompileError(f"{variant.op}: {what}", op=variant.op)
 
 
 def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None, Request]:
@@ -293,22 +301,22 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
     except OSError as e:
         if not staging.is_dir():
             return None, request.again()
-        disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-        if e.errno not in disk and not str(e.filename).startswith(str(staging)):
-            raise
-        raise cache.write_error(e) from e
+        raise _failed(cache, request, staging, e) from e
     return built, request.again()
 
 
-def keep_to_limits(cache: Cache, new: Entry) -> None:
-    """Evict, where a new entry takes the user root over its limits."""
-    settings = config.current()
-    if cache.root == settings.cache_dir:
-        from jitkern.cache_tools.prune import Use, after_publish
-
-        with contextlib.suppress(OSError):
-            size = Use.of(new.path).bytes
-            after_publish(cache, size, max_size=settings.max_size, max_age=settings.max_age)
+def _failed(cache: Cache, request: Request, staging: Path, e: OSError) -> JitkernError:
+    """What to raise for a compile that the system put an end to."""
+    variant = request.variant
+    staged = str(e.filename).startswith(str(staging))
+    if staged and e.errno == errno.ENOENT:
+        name = Path(str(e.filename)).name
+        what = f"its compiler ended without an error and did not write {name}"
+    elif staged or e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        return cache.write_error(e)
+    else:
+        what = f"it cannot be compiled: {reason_of(e)}"
+    return CompileError(f"{variant.op} for {request.exact}: {what}", op=variant.op)
 
 
 def _check_version(request: Request) -> None:

@@ -266,4 +266,4 @@ class Variant(NamedTuple):
             values = sorted(codes) + values
         parts = ([self.function] if self.function not in ("", base) else []) + values
         text = ".".join(parts) or (self.source.kind if self.source.kind == "extension" else "")
-        return re.sub(r"[^\w.-]", "_", text)[:80] if text else ""
+        return re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)[:80]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from jitkern import config
@@ -17,6 +18,7 @@ from jitkern.kernel import Source, Variant
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
+_LONGEST = 100  # letters of an op's name in that of a folder
 SCHEMA = 3  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
@@ -65,7 +67,14 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
     }
     namespace, _, name = variant.op.partition("::")
     op = name if namespace == "jitkern" else f"{namespace}.{name}"
-    return Key(inputs, digest_of(inputs), f"{op}.{variant.label}" if variant.label else op)
+    label = f"{op[:_LONGEST]}.{variant.label}"
+    return Key(inputs, digest_of(inputs), _as_folder(label))
+
+
+def _as_folder(label: str) -> str:
+    """A label as folders are named (see `layout`): plain letters, and no dots side by side."""
+    plain = re.sub(r"[^\w.-]", "_", label, flags=re.ASCII)
+    return re.sub(r"\.\.+", ".", plain).strip(".-")
 
 
 def _unit_flags(source: Source) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.machinery
 import importlib.util
 import os
@@ -33,53 +34,64 @@ class Refused(OSError):
 
 
 def open_library(
-    name: str, output: str, path: str, namespaces: Iterable[str], ops: Iterable[str]
+    name: str,
+    output: str,
+    path: str,
+    namespaces: Iterable[str],
+    ops: Iterable[str],
+    place: str,
 ) -> Any:
     """The module, or `path` once its library is loaded (a program is not); each loaded once.
 
     name: of the module. output: `module`, `library` or `program`. namespaces, ops: what the library
-    registers with Torch. Raises Registered, Refused, and what a module raises.
+    registers with Torch. place: where the loader finds what was verified at `path` (see
+    `Entry.loadable`). Raises Registered, Refused, and what a module raises.
     """
     with _opening:
         if path not in _opened:
             _refuse_second_registration(name, namespaces, ops)
             if output == "module":
-                _opened[path] = _imported(name, path)
+                _opened[path] = _imported(name, path, place)
             else:
                 if output == "library":
-                    _load(path)
+                    _load(path, place)
                 _opened[path] = path
         return _opened[path]
 
 
-def _load(path: str) -> None:
+def _load(path: str, place: str) -> None:
+    """What torch.ops.load_library does, which would look the path up once more."""
     import torch
 
     try:
-        torch.ops.load_library(path)
+        with torch._ops.dl_open_guard():
+            ctypes.CDLL(place)
     except OSError as e:
-        raise Refused(str(e.__cause__ or e)) from e
+        raise Refused(str(e).replace(place, path)) from e
+    torch.ops.loaded_libraries.add(path)
 
 
-def _imported(name: str, path: str) -> Any:
-    """The module, which stands in no table of modules unless it puts itself there.
+def _imported(name: str, path: str, place: str) -> Any:
+    """Load the module without adding it to `sys.modules`; its `__file__` is `path`.
 
-    pybind11 knows modules by name, and has the older one for a name that was loaded before; so that
-    name becomes a part of another one. What is called, PyInit_<name>, goes by the last part.
+    pybind11 keeps modules by name and returns the older one for a name that was loaded before; so
+    that name becomes a part of another one. What is called, PyInit_<name>, goes by the last part.
     """
     stem = os.path.basename(path).removesuffix(".so").replace(".", "_")  # noqa: PTH119  imports less
     for called in (name, f"{stem}.{name}"):
-        spec = _spec(called, path)
+        spec = _spec(called, place)
         try:
             module = importlib.util.module_from_spec(spec)
         except ImportError as e:
-            if e.path == path:
-                raise Refused(str(e)) from e
+            if e.path == place:
+                raise Refused(str(e).replace(place, path)) from e
             raise  # of what the module imports
-        if module.__file__ == path:
+        if module.__file__ == place:
             break
         module.__spec__ = _spec(called, str(module.__file__))
     assert spec.loader
+    module.__file__ = path
+    module.__spec__ = _spec(called, path)
     spec.loader.exec_module(module)
     return module
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -22,7 +23,9 @@ from jitkern import config
 from jitkern.trust import distrust_entry
 
 PATIENCE = 10.0  # seconds between two messages to somebody who waits
+STALE = 86400.0  # seconds after which a file that nobody locks is of no use
 POLL = 0.02  # seconds between two looks at a lock that somebody else has
+_NAME = r"[0-9a-f]+-[0-9a-f]+\.(lock|owner)"
 _log = logging.getLogger(__name__)
 _held: set[int] = set()  # descriptors of lock files
 
@@ -34,8 +37,8 @@ def held(name: str, what: str) -> Iterator[None]:
     if directory is None:
         yield
         return
-    owner = directory / f"{name}.owner"
-    descriptor = _acquired(directory / f"{name}.lock", owner, what)
+    path, owner = directory / f"{name}.lock", directory / f"{name}.owner"
+    descriptor = _acquired(path, owner, what)
     try:
         if descriptor is not None:
             with contextlib.suppress(OSError):
@@ -43,7 +46,28 @@ def held(name: str, what: str) -> Iterator[None]:
         yield
     finally:
         if descriptor in _held:
+            for file in (owner, path):  # the lock last: until then nobody else writes an owner
+                with contextlib.suppress(OSError):
+                    file.unlink()
             _release(descriptor)
+
+
+def sweep() -> None:
+    """Delete the files of locks whose holders were killed long ago."""
+    directory = lock_directory(config.current())
+    if directory is None:
+        return
+    for name in os.listdir(directory):
+        if not re.fullmatch(_NAME, name):
+            continue
+        with contextlib.suppress(OSError):
+            path = directory / name
+            if time.time() - path.lstat().st_mtime > STALE:
+                descriptor = _tried(path.with_suffix(".lock"))
+                if descriptor is not None:
+                    path.with_suffix(".owner").unlink(missing_ok=True)
+                    path.with_suffix(".lock").unlink(missing_ok=True)
+                    _release(descriptor)
 
 
 def _acquired(path: Path, owner: Path, what: str) -> int | None:
@@ -79,7 +103,7 @@ def _polled(path: Path, until: float) -> int | None:
 def _tried(path: Path) -> int | None:
     """The descriptor that holds the lock, or None where it is somebody else's. Raises OSError.
 
-    The file stays when the lock is released: whoever waits has it open.
+    Whoever releases the lock deletes its file: one that was deleted since it was opened is none.
     """
     import fcntl  # this platform has one, as it has user numbers
 
@@ -94,7 +118,7 @@ def _tried(path: Path) -> int | None:
     except BaseException:
         _close(descriptor)
         raise
-    _close(descriptor)  # a cleaner of temporary files may have deleted it since it was opened
+    _close(descriptor)
     return None
 
 

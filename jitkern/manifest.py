@@ -19,7 +19,11 @@ from jitkern.named_tuple import NamedTuple
 
 NAME = "manifest.json"
 LOG = "compile.log"
-MAX_BYTES = 4 << 20
+BEGINS = b'{"artifacts":{"'  # of every manifest: its fields are sorted, and there is an artifact
+MAX_BYTES = 4 << 20  # of a manifest
+MAX_SIZE = 1 << 40  # of an artifact
+MAX_SECONDS = 1e9
+RESERVED = frozenset((NAME, LOG, "manifest.sig"))  # no artifact may have such a name
 _SEAL = b',"sha256":"%s"}\n'
 _SEAL_BYTES = len(_SEAL % bytes(64))
 _HEXADECIMAL = frozenset("0123456789abcdef")
@@ -75,6 +79,8 @@ class Manifest(NamedTuple):
 
         Raises ValueError for anything that `encode` would not have written.
         """
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it has {len(data)} bytes, and at most {MAX_BYTES} are read")
         body, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
         if seal != _seal_of(body):
             raise ValueError("its checksum does not match its content")
@@ -92,20 +98,23 @@ class Manifest(NamedTuple):
             raise ValueError("it lists no artifact, or one with an odd name")
         if not manifest._has_expected_types():
             raise ValueError("a field of it has an unexpected type")
+        if not manifest._has_expected_sizes():
+            raise ValueError("a number in it is out of range")
         return manifest
 
     def _has_expected_types(self) -> bool:
         texts = [*self.compiler.items(), *self.package.items()] if self._has_mappings() else [(0,)]
         return (
             all(isinstance(text, str) for pair in texts for text in pair)
-            and all(isinstance(self.inputs.get(name), str) for name in ("op", "target"))
+            and all(_is_text(self.inputs.get(name)) for name in ("op", "target"))
             and all(isinstance(self.inputs.get(n, {}), Mapping) for n in ("source", "variant"))
             and type(self.seconds) in (int, float)
-            and all(
-                type(a.size) is int and a.size >= 0 and _is_sha256(a.sha256)
-                for a in self.artifacts.values()
-            )
+            and all(type(a.size) is int and _is_sha256(a.sha256) for a in self.artifacts.values())
         )
+
+    def _has_expected_sizes(self) -> bool:
+        sizes = (artifact.size for artifact in self.artifacts.values())
+        return 0 <= self.seconds <= MAX_SECONDS and all(0 <= size <= MAX_SIZE for size in sizes)
 
     def _has_mappings(self) -> bool:
         return all(
@@ -117,11 +126,16 @@ def _seal_of(body: bytes) -> bytes:
     return _SEAL % hashlib.sha256(body).hexdigest().encode()
 
 
+def _is_text(value: object) -> bool:
+    """Whether it may be shown: it is neither empty nor holds what no terminal can print."""
+    return isinstance(value, str) and value.isprintable() and bool(value)
+
+
 def _is_sha256(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and _HEXADECIMAL.issuperset(value)
 
 
 def _is_name(name: str) -> bool:
-    """Whether it may name a file of an entry: short and plain, neither hidden nor an option."""
+    """Whether it may name an artifact: short and plain, neither hidden nor an option."""
     plain = 0 < len(name) <= _LONGEST_NAME and _OF_NAMES.issuperset(name)
-    return plain and name[0] not in ".-"
+    return plain and name[0] not in ".-" and name not in RESERVED

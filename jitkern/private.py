@@ -24,6 +24,10 @@ def private_root() -> Path:
     return path
 
 
+if hasattr(os, "register_at_fork"):  # a child has one of its own: its parent deletes this one
+    os.register_at_fork(after_in_child=private_root.cache_clear)
+
+
 def _made() -> Path:
     for directory in (None, "/dev/shm"):  # noqa: S108  mkdtemp makes a private one
         try:

@@ -15,8 +15,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ _SCHEMA = 2  # bump when the meaning of a request or of a receipt changes
 _PLAIN_FLAGS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
 _hits: list[tuple[Path, float]] = []
 _answers: dict[str, Any] = {}
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_hits.clear)  # its parent counts them
 
 
 def digest_of(call: Mapping[str, Any]) -> str:
@@ -88,10 +91,10 @@ def recall(digest: str) -> Any:
     if "jitkern.events" in sys.modules or settings.compiler == "exact":
         return None  # somebody listens, or more is to be compared
     try:
-        receipt = _read(settings, digest)
-        if any(map(os.path.lexists, receipt["absent"])):
-            return None
-        answer = library.open_library(**receipt["opens"])
+        with _read(settings, digest) as (receipt, place):
+            if any(map(os.path.lexists, receipt["absent"])):
+                return None
+            answer = library.open_library(**receipt["opens"], place=place)
     except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
         return None  # the lookup finds out, and says, what is wrong
     if not _hits:
@@ -109,7 +112,7 @@ def remember(digest: str, answer: Any) -> Any:
 
 def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> None:
     """Leave a receipt for the entry at `path`, if that lies in the user root and has none."""
-    from jitkern import durable
+    from jitkern import durable, layout
 
     root = config.current().cache_dir
     folder = root / _FOLDER
@@ -117,26 +120,35 @@ def leave(digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> 
         return
     body = json.dumps({**receipt, "target": path.parent.name, "entry": path.name}).encode()
     with suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
+        durable.make_directory(folder, 0o700, fsync=False)
         checksum = hashlib.sha256(body).hexdigest().encode()
         durable.write(folder / digest, checksum + body, mode=0o600)
-        kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-_KEPT]:
-            old.unlink(missing_ok=True)
+        if layout.is_tagged(root):
+            kept = sorted(_kept(folder), key=lambda path: path.lstat().st_mtime)
+            for old in kept[:-_KEPT]:
+                old.unlink(missing_ok=True)
 
 
 def forget(root: Path) -> None:
     """Delete the receipts in a cache whose entries are gone."""
-    with suppress(OSError):
-        for name in os.listdir(root / _FOLDER):
-            if len(name) != 64 or set(name) - set("0123456789abcdef"):
-                continue
-            path = root / _FOLDER / name
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                receipt = json.loads(path.read_bytes()[64:])
-                if (root / "v1" / receipt["target"] / receipt["entry"]).is_dir():
-                    continue
-            path.unlink()
+    from jitkern import layout
+
+    for path in _kept(root / _FOLDER) if layout.is_tagged(root) else ():
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            data = path.read_bytes()
+            if hashlib.sha256(data[64:]).hexdigest().encode() != data[:64]:
+                continue  # not by us
+            receipt = json.loads(data[64:])
+            if not (root / "v1" / receipt["target"] / receipt["entry"]).is_dir():
+                path.unlink()
+
+
+def _kept(folder: Path) -> list[Path]:
+    """What bears the name of a receipt in a folder."""
+    from jitkern import layout
+
+    digits = set("0123456789abcdef")
+    return [folder / n for n in layout.names(folder) if len(n) == 64 and digits.issuperset(n)]
 
 
 def settle() -> None:
@@ -158,8 +170,12 @@ def _settle_at_exit() -> None:
         counters._flush()  # what is registered at exit is not run any more
 
 
-def _read(settings: config.Config, digest: str) -> dict[str, Any]:
-    """A receipt whose entry is whole. Raises ValueError, OSError, KeyError, TypeError."""
+@contextmanager
+def _read(settings: config.Config, digest: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """A receipt whose entry is whole, and where its artifact is loaded from in the meantime.
+
+    Raises ValueError, OSError, KeyError, TypeError.
+    """
     root = settings.cache_dir
     if trust.distrust_root(root, settings.trusted):
         raise ValueError(root)
@@ -175,7 +191,7 @@ def _read(settings: config.Config, digest: str) -> dict[str, Any]:
         for name in ("v1", receipt["target"], receipt["entry"]):
             entry /= name
             top = stack.enter_context(trust.opened(entry, top))
-        trust.check_owner("it", entry.stat() if top is None else os.fstat(top), owners)
+            trust.check_owner("it", entry.stat() if top is None else os.fstat(top), owners)
         artifact = os.path.basename(receipt["opens"]["path"])  # noqa: PTH119  imports less
         if receipt["opens"]["path"] != str(entry / artifact):
             raise ValueError("another root")
@@ -185,4 +201,4 @@ def _read(settings: config.Config, digest: str) -> dict[str, Any]:
             raise ValueError(artifact)
         with trust.opened_file(entry, top, "manifest.json", owners) as (file, status):
             trust.touch(file.fileno(), status)  # without its manifest it is none
-    return receipt
+        yield receipt, trust.path_in(top, entry, artifact)

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 TOUCH = 3600.0  # seconds between two notes that a file was used
 RELATIVE = os.open in os.supports_dir_fd  # not on Windows
+DESCRIPTORS = "/proc/self/fd"
 INSTALLED = "jitkern_layers"  # folder beside installed packages: one read-only layer for each wheel
+
+_given: set[str] = set()  # what `path_in` returned
 
 
 class Trust(NamedTuple):
@@ -45,13 +48,15 @@ class Layer(NamedTuple):
 
     owners: users that they may belong to, writable by nobody else; None where the place vouches for
     them. keys: one of these must have signed each; none where no signature is needed.
-    own: the user root, which is written to.
+    own: the user root, which is written to. vouched: the settings say that its directories may be
+    open to others.
     """
 
     root: Path
     owners: frozenset[int] | None
     keys: tuple[str, ...] = ()
     own: bool = False
+    vouched: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -59,9 +64,10 @@ class Layer(NamedTuple):
         return self.owners is not None or not self.keys
 
 
-def user_layer(root: Path) -> Layer:
+def user_layer(root: Path, trusted: tuple[Path, ...] = ()) -> Layer:
     """The user root, as a layer."""
-    return Layer(root, frozenset({os.geteuid()}) if hasattr(os, "geteuid") else None, own=True)
+    owners = frozenset({os.geteuid()}) if hasattr(os, "geteuid") else None
+    return Layer(root, owners, own=True, vouched=root in trusted)
 
 
 def layer_of(root: Path, trust: Trust) -> Layer | str:
@@ -141,6 +147,21 @@ def opened(path: Path, parent: int | None = None, *, follow: bool = False) -> It
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def path_in(directory: int | None, path: Path, name: str) -> str:
+    """A path of the file `name` in an open directory, for those who cannot take a descriptor.
+
+    It goes through the descriptor, not through `path`, the directory's name, which may lead
+    elsewhere by now. dlopen takes two libraries of one name for one, so no path is given twice.
+    """
+    if directory is None or not os.path.isdir(DESCRIPTORS):  # noqa: PTH112  imports less
+        return str(path / name)
+    place = f"{DESCRIPTORS}/{directory}/"
+    while f"{place}{name}" in _given:
+        place += "./"
+    _given.add(f"{place}{name}")
+    return f"{place}{name}"
 
 
 @contextlib.contextmanager

@@ -396,6 +396,20 @@ def test_an_index_that_pack_would_not_write_is_refused(refused, index):
     refused(joined([member("bundle.json", index)]), "bundle.json|schema")
 
 
+@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
+def test_an_index_of_nothing_but_brackets_is_not_parsed(refused, monkeypatch, suffix):
+    monkeypatch.setattr(json, "loads", lambda *a, **k: pytest.fail("a general parser read it"))
+    index = b'{"entries":[' + b"[]," * (4 << 20) + b'[]],"schema":1}'
+    data = joined([member("bundle.json", index)])
+    data = zstd.compress(data) if suffix == ".tar.zst" else data
+    refused(data, "lists no entry, or is not as|more than 200 times", suffix)
+    refused(joined([member("bundle.json", b" " * (17 << 20))]), "and at most 16777216 are taken")
+
+
+def test_an_empty_index_is_refused(refused):
+    refused(joined([member("bundle.json", b'{"entries":[],"schema":1}')]), "lists no entry")
+
+
 def test_a_newer_schema_says_so(refused):
     data = b'{"entries":{"new":1},"schema":2}'
     refused(joined([member("bundle.json", data)]), "it has schema 2, and this jitkern reads")
@@ -454,7 +468,7 @@ def test_an_entry_made_by_hand_is_taken(other, tmp_path):
     [
         ({"artifacts": {"a": Artifact(600 << 20, "0" * 64)}}, {}, "cut off"),
         ({"artifacts": {"a": Artifact(2 << 30, "0" * 64)}}, {}, "lists more than"),
-        ({"artifacts": {"a": Artifact(1 << 99, "0" * 64)}}, {}, "lists more than"),
+        ({"artifacts": {"a": Artifact(1 << 99, "0" * 64)}}, {}, "out of range"),
         ({"artifacts": {"../a": Artifact.of(b"a")}}, {"../a": b"a"}, "odd name"),
         ({"artifacts": {"a/b": Artifact.of(b"a")}}, {"a/b": b"a"}, "odd name"),
         ({"artifacts": {}}, {}, "lists no artifact"),
@@ -598,7 +612,7 @@ def test_the_whole_is_bounded(cache, tmp_path, monkeypatch, refused):
 def test_the_caps_are_as_promised():
     assert (bundle.MAX_FILE, ustar.MAX_BUNDLE) == (512 << 20, 8 << 30)
     assert (ustar.MAX_MEMBERS, ustar.MAX_RATIO) == (100_000, 200)
-    assert (bundle.MAX_INDEX, bundle.MAX_BYTES) == (64 << 20, 4 << 20)
+    assert (bundle.MAX_INDEX, bundle.MAX_BYTES) == (16 << 20, 4 << 20)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -640,7 +654,7 @@ def test_a_zstandard_bomb_is_stopped_early(tmp_path, refused, monkeypatch):
 
     real = bundle.inflated
     monkeypatch.setattr(bundle, "inflated", lambda file: Chunks(real(file)))
-    bomb = ustar.header_of("bundle.json", 60 << 20) + bytes(60 << 20)
+    bomb = ustar.header_of("bundle.json", 15 << 20) + bytes(15 << 20)
     refused(zstd.compress(bomb), "inflates to more than 200 times", ".tar.zst")
     assert sum(taken) < 4 << 20
 

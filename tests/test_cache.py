@@ -2,11 +2,13 @@ import errno
 import os
 import stat
 import threading
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from jitkern import durable
+from jitkern import durable, entry
 from jitkern.cache import QUARANTINED, Cache, Entry, Found
 from jitkern.closure import closure_of
 from jitkern.config import Config
@@ -276,7 +278,7 @@ def test_a_failing_disk_is_a_clear_error_and_the_next_run_succeeds(
 
 def test_stale_staging_is_swept(cache, key):
     publish(cache, key)
-    stale, fresh = cache.root / "v1" / "tmp" / "stale", cache.root / "v1" / "tmp" / "fresh"
+    stale, fresh = (cache.root / "v1" / "tmp" / uuid.uuid4().hex for _ in range(2))
     stale.mkdir()
     fresh.mkdir()
     os.utime(stale, (0, 0))
@@ -341,3 +343,26 @@ def test_readers_never_see_part_of_an_entry(cache, key):
         reader.join()
     assert seen <= {b"%d" % i * 10000 for i in range(100)}
     assert not (cache.root / "v1" / "bad").exists()
+
+
+def test_a_root_that_is_too_long_is_refused_at_once(tmp_path):
+    root = tmp_path / "/".join(["a" * 200] * 19)
+    with pytest.raises(CacheError, match="shorter one") as caught:
+        Cache.open(Config.from_env({"JITKERN_CACHE_DIR": str(root)}))
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_a_lookup_ends_where_nothing_can_be_known_of_an_entry(cache, key, monkeypatch):
+    damage_flip(publish(cache, key))
+    monkeypatch.setattr(entry, "_current", lambda path, status: None)
+    assert cache.look_up(key.target, key.name).reason == "unreadable"
+
+
+@pytest.mark.parametrize("years", [-40, 40])
+def test_a_clock_that_is_wrong_sweeps_nothing_that_is_built(cache, key, monkeypatch, years):
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + years * 365 * 86400)
+    with cache.staging() as one:
+        with cache.staging():
+            pass
+        assert one.is_dir()

@@ -227,3 +227,41 @@ def test_a_bundle_of_stubs_brings_the_runtime_that_they_need(put, target, cache_
     assert found == ["mylib::a", "jitkern::runtime"]
     found = [row.op for row, _ in cache_tools.chosen(Cache(cache_dir), Wanted(op="mylib::b"))]
     assert found == ["mylib::b"]
+
+
+def test_pins_of_entries_that_are_gone_can_be_removed(put, cli, cache_dir):
+    put("mylib::a")
+    put("mylib::ab")
+    put("jitkern::softmax")
+    put("mylib::never")
+    assert cli("cache", "pin", "mylib::a", "mylib::ab", "softmax")[0] == 0
+    assert cli("cache", "clear", "--pinned", "--yes")[0] == 0
+    assert cli("cache", "unpin", "mylib::a")[::2] == (0, "1 entries unpinned\n")
+    code, _, err = cli("cache", "unpin", "mylib::never")
+    assert (code, err.splitlines()[-1]) == (1, "0 entries unpinned")
+    assert cli("cache", "unpin", "jitkern::softmax")[::2] == (0, "1 entries unpinned\n")
+    assert cli("cache", "unpin")[::2] == (0, "1 entries unpinned\n")
+    assert [path for path in (cache_dir / "v1" / "pins").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("verb", ["pack", "wheel", "sign"])
+def test_what_is_removed_meanwhile_is_left_out(verb, put, cli, cache_dir, tmp_path, monkeypatch):
+    gone, kept = put("mylib::a"), put("mylib::b")
+    key = tmp_path / "key"
+    if verb == "sign":
+        pytest.importorskip("cryptography")
+        cache_tools.keygen(key)
+    chosen = cache_tools.chosen(Cache(cache_dir), Wanted())
+    cache_tools.remove(Cache(cache_dir), [gone.path])
+    monkeypatch.setattr(cache_tools, "chosen", lambda *a: chosen)
+    arguments = {
+        "pack": ("pack", "-o", str(tmp_path / "b.tar")),
+        "wheel": ("pack", "--wheel", "-o", str(tmp_path)),
+        "sign": ("sign", "--key", str(key)),
+    }[verb]
+    code, _, err = cli("cache", *arguments)
+    assert code == 0, err
+    if verb != "wheel":
+        assert err.startswith("1 entries")
+    cache_tools.remove(Cache(cache_dir), [kept.path])
+    assert cli("cache", *arguments)[0] == 1

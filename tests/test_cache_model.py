@@ -13,6 +13,7 @@ from test_publish_faults import Disk, in_memory, key_of, publish
 
 from jitkern.cache import Cache
 from jitkern.errors import CacheError
+from jitkern.layout import is_entry
 from jitkern.manifest import Manifest
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -208,9 +209,10 @@ class Machine(stateful.RuleBasedStateMachine):
         with self.going():
             uses = evictable(cache, max_size=max_size, max_age=max_age)
             remove(cache, [use.path for use in uses])
-        left = [path for path in cache.paths() if path not in map(self.path, self.pinned)]
+        held = [path for path in cache.paths() if is_entry(path)]
+        left = [path for path in held if path not in map(self.path, self.pinned)]
         if max_size and left:
-            files = [file for path in cache.paths() for file in path.iterdir()]
+            files = [file for path in held for file in path.iterdir()]
             assert sum(file.stat().st_size for file in files) <= max_size
         assert not evictable(cache, max_size=max_size, max_age=max_age)
 

@@ -37,7 +37,7 @@ def test_compacting_keeps_the_sum(root, run_python):
     for _ in range(3):
         run_python(WORK.format(root=str(root)))
     before = counters.total(root)
-    (root / "v1" / "stats" / "zz.jsonl").write_text('{"hits":{"user":1}}\n')
+    (root / "v1" / "stats" / "aa.jsonl").write_text('{"hits":{"user":1}}\n')
     counters.compact(root)
     assert len(list((root / "v1" / "stats").iterdir())) == 1
     assert counters.total(root)["hits"]["user"] == before["hits"]["user"] + 1
@@ -95,3 +95,37 @@ def test_stats_tell_hits_by_layer_and_misses_by_reason(
     assert found["entries"] == 1
     assert found["bytes_by_op"] == {"test::scale": found["bytes"]}
     assert json.dumps(found)
+
+
+def test_two_that_compact_at_once_count_nothing_twice(root, monkeypatch):
+    stats = root / "v1" / "stats"
+    stats.mkdir()
+    for name in ("00", "01", "02"):
+        (stats / f"{name}.jsonl").write_text('{"hits":{"user":10}}\n')
+    real, inside = counters._sum, []
+
+    def sum_while_another_compacts(files):
+        if not inside:
+            inside.append(1)
+            counters.compact(root)
+        return real(files)
+
+    monkeypatch.setattr(counters, "_sum", sum_while_another_compacts)
+    counters.compact(root)
+    monkeypatch.undo()
+    assert counters.total(root)["hits"] == {"user": 30}
+
+
+def test_hits_by_receipt_are_counted_once_after_a_fork(root, run_python):
+    code = f"""
+import os
+from pathlib import Path
+from jitkern import receipts
+import atexit
+receipts._hits.append((Path({str(root)!r}), 1.0))
+atexit.register(receipts._settle_at_exit)
+if os.fork():
+    os.wait()
+"""
+    assert run_python(code).returncode == 0
+    assert counters.total(root)["hits"] == {"user": 1}

@@ -460,7 +460,8 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     (receipt,) = (cache_dir / "inline").iterdir()
     receipts._answers.clear()
     monkeypatch.delitem(sys.modules, "jitkern.events")
-    assert receipts._read(config.current(), receipt.name)["opens"]["path"] == str(path)
+    with receipts._read(config.current(), receipt.name) as (found, _):
+        assert found["opens"]["path"] == str(path)
     if broken == "receipt":
         receipt.write_bytes(receipt.read_bytes()[:-1])
     elif broken == "artifact":
@@ -481,8 +482,8 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
             "_current",
             config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
         )
-    with pytest.raises((OSError, ValueError)):
-        receipts._read(config.current(), receipt.name)
+    with pytest.raises((OSError, ValueError)), receipts._read(config.current(), receipt.name):
+        pass
     assert receipts.recall(receipt.name) is None
 
 

@@ -1,12 +1,27 @@
+import contextlib
+import errno
+import os
+import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from jitkern import config, events, jit, request
+from jitkern import config, events, jit, lock, request
 from jitkern.cache import Cache
-from jitkern.errors import CacheError, CompileError, CompilerNotFound, NotCached, UntrustedCache
+from jitkern.errors import (
+    CacheError,
+    CompileError,
+    CompilerNotFound,
+    JitkernError,
+    LoadError,
+    NotCached,
+    UntrustedCache,
+)
+from jitkern.launch import loaded
 from jitkern.private import private_root
+from jitkern.target import Target
 
 
 def test_miss_compiles_and_hit_does_not(compiler, variant, target):
@@ -284,3 +299,90 @@ def test_the_cache_stays_open_where_settings_of_others_change(cache_dir):
         assert jit.open_cache() is opened
     with config.using(fsync=False, cache_dir=cache_dir / "other"):
         assert jit.open_cache().root == cache_dir / "other"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (errno.EMFILE, "ulimit -n"), (errno.ENFILE, "ulimit -n"), (errno.EFBIG, "ulimit -f"),
+        (errno.ENOMEM, "Cannot allocate"), (errno.EACCES, "make it writable"),
+    ],
+)  # fmt: skip
+def test_what_the_system_refuses_a_compile_is_an_error_of_ours(
+    code, says, compiler, variant, target
+):
+    def fail():
+        raise OSError(code, os.strerror(code))
+
+    compiler.during = fail
+    with pytest.raises(JitkernError, match=says) as caught:
+        jit.ensure(variant, target)
+    assert "test::scale" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_compiler_that_writes_nothing_is_said_to(compiler, variant, target, monkeypatch):
+    def compile_nothing(variant, target, closure, staging):
+        (staging / "out.so").read_bytes()
+
+    monkeypatch.setattr(compiler, "compile", compile_nothing)
+    with pytest.raises(CompileError, match=r"without an error and did not write out\.so"):
+        jit.ensure(variant, target)
+
+
+def test_staging_that_something_deletes_is_not_an_edit(compiler, variant, target, cache_dir):
+    def clean():
+        for path in (cache_dir / "v1" / "tmp").iterdir():
+            shutil.rmtree(path)
+
+    compiler.during = clean
+    with pytest.raises(CompileError, match="that it is built in is deleted while it compiles"):
+        jit.ensure(variant, target)
+
+
+def test_seconds_are_those_of_the_compiler(compiler, variant, target, monkeypatch):
+    clock = iter(range(0, 1000, 10))
+    real = time.perf_counter
+    now = [real()]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    @contextlib.contextmanager
+    def waited_for(*names):
+        now[0] += 1000
+        yield
+
+    def work():
+        now[0] += next(clock) + 5
+
+    monkeypatch.setattr(lock, "held", waited_for)
+    compiler.during = work
+    assert jit.ensure(variant, target).manifest.seconds == 5
+
+
+def test_a_library_on_a_noexec_mount_says_so_and_stays(variant, target, monkeypatch):
+    entry = jit.ensure(variant, Target.current("cpu"))
+    status = os.statvfs(entry.path)
+    fields = [*status]
+    fields[8] |= os.ST_NOEXEC
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+
+    def refuse(path):
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr(loaded.ctypes, "CDLL", refuse)
+    with pytest.raises(LoadError, match="is mounted noexec: point JITKERN_CACHE_DIR"):
+        jit.loaded(variant, Target.current("cpu"))
+    assert entry.path.is_dir()
+
+
+def test_a_child_does_not_use_the_private_root_of_its_parent():
+    mine = private_root()
+    read, write = os.pipe()
+    if not os.fork():
+        os.write(write, str(private_root()).encode())
+        shutil.rmtree(private_root())
+        os._exit(0)
+    os.wait()
+    assert Path(os.read(read, 4096).decode()) != mine
+    os.close(read)
+    os.close(write)

@@ -131,3 +131,44 @@ def test_a_child_that_was_forked_holds_no_lock_of_its_parent():
                 os._exit(0 if not lock._held else 1)
             os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def files(directory):
+    return sorted(path.name for path in lock.lock_directory(config.current()).iterdir())
+
+
+def test_a_lock_that_is_released_leaves_no_file(tmp_path):
+    with lock.held("0a-1b", "x"):
+        assert files(tmp_path) == ["0a-1b.lock", "0a-1b.owner"]
+    assert files(tmp_path) == []
+
+
+def test_one_that_waits_gets_a_lock_whose_file_was_deleted_under_it(monkeypatch):
+    """Whoever opened the file before it was deleted must not take that one for the lock."""
+    path = lock.lock_directory(config.current()) / "0a-1b.lock"
+    real, opened = os.open, []
+
+    def open_and_release(*arguments, **keywords):
+        descriptor = real(*arguments, **keywords)
+        if not opened:
+            opened.append(descriptor)
+            path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_and_release)
+    with lock.held("0a-1b", "x"):
+        assert path.stat().st_nlink == 1
+        assert lock._tried(path) is None
+
+
+def test_files_of_holders_that_were_killed_long_ago_are_swept(tmp_path):
+    directory = lock.lock_directory(config.current())
+    for name in ("0a-1b.lock", "0a-1b.owner", "0c-1d.lock", "0e-1f.owner", "mine.lock", "notes"):
+        (directory / name).write_text("")
+        os.utime(directory / name, (1, 1))
+    (directory / "ab-cd.lock").write_text("")  # of just now
+    held = lock._tried(directory / "0c-1d.lock")
+    os.utime(directory / "0c-1d.lock", (1, 1))
+    lock.sweep()
+    assert files(tmp_path) == ["0c-1d.lock", "ab-cd.lock", "mine.lock", "notes"]
+    lock._release(held)

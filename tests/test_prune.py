@@ -6,7 +6,7 @@ import pytest
 from jitkern.cache_tools import prune
 from jitkern.cache_tools.installed import Installed
 
-from jitkern import cache_tools, config, receipts
+from jitkern import cache_tools, config, jit, mega_cache_entries, receipts
 from jitkern.cache import GRACE, Cache
 from jitkern.closure import closure_of
 from jitkern.key import make_key
@@ -99,10 +99,10 @@ def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
         receipts.leave("a" * 64, kept, {}, new=True)
         receipts.leave("b" * 64, gone, {}, new=True)
     folder = cache.root / "inline"
-    (folder / ("c" * 64)).write_text("[]")
+    (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
     (folder / "notes").write_text("mine")
     cache_tools.remove(cache, [gone])
-    assert sorted(path.name for path in folder.iterdir()) == ["a" * 64, "notes"]
+    assert sorted(path.name for path in folder.iterdir()) == ["a" * 64, "c" * 64, "notes"]
 
 
 def test_what_was_put_aside_in_place_of_v1_is_purged(cache, put):
@@ -223,3 +223,36 @@ def test_the_installed_torch_is_found_without_importing_it(run_python):
     )
     first, second = done.stdout.splitlines()
     assert first == f"{second} False", done.stderr
+
+
+@pytest.fixture
+def limited(cache, put, cache_dir):
+    """Settings under which a cache with an entry of long ago is full."""
+    old = put(0, 10 * DAY)
+    with config.using(cache_dir=cache.root, max_size=15000, max_age=0):
+        after(cache, max_size=15000)
+        yield old
+
+
+def test_what_a_bundle_brings_counts_at_once(limited, tmp_path, variant, target):
+    other = Cache(tmp_path / "other")
+    key = make_key(variant, target, ("-other",), closure_of(variant.source))
+    with other.staging() as staging:
+        (staging / "out.so").write_bytes(b"x" * 10000)
+        other.publish(key, staging, Manifest(key.inputs))
+    cache_tools.pack(other, cache_tools.chosen(other, cache_tools.Wanted()), tmp_path / "b.tar")
+    assert limited.exists()
+    cache_tools.unpack(Cache.open(config.current()), tmp_path / "b.tar")
+    assert not limited.exists()
+    assert jit.open_cache().find(key)
+
+
+def test_what_the_mega_cache_brings_counts_at_once(limited, tmp_path, variant, target):
+    other = Cache(tmp_path / "other")
+    key = make_key(variant, target, ("-other",), closure_of(variant.source))
+    with other.staging() as staging:
+        (staging / "out.so").write_bytes(b"x" * 10000)
+        entry = other.publish(key, staging, Manifest(key.inputs))
+    mega_cache_entries.publish(f"{key.target}/{key.name}", mega_cache_entries.content_of(entry))
+    assert not limited.exists()
+    assert jit.open_cache().find(key)

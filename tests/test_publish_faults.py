@@ -25,10 +25,11 @@ from conftest import REPOSITORY
 from jitkern.cache_tools import after_publish, evictable, pin, remove
 
 from jitkern import config, jit
-from jitkern.cache import QUARANTINED, TAG, Cache
+from jitkern.cache import QUARANTINED, Cache
 from jitkern.config import Config
 from jitkern.errors import CacheError, JitkernError
 from jitkern.key import Key, digest_of
+from jitkern.layout import TAG_TEXT
 from jitkern.manifest import NAME, Artifact, Manifest
 
 pytestmark = pytest.mark.skipif(
@@ -196,7 +197,7 @@ def in_a_child(work: Callable[[], object]) -> int:
 
 
 def key_of(name: str) -> Key:
-    inputs = {"op": f"test::{name}", "target": "cpu-x"}
+    inputs = {"op": f"test::{name}", "target": "cpu-x-torch2"}
     return Key(inputs, digest_of(inputs), name)
 
 
@@ -399,7 +400,7 @@ def test_the_tag_is_whole_after_a_kill_at_any_call_and_the_next_publish(folder):
 
         code = in_a_child(work)
         publish(Cache(root, fsync=False), KEY, b"next")
-        assert (root / "CACHEDIR.TAG").read_text() == TAG
+        assert (root / "CACHEDIR.TAG").read_text() == TAG_TEXT
         if code == 0:
             break
 
@@ -632,8 +633,9 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from jitkern.cache import Cache
 from jitkern.key import Key, digest_of
+from jitkern.layout import TAG_TEXT
 from jitkern.manifest import Manifest
-inputs = {"op": "test::op", "target": "cpu-x"}
+inputs = {"op": "test::op", "target": "cpu-x-torch2"}
 key = Key(inputs, digest_of(inputs), "op")
 cache = Cache(Path(sys.argv[2]))
 assert "torch" not in sys.modules

@@ -218,7 +218,6 @@ def _publish(
         (staging / LOG).write_text(f"measured on {model}\n")
         provenance = {"name": "autotune", "version": "1"}
         entry = cache.publish(key, staging, Manifest(key.inputs, compiler=provenance))
-        jit.keep_to_limits(cache, entry)
         number = _number(entry, configs)
         return best if number is None else number
     return best

@@ -7,6 +7,7 @@ which each process loads, needs none of it.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -61,24 +62,25 @@ def load(source: Source, entry: Entry) -> Any:
         return HostFunction(entry) if source.kind == "cc" else _extension(entry)
     except (LoadError, DeclarationError):
         raise
-    except (
-        OSError,
-        ImportError,
-        AttributeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-    ) as e:
-        raise LoadError(f"could not load {entry.path}: {e}") from e
+    except Exception as e:  # of the system's loader, or for a manifest that says odd things
+        noexec = _is_noexec(entry)
+        hint = f"; {entry.root} is mounted noexec: point JITKERN_CACHE_DIR elsewhere"
+        raise LoadError(
+            f"could not load {entry.path}: {e}{hint if noexec else ''}", whole=noexec
+        ) from e
+
+
+def _is_noexec(entry: Entry) -> bool:
+    """Whether no library can be loaded from the file system of an entry."""
+    try:
+        return bool(os.statvfs(entry.path).f_flag & os.ST_NOEXEC)
+    except (OSError, AttributeError):  # gone; not on Windows
+        return False
 
 
 def _open(entry: Entry) -> ctypes.CDLL:
-    """dlopen knows a library by its path.
-
-    Artifact names carry a digest of their content, so a rebuilt one is another.
-    """
-    return ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
+    with entry.loadable() as path:
+        return ctypes.CDLL(path)
 
 
 def _extension(entry: Entry) -> Callable[..., Any]:
@@ -92,7 +94,8 @@ def _extension(entry: Entry) -> Callable[..., Any]:
         path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
         registers = (meta["namespaces"], meta["ops"])
         try:
-            _libraries[source] = open_library(meta["module"], output, path, *registers)
+            with entry.loadable() as place:
+                _libraries[source] = open_library(meta["module"], output, path, *registers, place)
         except Registered as e:
             raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
     namespace, _, name = meta["function"].rpartition("::")

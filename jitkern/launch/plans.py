@@ -15,6 +15,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ _SHORT = {
     for code, dtype in DTYPES.items()
     if hasattr(torch, dtype.torch)
 }
+_log = logging.getLogger(__name__)
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
 
 
@@ -134,9 +136,16 @@ class Plans:
         if key is None:
             return
         for entry in jit.open_cache().labelled(key.target, key.label):
-            if _without_plan(entry.manifest.inputs) == key.inputs:
-                events.use(entry)
-                yield entry, _read(entry)
+            if _without_plan(entry.manifest.inputs) != key.inputs:
+                continue
+            try:
+                plan = _read(entry)
+            except (OSError, ValueError) as e:
+                _log.warning("%s is damaged (%s); tracing again", entry.path, e)
+                jit.open_cache().quarantine(entry)
+                continue
+            events.use(entry)
+            yield entry, plan
 
     def publish(
         self,
@@ -169,7 +178,6 @@ class Plans:
                 (staging / ARTIFACT).write_bytes(canonical(plan))
                 manifest = Manifest(key.inputs, compiler=provenance)
                 entry = cache.publish(key, staging, manifest)
-            jit.keep_to_limits(cache, entry)
         except CacheError:
             return None
         events.use(entry)
@@ -195,8 +203,22 @@ def _without_plan(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(entry: Entry) -> Plan:
-    stub, kernels, example, constant = json.loads(entry.read(ARTIFACT))
+    """The plan in an entry. Raises ValueError for what `publish` would not have written."""
+    try:
+        stub, kernels, example, constant = json.loads(entry.read(ARTIFACT))
+        if not all(map(_is_reference, (stub, *kernels))):
+            raise ValueError("it does not name a stub and kernels")
+    except (TypeError, RecursionError) as e:
+        raise ValueError(f"it is no plan: {e}") from e
     return Plan(tuple(stub), tuple(map(tuple, kernels)), str(example), bool(constant))
+
+
+def _is_reference(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(part, str) and "/" not in part for part in value)
+    )
 
 
 def reference_to(key: Key) -> Reference:

@@ -20,11 +20,12 @@ import torch
 from jitkern import config, counters, durable, events, jit
 from jitkern.closure import closure_of
 from jitkern.compilers import compiler_for
-from jitkern.entry import VERSION, Entry
+from jitkern.entry import Entry
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.kernel import Extension, Variant
 from jitkern.key import canonical, make_key
 from jitkern.launch.tune import Tuned, parts_of
+from jitkern.layout import VERSION
 from jitkern.manifest import NAME
 from jitkern.prewarm.identity import calls_of, code_of_jitkern
 from jitkern.prewarm.tasks import Group, Result

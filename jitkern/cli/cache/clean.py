@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import sys
 from pathlib import Path
 
@@ -84,10 +85,28 @@ def run_pin(args: argparse.Namespace) -> int:
 
 
 def run_unpin(args: argparse.Namespace) -> int:
-    paths = _named(args.entries or ["*"])
-    cache_tools.unpin(opened(), paths)
-    print(f"{len(paths)} entries unpinned", file=sys.stderr)
-    return 0 if paths else 1
+    cache = opened()
+    pinned = cache_tools.pinned(cache)
+    paths = _pinned(pinned, args.entries) if args.entries else pinned
+    freed = cache_tools.unpin(cache, sorted(paths))
+    print(f"{len(freed)} entries unpinned", file=sys.stderr)
+    return 0 if freed else 1
+
+
+def _pinned(pinned: set[Path], names: list[str]) -> set[Path]:
+    """What of it these names mean: an op, else a part of a name; the entries may be gone."""
+    found: set[Path] = set()
+    for name in names:
+        op = name.removeprefix("jitkern::").replace("::", ".")
+        of_op = {path for path in pinned if fnmatch.fnmatchcase(_label(path) + ".", f"{op}.*")}
+        found |= of_op or {path for path in pinned if fnmatch.fnmatchcase(path.name, f"*{op}*")}
+        if not found:
+            print(f"jitkern: nothing that is pinned matches `{name}`", file=sys.stderr)
+    return found
+
+
+def _label(path: Path) -> str:
+    return path.name.rpartition("-")[0]
 
 
 def _named(names: list[str]) -> list[Path]:
@@ -120,8 +139,11 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
             return 1
     paths = [path for path, _ in going]
     if not args.dry_run:
-        cache_tools.remove(opened(), paths)
-        print(f"{verb.removesuffix('e')}ed {what}", file=sys.stderr)
+        paths = cache_tools.remove(opened(), paths)
+        sizes = dict(going)
+        total = sum(sizes[path] for path in paths)
+        done = f"{verb.removesuffix('e')}ed {len(paths)} entries, {human_bytes(total)}"
+        print(f"{done}, of {config.current().cache_dir}", file=sys.stderr)
     if args.json:
         print_json(removed=[*map(str, paths)], bytes=total, dry_run=args.dry_run)
     elif args.dry_run:

@@ -62,7 +62,7 @@ def run_pack(args: argparse.Namespace) -> int:
         return 2
     cache = opened()
     chosen = cache_tools.chosen(cache, wanted(args))
-    path = args.output
+    path, packed = args.output, len(chosen)
     if args.wheel:
         path = wheel.pack_wheel(
             cache, chosen, path,
@@ -70,12 +70,12 @@ def run_pack(args: argparse.Namespace) -> int:
             platform=args.platform or "",
         )  # fmt: skip
     else:
-        bundle.pack(cache, chosen, path)
+        packed = bundle.pack(cache, chosen, path)
     size = path.stat().st_size
-    print(f"{len(chosen)} entries packed, {human_bytes(size)}", file=sys.stderr)
+    print(f"{packed} entries packed, {human_bytes(size)}", file=sys.stderr)
     print(path)
     if args.json:
-        print_json(path=str(path), entries=len(chosen), bytes=size)
+        print_json(path=str(path), entries=packed, bytes=size)
     return 0
 
 

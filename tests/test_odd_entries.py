@@ -1,0 +1,224 @@
+"""Entries whose seals are right and whose content is odd: a miss, put aside, and built again."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from jitkern.cache_tools import prune
+
+from jitkern import config, counters, jit
+from jitkern.cache import Cache
+from jitkern.closure import closure_of
+from jitkern.errors import CacheError
+from jitkern.kernel import Variant
+from jitkern.key import canonical, make_key
+from jitkern.launch import plans
+from jitkern.launch.loaded import load
+from jitkern.layout import is_entry_name
+from jitkern.manifest import MAX_BYTES, NAME, Manifest
+from jitkern.target import Target
+
+CALL = (
+    "import torch, jitkern, jitkern.ops\n"
+    "built = []\n"
+    "jitkern.on_compile(lambda event: built.append(event.variant) if event.status == 'built' else 0)\n"
+    "x = torch.ones(9)\n"
+    "assert torch.equal(jitkern.ops.vec_add(x, x), 2 * x)\n"
+    "from jitkern.launch.linker import settle\nsettle()\nprint(built)\n"
+)
+
+
+def sealed(path, change=lambda body: body, **fields):
+    """Write the manifest of an entry with other fields, or another text, and a seal that is right."""
+    found = {**json.loads((path / NAME).read_bytes()), **fields}
+    found.pop("sha256")
+    body = change(canonical(found)[:-1])
+    seal = hashlib.sha256(body).hexdigest().encode()
+    (path / NAME).write_bytes(body + b',"sha256":"%s"}\n' % seal)
+
+
+def with_artifact(path, data=None, **artifact):
+    """Give the first artifact of an entry this content, and say that of it in the manifest."""
+    found = json.loads((path / NAME).read_bytes())["artifacts"]
+    name = next(iter(found))
+    if data is not None:
+        (path / name).write_bytes(data)
+        artifact = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    sealed(path, artifacts={**found, name: {**found[name], **artifact}})
+
+
+def with_seconds(path, text):
+    sealed(path, lambda body: re.sub(rb'"seconds":[^,]+', b'"seconds":' + text, body))
+
+
+def with_inputs(path, **inputs):
+    found = json.loads((path / NAME).read_bytes())["inputs"]
+    sealed(path, inputs={**found, **inputs})
+
+
+KERNELS = {
+    "size 2**63": lambda path: with_artifact(path, size=2**63),
+    "size 2**62": lambda path: with_artifact(path, size=2**62),
+    "size 2**39": lambda path: with_artifact(path, size=2**39),
+    "seconds of 400 digits": lambda path: with_seconds(path, b"9" * 400),
+    "negative seconds": lambda path: with_seconds(path, b"-1"),
+    "seconds of 1e300": lambda path: with_seconds(path, b"1e+300"),
+    "seconds true": lambda path: with_seconds(path, b"true"),
+    "no symbol": lambda path: sealed(path, meta={}),
+    "odd parameters": lambda path: sealed(path, meta={"parameters": 2**70}),
+    "odd artifact": lambda path: sealed(path, meta={"artifact": ["../x"]}),
+    "meta of lists": lambda path: sealed(
+        path, meta={"artifact": {}, "symbol": [], "parameters": [None, {}, 1e9]}
+    ),
+    "an empty library": lambda path: with_artifact(path, b""),
+    "text for a library": lambda path: with_artifact(path, b"[]"),
+}
+PLANS = {
+    text: lambda path, text=text: with_artifact(path, text.encode())
+    for text in (
+        "null", "1", "[]", "{}", '"plan"', "[null,null,null,null]", '["abc",[],"",false]',
+        '[["a","b","c"],["abc"],"",false]', '[["../..","x","y"],[],"",false]', '[["a","b",1],[],"",false]', "[[{},{},{}],[],{},{}]",
+        "[" * 9999, "9" * 5000, "NaN", "\x00",
+    )
+}  # fmt: skip
+
+
+@pytest.fixture
+def variant(source):
+    return Variant("test::scale", source, "scale")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A cache in which a kernel, its stub and its plan lie."""
+    root = tmp_path_factory.mktemp("made") / "cache"
+    environment = {**os.environ, "JITKERN_CACHE_DIR": str(root)}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", CALL], env=environment, check=True)
+    return root
+
+
+@pytest.fixture
+def warm(made, cache_dir):
+    shutil.copytree(made, cache_dir)
+    return cache_dir
+
+
+def the_entry(root, prefix):
+    (path,) = (path for path in Cache(root).paths() if path.name.startswith(prefix))
+    return path
+
+
+@pytest.mark.parametrize("odd", KERNELS)
+def test_an_odd_kernel_is_built_again_once(odd, variant, source, monkeypatch):
+    monkeypatch.setattr(jit, "_loaded", {})
+    target = Target.current("cpu")
+    path = jit.ensure(variant, target).path
+    KERNELS[odd](path)
+    assert jit.loaded(variant, target).address
+    assert len(list(path.parents[1].joinpath("bad").iterdir())) == 1
+    assert load(source, jit.open_cache().find(jit.key_of(variant, target))).address
+
+
+@pytest.mark.parametrize("odd", ["null", '["abc",[],"",false]', '[["../..","x","y"],[],"",false]'])
+def test_an_odd_plan_is_made_again(odd, warm, run_python):
+    path = the_entry(warm, "vec_add.plan")
+    PLANS[odd](path)
+    done = run_python(CALL)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert Cache(warm).look_up(path.parent.name, path.name).entry
+
+
+@pytest.mark.parametrize("odd", PLANS)
+def test_an_odd_plan_is_none(odd, warm):
+    path = the_entry(warm, "vec_add.plan")
+    PLANS[odd](path)
+    entry = Cache(warm).look_up(path.parent.name, path.name).entry
+    with pytest.raises(ValueError, match=r"."):
+        plans._read(entry)
+
+
+@pytest.mark.parametrize("odd", KERNELS)
+def test_the_verbs_survive_an_odd_entry(odd, warm, cli):
+    KERNELS[odd](the_entry(warm, "vec_add.f32-"))
+    for verb in ("ls", "stats"):
+        code, _, err = cli("cache", verb)
+        assert code in (0, 1)
+        assert "Traceback" not in err
+    assert cli("cache", "clear", "--yes")[0] == 0
+    assert list(Cache(warm).paths()) == []
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"op": "a\nb"}, {"op": "\ud800"}, {"op": ""}, {"op": None}, {"source": 1}]
+)
+def test_what_cannot_be_shown_is_refused(inputs, warm, cli):
+    path = the_entry(warm, "vec_add.f32-")
+    with_inputs(path, **inputs)
+    with pytest.raises(ValueError, match="unexpected type"):
+        Manifest.decode((path / NAME).read_bytes())
+    assert cli("cache", "ls")[0] == 0
+
+
+def test_what_no_reader_would_take_is_not_published(cache_dir, variant, target):
+    files = {f"{n}.h": "0" * 64 for n in range(MAX_BYTES // 70)}
+    key = make_key(variant, target, (), closure_of(variant.source)._replace(files=files))
+    cache = Cache(cache_dir)
+    with cache.staging() as staging:
+        (staging / "out.so").write_bytes(b"code")
+        with pytest.raises(CacheError, match="many headers"):
+            cache.publish(key, staging, Manifest(key.inputs))
+    assert list(cache.paths()) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        ("test::" + "x" * 500, "f"), ("test::scale", "größe"), ("test::scale", "a..b"),
+        ("test::scale", ".hidden"), ("test::scale", "f" * 300), ("load_inline::größe 1/2", ""),
+        ("jitkern::-x", "-o"),
+    ],
+)  # fmt: skip
+def test_every_name_makes_a_folder_that_every_reader_takes(op, function, cache_dir, source, target):
+    key = make_key(Variant(op, source, function), target, (), closure_of(source))
+    assert is_entry_name(key.name)
+    assert len(key.name) < 220
+    cache = Cache(cache_dir)
+    with cache.staging() as staging:
+        (staging / "out.so").write_bytes(b"code")
+        cache.publish(key, staging, Manifest(key.inputs))
+    assert cache.find(key)
+    assert [path.name for path in cache.paths()] == [key.name]
+
+
+@pytest.mark.parametrize("place", ["../../outside", "v1/..", "a/b"])
+def test_a_name_leads_nowhere_else(place, cache_dir, tmp_path):
+    outside = tmp_path / "outside" / f"x-{'0' * 16}"
+    outside.mkdir(parents=True)
+    (outside / NAME).write_text("{}")
+    (cache_dir / "v1").mkdir(parents=True)
+    for found in (Cache(cache_dir).look_up(place, outside.name),
+                  Cache(cache_dir).look_up("v1", f"{place}/{outside.name}")):  # fmt: skip
+        assert (found.entry, found.reason) == (None, "absent")
+    assert (outside / NAME).exists()
+
+
+def test_odd_counters_and_states_count_nothing(cache_dir, put_one):
+    stats = cache_dir / "v1" / "stats"
+    stats.mkdir()
+    (stats / "00.jsonl").write_text(
+        '{"saved_s":%s}\n{"saved_s":1e999}\n{"saved_s":2.0}\n' % ("9" * 400)
+    )
+    assert counters.total(cache_dir)["saved_s"] == 2.0
+    (cache_dir / "v1" / prune.STATE).write_text("[1e999, 1e999]")
+    prune.after_publish(Cache(cache_dir), 1, max_size=10**9, max_age=0)
+
+
+@pytest.fixture
+def put_one(compiler, variant):
+    with config.using(fsync=False):
+        return jit.ensure(variant, Target.current("cpu"))
