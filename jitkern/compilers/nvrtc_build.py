@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from jitkern import closure as closures
@@ -163,19 +163,23 @@ class _Attempt:
         finally:
             program.destroy()
         _refuse_split_variables(variant, output)
-        opened = _opened(trace.with_suffix(".json"))
+        opened = _opened(trace.with_suffix(".json"), unit.headers)
         known = toolkit.include_directories()
         closures.check(variant.source, self.closure, opened, known, variant.op)
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
         return Built({"name": "nvrtc", "version": version_in(assembly)}, meta), output
 
 
-def _opened(trace: Path) -> list[str]:
-    """The headers on disk that NVRTC opened; its built-in ones have no path."""
+def _opened(trace: Path, given: Collection[str]) -> list[Path]:
+    """The headers on disk that NVRTC opened: not its built-in ones, nor those that were `given`.
+
+    It searches relative directories of flags from the current one.
+    """
     events = json.loads(trace.read_text())["traceEvents"]
     opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
     trace.unlink()
-    return [name for name in opened if Path(name).is_absolute()]
+    paths = [Path(name).absolute() for name in opened if name not in given]
+    return [path for path in paths if path.is_file()]
 
 
 def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
