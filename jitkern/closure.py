@@ -78,7 +78,7 @@ def closure_of(source: Source) -> Closure:
     return Closure(
         {file.label: hashlib.sha256(file.data).hexdigest() for file in files},
         _versions(source),
-        frozenset(file.path.resolve() for file in files if file.path),
+        frozenset(file.path for file in files if file.path),
     )
 
 
@@ -167,7 +167,7 @@ def pastes_unnamed(text: bytes) -> bool:
 
 
 class _File(NamedTuple):
-    """A file of a closure and what it holds; or no path, and what is known of a directory."""
+    """A file, its path free of links, and what it holds; or no path, and the names in a folder."""
 
     label: str
     path: Path | None
@@ -202,7 +202,7 @@ class _Headers:
                 continue
             seen.add(resolved)
             data = path.read_bytes()
-            yield _File(label, path, data)
+            yield _File(label, resolved, data)
             named, computed = included(data)
             for following, quote, header in named:
                 name = header.decode(errors="surrogateescape")
@@ -341,7 +341,7 @@ def _modules(source: Source) -> Iterator[_File]:
             continue
         seen.add(path)
         data = path.read_bytes()
-        yield _File(Path(os.path.relpath(path, folder)).as_posix(), path, data)
+        yield _File(Path(os.path.relpath(path, folder)).as_posix(), path.resolve(), data)
         for module in _imported(data):
             queue += _module_files(source, path, module)
 
