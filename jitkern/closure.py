@@ -38,6 +38,8 @@ _PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include`
 _ABSOLUTE = rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b.*[ \t(,"<]/[\w.]'
 _BINARY = rb'\.incbin[ \t]*\\?"()()([^"\\\n]+)'
 FORCED = ("-include", "-imacros", "--pre-include")
+_SYSTEM = ("/usr/include", "/usr/lib")  # what lies there goes with the compiler
+_NO_SEARCH = ("-D", "-L", "-Wl,")
 SITE = "/usr/local/include"  # compilers search it, and what lies there is not theirs
 _NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
@@ -220,19 +222,20 @@ class _Headers:
         if self._flags:
             from jitkern.flags import paths_in
 
-            told = [word for word in self._flags if not word.startswith("-D")]
+            told = [word for word in self._flags if not word.startswith(_NO_SEARCH)]
             named += [path for word in told for path in paths_in(word)]
         declared = [name for name in config.SEARCHED if name in self._source.environment]
         if declared:
             environment = config.current().environment
             named += [path for name in declared for path in environment.get(name, "").split(":")]
-        versioned = [Path(root.path).resolve() for root in self._source.roots if root.version]
+        known = [Path(root.path).resolve() for root in self._source.roots if root.version]
+        known += map(Path, _SYSTEM)
         return [
             Include(path)
             for path in dict.fromkeys(named)
             if Path(path).is_absolute()
             and not Path(path).is_file()
-            and not any(Path(path).resolve().is_relative_to(root) for root in versioned)
+            and not any(Path(path).resolve().is_relative_to(root) for root in known)
         ]
 
     def _told(self) -> Iterator[tuple[str, Path]]:
