@@ -138,8 +138,11 @@ def torch_folder() -> Path:
     return Path(torch.__file__).parent
 
 
-def toolchain(build: Build) -> list[Path]:
-    """Where what versions stand for lies: Torch's, Python's, CUDA's and the compilers' files."""
+def toolchain(build: Build, found: Sequence[Path]) -> list[Path]:
+    """Where what versions stand for lies: Torch's, Python's, CUDA's and the compilers' files.
+
+    found: what was opened.
+    """
     compilers = {config.current().cxx}
     if any(map(build.is_cuda, build.units)):
         compilers.add(config.current().environment.get("CC") or "c++")
@@ -148,7 +151,7 @@ def toolchain(build: Build) -> list[Path]:
         folder for kind in ("include", "lib64", "lib") for folder in _cuda_folders(kind, build)
     ]
     python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
-    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool)]
+    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool, found)]
     return [torch_folder(), python, *cuda, *own]
 
 

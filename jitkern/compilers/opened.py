@@ -19,7 +19,7 @@ UNTOLD = (
     "cannot cover them: write out their names in the text, or compile with g++ and without -flto"
 )
 _LINKED = "linked.d"
-_LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
+LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
 _READ_BY_LINKERS = ("-l", "-L", "-Wl,", "-Xlinker", "-T", "@")
 
 
@@ -38,7 +38,7 @@ def run_listed(
 
     A linker that cannot write one is run without: GNU's can from 2.35 on, LLVM's from 12 on.
     """
-    listed = [*command, _LINKERS_LIST]
+    listed = [*command, LINKERS_LIST]
     status, said = run(listed)
     if status and "dependency-file" in said:
         return [*command], *run([*command])

@@ -325,6 +325,11 @@ def test_an_archive_that_a_flag_names_by_its_path_is_in_the_key(build, thing):
     assert build(CALL, flags=flags).path != first.path
 
 
+def test_what_a_compiler_links_by_itself_is_its_own(build, thing, compiler_that):
+    with compiler_that(f'set -- "$@" {thing}/libthing.a'):
+        assert build('extern "C" void k(int* x) {}')
+
+
 def test_libraries_of_the_system_may_be_linked(build):
     assert build('extern "C" void k(int* x) {}', flags=["-lm", "-static-libgcc"])
 
