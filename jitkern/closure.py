@@ -109,18 +109,10 @@ def check(
     own = [Path(root.path) for root in source.roots if not root.version]
     versioned = [Path(root.path) for root in source.roots if root.version]
     for path in beyond(closure, opened, own, [*versioned, *toolchain]):
-        folder = repr(str(path.parent))
-        remedy = (
-            "It is a precompiled header, whose use compilers do not tell: delete it"
-            if path.suffix == ".gch"
-            else "Nothing in the kernel's own files and flags names it: add an `#include`, or name "
-            "it by its whole path in flags"
-            if any(path.is_relative_to(root.resolve()) for root in own)
-            else f"If it is a header, declare its directory, e.g. include=[{folder}], or as "
-            f"Include({folder}, version=...); else name it by its whole path in flags"
-        )
         raise CompileError(
-            f"{op}: the compiler opened {path}, which the cache key does not cover. {remedy}", op=op
+            f"{op}: the compiler opened {path}, which the cache key does not cover. "
+            f"{_remedy(path, own)}",
+            op=op,
         )
     for path in sorted(closure.paths):
         if probes_anywhere(path.read_bytes()):
@@ -129,6 +121,21 @@ def check(
                 "the cache key does not cover: write the header's name into `__has_include`",
                 op=op,
             )
+
+
+def _remedy(path: Path, own: Iterable[Path]) -> str:
+    if path.suffix == ".gch":
+        return "It is a precompiled header, whose use compilers do not tell: delete it"
+    if any(path.is_relative_to(root.resolve()) for root in own):
+        return (
+            "Nothing in the kernel's own files and flags names it: add an `#include`, or name it "
+            "by its whole path in flags"
+        )
+    folder = repr(str(path.parent))
+    return (
+        f"If it is a header, declare its directory, e.g. include=[{folder}], or as "
+        f"Include({folder}, version=...); else name it by its whole path in flags"
+    )
 
 
 def beyond(
@@ -205,6 +212,8 @@ class _Headers:
             seen.add(resolved)
             data = path.read_bytes()
             yield _File(label, resolved, data)
+            if b"\0" in data[:4096]:  # an object, or what `.incbin` takes in
+                continue
             named, computed = included(data)
             for following, quote, header in named:
                 name = header.decode(errors="surrogateescape")
