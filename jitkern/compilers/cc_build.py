@@ -78,6 +78,7 @@ class _Unit:
         head = f'{cpp_functions.TYPES}\n#line 1 "{self._source}"\n'
         cxx.write(self.path, f"{head}{self.text}{probe}")
         command = [*self._command, *_options(variant.source, macros, self.path), *options]
+        command.append(opened.LINKERS_LIST)
         command, status, said = opened.run_listed(self._run, command)
         write_log(self._staging, command, said)
         if status:

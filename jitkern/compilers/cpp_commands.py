@@ -60,13 +60,12 @@ class Build(NamedTuple):
 class Step(NamedTuple):
     """A command, what it writes, and flags for a lot of memory.
 
-    links: whether it runs the linker; needed: whether there is no result without it.
+    needed: whether there is no result without it.
     """
 
     command: list[str]
     output: Path
     roomy: tuple[str, ...] = ()
-    links: bool = False
     needed: bool = True
 
 
@@ -117,9 +116,9 @@ def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
         *(*(("-ltorch_cuda",) if cuda else ()), "-ltorch"),
         *((f"-Wl,-rpath,{libraries}",) if program else ("-ltorch_python",)),
         *(_cuda_libraries(build) if cuda else ()),
-        *("-o", linked.name),
+        *(opened.LINKERS_LIST, "-o", linked.name),
     ]
-    return Step(command, linked, links=True)
+    return Step(command, linked)
 
 
 def nvcc() -> tuple[list[str], tuple[int, int]]:

@@ -342,16 +342,22 @@ def test_what_the_assembler_reads_is_in_the_key_or_refused(build, tmp_path, read
         build(head + ASM % (read, tmp_path / "data"))
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        '[ "$1" = --version ] && echo clang version 99.0 && exit',
+        'case "$*" in *--MD*) echo "error: unsupported argument --MD to option -Wa,"; exit 1;; esac',
+    ],
+)
 def test_incbin_is_refused_where_the_compiler_does_not_tell_what_it_reads(
-    build, tmp_path, compiler_that
+    build, tmp_path, compiler_that, lines
 ):
     (tmp_path / "data").write_text("1")
     text = f'#define FILE "{tmp_path}/data"\n' + ASM % ('.incbin \\"" FILE "\\"\\n#', "")
-    with (
-        compiler_that('[ "$1" = --version ] && echo clang version 99.0 && exit'),
-        pytest.raises(CompileError, match="does not tell which files that reads"),
-    ):
-        build(text)
+    with compiler_that(lines):
+        assert build('extern "C" void k(int* x) {}')
+        with pytest.raises(CompileError, match="does not tell which files that reads"):
+            build(text)
 
 
 def test_flags_for_a_linker_that_does_not_tell_what_it_reads_are_refused(build, compiler_that):
