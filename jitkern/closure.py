@@ -38,6 +38,8 @@ _PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include`
 _ABSOLUTE = rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b.*[ \t(,"<]/[\w.]'
 _BINARY = rb'\.incbin[ \t]*\\?"()()([^"\\\n]+)'
 FORCED = ("-include", "-imacros", "--pre-include")
+_SYSTEM = ("/usr/include", "/usr/lib")  # what lies there goes with the compiler
+_NO_SEARCH = ("-D", "-L", "-Wl,")
 SITE = "/usr/local/include"  # compilers search it, and what lies there is not theirs
 _NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
@@ -78,7 +80,7 @@ def closure_of(source: Source) -> Closure:
     return Closure(
         {file.label: hashlib.sha256(file.data).hexdigest() for file in files},
         _versions(source),
-        frozenset(file.path.resolve() for file in files if file.path),
+        frozenset(file.path for file in files if file.path),
     )
 
 
@@ -107,18 +109,10 @@ def check(
     own = [Path(root.path) for root in source.roots if not root.version]
     versioned = [Path(root.path) for root in source.roots if root.version]
     for path in beyond(closure, opened, own, [*versioned, *toolchain]):
-        folder = repr(str(path.parent))
-        remedy = (
-            "It is a precompiled header, whose use compilers do not tell: delete it"
-            if path.suffix == ".gch"
-            else "Nothing in the kernel's own files and flags names it: add an `#include`, or name "
-            "it by its whole path in flags"
-            if any(path.is_relative_to(root.resolve()) for root in own)
-            else f"If it is a header, declare its directory, e.g. include=[{folder}], or as "
-            f"Include({folder}, version=...); else name it by its whole path in flags"
-        )
         raise CompileError(
-            f"{op}: the compiler opened {path}, which the cache key does not cover. {remedy}", op=op
+            f"{op}: the compiler opened {path}, which the cache key does not cover. "
+            f"{_remedy(path, own)}",
+            op=op,
         )
     for path in sorted(closure.paths):
         if probes_anywhere(path.read_bytes()):
@@ -127,6 +121,21 @@ def check(
                 "the cache key does not cover: write the header's name into `__has_include`",
                 op=op,
             )
+
+
+def _remedy(path: Path, own: Iterable[Path]) -> str:
+    if path.suffix == ".gch":
+        return "It is a precompiled header, whose use compilers do not tell: delete it"
+    if any(path.is_relative_to(root.resolve()) for root in own):
+        return (
+            "Nothing in the kernel's own files and flags names it: add an `#include`, or name it "
+            "by its whole path in flags"
+        )
+    folder = repr(str(path.parent))
+    return (
+        f"If it is a header, declare its directory, e.g. include=[{folder}], or as "
+        f"Include({folder}, version=...); else name it by its whole path in flags"
+    )
 
 
 def beyond(
@@ -167,7 +176,7 @@ def pastes_unnamed(text: bytes) -> bool:
 
 
 class _File(NamedTuple):
-    """A file of a closure and what it holds; or no path, and what is known of a directory."""
+    """A file, its path free of links, and what it holds; or no path, and the names in a folder."""
 
     label: str
     path: Path | None
@@ -202,7 +211,9 @@ class _Headers:
                 continue
             seen.add(resolved)
             data = path.read_bytes()
-            yield _File(label, path, data)
+            yield _File(label, resolved, data)
+            if b"\0" in data[:4096]:  # an object, or what `.incbin` takes in
+                continue
             named, computed = included(data)
             for following, quote, header in named:
                 name = header.decode(errors="surrogateescape")
@@ -220,19 +231,20 @@ class _Headers:
         if self._flags:
             from jitkern.flags import paths_in
 
-            told = [word for word in self._flags if not word.startswith("-D")]
+            told = [word for word in self._flags if not word.startswith(_NO_SEARCH)]
             named += [path for word in told for path in paths_in(word)]
         declared = [name for name in config.SEARCHED if name in self._source.environment]
         if declared:
             environment = config.current().environment
             named += [path for name in declared for path in environment.get(name, "").split(":")]
-        versioned = [Path(root.path).resolve() for root in self._source.roots if root.version]
+        known = [Path(root.path).resolve() for root in self._source.roots if root.version]
+        known += map(Path, _SYSTEM)
         return [
             Include(path)
             for path in dict.fromkeys(named)
             if Path(path).is_absolute()
             and not Path(path).is_file()
-            and not any(Path(path).resolve().is_relative_to(root) for root in versioned)
+            and not any(Path(path).resolve().is_relative_to(root) for root in known)
         ]
 
     def _told(self) -> Iterator[tuple[str, Path]]:
@@ -341,7 +353,7 @@ def _modules(source: Source) -> Iterator[_File]:
             continue
         seen.add(path)
         data = path.read_bytes()
-        yield _File(Path(os.path.relpath(path, folder)).as_posix(), path, data)
+        yield _File(Path(os.path.relpath(path, folder)).as_posix(), path.resolve(), data)
         for module in _imported(data):
             queue += _module_files(source, path, module)
 

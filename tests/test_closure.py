@@ -64,6 +64,12 @@ def test_directories_that_flags_search_are_followed(folder, tmp_path, flag):
     assert {"far.h", "further.h"} <= {*found}
 
 
+def test_what_flags_search_of_the_system_goes_with_the_compiler(folder):
+    (folder / "near.cuh").write_text("#include <stdio.h>")
+    source = Cuda("k.cu", folder=str(folder), flags=["-isystem", "/usr/include"])
+    assert labels(source) == ["k.cu", "near.cuh"]
+
+
 @pytest.mark.parametrize("appears", ["first", "second"])
 def test_a_header_that_may_hide_another_one_of_a_flags_directories_is_in(folder, appears):
     for name in ("first", "second"):

@@ -487,6 +487,34 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     assert receipts.recall(receipt.name) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#inc\\\nlude "\\\n{d}/x.h"',
+        '#if __has_include("{d}/y.h")\n#endif',
+        "#define S(x) #x\n#define P(x) S({d}/x)\n#if __has_include(P(y.h))\n#endif",
+        'asm(".inc" "bin \\"{d}/x.h\\"");',
+    ],
+)
+def test_a_text_that_asks_for_files_leaves_no_receipt(cache_dir, files, text):
+    folder = files(x_dot_h="")
+    module("drop_in_asks", text.replace("{d}", str(folder)))
+    assert not (cache_dir / "inline").exists()
+
+
+def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, files, monkeypatch):
+    folder = files(keep="")
+    monkeypatch.setattr("jitkern.inputs.SITE", str(folder))
+    module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
+    (receipt,) = (cache_dir / "inline").iterdir()
+    receipts._answers.clear()
+    monkeypatch.delitem(sys.modules, "jitkern.events")
+    assert receipts.recall(receipt.name).answer() == 42
+    receipts._answers.clear()
+    files(x_dot_h="")
+    assert receipts.recall(receipt.name) is None
+
+
 def test_calls_that_name_files_leave_no_receipt(cache_dir, files):
     files(n_dot_h="")
     module("drop_in_files_named", extra_include_paths=["."])

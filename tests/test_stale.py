@@ -226,6 +226,7 @@ CUDA_CASES = {
     **HEADERS,
     "by_a_macro": OUTSIDE["by_a_macro"],
     "flag_I": FLAGS["flag_I"],
+    "flag_of_the_current_folder": Case("#include <rel.h>", {"c/rel.h": ONE}, {"c/rel.h": TWO}, {"flags": ["-Ivariables"]}, "rel.h"),
     "flag_pre_include": Case("", HEADER, OTHER, {"flags": ["--pre-include={o}/v.h"]}),
     "nvcc": Case('#include <cstdio>\n#include <string>\n#include "v.h"\n#include <v.h>', {"d/v.h": ONE}, {"d/v.h": TWO}),
     "nvcc_by_a_macro": Case('#include <string>\n#define H "{o}/v.h"\n#include H', HEADER, OTHER, refused="v.h"),

@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import closure as closures
@@ -49,7 +50,7 @@ def build(
     else:
         unit.compile(cpp_parameters.probe(address, macros), macros)
     found = opened.in_folder(folder, [_UNIT])
-    closures.check(source, closure, found, toolchain(tool), variant.op)
+    closures.check(source, closure, found, toolchain(tool, found), variant.op)
     texts = [path.read_bytes() for path in closure.paths]
     opened.refuse_untold(folder, _UNIT, source.flags, texts, variant.op)
     binary = (folder / "out.so").read_bytes()
@@ -76,6 +77,7 @@ class _Unit:
         head = f'{cpp_functions.TYPES}\n#line 1 "{self._source}"\n'
         cxx.write(self.path, f"{head}{self.text}{probe}")
         command = [*self._command, *_options(variant.source, macros, self.path), *options]
+        command.append(opened.LINKERS_LIST)
         command, status, said = opened.run_listed(self._run, command)
         write_log(self._staging, command, said)
         if status:
@@ -104,12 +106,23 @@ def tool_of(source: Source) -> str:
     return config.current().cc if source.is_c else config.current().cxx
 
 
-@functools.cache
-def toolchain(tool: str) -> list[Path]:
+def toolchain(tool: str, found: Iterable[Path]) -> list[Path]:
     """The directories of headers and libraries that the C++ compiler `tool` searches by itself.
 
-    Without what lies in /usr/local/include, which is the machine's and not the compiler's.
+    found: what was opened. Where some of it is linked from elsewhere, directories of what `tool`
+    links into any library are added. What lies in /usr/local/include is the machine's, and not the
+    compiler's.
     """
+    known = _searched(tool)
+    linked = [path.resolve() for path in found if path.suffix in (".a", ".o")]
+    folders = {folder.resolve() for folder in known}
+    if all(folders.intersection(path.parents) for path in linked):
+        return known
+    return [*known, *_linked(tool)]
+
+
+@functools.cache
+def _searched(tool: str) -> list[Path]:
     source, root = Cpp("x.cpp"), Path("/")
     command = [*shlex.split(tool), "-E", "-v", "-x", "c++", os.devnull]
     said = run(command, source=source, folder=root).stdout
@@ -119,6 +132,16 @@ def toolchain(tool: str) -> list[Path]:
     libraries = re.findall(r"(?m)^libraries: =?(.*)$", said)
     folders = [*headers, *":".join(libraries).split(":")]
     return [Path(folder) for folder in folders if folder and folder != closures.SITE]
+
+
+@functools.cache
+def _linked(tool: str) -> list[Path]:
+    """Where what is in any library lies, though nothing asks for it."""
+    with tempfile.TemporaryDirectory(prefix="jitkern-") as name:
+        Path(name, "empty.cpp").touch()
+        flags = ("-shared", "-fPIC", "empty.cpp", "-o", "empty.so", opened.LINKERS_LIST)
+        run([*shlex.split(tool), *flags], source=Cpp("x.cpp"), folder=Path(name))
+        return [path.parent for path in opened.in_folder(Path(name), [])]
 
 
 def identity(tool: str) -> dict[str, str]:

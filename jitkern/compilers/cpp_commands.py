@@ -60,13 +60,12 @@ class Build(NamedTuple):
 class Step(NamedTuple):
     """A command, what it writes, and flags for a lot of memory.
 
-    links: whether it runs the linker; needed: whether there is no result without it.
+    needed: whether there is no result without it.
     """
 
     command: list[str]
     output: Path
     roomy: tuple[str, ...] = ()
-    links: bool = False
     needed: bool = True
 
 
@@ -117,9 +116,9 @@ def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
         *(*(("-ltorch_cuda",) if cuda else ()), "-ltorch"),
         *((f"-Wl,-rpath,{libraries}",) if program else ("-ltorch_python",)),
         *(_cuda_libraries(build) if cuda else ()),
-        *("-o", linked.name),
+        *(opened.LINKERS_LIST, "-o", linked.name),
     ]
-    return Step(command, linked, links=True)
+    return Step(command, linked)
 
 
 def nvcc() -> tuple[list[str], tuple[int, int]]:
@@ -138,8 +137,11 @@ def torch_folder() -> Path:
     return Path(torch.__file__).parent
 
 
-def toolchain(build: Build) -> list[Path]:
-    """Where what versions stand for lies: Torch's, Python's, CUDA's and the compilers' files."""
+def toolchain(build: Build, found: Sequence[Path]) -> list[Path]:
+    """Where what versions stand for lies: Torch's, Python's, CUDA's and the compilers' files.
+
+    found: what was opened.
+    """
     compilers = {config.current().cxx}
     if any(map(build.is_cuda, build.units)):
         compilers.add(config.current().environment.get("CC") or "c++")
@@ -148,7 +150,7 @@ def toolchain(build: Build) -> list[Path]:
         folder for kind in ("include", "lib64", "lib") for folder in _cuda_folders(kind, build)
     ]
     python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
-    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool)]
+    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool, found)]
     return [torch_folder(), python, *cuda, *own]
 
 

@@ -173,10 +173,7 @@ def _work(
                 command = [*step.command, *roomy]
                 environment = config.current().build_environment(build.environment)
                 run = functools.partial(child.run, cwd=folder, env=environment)
-                if step.links:
-                    command, status, said = opened.run_listed(run, command)
-                else:
-                    status, said = run(command)
+                command, status, said = opened.run_listed(run, command)
                 ended.put(_Done(number, command, status if step.needed else 0, said))
     except BaseException as e:  # noqa: BLE001  raised again where the result is taken
         ended.put(e)

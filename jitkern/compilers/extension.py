@@ -51,7 +51,8 @@ class ExtensionCompiler:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
         build = _build_of(variant.op, source, target)
         built, opened = cpp_extension.make(build, variant, target, staging)
-        closures.check(source, closure, opened, cpp_commands.toolchain(build), variant.op)
+        known = cpp_commands.toolchain(build, opened)
+        closures.check(source, closure, opened, known, variant.op)
         texts = [path.read_bytes() for path in closure.paths]
         if any(map(pastes_unnamed, texts)) and not cpp_extension.lists_binaries(build, staging):
             raise CompileError(f"{variant.op}: {opened_files.UNTOLD}", op=variant.op)

@@ -98,7 +98,7 @@ def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) 
     from jitkern.compilers.cpp_commands import toolchain
 
     own = [root.path for root in source.roots if not root.version]
-    return list(closures.beyond(closure, opened, own, toolchain(build)))
+    return list(closures.beyond(closure, opened, own, toolchain(build, opened)))
 
 
 def _digests(paths: list[Path], started: int) -> dict[str, str]:

@@ -70,8 +70,9 @@ def compile_unit(
     write_log(staging, command, done.stdout)
     if done.returncode:
         raise compile_error(variant, target, command, done.stdout, hint(done.stdout))
-    known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *cc_build.toolchain("c++")]
     found = opened.in_folder(build, ["unit"])
+    host = cc_build.toolchain("c++", found)
+    known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *host]
     closures.check(source, closure, found, known, variant.op)
     symbol, parameters = ptx.signature((build / "kernel.ptx").read_text())
     if not symbol:

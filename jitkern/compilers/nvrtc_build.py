@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from jitkern import closure as closures
@@ -172,20 +172,29 @@ class _Attempt:
         finally:
             program.destroy()
         _refuse_split_variables(variant, output)
-        opened = _opened(trace.with_suffix(".json"))
-        _refuse_unreadable(variant, opened)
+        named = _included(trace.with_suffix(".json"))
+        _refuse_unreadable(variant, named)
+        opened = _on_disk(named, headers)
         known = toolkit.include_directories()
         closures.check(variant.source, self.closure, opened, known, variant.op)
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
         return Built({"name": "nvrtc", "version": version_in(assembly)}, meta), output
 
 
-def _opened(trace: Path) -> list[str]:
-    """The headers on disk that NVRTC opened; its built-in ones have no path."""
+def _included(trace: Path) -> list[str]:
+    """The names of the headers that NVRTC included."""
     events = json.loads(trace.read_text())["traceEvents"]
-    opened = [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
     trace.unlink()
-    return [name for name in opened if Path(name).is_absolute()]
+    return [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
+
+
+def _on_disk(names: Iterable[str], given: Collection[str]) -> list[Path]:
+    """Those of the headers that are files: its built-in ones have no path, nor those it was given.
+
+    A relative name is one that it found from the current directory.
+    """
+    paths = [Path(name).absolute() for name in names if name not in given]
+    return [path for path in paths if path.is_file()]
 
 
 def _refuse_unreadable(variant: Variant, opened: Sequence[str]) -> None:

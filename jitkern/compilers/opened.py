@@ -19,7 +19,7 @@ UNTOLD = (
     "cannot cover them: write out their names in the text, or compile with g++ and without -flto"
 )
 _LINKED = "linked.d"
-_LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
+LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
 _READ_BY_LINKERS = ("-l", "-L", "-Wl,", "-Xlinker", "-T", "@")
 
 
@@ -32,17 +32,17 @@ def listing(unit: str, *, gcc: bool, nvcc: bool = False) -> list[str]:
 
 
 def run_listed(
-    run: Callable[[list[str]], tuple[int, str]], command: Sequence[str]
+    run: Callable[[list[str]], tuple[int, str]], command: list[str]
 ) -> tuple[list[str], int, str]:
-    """(command, status, output) of a command that links, with a list of what the linker read.
+    """(command, status, output) of a command, run again without the lists that a tool refuses.
 
-    A linker that cannot write one is run without: GNU's can from 2.35 on, LLVM's from 12 on.
+    GNU's linker can write one from 2.35 on, LLVM's from 12 on; an assembler may not be GNU's.
     """
-    listed = [*command, _LINKERS_LIST]
-    status, said = run(listed)
-    if status and "dependency-file" in said:
-        return [*command], *run([*command])
-    return listed, status, said
+    status, said = run(command)
+    refused = LINKERS_LIST if "dependency-file" in said else "--MD" if "--MD" in said else ""
+    if status and refused and any(refused in word for word in command):
+        return run_listed(run, [word for word in command if refused not in word])
+    return command, status, said
 
 
 def in_folder(folder: Path, units: Iterable[str]) -> list[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import functools
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
@@ -55,6 +56,8 @@ class Origins:
             if name in _READING and hasattr(builtins, name):
                 _refuse(name)
             return  # a builtin, or a name of a function's own
+        if _is_tritons(names[name]):
+            return
         path = Path(names.get("__file__") or names["__name__"])
         if path.resolve() not in self._covered:
             raise TypeError(
@@ -62,13 +65,15 @@ class Origins:
                 f"kernel's own file or package, or {_INSTEAD}"
             )
         mutable = isinstance(names[name], (dict, list, set))
-        giving = [found for found in _statements(path) if found.gives(name, mutable=mutable)]
+        giving = [
+            found for found in _statements(path.read_bytes()) if found.gives(name, mutable=mutable)
+        ]
         if not giving:
             raise TypeError(f"no statement of {path} gives `{name}` its value: {_INSTEAD}")
         for statement in giving:
             reader = _Reader(self, names)
             reader.read_statement(statement.node, name)
-            for condition in () if _of_versions(statement.node) else statement.conditions:
+            for condition in statement.conditions:
                 reader.visit(condition)
 
     def check_member(self, module: ModuleType, name: str) -> None:
@@ -193,13 +198,10 @@ class _Statement(NamedTuple):
         return mutable and name in named and isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign))
 
 
-def _statements(path: Path) -> Iterator[_Statement]:
+@functools.lru_cache(maxsize=64)
+def _statements(text: bytes) -> list[_Statement]:
     """Those of a module that are run when it is imported."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # no text of Python
-        return
-    yield from _flattened(tree.body, ())
+    return list(_flattened(ast.parse(text).body, ()))
 
 
 def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iterator[_Statement]:
@@ -221,9 +223,11 @@ def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iter
             yield from _flattened(block, (*conditions, *head))
 
 
-def _of_versions(node: ast.AST) -> bool:
-    """Whether it imports from what a version stands for, whichever condition it stands under."""
-    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _FOLLOWED
+def _is_tritons(value: Any) -> bool:
+    """Whether it is a function of Triton's own; which of them, depends on its version as a rule."""
+    function = getattr(value, "fn", value)
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    return package == "triton" and hasattr(function, "__qualname__")
 
 
 def _stored(body: Iterable[ast.AST]) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """The real C compiler."""
 
 import ctypes
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,104 @@ def test_an_include_outside_the_roots_is_refused(build, tmp_path):
     (tmp_path / "stray.h").write_text("")
     with pytest.raises(CompileError, match=rf"opened {tmp_path}/stray.h.*include="):
         build(f'#define FILE "{tmp_path}/stray.h"\n#include FILE\nextern "C" void k(int* x) {{}}')
+
+
+ASM = 'asm(".pushsection .rodata\\n%s \\"%s\\"\\n.popsection");\nextern "C" void k(int* x) {}'
+
+
+@pytest.fixture
+def thing(tmp_path):
+    """The folder of an archive, `libthing.a`, that defines `thing`."""
+    (tmp_path / "f.c").write_text("int thing(void) { return 1; }")
+    for command in ("cc -fPIC -c f.c", "ar rcs libthing.a f.o"):
+        subprocess.run(command.split(), cwd=tmp_path, check=True)
+    return tmp_path
+
+
+@pytest.fixture
+def compiler_that(tmp_path):
+    """A C++ compiler whose name and lines of shell come before those of the real one."""
+
+    def make(lines):
+        (tmp_path / "c++").write_text(f'#!/bin/sh\n{lines}\nexec c++ "$@"\n')
+        (tmp_path / "c++").chmod(0o755)
+        return config.using(cxx=str(tmp_path / "c++"))
+
+    return make
+
+
+CALL = 'extern "C" int thing(void); extern "C" void k(int* x) { *x = thing(); }'
+
+
+def test_what_the_linker_finds_by_a_name_is_refused(build, thing):
+    with pytest.raises(CompileError, match=r"opened .*libthing\.a, which .* whole path in flags"):
+        build(CALL, flags=[f"-L{thing}", "-lthing"])
+
+
+def test_an_archive_that_a_flag_names_by_its_path_is_in_the_key(build, thing):
+    flags = [f"{thing}/libthing.a"]
+    first = build(CALL, flags=flags)
+    (thing / "f.c").write_text("int thing(void) { return 2; }")
+    subprocess.run(["cc", "-fPIC", "-c", "f.c"], cwd=thing, check=True)
+    subprocess.run(["ar", "rcs", "libthing.a", "f.o"], cwd=thing, check=True)
+    assert build(CALL, flags=flags).path != first.path
+
+
+def test_what_a_compiler_links_by_itself_is_its_own(build, thing, compiler_that):
+    with compiler_that(f'set -- "$@" {thing}/libthing.a'):
+        assert build('extern "C" void k(int* x) {}')
+
+
+def test_libraries_of_the_system_may_be_linked(build):
+    assert build('extern "C" void k(int* x) {}', flags=["-lm", "-static-libgcc"])
+
+
+@pytest.mark.parametrize("read", ['.inc" "bin', ".include", '.incbin \\"" FILE "\\"\\n#'])
+def test_what_the_assembler_reads_is_in_the_key_or_refused(build, tmp_path, read):
+    (tmp_path / "data").write_text("# 1\n")
+    head = f'#define FILE "{tmp_path}/data"\n'
+    with pytest.raises(CompileError, match=f"opened {tmp_path}/data, which the cache key does not"):
+        build(head + ASM % (read, tmp_path / "data"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        '[ "$1" = --version ] && echo clang version 99.0 && exit',
+        'case "$*" in *--MD*) echo "error: unsupported argument --MD to option -Wa,"; exit 1;; esac',
+    ],
+)
+def test_incbin_is_refused_where_the_compiler_does_not_tell_what_it_reads(
+    build, tmp_path, compiler_that, lines
+):
+    (tmp_path / "data").write_text("1")
+    text = f'#define FILE "{tmp_path}/data"\n' + ASM % ('.incbin \\"" FILE "\\"\\n#', "")
+    with compiler_that(lines):
+        assert build('extern "C" void k(int* x) {}')
+        with pytest.raises(CompileError, match="does not tell which files that reads"):
+            build(text)
+
+
+def test_flags_for_a_linker_that_does_not_tell_what_it_reads_are_refused(build, compiler_that):
+    with compiler_that(
+        'case "$*" in *dependency-file*) echo "unrecognized option --dependency-file"; exit 1;; esac'
+    ):
+        assert build('extern "C" void k(int* x) {}')
+        with pytest.raises(CompileError, match="`-lm` may have the linker read files"):
+            build('extern "C" void k(int* x) {}', flags=["-lm"])
+
+
+def test_a_precompiled_header_is_refused(build):
+    (build.folder / "v.h").write_text("")
+    (build.folder / "v.h.gch").write_text("")
+    with pytest.raises(CompileError, match=r"v\.h\.gch, .* precompiled header, .*: delete it"):
+        build('#include "v.h"\nextern "C" void k(int* x) {}')
+
+
+def test_a_macro_that_may_ask_for_an_absolute_path_is_refused(build):
+    text = '#define H "/nowhere/x.h"\n#if __has_include(H)\n#endif\nextern "C" void k(int* x) {}'
+    with pytest.raises(CompileError, match="asks by a macro .* into `__has_include`"):
+        build(text)
 
 
 def test_no_compiler_says_what_to_install(build):

@@ -49,6 +49,14 @@ def test_parameter_types_of_an_extern_c_kernel(build):
     assert entry.read("kernel.cubin")[:4] == b"\x7fELF"
 
 
+def test_a_header_found_from_the_current_directory_is_refused(build, tmp_path, monkeypatch):
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "inc" / "v.h").write_text("#define V 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CompileError, match=f"opened {tmp_path}/inc/v.h, which the cache key does"):
+        build("#include <v.h>\n__global__ void k(int* o) { *o = V; }", flags=["-Iinc"])
+
+
 def test_template_arguments_go_by_name(build):
     text = "template <int N, typename T = float, bool FLAG = false>\n__global__ void k(T* o, long n) { if (FLAG) o[n] = N; }"
     entry = build(text, template=(("T", "f64"), ("N", 3)))

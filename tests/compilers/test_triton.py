@@ -159,10 +159,13 @@ def test_a_constant_of_the_kernels_own_modules_may_be_computed(build, tmp_path, 
     build(f"{head}{text}\n{kernel}")
 
 
-def test_which_version_of_triton_names_a_function_may_be_asked_of_anything(build):
+@pytest.mark.parametrize(
+    "chosen", ["from triton.language.extra.cuda.libdevice import tanh", "tanh = libdevice.tanh"]
+)
+def test_which_version_of_triton_names_a_function_may_be_asked_of_anything(build, chosen):
     head = (
-        "import importlib\nif importlib.import_module('triton').__version__ > '2':\n"
-        "    from triton.language.extra.cuda.libdevice import tanh\nelse:\n    from triton.language.math import tanh\n"
+        "import importlib\nfrom triton.language.extra.cuda import libdevice\n"
+        f"if importlib.import_module('triton').__version__ > '2':\n    {chosen}\n"
     )
     build(HEAD + head + COPY.replace(HEAD, "").replace("* scale", "* tanh(scale)"))
 
