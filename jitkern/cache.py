@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from jitkern import durable, layout, trust
@@ -277,21 +278,40 @@ class Cache:
 
     def entries(self, verify: str = "size") -> Iterator[tuple[Path, Entry | ValueError]]:
         """(path, entry or what is wrong with it) of all in the user root and layers, in order."""
-        for layer in self.trusted_layers():
-            for path in self.paths(layer.root):
-                try:
-                    yield path, self._read(layer, path.parent.name, path.name, verify=verify)
-                except FileNotFoundError:
-                    continue  # removed since
-                except (OSError, ValueError) as e:
-                    yield path, e if isinstance(e, ValueError) else ValueError(str(e))
+        for layer, path in self.places():
+            if (found := self.entry_at(layer, path, verify)) is not None:
+                yield path, found
 
-    def paths(self, root: Path | None = None) -> Iterator[Path]:
-        """Where the entries of a root lie, by default of the user root; nothing is read."""
+    def places(
+        self, named: Callable[[str, str], bool] | None = None
+    ) -> Iterator[tuple[Layer, Path]]:
+        """Where the entries in the user root and the layers lie, in order; nothing is read."""
+        for layer in self.trusted_layers():
+            for path in self.paths(layer.root, named):
+                yield layer, path
+
+    def entry_at(self, layer: Layer, path: Path, verify: str) -> Entry | ValueError | None:
+        """The entry at a path, or what is wrong with it; None for one that was removed since."""
+        try:
+            return self._read(layer, path.parent.name, path.name, verify=verify)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            return e if isinstance(e, ValueError) else ValueError(str(e))
+
+    def paths(
+        self, root: Path | None = None, named: Callable[[str, str], bool] | None = None
+    ) -> Iterator[Path]:
+        """Where the entries of a root lie, by default of the user root; nothing is read.
+
+        named: whether entries of this target and folder name are wanted; by default all are.
+        """
         version = (root or self.root) / VERSION
-        for target in filter(layout.is_target, layout.folders(version)):
-            names = layout.folders(version / target)
-            yield from (version / target / name for name in filter(layout.is_entry_name, names))
+        for target in layout.folders(version, layout.is_target):
+            wanted = functools.partial(named, target) if named else layout.is_entry_name
+            for name in layout.folders(version / target, wanted):
+                if layout.is_entry_name(name):
+                    yield version / target / name
 
     def trusted_layers(self) -> Iterator[Layer]:
         """The user root, and the layers that may be used; one that may not is warned of once."""

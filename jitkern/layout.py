@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from jitkern.manifest import BEGINS, NAME
@@ -117,13 +118,17 @@ def names(directory: Path) -> list[str]:
         return []
 
 
-def folders(directory: Path) -> list[str]:
-    """The names of the directories in a directory, links left out, sorted."""
+def folders(directory: Path, wanted: Callable[[str], object]) -> list[str]:
+    """The wanted names of directories in a directory, links left out, sorted."""
     if not is_folder(directory):
         return []
     try:
         with os.scandir(directory) as found:
-            return sorted(item.name for item in found if item.is_dir(follow_symlinks=False))
+            return sorted(
+                item.name
+                for item in found
+                if wanted(item.name) and item.is_dir(follow_symlinks=False)
+            )
     except OSError:
         return []
 
