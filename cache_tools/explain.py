@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from jitkern.cache_tools.listing import folders_of
 
 from jitkern.cache import Cache, Entry
 from jitkern.errors import TargetError
@@ -30,9 +33,12 @@ def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | N
 
     None where there is no other entry of the op.
     """
+    folders = folders_of(wanted["op"])
+    places = cache.places(lambda _, name: fnmatch.fnmatchcase(name, folders))
+    entries = (cache.entry_at(layer, path, "size") for layer, path in places)
     found = [
         (entry, differences(entry.manifest.inputs, wanted))
-        for _, entry in cache.entries()
+        for entry in entries
         if isinstance(entry, Entry) and entry.op == wanted["op"]
     ]
     return min(

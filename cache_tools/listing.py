@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
+import os
+import re
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,17 +16,22 @@ from typing import Any, NamedTuple
 from jitkern.cache_tools import pins
 from jitkern.cache_tools.prune import Use
 
+from jitkern import trust
 from jitkern.cache import VERSION, Cache, Entry
-from jitkern.manifest import Manifest
+from jitkern.manifest import MAX_BYTES, NAME, Manifest
+from jitkern.trust import Layer
 
 RUNTIME = "jitkern::runtime"
-SORTS = {
-    "op": lambda row: (row.op, row.variant, row.target),
-    "target": lambda row: (row.target, row.op, row.variant),
-    "size": lambda row: row.bytes,
-    "age": lambda row: row.age_s,
-    "used": lambda row: row.used_s,
+# An order goes by what is known without reading an entry: where few are wanted, few are read.
+SORTS: dict[str, Callable[[Use], Any]] = {
+    "op": lambda use: (use.path.name.rpartition("-")[0], use.path.parent.name),
+    "target": lambda use: (use.path.parent.name, use.path.name),
+    "size": lambda use: use.bytes,
+    "age": lambda use: -use.published,
+    "used": lambda use: -use.used,
 }
+AT_ONCE = 256  # entries that are read side by side
+_LONGEST = 60  # letters of an op that are looked for in names of folders
 
 
 @dataclass(frozen=True)
@@ -71,14 +81,20 @@ class Wanted(NamedTuple):
         """Whether this entry is one of them."""
         return (
             _fits(row.op, self._ops())
-            and _fits(row.target, (self.target, f"{self.target}-*") if self.target else ())
             and (not self.kind or row.kind == self.kind)
-            and (not self.layer or row.layer == self.layer)
-            and row.used_s >= self.older_than
-            and row.bytes >= self.larger_than
             and (not self.problem or not row.ok)
-            and (not self.pinned or row.pinned)
         )
+
+    def may_mean(self, target: str, name: str) -> bool:
+        """Whether an entry of this target and folder name may be one."""
+        return _fits(target, (self.target, f"{self.target}-*") if self.target else ()) and _fits(
+            name, tuple(map(folders_of, self._ops()))
+        )
+
+    def may_use(self, use: Use, now: float) -> bool:
+        """Whether it may be one, by its size and the time since it was found."""
+        unused: float = max(0.0, now - use.used)
+        return use.bytes >= self.larger_than and unused >= self.older_than
 
     def _ops(self) -> tuple[str, ...]:
         if "::" in self.op or not self.op:
@@ -90,19 +106,39 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def rows(cache: Cache, wanted: Wanted = Wanted(), *, verify: str = "size") -> list[Row]:  # noqa: B008
+def folders_of(op: str) -> str:
+    """A pattern of the names of folders that hold entries of an op."""
+    plain = op.removeprefix("jitkern::").replace("::", ".")
+    return plain[:_LONGEST] + "*" if re.fullmatch(r"[A-Za-z0-9_.*]+", plain) else "*"
+
+
+def rows(
+    cache: Cache,
+    wanted: Wanted = Wanted(),  # noqa: B008
+    *,
+    verify: str = "size",
+    sort: str = "",
+    reverse: bool = False,
+    limit: int | None = None,
+) -> list[Row]:
     """The entries of the user root and the layers that are wanted, damaged ones too.
 
-    verify: "size", or "always" to compare the hash of every artifact as well.
+    verify: "size", "always" to compare the hash of every artifact as well, or "none" to believe
+    what the manifest says. sort: one of SORTS, by default where they lie; limit: only the first.
     """
-    return [row for row, _ in _found(cache, wanted, verify)]
+    found = _found(cache, wanted, verify, sort=sort, reverse=reverse)
+    return [row for row, _ in itertools.islice(found, limit)]
 
 
 def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
     """The whole entries whose folder name contains `text`, or whose digest begins with it."""
+
+    def named(_: str, name: str) -> bool:
+        return text in name or name.rpartition("-")[2].startswith(text[:16])
+
     return [
         (row, entry)
-        for row, entry in _found(cache, Wanted(), "size")
+        for row, entry in _found(cache, Wanted(), "size", named)
         if isinstance(entry, Entry)
         and (text in entry.path.name or entry.manifest.digest.startswith(text))
     ]
@@ -129,18 +165,69 @@ def _host_of(target: str) -> str:
     return target[target.rfind("-torch") :]
 
 
-def _found(cache: Cache, wanted: Wanted, verify: str) -> list[tuple[Row, Entry | ValueError]]:
+def _found(
+    cache: Cache,
+    wanted: Wanted,
+    verify: str,
+    named: Callable[[str, str], bool] | None = None,
+    *,
+    sort: str = "",
+    reverse: bool = False,
+) -> Iterator[tuple[Row, Entry | ValueError]]:
+    """The entries that are wanted; each is read when its turn comes."""
     pinned = pins.pinned(cache)
     now = time.time()
-    found = [(_row(path, entry, pinned, now), entry) for path, entry in cache.entries(verify)]
-    return [(row, entry) for row, entry in found if wanted.lets_through(row)]
+    places = [
+        (layer, _use_of(path, now))
+        for layer, path in cache.places(named or wanted.may_mean)
+        if (not wanted.layer or wanted.layer == str(layer.root))
+        and (not wanted.pinned or path in pinned)
+    ]
+    if sort:
+        places.sort(key=lambda place: SORTS[sort](place[1]), reverse=reverse)
+    places = [place for place in places if wanted.may_use(place[1], now)]
+    for use, found in _read(cache, places, verify):
+        if found is not None:
+            row = _row(use, found, pinned, now)
+            if wanted.lets_through(row):
+                yield row, found
 
 
-def _row(path: Path, found: Entry | ValueError, pinned: set[Path], now: float) -> Row:
+def _read(
+    cache: Cache, places: list[tuple[Layer, Use]], verify: str
+) -> Iterator[tuple[Use, Entry | ValueError | None]]:
+    """What lies at each place; side by side where every byte is read."""
+
+    def read(place: tuple[Layer, Use]) -> tuple[Use, Entry | ValueError | None]:
+        layer, use = place
+        believed = verify == "none" and layer.own
+        return use, _peek(use.path) if believed else cache.entry_at(layer, use.path, verify)
+
+    if verify != "always":
+        yield from map(read, places)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(places), AT_ONCE):
+            yield from pool.map(read, places[start : start + AT_ONCE])
+
+
+def _peek(path: Path) -> Entry | ValueError:
+    """An entry as its manifest says."""
     try:
-        use = Use.of(path)
+        return Entry(path, Manifest.believed(trust.read(path, None, NAME, MAX_BYTES, None)))
+    except (OSError, ValueError) as e:
+        return e if isinstance(e, ValueError) else ValueError(str(e))
+
+
+def _use_of(path: Path, now: float) -> Use:
+    try:
+        return Use.of(path)
     except OSError:
-        use = Use(path, 0, now, now)  # gone, or not ours to read
+        return Use(path, 0, now, now)  # gone, or not ours to read
+
+
+def _row(use: Use, found: Entry | ValueError, pinned: set[Path], now: float) -> Row:
+    path = use.path
     place: dict[str, Any] = {
         "path": str(path), "target": path.parent.name, "layer": _root_of(path), "bytes": use.bytes,
         "age_s": round(max(0.0, now - use.published), 1),

@@ -15,8 +15,8 @@ from jitkern.cache import Cache
 def stats(cache: Cache, rows: Iterable[Row]) -> dict[str, Any]:
     """Totals: entries, bytes (in all, by target and by op), hits by layer, misses by reason.
 
-    saved_s: seconds that the hits spared; compiled_s: that the misses took. The counts are those of
-    processes that have ended.
+    damaged: those of the rows that are; saved_s: seconds that the hits spared; compiled_s: that the
+    misses took. The counts are those of processes that have ended.
     """
     by_target: Counter[str] = Counter()
     by_op: Counter[str] = Counter()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import shutil
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from jitkern import durable, layout, trust
@@ -32,7 +32,6 @@ __all__ = ["VERSION", "Cache", "Entry"]
 
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
 GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
-SETTLED = 1.0  # seconds after which a change of a folder has an mtime of its own
 LONGEST_ROOT = 3500  # bytes of a root's path; the system's limit for all of a path is 4096
 LOOKS = 100  # times that an entry is read again because another took its place
 QUARANTINED = 20  # entries kept for a look at what went wrong
@@ -72,7 +71,6 @@ class Cache:
         self.limits = limits
         self._own = trust.user_layer(root, rules.roots)
         self._warned: set[object] = set()
-        self._listings: dict[Path, tuple[float, dict[str, list[str]]]] = {}
 
     @classmethod
     def open(cls, config: Config) -> Cache:
@@ -111,8 +109,8 @@ class Cache:
 
     def labelled(self, target: str, label: str) -> Iterator[Entry]:
         """Every entry of a target whose folder's name is `label` and a digest, each once."""
-        folders = [layer.root / VERSION / target for layer in self.trusted_layers()]
-        for name in sorted({name for folder in folders for name in self._listed(folder, label)}):
+        roots = [layer.root for layer in self.trusted_layers()]
+        for name in sorted({name for root in roots for name in _labelled(root, target, label)}):
             if entry := self.look_up(target, name).entry:
                 yield entry
 
@@ -218,6 +216,17 @@ class Cache:
                 (staging / file).write_bytes(files[file])
             return self._install(staging, target, name, manifest)
 
+    def list_plan(self, entry: Entry) -> None:
+        """Put a plan into the list of its label, so that nobody lists a target to find it.
+
+        One that cannot be put there is made again.
+        """
+        if "plan" in entry.manifest.inputs and entry.root == self.root:
+            listed = layout.in_list(entry.path)
+            with contextlib.suppress(OSError):
+                durable.make_directory(listed.parent, 0o755, fsync=False)
+                listed.touch()
+
     def remove(self, path: Path) -> bool:
         """Put an entry of the user root into the trash, from where it is purged later.
 
@@ -228,6 +237,9 @@ class Cache:
             return False
         with self._writing(), contextlib.suppress(FileNotFoundError):
             self._trash(path)
+            with contextlib.suppress(OSError):
+                layout.in_list(path).unlink()
+                layout.in_list(path).parent.rmdir()
             return True
         return False
 
@@ -266,21 +278,40 @@ class Cache:
 
     def entries(self, verify: str = "size") -> Iterator[tuple[Path, Entry | ValueError]]:
         """(path, entry or what is wrong with it) of all in the user root and layers, in order."""
-        for layer in self.trusted_layers():
-            for path in self.paths(layer.root):
-                try:
-                    yield path, self._read(layer, path.parent.name, path.name, verify=verify)
-                except FileNotFoundError:
-                    continue  # removed since
-                except (OSError, ValueError) as e:
-                    yield path, e if isinstance(e, ValueError) else ValueError(str(e))
+        for layer, path in self.places():
+            if (found := self.entry_at(layer, path, verify)) is not None:
+                yield path, found
 
-    def paths(self, root: Path | None = None) -> Iterator[Path]:
-        """Where the entries of a root lie, by default of the user root; nothing is read."""
+    def places(
+        self, named: Callable[[str, str], bool] | None = None
+    ) -> Iterator[tuple[Layer, Path]]:
+        """Where the entries in the user root and the layers lie, in order; nothing is read."""
+        for layer in self.trusted_layers():
+            for path in self.paths(layer.root, named):
+                yield layer, path
+
+    def entry_at(self, layer: Layer, path: Path, verify: str) -> Entry | ValueError | None:
+        """The entry at a path, or what is wrong with it; None for one that was removed since."""
+        try:
+            return self._read(layer, path.parent.name, path.name, verify=verify)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            return e if isinstance(e, ValueError) else ValueError(str(e))
+
+    def paths(
+        self, root: Path | None = None, named: Callable[[str, str], bool] | None = None
+    ) -> Iterator[Path]:
+        """Where the entries of a root lie, by default of the user root; nothing is read.
+
+        named: whether entries of this target and folder name are wanted; by default all are.
+        """
         version = (root or self.root) / VERSION
-        for target in filter(layout.is_target, layout.folders(version)):
-            names = layout.folders(version / target)
-            yield from (version / target / name for name in filter(layout.is_entry_name, names))
+        for target in layout.folders(version, layout.is_target):
+            wanted = functools.partial(named, target) if named else layout.is_entry_name
+            for name in layout.folders(version / target, wanted):
+                if layout.is_entry_name(name):
+                    yield version / target / name
 
     def trusted_layers(self) -> Iterator[Layer]:
         """The user root, and the layers that may be used; one that may not is warned of once."""
@@ -312,22 +343,6 @@ class Cache:
             self._bound_quarantine()
         return kept / LOG
 
-    def _listed(self, folder: Path, label: str) -> list[str]:
-        """What of a label a folder holds; kept for its mtime where that was not too new to tell."""
-        try:
-            changed = folder.stat().st_mtime
-        except OSError:
-            return []
-        when, labels = self._listings.get(folder, (None, {}))
-        if when != changed:
-            settled = time.time() - changed > SETTLED
-            labels = defaultdict(list)
-            for name in _listed(folder):
-                labels[name.rpartition("-")[0]].append(name)
-            if settled:
-                self._listings[folder] = changed, labels
-        return labels.get(label, [])
-
     def _install(self, ready: Path, target: str, name: str, manifest: Manifest) -> Entry:
         """Publish a directory of finished files."""
         for path in sorted(ready.iterdir(), key=lambda path: path.name == NAME):
@@ -345,8 +360,10 @@ class Cache:
             found = self.look_up(target, name, manifest.digest).entry
             return found or self._after_losing(ready, final, manifest)
         self._sync(final.parent)
+        entry = Entry(final, manifest)
+        self.list_plan(entry)
         self._keep_to_limits(final)
-        return Entry(final, manifest)
+        return entry
 
     def _keep_to_limits(self, new: Path) -> None:
         """Evict, where a new entry takes the user root over its limits."""
@@ -480,6 +497,14 @@ class Cache:
             yield
         except OSError as e:
             raise self.write_error(e) from e
+
+
+def _labelled(root: Path, target: str, label: str) -> list[str]:
+    """The names of the entries of a label in a root: by its lists, where it has them."""
+    version = root / VERSION
+    if os.path.isdir(version / layout.LISTS / target):  # noqa: PTH112  False if out of reach
+        return [f"{label}-{digest}" for digest in _listed(version / layout.LISTS / target / label)]
+    return [name for name in _listed(version / target) if name.rpartition("-")[0] == label]
 
 
 def _move(path: Path, to: Path) -> None:

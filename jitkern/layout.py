@@ -7,6 +7,7 @@
     <root>/v1/trash/           what was removed a moment ago
     <root>/v1/{pins,stats,prune.json}    see cache_tools
     <root>/v1/prewarm/         see prewarm.records
+    <root>/v1/plans/<target>/<label>/<digest>    an empty file for each entry that is a plan
 
 A user may name any directory as the root, one that holds other files too. So nothing is deleted
 except below a root that bears our tag, and there only what bears a name that jitkern gives; an
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from jitkern.manifest import BEGINS, NAME
@@ -28,7 +30,8 @@ TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This directory is a cache of jitkern: it may be deleted at any time.\n"
 )
-NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats", "prewarm", "prune.json"))
+LISTS = "plans"
+NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats", "prewarm", "prune.json", LISTS))
 _PLAIN = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*"
 _TARGET = rf"{_PLAIN}-torch[A-Za-z0-9._+!-]+"
 _ENTRY = rf"{_PLAIN}-[0-9a-f]{{16}}"
@@ -51,6 +54,12 @@ def check_place(target: str, name: str) -> None:
     """Raise ValueError where no entry may lie in this folder for this target."""
     if not is_target(target) or not is_entry_name(name):
         raise ValueError(f"`{target}/{name}` is not a place of an entry")
+
+
+def in_list(path: Path) -> Path:
+    """Where an entry stands in the list of its label, if it is a plan."""
+    label, _, digest = path.name.rpartition("-")
+    return path.parents[1] / LISTS / path.parent.name / label / digest
 
 
 def is_staged(name: str) -> bool:
@@ -109,13 +118,17 @@ def names(directory: Path) -> list[str]:
         return []
 
 
-def folders(directory: Path) -> list[str]:
-    """The names of the directories in a directory, links left out, sorted."""
+def folders(directory: Path, wanted: Callable[[str], object]) -> list[str]:
+    """The wanted names of directories in a directory, links left out, sorted."""
     if not is_folder(directory):
         return []
     try:
         with os.scandir(directory) as found:
-            return sorted(item.name for item in found if item.is_dir(follow_symlinks=False))
+            return sorted(
+                item.name
+                for item in found
+                if wanted(item.name) and item.is_dir(follow_symlinks=False)
+            )
     except OSError:
         return []
 

@@ -265,3 +265,54 @@ def test_what_is_removed_meanwhile_is_left_out(verb, put, cli, cache_dir, tmp_pa
         assert err.startswith("1 entries")
     cache_tools.remove(Cache(cache_dir), [kept.path])
     assert cli("cache", *arguments)[0] == 1
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """The entries that were read whole."""
+    looked_at = []
+    real = Cache.entry_at
+    monkeypatch.setattr(
+        Cache,
+        "entry_at",
+        lambda *a: looked_at.append(a[2].name.partition(".scale.")[0]) or real(*a),
+    )
+    return looked_at
+
+
+def test_few_entries_are_read_where_few_are_meant(put, cli, looked_at):
+    for name in "abcdef":
+        put(f"mylib::{name}", size=1000 * ord(name))
+
+    def read_by(*arguments):
+        looked_at.clear()
+        assert cli("cache", *arguments)[0] == 0
+        return looked_at
+
+    assert read_by("ls", "--limit", "2") == ["mylib.a", "mylib.b"]
+    assert read_by("ls", "--sort", "size", "--reverse", "--limit", "1") == ["mylib.f"]
+    assert read_by("ls", "--op", "mylib::c") == ["mylib.c"]
+    assert read_by("ls", "--op", "*::[ab]") == [f"mylib.{name}" for name in "abcdef"]
+    assert read_by("ls", "--larger-than", "101500") == ["mylib.f"]
+    assert read_by("show", "mylib.d") == ["mylib.d"]
+    assert read_by("explain", "mylib.d")[:1] == ["mylib.d"]
+    assert read_by("pin", "mylib::e") == ["mylib.e"]
+    assert read_by("ls", "--pinned") == ["mylib.e"]
+    assert read_by("stats") == []
+    assert sorted(read_by("verify")) == [f"mylib.{name}" for name in "abcdef"]
+
+
+def test_an_entry_is_found_by_its_digest(put, cli):
+    entry = put("mylib::a")
+    put("mylib::b")
+    for length in (6, 16, 40, 64):
+        code, out, _ = cli("cache", "show", entry.manifest.digest[:length])
+        assert (code, out.splitlines()[0]) == (0, str(entry.path))
+    assert cli("cache", "show", entry.manifest.digest[:16] + "x" * 4)[0] == 1
+
+
+def test_stats_count_what_cannot_be_read(put, cli):
+    put("mylib::a")
+    (put("mylib::b").path / NAME).write_text("{}")
+    totals = json.loads(cli("cache", "stats", "--json")[1].splitlines()[-1])["totals"]
+    assert (totals["entries"], totals["damaged"]) == (2, 1)

@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +15,11 @@ from jitkern.cache_tools import prune
 from jitkern import ahead, config, jit
 from jitkern import target as target_module
 from jitkern.cache import Cache
+from jitkern.closure import closure_of
 from jitkern.declare import Cpp, kernel
+from jitkern.key import Key, digest_of, make_key
 from jitkern.launch import linker, plans, runtime
+from jitkern.manifest import Manifest
 from jitkern.needs import needs_of
 from jitkern.register import OPS
 from jitkern.runtime import builds
@@ -362,3 +367,66 @@ def test_changed_settings_do_not_condemn_a_situation(op, monkeypatch):
         for work in works:
             work()
     assert not slot.refused
+
+
+@pytest.fixture
+def labelled(variant, target):
+    def publish(cache, number, **more):
+        key = make_key(variant, target, (str(number),), closure_of(variant.source))
+        inputs = {**key.inputs, "plan": {"number": number}, **more}
+        key = Key(inputs, digest_of(inputs), "f.plan")
+        with cache.staging() as staging:
+            (staging / plans.ARTIFACT).write_text("null")
+            return cache.publish(key, staging, Manifest(key.inputs))
+
+    return publish
+
+
+def test_plans_are_found_without_listing_their_target(cache_dir, labelled, target, monkeypatch):
+    cache = Cache(cache_dir)
+    made = [labelled(cache, number).path.name for number in range(3)]
+    listed = []
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(Path(path).name) or real(path))
+    assert [e.path.name for e in cache.labelled(str(target), "f.plan")] == sorted(made)
+    assert listed == ["f.plan"]
+
+
+def test_plans_of_a_cache_that_has_no_lists_are_found(cache_dir, labelled, target, tmp_path):
+    cache = Cache(cache_dir)
+    made = [labelled(cache, number).path.name for number in range(3)]
+    shutil.rmtree(cache_dir / "v1" / "plans")  # as in a wheel
+    assert [e.path.name for e in cache.labelled(str(target), "f.plan")] == sorted(made)
+    own = Cache(tmp_path / "own", (cache_dir,))
+    made.append(labelled(own, 3).path.name)
+    assert [e.path.name for e in own.labelled(str(target), "f.plan")] == sorted(made)
+
+
+def test_a_plan_that_is_removed_is_in_no_list(cache_dir, labelled, target):
+    cache = Cache(cache_dir)
+    first, second = (labelled(cache, number).path for number in range(2))
+    assert cache.remove(first)
+    assert [e.path for e in cache.labelled(str(target), "f.plan")] == [second]
+    assert cache.remove(second)
+    assert not (cache_dir / "v1" / "plans" / str(target) / "f.plan").exists()
+
+
+def test_plans_that_are_taken_in_are_listed(cache_dir, labelled, target, tmp_path):
+    other = Cache(tmp_path / "other")
+    entry = labelled(other, 1)
+    cache = Cache(cache_dir)
+    labelled(cache, 2)
+    cache.adopt(entry.path.parent.name, entry.path.name, entry.files())
+    assert entry.path.name in [e.path.name for e in cache.labelled(str(target), "f.plan")]
+
+
+def test_a_plan_of_a_cache_that_had_no_lists_is_listed_when_it_is_made_again(
+    cache_dir, labelled, target
+):
+    cache = Cache(cache_dir)
+    old = labelled(cache, 1)
+    shutil.rmtree(cache_dir / "v1" / "plans")
+    new = labelled(cache, 2)
+    cache.list_plan(old)
+    found = [e.path for e in cache.labelled(str(target), "f.plan")]
+    assert found == sorted([old.path, new.path])

@@ -167,6 +167,7 @@ class Plans:
         key = Key(inputs, digest_of(inputs), of_situation.label)
         cache = jit.open_cache()
         if known := cache.find(key):
+            cache.list_plan(known)  # of a cache that had no lists
             events.use(known)
             return known, False
         kept = [found for _, found in self.entries(situation, model, device)]

@@ -53,9 +53,10 @@ def run_dir(_: argparse.Namespace) -> int:
 
 
 def run_ls(args: argparse.Namespace) -> int:
-    rows = cache_tools.rows(opened(), wanted(args, problem=args.damaged))
-    rows.sort(key=cache_tools.SORTS[args.sort], reverse=args.reverse)
-    rows = rows[: args.limit]
+    rows = cache_tools.rows(
+        opened(), wanted(args, problem=args.damaged),
+        sort=args.sort, reverse=args.reverse, limit=args.limit,
+    )  # fmt: skip
     if args.json:
         _print_rows(rows)
         return 0
@@ -115,7 +116,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def run_stats(args: argparse.Namespace) -> int:
     cache = opened()
-    rows = cache_tools.rows(cache, wanted(args))
+    rows = cache_tools.rows(cache, wanted(args), verify="none")
     totals = cache_tools.stats(cache, rows)
     if args.json:
         _print_rows(rows, **totals)
