@@ -24,6 +24,7 @@ _HOMES = {
     "using": "config",
     "JitkernError": "errors",
     "DeclarationError": "errors",
+    "SettingError": "errors",
     "TargetError": "errors",
     "CompilerNotFound": "errors",
     "CompileError": "errors",

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from jitkern.errors import SettingError
+
 SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # directories for `#include`
 # What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is
 # scrubbed, so that a builder and a server agree on the artifact.
@@ -48,7 +50,7 @@ class _Snapshot(dict[str, str]):
 class Config:  # not a dataclass: making one takes 2 ms of every import
     """One immutable set of settings; `Config.from_env()` makes it, `current()` holds it.
 
-    Making one raises TypeError for a name that is none, ValueError for a value that is not usable.
+    Making one raises TypeError for an unknown name, and SettingError for a value it does not take.
 
     max_size: bytes, and max_age: seconds, that the user root is kept to (0 = no limit).
     trusted: roots that may be read though others could write them; trusted_keys: public keys whose
@@ -97,8 +99,8 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
     ) -> Config:
         """The settings that `environ` and `files` (later ones win) ask for.
 
-        Default: the process environment and the two settings files. Raises ValueError, naming the
-        variable or file and what it accepts, for a value it cannot use.
+        Default: the process environment and the two settings files. Raises SettingError, naming
+        the variable or file and what it accepts, for a value it cannot use.
         """
         environment = _Snapshot(os.environ) if environ is None else dict(environ)
         if files is None:
@@ -197,7 +199,7 @@ def using(**settings: object) -> Iterator[Config]:
     They count in this thread and context alone, and in what jitkern builds beside its calls; a
     thread that somebody else starts, as Torch does for gradients on a GPU, has those of the
     process. Values are what the environment takes, or of the setting's type. Raises TypeError for a
-    name that is none, ValueError for a value that is not usable.
+    name that is none, SettingError for a value that is not usable.
     """
     before, outer = _using.get(), current()
     changed = Config(**{**vars(outer), **settings})
@@ -313,8 +315,8 @@ def _paths(value: object) -> tuple[Path, ...]:
 
 
 def _keys(value: object) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("expected a list of public keys")  # noqa: TRY004
+    if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
+        raise ValueError("expected a list of public keys")
     if not value:
         return ()
     from jitkern.signature import public_key
@@ -407,12 +409,12 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 
 
 def _checked(name: str, value: object, what: str) -> Any:
-    """A value as the setting has it. Raises ValueError, which calls the setting `what`."""
+    """A value as the setting has it. Raises SettingError, which calls it `what`."""
     try:
         return _CHECKS[name](value) if name in _CHECKS else value
     except ValueError as e:
         told = f"{value!r}" if isinstance(value, (list, tuple)) else f"`{value}`"
-        raise ValueError(f"{what}={told} is not usable: {e}") from None
+        raise SettingError(f"{what}={told} is not usable: {e}") from None
 
 
 def _configure_log(level: str) -> None:

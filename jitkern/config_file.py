@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from jitkern.errors import SettingError
 from jitkern.trust import distrust_entry
 
 TRUST = ("TRUSTED", "TRUSTED_KEYS", "SIGNED")
@@ -22,19 +23,19 @@ TRUST = ("TRUSTED", "TRUSTED_KEYS", "SIGNED")
 def read(path: Path, settings: Collection[str]) -> dict[str, object]:
     """The values in the file, by the names that they have there.
 
-    settings: what may stand in it beside what says whom to trust. Raises ValueError, naming the
+    settings: what may stand in it beside what says whom to trust. Raises SettingError, naming the
     file, for a key that is none, and for a file that another user could have written.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if hasattr(os, "geteuid") and distrust_entry(status, {0, os.geteuid()}):
-            raise ValueError(f"{path} is not used: another user could have written it")
+            raise SettingError(f"{path} is not used: another user could have written it")
         text = file.read().decode(errors="replace")
     known = {name.lower() for name in (*settings, *TRUST)}
     values = _parsed(text, path)
     for key in values.keys() - known:
         names = ", ".join(sorted(known))
-        raise ValueError(f"{path}: `{key}` is not a setting; there are: {names}")
+        raise SettingError(f"{path}: `{key}` is not a setting; there are: {names}")
     return values
 
 
@@ -43,7 +44,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         parsed: dict[str, Any] = importlib.import_module(name).loads(text)
     except ImportError as e:
-        raise ValueError(f"{path} needs Python 3.11, or `pip install tomli`") from e
+        raise SettingError(f"{path} needs Python 3.11, or `pip install tomli`") from e
     except ValueError as e:
-        raise ValueError(f"{path}: {e}") from e
+        raise SettingError(f"{path}: {e}") from e
     return parsed

@@ -2,6 +2,7 @@
 
     JitkernError (RuntimeError)
     ├── DeclarationError (also ValueError)   a kernel is declared wrongly
+    ├── SettingError (also ValueError)       a setting has a value that it does not take
     ├── TargetError (also ValueError)        a target is unknown, or cannot be built here
     ├── CompilerNotFound                     the compiler for a source is not on this machine
     ├── CompileError                         the compiler refused the source
@@ -35,6 +36,10 @@ class JitkernError(RuntimeError):
 
 class DeclarationError(JitkernError, ValueError):
     """A kernel declaration breaks a rule that its message states."""
+
+
+class SettingError(JitkernError, ValueError):
+    """A setting, wherever it comes from, has a value that it does not take."""
 
 
 class TargetError(JitkernError, ValueError):

@@ -15,6 +15,7 @@ from jitkern.autograd import recording, tensors_in
 from jitkern.elsewhere import meta_result
 from jitkern.errors import (
     CacheError,
+    CompileError,
     CompilerNotFound,
     JitkernError,
     LaunchError,
@@ -237,8 +238,11 @@ class Implementation:
         def build() -> None:
             try:
                 jit.ensure(variant, runner.target)
-            except JitkernError as e:
+            except CompileError as e:
+                _log.warning("%s", e)  # it fails again for as long as its source is what it is
+            except Exception as e:  # noqa: BLE001  a full disk, say: nobody else is told
                 _log.warning("%s", e)
+                runner.give_back(variant)
 
         if runner.claim(variant):
             threading.Thread(

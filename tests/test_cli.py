@@ -18,7 +18,7 @@ import torch
 from conftest import H100, REPOSITORY
 
 from jitkern import config, declare, jit
-from jitkern.cli import output
+from jitkern.cli import main, output
 from jitkern.compilers import toolkit
 from jitkern.errors import NotCached
 from jitkern.kernel import Variant
@@ -396,6 +396,15 @@ def test_no_compiler_is_skipped_with_the_remedy(cli):
 def test_bad_input_has_a_message_and_a_code(cli, arguments, code, says):
     found, out, err = cli(*arguments)
     assert (found, says in err, out) == (code, True, ""), err
+
+
+def test_an_error_of_ours_has_its_traceback(monkeypatch):
+    def broken(_):
+        raise ValueError("an assumption was wrong")
+
+    monkeypatch.setattr("jitkern.cli.doctor.run", broken)
+    with pytest.raises(ValueError, match="an assumption was wrong"):
+        main(["doctor"])
 
 
 def test_a_cache_that_is_a_file_exits_3(cli, tmp_path):

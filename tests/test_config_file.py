@@ -76,6 +76,7 @@ def test_a_path_with_a_colon_is_one_path(write):
         ("lock_timeout = true", "lock_timeout=`True` is not usable: expected a number from 0 up"),
         ('trusted_keys = ["abc"]', "is not a public key"),
         ('trusted_keys = "abc"', "expected a list of public keys"),
+        ("trusted_keys = [1]", "expected a list of public keys"),
         ("trusted = [1]", "trusted=[1] is not usable: expected a path"),
         ("verify = 1", "verify=`1` is not usable: expected one of always, size"),
         ("cache_dir = 3", "cache_dir=`3` is not usable: expected a path"),

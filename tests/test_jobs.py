@@ -18,22 +18,65 @@ def test_what_is_asked_for_goes_before_what_the_machine_has(settings, named, exp
         assert jobs.limit() == expected
 
 
-@pytest.mark.parametrize(("gigabytes", "expected"), [(1, 1), (5, 2), (1000, 4), (0, 4)])
+@pytest.mark.parametrize(("gigabytes", "expected"), [(1, 1), (5, 2), (1000, 4), (0, 1), (None, 4)])
 def test_memory_and_cores_are_the_limit(monkeypatch, gigabytes, expected):
-    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda _: range(4))
-    monkeypatch.setattr(jobs, "free_memory", lambda: gigabytes << 30)
+    monkeypatch.setattr(jobs, "cores", lambda: 4)
+    monkeypatch.setattr(jobs, "free_memory", lambda: gigabytes and gigabytes << 30)
     with config.using(environment={"MAX_JOBS": "many"}):
         assert jobs.limit() == expected
 
 
+V2, V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
+MACHINE = {"/proc/meminfo": "MemAvailable: 8 kB"}
+
+
+@pytest.fixture
+def system(monkeypatch):
+    """Have the system's files hold this, and no others be there."""
+
+    def have(texts):
+        monkeypatch.setattr(jobs, "_text", lambda path: texts.get(path, ""))
+
+    return have
+
+
 @pytest.mark.parametrize(
-    ("available", "share", "expected"),
-    [("MemAvailable: 8 kB", "", 8192), ("MemAvailable: 8 kB", "max\n", 8192), ("MemAvailable: 8 kB", "4096\n", 4096), ("", "", 0)],
+    ("texts", "expected"),
+    [
+        ({}, None),
+        (MACHINE, 8192),
+        ({**MACHINE, f"{V2}/memory.max": "max\n", f"{V2}/memory.current": "5\n"}, 8192),
+        ({**MACHINE, f"{V2}/memory.max": "4096\n"}, 4096),
+        ({**MACHINE, f"{V2}/memory.max": "4096\n", f"{V2}/memory.current": "4000\n"}, 96),
+        ({**MACHINE, f"{V2}/memory.max": "4096\n", f"{V2}/memory.current": "5000\n"}, 0),
+        ({f"{V2}/memory.max": "4096\n", f"{V2}/memory.current": "4000\n",
+          f"{V2}/memory.stat": "anon 1\ninactive_file 904\n"}, 1000),
+        ({**MACHINE, f"{V1}/memory.limit_in_bytes": "4096\n", f"{V1}/memory.usage_in_bytes": "96\n"}, 4000),
+        ({**MACHINE, f"{V1}/memory.limit_in_bytes": "9223372036854771712\n"}, 8192),
+    ],
 )  # fmt: skip
-def test_a_containers_share_of_the_memory_counts(monkeypatch, available, share, expected):
-    texts = {"/proc/meminfo": available, "/sys/fs/cgroup/memory.max": share}
-    monkeypatch.setattr(jobs, "_text", texts.__getitem__)
+def test_what_is_left_to_a_container_counts(system, texts, expected):
+    system(texts)
     assert jobs.free_memory() == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ({}, 8),
+        ({f"{V2}/cpu.max": "max 100000\n"}, 8),
+        ({f"{V2}/cpu.max": "200000 100000\n"}, 2),
+        ({f"{V2}/cpu.max": "150000 100000\n"}, 2),
+        ({f"{V2}/cpu.max": "10000 100000\n"}, 1),
+        ({f"{V2}/cpu.max": "6400000 100000\n"}, 8),
+        ({f"{V2}/cpu/cpu.cfs_quota_us": "300000\n", f"{V2}/cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({f"{V2}/cpu/cpu.cfs_quota_us": "-1\n", f"{V2}/cpu/cpu.cfs_period_us": "100000\n"}, 8),
+    ],
+)
+def test_the_time_that_a_container_may_use_counts(system, monkeypatch, texts, expected):
+    system(texts)
+    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda _: range(8))
+    assert jobs.cores() == expected
 
 
 def test_a_build_that_is_over_waits_for_no_place():

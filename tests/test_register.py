@@ -3,6 +3,7 @@
 import gc
 import importlib
 import itertools
+import os
 import threading
 import weakref
 
@@ -20,7 +21,10 @@ from jitkern.errors import (
     NotCached,
     TargetError,
 )
+from jitkern.kernel import Variant
+from jitkern.launch import python
 from jitkern.needs import needs_of
+from jitkern.target import Target
 
 _number = itertools.count()
 
@@ -302,6 +306,53 @@ def test_background_serves_the_reference_until_the_kernel_is_there(declare, monk
             thread.join()
         assert torch.equal(op(X), 2 * X)
         assert events.stats()["hits"] == before + 1
+
+
+def beside(op):
+    """Wait for what is built beside the calls of an op."""
+    for thread in [t for t in threading.enumerate() if t.name == f"jitkern {op.name}"]:
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(ZeroDivisionError("oops"), 1), (CacheError("full"), 1), (CompileError("no"), 0)],
+)
+def test_a_background_build_that_failed_is_tried_again_unless_its_source_is_wrong(
+    declare, monkeypatch, caplog, error, again
+):
+    cc = compiler_for(Cpp("x.cpp"))
+    tried = []
+
+    def fail(*_):
+        tried.append(1)
+        raise error
+
+    op = declare()
+    with config.using(compile="background"), monkeypatch.context() as patched:
+        patched.setattr(cc, "compile", fail)
+        for _ in range(2):
+            assert torch.equal(op(X), 2 * X)
+            beside(op)
+        assert len(tried) == 1, "not at every call"
+        runner = next(iter(op.backends["cpu"].implementation._runners.values()))
+        for variant, (process, until) in runner._claims.items():
+            runner._claims[variant] = process, until - 60.0  # as if a minute had gone by
+        op(X)
+        beside(op)
+        assert len(tried) == 1 + again
+    assert str(error) in caplog.text
+
+
+def test_a_fork_builds_what_its_parent_was_about_to(declare):
+    op = declare()
+    runner = python.Runner(op.name, op.sources["cpu"][0], Target.current("cpu"), X.device)
+    variant = Variant(op.name, op.sources["cpu"][0], "scale")
+    assert [runner.claim(variant), runner.claim(variant)] == [True, False]
+    child = os.fork()
+    if not child:
+        os._exit(10 + runner.claim(variant))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
 
 
 def test_background_stays_with_the_reference_where_gradients_were_recorded(declare):

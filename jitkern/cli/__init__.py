@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jitkern import __version__, config
-from jitkern.errors import CacheError, JitkernError, NotCached, TargetError
+from jitkern.errors import CacheError, JitkernError, NotCached, SettingError, TargetError
 
 COMMANDS = {
     "prewarm": "fill the cache, for this machine or any target",
@@ -47,16 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
     except JitkernError as e:
         print(f"jitkern: {e}", file=sys.stderr)
-        return (
-            3
-            if isinstance(e, CacheError) and not isinstance(e, NotCached)
-            else 2
-            if isinstance(e, TargetError)
-            else 1
-        )
-    except ValueError as e:  # a setting in the environment
-        print(f"jitkern: {e}", file=sys.stderr)
-        return 2
+        if isinstance(e, (TargetError, SettingError)):
+            return 2
+        return 3 if isinstance(e, CacheError) and not isinstance(e, NotCached) else 1
     except KeyboardInterrupt:
         print("jitkern: interrupted; what was finished is kept", file=sys.stderr)
         return 130

@@ -169,7 +169,7 @@ def _work(
     try:
         with jobs.place(over) as running:
             if running:
-                roomy = step.roomy if jobs.free_memory() > _ROOM * running else ()
+                roomy = step.roomy if (jobs.free_memory() or 0) > _ROOM * running else ()
                 command = [*step.command, *roomy]
                 environment = config.current().build_environment(build.environment)
                 run = functools.partial(child.run, cwd=folder, env=environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -12,6 +13,11 @@ from pathlib import Path
 from jitkern import config
 
 MEMORY_PER_JOB = 2 << 30  # a build with Torch's headers takes 1.5 to 3 GB
+_CGROUP = "/sys/fs/cgroup"
+_MEMORY = (  # files of a container's limit and its use, of cgroups of the second and first version
+    ("memory.max", "memory.current", _CGROUP),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", f"{_CGROUP}/memory"),
+)
 
 _freed = threading.Condition()
 _taken = 0
@@ -24,19 +30,40 @@ def limit() -> int:
     named = settings.environment.get("MAX_JOBS", "")
     if settings.jobs or (named.isdigit() and int(named)):
         return settings.jobs or int(named)
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     free = free_memory()
-    return max(1, min(cores, free // MEMORY_PER_JOB)) if free else cores
+    return cores() if free is None else max(1, min(cores(), free // MEMORY_PER_JOB))
 
 
-def free_memory() -> int:
-    """In bytes, of this machine, or of the container's share; 0 where that is not to be known."""
+def cores() -> int:
+    """How many this process may use: its affinity, and what its container may use of their time."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _text(f"{_CGROUP}/cpu.max").partition(" ")
+    if not quota.isdigit():  # "max", or cgroups of the first version
+        quota = _text(f"{_CGROUP}/cpu/cpu.cfs_quota_us")
+        period = _text(f"{_CGROUP}/cpu/cpu.cfs_period_us")
+    share = _number(quota) / (_number(period) or 1)
+    return max(1, min(here, math.ceil(share))) if share > 0 else here
+
+
+def free_memory() -> int | None:
+    """In bytes, of this machine, or what is left to its container; None where nothing tells."""
     available = re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo"))
-    share = _text("/sys/fs/cgroup/memory.max").strip()
     found = [int(available.group(1)) << 10] if available else []
-    return min([*found, *([int(share)] if share.isdigit() else [])], default=0)
+    for limit, used, folder in _MEMORY:
+        most = _number(_text(f"{folder}/{limit}"))
+        if most:
+            # What was read of files counts as used, and goes when something else needs the space.
+            files = re.search(
+                r"(?m)^(?:total_)?inactive_file (\d+)", _text(f"{folder}/memory.stat")
+            )
+            taken = _number(_text(f"{folder}/{used}")) - (int(files.group(1)) if files else 0)
+            found.append(max(0, most - max(0, taken)))
+    return min(found, default=None)
+
+
+def _number(text: str) -> int:
+    """Of a file of the system; 0 for "max", -1 and a file that is not there."""
+    return int(text) if text.strip().isdigit() else 0
 
 
 def _text(path: str) -> str:

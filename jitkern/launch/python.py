@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple  # quicker to make than those of an import of ops
@@ -36,6 +38,7 @@ from jitkern.launch.tune import Tuned
 from jitkern.launch.variants import Call, expanded, variant_of
 from jitkern.target import Target
 
+RETRY = 60.0  # seconds after which a background build that failed is tried again
 MAX_THREADS = 1024  # in a block, on every GPU there is
 _KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
 Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
@@ -242,7 +245,7 @@ class Runner:
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._choices: dict[str, Choice] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
-        self._claimed: set[Variant] = set()
+        self._claims: dict[Variant, tuple[int, float]] = {}  # the process, and when it ends
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
@@ -379,11 +382,21 @@ class Runner:
         return self._memo[memo].function
 
     def claim(self, variant: Variant) -> bool:
-        """True for the first caller: it is the one to build the variant in the background."""
+        """True for the first caller: it is the one to build the variant in the background.
+
+        For another one, too, once the first has given its claim back, or stayed behind in a parent.
+        """
         with self._lock:
-            first = variant not in self._claimed
-            self._claimed.add(variant)
-            return first
+            process, until = self._claims.get(variant, (0, 0.0))
+            mine = process != os.getpid() or time.monotonic() >= until
+            if mine:
+                self._claims[variant] = os.getpid(), math.inf
+            return mine
+
+    def give_back(self, variant: Variant) -> None:
+        """The claimed build failed for a reason that may pass: it may be tried again, later."""
+        with self._lock:
+            self._claims[variant] = os.getpid(), time.monotonic() + RETRY
 
     def _launch_cuda(self, compiled: Compiled, values: list[float | None], shape: Geometry) -> None:
         index = self.device.index
