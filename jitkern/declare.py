@@ -53,10 +53,15 @@ def kernel(
     caller = sys._getframe(1).f_globals
     folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""
-    declared = {"cuda": cuda, "cpu": cpu}
+    declared: dict[str, Any] = {"cuda": cuda, "cpu": cpu}
     sources: dict[str, tuple[Source, ...]] = {}
     for device, given in declared.items():
         listed = (given,) if isinstance(given, Source) else tuple(given)
+        if isinstance(given, str):
+            meant = _spelled(given, device)
+            raise DeclarationError(
+                f"`{schema}`: {device}={given!r} is a text: write {device}={meant}"
+            )
         wrong = [source for source in listed if not isinstance(source, _ALLOWED[device])]
         if wrong:
             names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
@@ -64,6 +69,12 @@ def kernel(
         sources[device] = tuple(source.replace(folder=folder, package=package) for source in listed)
     module = str(caller.get("__name__", ""))
     return Op(schema, sources, fusible=fusible, module=module, prewarm=prewarm)
+
+
+def _spelled(file: str, device: str) -> str:
+    """The source that a file name may mean."""
+    kinds = [kind for kind in _ALLOWED[device] if file.endswith(kind.suffixes)]
+    return f"{(kinds or _ALLOWED[device])[0].__name__}({file!r})"
 
 
 @functools.cache

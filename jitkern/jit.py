@@ -27,6 +27,7 @@ from jitkern.errors import (
     CacheError,
     CompileError,
     CompilerNotFound,
+    DeclarationError,
     JitkernError,
     LoadError,
     NotCached,
@@ -289,6 +290,7 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
     """
     variant = request.variant
     _check_version(request)
+    _check_include(variant.op, variant.source)
     try:
         built = request.compiler.compile(variant, request.exact, request.closure, staging)
     except CompileError as e:
@@ -329,6 +331,16 @@ def _check_version(request: Request) -> None:
                 f"{op} for {request.exact} wants {found['name']} {wanted} or newer, and this is "
                 f"{found['version']}: upgrade it",
                 remedy=f"upgrade {found['name']} to {wanted} or newer",
+            )
+
+
+def _check_include(op: str, source: Source) -> None:
+    """Raise DeclarationError for a directory that is declared and not there."""
+    for root in source.include:
+        place = Path(source.folder, root.path)
+        if not place.is_dir():
+            raise DeclarationError(
+                f"{op}: include=[{root.path!r}] is no directory: there is no {place}"
             )
 
 

@@ -78,6 +78,9 @@ class Source:
         unit_flags: Sequence[Unit] = (),
         others: Sequence[str] = (),
     ) -> None:
+        for name, value in (("include", include), ("flags", flags), ("environment", environment)):
+            if isinstance(value, str):
+                raise DeclarationError(f"{name}={value!r} is one text: give a list, [{value!r}]")
         units = [files] if isinstance(files, (str, Unit)) else list(files)
         own = [*(unit for unit in units if not isinstance(unit, str)), *unit_flags]
         self.files = tuple(unit if isinstance(unit, str) else unit[0] for unit in units)

@@ -115,7 +115,8 @@ def cuda_kernel(
     path: relative to the folder of the calling file, or else to the current directory.
     name: `scale`, `ns::scale`, `scale<float>`, or for one of several overloads `scale(float*)`.
     template: template arguments, see `FileKernel`.
-    include, flags, environment: as of a declared source.
+    include: directories for `#include`, beside the file or found like `path`. flags, environment:
+        as of a declared source.
 
     The file may hold a host half (`main`, stdio, `cudaMalloc`): it is ignored. Raises
     DeclarationError.
@@ -152,9 +153,17 @@ def cpp_kernel(
     return kernel[template] if template else kernel
 
 
-def _source(kind: type[Source], path: str | Path, **rest: Any) -> Source:
+def _source(
+    kind: type[Source], path: str | Path, *, include: Sequence[str | Include], **rest: Any
+) -> Source:
     place = place_of(path, depth=3)
-    return kind(place.name, folder=str(place.parent), **rest)
+    source = kind(place.name, folder=str(place.parent), include=include, **rest)
+    roots = []
+    for root in source.include:
+        beside = place.parent / root.path
+        found = beside if beside.is_dir() else place_of(root.path, depth=3, folder=True)
+        roots.append(root._replace(path=str(found)))
+    return source.replace(include=tuple(roots))
 
 
 def _found(source: Source, name: str, what: str) -> tuple[str, Sequence[str]]:

@@ -94,8 +94,8 @@ def target_of(target: Target | str | None) -> Target | None:
     return Target.parse(target) if isinstance(target, str) else target
 
 
-def place_of(path: str | Path, depth: int = 2) -> Path:
-    """The file, by the folder of the caller `depth` frames up, else by the current directory.
+def place_of(path: str | Path, depth: int = 2, *, folder: bool = False) -> Path:
+    """The file, or folder, from where the caller `depth` frames up is, else from here.
 
     Raises DeclarationError.
     """
@@ -103,7 +103,7 @@ def place_of(path: str | Path, depth: int = 2) -> Path:
     bases = [Path(caller).absolute().parent] if caller else []
     places = [base / path for base in dict.fromkeys([*bases, Path.cwd()])]
     for place in places:
-        if place.is_file():
+        if place.is_dir() if folder else place.is_file():
             return place
     looked = " or ".join(dict.fromkeys(map(str, places)))
-    raise DeclarationError(f"there is no file {looked}")
+    raise DeclarationError(f"there is no {'directory' if folder else 'file'} {looked}")

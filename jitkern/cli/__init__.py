@@ -45,20 +45,28 @@ def main(argv: Sequence[str] | None = None) -> int:
                 settings.enter_context(config.using(cache_dir=path, origins=origins))
             code: int = args.run(args)
             return code
-    except JitkernError as e:
-        print(f"jitkern: {e}", file=sys.stderr)
-        if isinstance(e, (TargetError, SettingError)):
-            return 2
-        return 3 if isinstance(e, CacheError) and not isinstance(e, NotCached) else 1
-    except KeyboardInterrupt:
-        print("jitkern: interrupted; what was finished is kept", file=sys.stderr)
-        return 130
-    except OSError as e:
-        if isinstance(e, BrokenPipeError):  # the reader of our stdout went away
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        print(f"jitkern: {e}", file=sys.stderr)
-        return 1
+    except (JitkernError, OSError, ModuleNotFoundError, KeyboardInterrupt) as e:
+        return _told(e)
+
+
+def _told(e: BaseException) -> int:
+    """Say what went wrong, and return the exit code for it. Raises what is a fault of ours."""
+    if isinstance(e, BrokenPipeError):  # the reader of our stdout went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    code, said = 1, str(e)
+    if isinstance(e, KeyboardInterrupt):
+        code, said = 130, "interrupted; what was finished is kept"
+    elif isinstance(e, ModuleNotFoundError):
+        if e.name != "torch":
+            raise e
+        said = "this command needs PyTorch: pip install torch"
+    elif isinstance(e, (TargetError, SettingError)):
+        code = 2
+    elif isinstance(e, CacheError) and not isinstance(e, NotCached):
+        code = 3
+    print(f"jitkern: {said}", file=sys.stderr)
+    return code
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -43,7 +43,25 @@ def hint(variant: Variant, text: str, output: str) -> str:
         return overloads
     name = cxx.plain_name(variant.function).rpartition("::")[2]
     functions = dict.fromkeys(f.spelled for f in cxx.functions_in(text) if f.defined)
-    return missing_function(variant._replace(function=name), list(functions)) or _half(text, output)
+    return (
+        missing_function(variant._replace(function=name), list(functions))
+        or _half(text, output)
+        or _not_given(variant, output)
+    )
+
+
+def _not_given(variant: Variant, output: str) -> str:
+    """A hint for a name that looks like a template argument, which no launch gave; or ""."""
+    undeclared = re.findall(r"\W(\w+)\W (?:was not|has not been) declared", output)
+    undeclared += re.findall(r"unknown type name \W(\w+)\W", output)
+    names = [name for name in undeclared if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)]
+    if not names:
+        return ""
+    given = ", ".join(f"{name}={value}" for name, value in variant.template) or "none"
+    return (
+        f"`{names[0]}` is no name of C++: if it is a template argument, the launch gives it, as in "
+        f'k.{variant.function}[{{"{names[0]}": ...}}](...); this one gave: {given}'
+    )
 
 
 def _half(text: str, output: str) -> str:

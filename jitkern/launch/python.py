@@ -85,7 +85,10 @@ class Kernels:
     def _launch(self, call: Call) -> None:
         if call.keywords.keys() - _KEYWORDS:
             unknown = min(set(call.keywords) - _KEYWORDS)
-            raise LaunchError(f"`{call.function}` was called with the unknown keyword `{unknown}`")
+            raise LaunchError(
+                f"`{call.function}` was called with the unknown keyword `{unknown}`; there are: "
+                f"{', '.join(sorted(_KEYWORDS))}"
+            )
         self._start(call)
         self.launched += 1
 

@@ -77,10 +77,13 @@ def declared_in(op: str, source: Source, function: str) -> Function:
     path = source.paths[0]
     if not path.is_file():
         raise DeclarationError(f"{op}: the kernel source {path} does not exist")
-    declared = functions(str(path), path.stat().st_mtime_ns).get(function)
-    if declared is None:
-        raise LaunchError(f"{op}: {path} has no @triton.jit function `{function}`")
-    return declared
+    known = functions(str(path), path.stat().st_mtime_ns)
+    if function not in known:
+        raise LaunchError(
+            f"{op}: {path} has no @triton.jit function `{function}`; it has: "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return known[function]
 
 
 def variant_of(
@@ -128,8 +131,10 @@ def _constant(op: str, name: str, value: Any) -> Constant:
         return value
     if isinstance(value, torch.dtype) and value in SHORT:
         return SHORT[value]
+    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in SHORT)
     raise LaunchError(
-        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float"
+        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float; "
+        f"dtypes that kernels know are {dtypes}"
     )
 
 

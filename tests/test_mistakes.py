@@ -1,0 +1,144 @@
+"""What people write by mistake: the message names it, and says what to write."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+from conftest import H100
+from test_cli import needs_nvrtc
+
+from jitkern import cuda_kernel
+from jitkern.declare import Cpp, Triton, kernel
+from jitkern.errors import CompileError, DeclarationError, LaunchError
+
+NUMBERS = itertools.count()
+
+
+def schema(text="{name}(Tensor x) -> Tensor"):
+    return text.format(name=f"mistakes::f{next(NUMBERS)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("cuda", "scale.cu", "cuda='scale.cu' is a text: write cuda=Cuda('scale.cu')"),
+        ("cuda", "scale.py", "write cuda=Triton('scale.py')"),
+        ("cpu", "scale.cpp", "write cpu=Cpp('scale.cpp')"),
+        ("cpu", "scale", "write cpu=Cpp('scale')"),
+    ],
+)
+def test_a_file_name_for_a_source(name, value, says):
+    with pytest.raises(DeclarationError, match=re.escape(says)):
+        kernel(schema(), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["flags", "include", "environment"])
+def test_a_text_for_a_list(name):
+    with pytest.raises(DeclarationError, match=re.escape(f"{name}='-O3' is one text: give a list")):
+        Cpp("scale.cpp", **{name: "-O3"})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{name}(Tenser x) -> Tensor", "is not a Torch schema: [^ ]"),
+        ("{name}(Tensor x) - Tensor", "is not a Torch schema: [^ ]"),
+    ],
+)
+def test_a_schema_that_is_none_has_a_reason(text, says):
+    with pytest.raises(DeclarationError, match=says):
+        kernel(schema(text))
+
+
+@pytest.mark.parametrize(("kind", "meant"), [("cpp", "cpu"), ("cude", "cuda"), ("tritn", "triton")])
+def test_a_kind_of_launch_that_is_none(kind, meant):
+    op = kernel(schema())
+    with pytest.raises(DeclarationError, match=f"did you mean '{meant}'"):
+        op.launch(kind)
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Call a C++ kernel of this text with these template arguments."""
+
+    def run(text, template):
+        (tmp_path / "f.cpp").write_text(text)
+        op = kernel(schema(), cpu=Cpp("f.cpp"))
+        op.sources["cpu"] = (op.sources["cpu"][0].replace(folder=str(tmp_path)),)
+
+        @op.launch("cpu")
+        def _(k, x):
+            out = torch.empty_like(x)
+            (k.f[template] if template else k.f)(out)
+            return out
+
+        return op(torch.ones(3))
+
+    return run
+
+
+@pytest.mark.parametrize("template", [{}, {"U": torch.float32}])
+def test_a_template_argument_that_no_launch_gave(call, template):
+    given = ", ".join(f"{name}=f32" for name in template) or "none"
+    with pytest.raises(CompileError) as e:
+        call('extern "C" void f(T* x) {}', template)
+    assert 'the launch gives it, as in k.f[{"T": ...}](...); this one gave: ' + given in str(
+        e.value
+    )
+
+
+def test_a_dtype_that_kernels_do_not_know(call):
+    with pytest.raises(
+        LaunchError,
+        match="T=torch.complex64 must be a dtype, .*; dtypes that kernels know are .*float32",
+    ):
+        call('extern "C" void f(T* x) {}', {"T": torch.complex64})
+
+
+def test_a_triton_function_that_is_not_there(tmp_path):
+    from jitkern.launch.variants import declared_in
+
+    (tmp_path / "f.py").write_text("import triton\n@triton.jit\ndef scale(x): pass\n")
+    source = Triton("f.py", folder=str(tmp_path))
+    with pytest.raises(LaunchError, match="has no @triton.jit function `scael`; it has: scale"):
+        declared_in("mistakes::f", source, "scael")
+
+
+@needs_nvrtc
+def test_an_include_directory_is_found_like_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("kernels", "inc", "kernels/beside"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "kernels" / "k.cu").write_text(
+        '#include "a.h"\n__global__ void k(int* x) { *x = A; }'
+    )
+    for folder in ("inc", "kernels/beside"):
+        (tmp_path / folder / "a.h").write_text("#define A 1")
+        root = folder.rpartition("/")[2]
+        cuda_kernel("kernels/k.cu", "k", include=[root], target=H100).compile()
+    with pytest.raises(DeclarationError, match=f"there is no directory .*{tmp_path}/none"):
+        cuda_kernel("kernels/k.cu", "k", include=["none"], target=H100)
+
+
+def test_a_declared_include_directory_that_is_not_there(call, tmp_path):
+    source = Cpp("f.cpp", folder=str(tmp_path), include=["none"])
+    (tmp_path / "f.cpp").write_text('extern "C" void f(float* x) {}')
+    op = kernel(schema(), cpu=source)
+    op.sources["cpu"] = (source,)
+    op.launch("cpu")(lambda k, x: k.f(x))
+    with pytest.raises(
+        DeclarationError, match=rf"include=\['none'\] is no directory: .*{tmp_path}/none"
+    ):
+        op(torch.ones(3))
+
+
+def test_the_command_without_torch(run_python):
+    code = "import sys; sys.modules['torch'] = None\nfrom jitkern.cli import main; sys.exit(main(['{}']))"
+    for command in ("list", "prewarm"):
+        done = run_python(code.format(command))
+        assert (done.returncode, done.stderr) == (
+            1, "jitkern: this command needs PyTorch: pip install torch\n"
+        ), done.stderr  # fmt: skip
