@@ -135,7 +135,7 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
 
 _current: Config | None = None  # those of the process
 _using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern", default=None)
-listeners: list[Callable[[], None]] = []  # called where `preferences` may have changed
+_listeners: list[Callable[[], None]] = []
 _lock = threading.Lock()
 _own_blocks = threading.local()  # `count`: those of this thread, as of `_blocks`
 _blocks = 0  # blocks of `using`, of all threads, whose `prefer` is not that of the process
@@ -218,7 +218,14 @@ def _count_blocks(change: int) -> None:
     with _lock:
         _blocks += change
         _own_blocks.count = getattr(_own_blocks, "count", 0) + change
-    for listener in listeners:
+        for listener in _listeners:
+            listener()
+
+
+def follow_preferences(listener: Callable[[], None]) -> None:
+    """Call this now, and in each thread and at each time that `preferences` may have changed."""
+    with _lock:
+        _listeners.append(listener)
         listener()
 
 
@@ -240,7 +247,7 @@ def _after_fork() -> None:
     global _lock, _blocks  # noqa: PLW0603
     _lock = threading.Lock()
     _blocks = getattr(_own_blocks, "count", 0)
-    for listener in listeners:
+    for listener in _listeners:
         listener()
 
 

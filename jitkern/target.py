@@ -166,6 +166,9 @@ def _capability(index: int) -> tuple[int, int]:
     if torch.cuda.is_initialized():
         return torch.cuda.get_device_capability(index)
     found = _nvml_capabilities()
+    ordered = config.current().environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if len(set(found)) > 1 and not ordered:
+        return torch.cuda.get_device_capability(index)  # CUDA counts the fastest first, NVML not
     if index < len(found):
         return found[index]
     if not found:

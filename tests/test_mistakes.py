@@ -60,6 +60,11 @@ def test_a_kind_of_launch_that_is_none(kind, meant):
         op.launch(kind)
 
 
+def test_a_kind_of_launch_that_is_like_none():
+    with pytest.raises(DeclarationError, match=r"got \('zzz',\)$"):
+        kernel(schema()).launch("zzz")
+
+
 @pytest.fixture
 def call(tmp_path):
     """Call a C++ kernel of this text with these template arguments."""

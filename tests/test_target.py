@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from jitkern import config, target
 from jitkern.errors import TargetError
 from jitkern.target import Target, short_version, this_platform
 
@@ -73,6 +74,25 @@ def test_no_cuda_target_without_cuda():
 def test_unknown_device_is_refused():
     with pytest.raises(TargetError, match="`xpu` is not a device"):
         Target.current("xpu")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "order", "expected"),
+    [
+        ([(9, 0), (9, 0)], None, (9, 0)),
+        ([(8, 0), (9, 0)], None, (12, 0)),
+        ([(8, 0), (9, 0)], "FASTEST_FIRST", (12, 0)),
+        ([(8, 0), (9, 0)], "PCI_BUS_ID", (8, 0)),
+    ],
+)
+def test_cuda_is_asked_which_of_unlike_gpus_is_the_first(
+    monkeypatch, capabilities, order, expected
+):
+    monkeypatch.setattr(target, "_nvml_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
+    with config.using(environment={"CUDA_DEVICE_ORDER": order} if order else {}):
+        assert target._capability(0) == expected
 
 
 @pytest.mark.gpu

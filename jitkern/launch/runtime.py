@@ -62,8 +62,7 @@ class Runtime:
         self.enter: int = ctypes.cast(library.jitkern_enter, c_void_p).value or 0
         self._bind()
         library.jitkern_autograd(*symbols().autograd())
-        config.listeners.append(self._follow)
-        self._follow()
+        config.follow_preferences(self._follow)
 
     def declare(self, slot: Declared) -> None:
         """Make the slot known to C."""

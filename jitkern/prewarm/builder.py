@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from jitkern.compilers import child, compiler_for
-from jitkern.errors import CacheError, JitkernError
+from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.jit import exact_target
 from jitkern.kernel import Extension
 from jitkern.launch import runtime
@@ -167,11 +167,12 @@ class Builder:
         task = self._agenda.tasks[number]
         try:
             yield from task.perform(self._manner)
-        except CacheError:
-            raise  # nothing can be kept
-        except Exception as e:  # noqa: BLE001  a compiler or a launch function may raise anything
+        except Exception as e:
+            if isinstance(e, CacheError) and not isinstance(e, NotCached):
+                raise  # nothing can be kept
             _log.debug("%s failed", task, exc_info=True)
-            yield Broken(f"{type(e).__name__}: {e} ({_where(e)})")
+            ours = isinstance(e, JitkernError)
+            yield Broken(str(e) if ours else f"{type(e).__name__}: {e} ({_where(e)})")
 
     def _hear(self, number: int, message: Message | Done | Died) -> None:
         match message:
