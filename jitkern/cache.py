@@ -252,9 +252,10 @@ class Cache:
         if layout.is_tagged(self.root):
             return True
         with self._writing():
-            if os.path.lexists(tag) or not layout.holds_only_a_cache(self.root):
+            if layout.has_other_tag(self.root) or not layout.holds_only_a_cache(self.root):
                 return False
-            durable.write(tag, layout.TAG_TEXT.encode(), staging=self.root / VERSION / "tmp")
+            staging = self.root / VERSION / "tmp"
+            durable.write(tag, layout.TAG_TEXT.encode(), staging=staging, fsync=self.fsync)
         return True
 
     def purge(self, older_than: float = GRACE) -> None:

@@ -79,6 +79,14 @@ def is_tagged(root: Path) -> bool:
     return data.startswith(TAG_TEXT.encode().splitlines()[0]) and b"jitkern" in data
 
 
+def has_other_tag(root: Path) -> bool:
+    """Whether what stands for the tag is not ours; a file of zeros is one that a power cut left."""
+    tag = root / TAG
+    if not os.path.lexists(tag):
+        return False
+    return not stat.S_ISREG(tag.lstat().st_mode) or bool(_beginning(tag, 4096).strip(b"\0"))
+
+
 def holds_only_a_cache(root: Path) -> bool:
     """Whether all that a root without a tag holds has names of ours, so that it may be tagged.
 

@@ -293,7 +293,7 @@ def test_few_entries_are_read_where_few_are_meant(put, cli, looked_at):
     assert read_by("ls", "--sort", "size", "--reverse", "--limit", "1") == ["mylib.f"]
     assert read_by("ls", "--op", "mylib::c") == ["mylib.c"]
     assert read_by("ls", "--op", "*::[ab]") == [f"mylib.{name}" for name in "abcdef"]
-    assert read_by("ls", "--larger-than", "101500") == ["mylib.f"]
+    assert read_by("ls", "--larger-than", "102300") == ["mylib.f"]
     assert read_by("show", "mylib.d") == ["mylib.d"]
     assert read_by("explain", "mylib.d")[:1] == ["mylib.d"]
     assert read_by("pin", "mylib::e") == ["mylib.e"]

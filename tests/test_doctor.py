@@ -382,8 +382,9 @@ def test_too_little_space_or_inodes_fails(root, monkeypatch, blocks, inodes, fil
 
 
 def test_a_cache_over_its_limit_is_a_warning(root):
-    (root / "v1/cpu/x-1").mkdir(parents=True)
-    (root / "v1/cpu/x-1/out.so").write_bytes(bytes(2 << 20))
+    entry = root / "v1/cpu-x86_64-torch2.13.0" / f"x-{'0' * 16}"
+    entry.mkdir(parents=True)
+    (entry / "out.so").write_bytes(bytes(2 << 20))
     assert "jitkern cache prune" in looked(max_size=1 << 20)["cache size"].remedy
     assert looked(max_size=0)["cache size"].value == "0.00 GiB, without a limit"
     assert looked()["cache size"].remedy == ""

@@ -189,3 +189,12 @@ def test_a_file_in_place_of_the_version_is_not_put_aside_in_a_directory_of_other
     with pytest.raises(CacheError, match="is a file; remove it"):
         put(Cache(cache_dir, fsync=False), 1)
     assert (cache_dir / "v1").read_text() == "my first version"
+
+
+@pytest.mark.parametrize("left", [b"", bytes(len(TAG_TEXT))])
+def test_a_tag_that_a_power_cut_left_without_its_content_is_written_again(cache_dir, put, left):
+    put(Cache(cache_dir), 1)
+    (cache_dir / TAG).write_bytes(left)
+    _, entry = put(Cache(cache_dir), 2)
+    assert (cache_dir / TAG).read_text() == TAG_TEXT
+    assert cache_tools.remove(Cache(cache_dir), [entry.path]) == [entry.path]
