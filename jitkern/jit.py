@@ -34,7 +34,7 @@ from jitkern.errors import (
     TargetError,
     UntrustedCache,
 )
-from jitkern.kernel import Source, Variant
+from jitkern.kernel import SOURCES, Source, Variant
 from jitkern.key import Key
 from jitkern.launch.loaded import load
 from jitkern.manifest import Manifest
@@ -335,8 +335,11 @@ def _check_version(request: Request) -> None:
 
 
 def _check_include(op: str, source: Source) -> None:
-    """Raise DeclarationError for a directory that is declared and not there."""
-    for root in source.include:
+    """Raise DeclarationError for a directory that is declared and not there.
+
+    Of `load_inline` and `load` one may be absent, as it may for Torch's.
+    """
+    for root in source.include if source.kind in SOURCES else ():
         place = Path(source.folder, root.path)
         if not place.is_dir():
             raise DeclarationError(
