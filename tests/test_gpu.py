@@ -116,7 +116,7 @@ def test_a_miss_during_capture_is_refused_with_the_prewarm_hint(launch):
 
 def test_a_failed_launch_gives_the_configuration_and_hurts_nothing(launch):
     def bad(k, x):
-        k.fill(x, x.numel(), 5, grid=1, block=4096)
+        k.fill(x, x.numel(), 5, grid=(1, 70_000), block=32)  # beyond the 65,535 of y
         return torch.empty_like(x)
 
     op, x = launch(bad), X.cuda()
@@ -124,7 +124,7 @@ def test_a_failed_launch_gives_the_configuration_and_hurts_nothing(launch):
     before = torch.cuda.memory_allocated()
     for _ in range(20):
         with pytest.raises(
-            LaunchError, match=r"CUDA error 1 .*grid=\(1, 1, 1\) block=\(4096, 1, 1\) smem=0"
+            LaunchError, match=r"CUDA error 1 .*grid=\(1, 70000, 1\) block=\(32, 1, 1\) smem=0"
         ):
             op(x)
     assert torch.cuda.memory_allocated() == before
