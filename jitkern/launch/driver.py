@@ -31,6 +31,7 @@ _CELLS = {  # each parameter in eight bytes of its own
     "*": "Q", "bool": "?7x", "f32": "f4x", "f64": "d", "i8": "b7x", "i16": "h6x", "i32": "i4x",
     "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
 }  # fmt: skip
+_Room = tuple[ctypes.Array[c_uint64], ctypes.Array[c_void_p]]  # for values, and pointers to them
 
 
 class CudaFunction:
@@ -46,6 +47,7 @@ class CudaFunction:
         cells = (_CELLS[code[:1] if code[:1] == "*" else code or "u64"] for code in codes)
         self._pack = struct.Struct("=" + "".join(cells)).pack_into
         self._cells, self._pointers = c_uint64 * len(codes), c_void_p * len(codes)
+        self._rooms: list[_Room] = []
         self._what = what
         self._image = cubin  # the driver may read it lazily
         self._shared: dict[int, int] = {}
@@ -90,10 +92,12 @@ class CudaFunction:
             return
         if smem > _DEFAULT_SHARED:
             self._allow_shared(smem, device)
-        cells = self._cells()
+        try:
+            room = self._rooms.pop()
+        except IndexError:  # each is in use by another thread, or by a call around this one
+            room = self._room()
+        cells, pointers = room
         self._pack(cells, 0, *[0 if v is None else v for v in values])
-        first = ctypes.addressof(cells)
-        pointers = self._pointers(*range(first, first + ctypes.sizeof(cells), 8))
         at = count = 0
         if cluster or cooperative or pdl:
             attributes = _attributes(cluster, cooperative=cooperative, pdl=pdl)
@@ -110,6 +114,12 @@ class CudaFunction:
                 f"launching {self._what} with grid={grid} block={block} smem={smem}",
                 LaunchError,
             )
+        self._rooms.append(room)  # the driver has taken a copy
+
+    def _room(self) -> _Room:
+        cells = self._cells()
+        first = ctypes.addressof(cells)
+        return cells, self._pointers(*range(first, first + ctypes.sizeof(cells), 8))
 
     def _allow_shared(self, smem: int, device: int) -> None:
         """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError."""
