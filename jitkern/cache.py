@@ -253,7 +253,7 @@ class Cache:
             return True
         with self._writing():
             if layout.has_other_tag(self.root) or not layout.holds_only_a_cache(self.root):
-                return False
+                return layout.is_tagged(self.root)  # by another process, since it was asked
             staging = self.root / VERSION / "tmp"
             durable.write(tag, layout.TAG_TEXT.encode(), staging=staging, fsync=self.fsync)
         return True

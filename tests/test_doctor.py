@@ -435,7 +435,7 @@ def test_keys_are_no_good_without_the_package_that_checks_signatures(root, monke
 def test_a_named_layer_is_counted_or_fails(root, tmp_path):
     layer = tmp_path / "layer"
     assert not looked(system_cache=(layer,))["layer"].ok
-    (layer / "v1/cpu/x-1").mkdir(parents=True)
+    (layer / f"v1/cpu-x86_64-torch2.13.0/x-{1:016x}").mkdir(parents=True)
     layer.chmod(0o755)
     check = looked(system_cache=(layer,), origins={"JITKERN_SYSTEM_CACHE": "environment"})["layer"]
     assert (check.ok, check.value, check.origin) == (True, f"{layer}, 1 entries", "environment")

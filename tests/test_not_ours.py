@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jitkern.cache_tools import prune
 
-from jitkern import cache_tools, config, counters, receipts
+from jitkern import cache_tools, config, counters, layout, receipts
 from jitkern.cache import QUARANTINED, Cache
 from jitkern.closure import closure_of
 from jitkern.errors import CacheError
@@ -198,3 +198,17 @@ def test_a_tag_that_a_power_cut_left_without_its_content_is_written_again(cache_
     _, entry = put(Cache(cache_dir), 2)
     assert (cache_dir / TAG).read_text() == TAG_TEXT
     assert cache_tools.remove(Cache(cache_dir), [entry.path]) == [entry.path]
+
+
+def test_a_directory_that_another_process_makes_a_cache_meanwhile_is_one(
+    cache_dir, put, monkeypatch, caplog
+):
+    asked = layout.has_other_tag
+
+    def late(root):
+        (root / TAG).write_text(TAG_TEXT)
+        return asked(root)
+
+    monkeypatch.setattr(layout, "has_other_tag", late)
+    put(Cache(cache_dir, fsync=False), 1)
+    assert "holds other files" not in caplog.text

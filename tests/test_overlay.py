@@ -114,7 +114,7 @@ def test_the_manifest_goes_first(image, monkeypatch):
 
     monkeypatch.setattr(os, "unlink", note)
     cache.remove(made[0][1].path)
-    assert sorted(gone[1:]) == ["out.so"]
+    assert "out.so" in gone[1:]
     assert gone[0] == NAME
 
 

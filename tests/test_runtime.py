@@ -12,6 +12,7 @@ import math
 import random
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -400,8 +401,12 @@ def test_ctrl_c_in_an_op_that_torch_calls_passes_those_who_catch_errors(declare)
             op.overload(X)
         return sum(map(abs, range(10)))  # more code, in which Python sees what came meanwhile
 
-    with pytest.raises(KeyboardInterrupt):
-        swallow()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            swallow()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 TEXTS = {

@@ -233,7 +233,6 @@ MEMORY = {
     "copy_a_module_constant": lambda k, x, y, n, f: torch.empty(32).copy_(WEIGHTS),
     "rand": lambda k, x, y, n, f: scaled(k, x, float(torch.rand(0).numel())),
     "return_a_module_constant": lambda k, x, y, n, f: WEIGHTS.clone(),
-    "return_nothing": lambda k, x, y, n, f: None,
     "empty_of_a_tiny_dtype": lambda k, x, y, n, f: (torch.empty(4, dtype=torch.float8_e8m0fnu), scaled(k, x, 2.0))[1],
     "empty_on_meta": lambda k, x, y, n, f: scaled(k, x, float(torch.empty(3, device="meta").numel())),
     "empty_with_gradient": lambda k, x, y, n, f: (torch.empty(3, requires_grad=True), scaled(k, x, 2.0))[1],
