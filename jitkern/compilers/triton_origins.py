@@ -24,7 +24,10 @@ _FOLLOWED = frozenset((
     "itertools", "math", "operator", "packaging", "sys", "torch", "triton", "types", "typing",
     "typing_extensions",
 ))  # fmt: skip
-_OF_THE_MACHINE = ("torch.cuda", "torch.backends", "triton.runtime")
+_OF_THE_MACHINE = (  # or of files
+    "torch.backends", "torch.cuda", "torch.from_file", "torch.hub", "torch.jit", "torch.load",
+    "triton.runtime",
+)  # fmt: skip
 _OF_THE_KEY = ("os.environ", "os.getenv")  # the variables that a source names, and no others
 _READING = frozenset((
     "__import__", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars",

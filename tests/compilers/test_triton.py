@@ -120,6 +120,7 @@ OTHER = "V = tl.constexpr(2)\n"
         ("import other\nif other.V.value > 1: V: tl.constexpr = 3\nelse: V: tl.constexpr = 2", "other.py"),
         ("for V in [tl.constexpr(int(n)) for n in open(DATA).read().split()[:1]]: pass", "`open`"),
         ("import torch\nV = tl.constexpr(3 if torch.cuda.is_available() else 2)", "`torch.cuda.is_avail"),
+        ("import torch\nV = tl.constexpr(int(torch.from_file(DATA, size=1, dtype=torch.uint8)[0]))", "`torch.from_file`"),
         ("globals()['V'] = tl.constexpr(2)", "no statement of .*k.py gives `V` its value"),
         ("exec('V = tl.constexpr(2)')", "no statement of .*k.py gives `V` its value"),
         ("class C: V = int(open(DATA).read())\nV = tl.constexpr(C.V)", "made by `open`"),
