@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ _OPENED_BY = (  # the settings that say which cache it is, and how it is used
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 _loaded: dict[str, Any] = {}
-_locks: dict[str, threading.Lock] = {}
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
 _spilled: list[bool] = []  # something was compiled into the private root
 

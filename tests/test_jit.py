@@ -143,6 +143,11 @@ def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, ta
     jit.ensure(newer, target)
 
 
+def test_no_lock_outlives_what_it_was_for(compiler, variant, target):
+    jit.ensure(variant, target)
+    assert not jit._locks
+
+
 def test_threads_compile_once(compiler, variant, target):
     compiler.during = lambda: threading.Event().wait(0.05)
     threads = [threading.Thread(target=jit.ensure, args=(variant, target)) for _ in range(8)]

@@ -107,7 +107,7 @@ class Worker:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line:
+        if not line.endswith("\n"):  # it died, maybe within its answer
             self.close()
             return self._process.returncode
         answer: dict[str, Any] = json.loads(line)

@@ -1,6 +1,7 @@
 """The real Triton, in its child process; it needs no GPU."""
 
 import importlib.util
+import os
 import sys
 import threading
 
@@ -363,3 +364,11 @@ def test_a_narrow_float_by_a_name_of_its_own_is_refused_in_words(build):
     )
     with pytest.raises(CompileError, match="`scale` is annotated as fp16, and scalars that are"):
         build(text.replace("n, scale", "n, scale: H"))
+
+
+def test_a_worker_that_dies_within_its_answer_has_ended():
+    dies = (
+        "import sys; sys.stdin.readline(); sys.stdout.write('{'); sys.stdout.flush(); sys.exit(3)"
+    )
+    worker = compiler.Worker([sys.executable, "-c", dies], dict(os.environ))
+    assert worker.ask({}) == 3
