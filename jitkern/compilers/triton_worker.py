@@ -211,22 +211,24 @@ _LANGUAGE = {"i1": "int1", "fp8e4nv": "float8e4nv", "fp8e5": "float8e5"}
 
 
 def _explain(e: Exception, variant: Variant) -> str:
-    """`file(line): error: message`, the form of the other compilers."""
+    """`file(line): error: message`, the form of the other compilers.
+
+    Of an error in a function that the kernel calls, Triton's says where that is called, and its
+    cause what is wrong and where.
+    """
+    while getattr(e.__cause__, "node", None) is not None:
+        assert isinstance(e.__cause__, Exception)
+        e = e.__cause__
     path, line = str(variant.source.paths[0]), None
     node = getattr(e, "node", None)
     if isinstance(e, SyntaxError):
         path, line = e.filename or path, e.lineno
     elif node is not None:
-        text = Path(path).read_text().splitlines()
-        start = next(
-            (
-                n
-                for n, row in enumerate(text, 1)
-                if re.match(rf"\s*def {re.escape(variant.function)}\b", row)
-            ),
-            1,
-        )
-        line = start + node.lineno - 1
+        named = re.search(r"\bdef (\w+)", str(getattr(e, "src", "")))
+        function = named.group(1) if named else variant.function
+        for number, row in enumerate(Path(path).read_text().splitlines()):
+            if re.match(rf"\s*def {re.escape(function)}\b", row):
+                line = number + node.lineno
     message = next((row for row in reversed(str(e).splitlines()) if row.strip()), type(e).__name__)
     return f"{path}{f'({line})' if line else ''}: error: {message.strip()}"
 

@@ -189,6 +189,15 @@ def test_an_arch_that_its_assembler_does_not_know_is_no_target(build, arch):
         build(target=TARGET._replace(arch=arch))
 
 
+def test_an_error_in_a_function_that_the_kernel_calls_names_its_line_there(build):
+    text = COPY.replace("* scale", "* inner(scale)") + (
+        "\n\nFACTOR = 2.0\n\n\n@triton.jit\ndef inner(x):\n    y = x\n    return y * FACTOR\n"
+    )
+    line = text.splitlines().index("    return y * FACTOR") + 1
+    with pytest.raises(CompileError, match=rf"k\.py\({line}\): error: .*global variable FACTOR"):
+        build(text)
+
+
 def test_a_syntax_error_names_file_and_line(build):
     with pytest.raises(CompileError, match=r"kernels/k/k\.py\(\d\): error: "):
         build(COPY + "def broken(:\n")
