@@ -115,7 +115,7 @@ def test_prewarm_reports_throughput_for_each_count_of_jobs(cache_dir: Path) -> N
     assert not cache_dir.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_drop_in_reports_both_contenders_of_a_kind(cache_dir: Path) -> None:
     arguments = ("--device", "cpu", "--kinds", "stable", "--rounds", "1", "--json")
     output = printed(cache_dir, "benches.drop_in", *arguments)

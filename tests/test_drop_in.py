@@ -131,7 +131,7 @@ def files(tmp_path, monkeypatch):
 # What comes back.
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_the_default_prelude(tmp_path):
     """One build for the cases of PyTorch's that differ in a function alone."""
     source = """
