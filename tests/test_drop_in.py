@@ -6,15 +6,15 @@ Those marked `stress` build against torch/extension.h again and again: run them 
 | case of PyTorch's                                          | here   | where, or why not |
 |---|---|---|
 | jit_compile_extension                                      | passes | test_two_files_a_class_and_odd_include_paths (stress) |
-| inline_..._functions_as_list                               | passes | test_the_default_prelude |
+| inline_..._functions_as_list                               | passes | test_the_default_prelude (stress) |
 | inline_..._functions_as_dict                               | passes | test_functions_of_a_dict_have_its_docstrings |
 | inline_..._multiple_sources_and_no_functions               | passes | test_several_sources_and_no_functions (stress) |
 | inline_..._throws_when_functions_is_bad                    | passes | test_functions_of_another_type_are_a_value_error |
-| lenient_flag_handling                                      | passes | test_the_default_prelude |
+| lenient_flag_handling                                      | passes | test_the_default_prelude (stress) |
 | reload_jit_extension                                       | passes | test_a_changed_source_under_the_same_name, and test_reload (stress) |
-| set_default_type_also_changes_aten_default_type            | passes | test_the_default_prelude |
-| autograd_from_cpp                                          | passes | test_the_default_prelude |
-| custom_functorch_error                                     | passes | test_the_default_prelude |
+| set_default_type_also_changes_aten_default_type            | passes | test_the_default_prelude (stress) |
+| autograd_from_cpp                                          | passes | test_the_default_prelude (stress) |
+| custom_functorch_error                                     | passes | test_the_default_prelude (stress) |
 | custom_compound_op_autograd                                | passes | test_a_compound_op_has_gradients (stress) |
 | compilation_error_formatting                               | passes | test_a_syntax_error_has_lines_file_and_log |
 | warning                                                    | passes | test_warnings_and_errors_are_translated (stress) |
