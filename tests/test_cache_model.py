@@ -178,9 +178,18 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @rule(i=caches, name=keys)
     def remove(self, i, name):
-        self.caches[i].remove(self.path(name))
-        self.user[name] = {None}
-        self.damaged.discard(name)
+        with self.unless_it_stays(name):
+            self.caches[i].remove(self.path(name))
+
+    @contextlib.contextmanager
+    def unless_it_stays(self, name):
+        """What is there without a manifest of ours may be somebody's, and is left alone."""
+        stays = self.path(name).exists() and not is_entry(self.path(name))
+        yield
+        assert self.path(name).exists() == stays
+        if not stays:
+            self.user[name] = {None}
+            self.damaged.discard(name)
 
     @rule(i=caches, name=keys)
     def pin(self, i, name):
