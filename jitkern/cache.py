@@ -309,10 +309,9 @@ class Cache:
         """
         version = (root or self.root) / VERSION
         for target in layout.folders(version, layout.is_target):
-            wanted = functools.partial(named, target) if named else layout.is_entry_name
-            for name in layout.folders(version / target, wanted):
-                if layout.is_entry_name(name):
-                    yield version / target / name
+            wanted = functools.partial(named, target) if named else bool
+            for name in filter(layout.is_entry_name, layout.folders(version / target, wanted)):
+                yield version / target / name
 
     def trusted_layers(self) -> Iterator[Layer]:
         """The user root, and the layers that may be used; one that may not is warned of once."""

@@ -89,7 +89,7 @@ class Implementation:
         source = next(iter(self._sources()), None)
         if self._pinned or source is None or isinstance(source, Extension):
             return False
-        every = slot.complete(args, kwargs)
+        every = self.op.in_order(args, kwargs)
         calls = slot.calls(source, device, every)
         function = self._launcher(source)
         return slot.recall(calls, function, source, self._target(device), device, every)
@@ -184,12 +184,12 @@ class Implementation:
         kwargs: dict[str, Any],
     ) -> None:
         """Have a stub made for calls like this one, if one is wanted."""
-        every = slot.complete(args, kwargs)
+        every = self.op.in_order(args, kwargs)
         calls = slot.calls(source, runner.device, every)
         if slot.wants_stub(calls, every) and not jit.capturing():
             from jitkern.launch.linker import link
 
-            link(slot, calls, self._launcher(source), runner, args, kwargs)
+            link(slot, calls, self._launcher(source), runner, every, frozenset(kwargs))
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Refuse a result that shares its memory, which torch.compile and Autograd trust not to be.

@@ -21,7 +21,7 @@ FOREIGN = (
     "notes", "v1/models/llama/weights", "v1/models/README", "v1/README",
     f"v1/{A_TARGET}/models/weights", f"v1/{A_TARGET}/{AN_ENTRY}/weights",
     f"v1/{A_TARGET}/gelu-0123456789abcdef/{NAME}", f"v1/models/{AN_ENTRY}/{NAME}",
-    "v1/tmp/work/notes", "v1/trash/photos/1", "v1/bad/photos/1", "v1/stats/of-my-thesis.jsonl",
+    "v1/tmp/mine/notes", "v1/trash/photos/1", "v1/bad/photos/1", "v1/stats/of-my-thesis.jsonl",
     "v1/pins/models/llama", "v1/prewarm/notes", "inline/notes", f"inline/{'0' * 64}",
     "v1.bad.1/notes", "v1.bad.notes",
 )  # fmt: skip

@@ -7,7 +7,7 @@ has its answer from Python, and does not wait.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitkern import config, jit
@@ -51,12 +51,14 @@ def link(
     function: Callable[..., Any],
     runner: Runner,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    keywords: frozenset[str],
 ) -> None:
-    """Have the next call like this one served without Python, soon. Raises nothing."""
-    every = described(slot.complete(args, kwargs))
-    settings = config.current()
-    asked = Asked(slot, calls, function, runner, every, frozenset(kwargs), settings)
+    """Have the next call like this one served without Python, soon. Raises nothing.
+
+    args: all arguments, by position; keywords: the names of those that were given by name.
+    """
+    every = described(args)
+    asked = Asked(slot, calls, function, runner, every, keywords, config.current())
     call = example_of(every)
     calls.building.add(call)
     if not builds.STUBS.later(lambda: _make(asked, call)):

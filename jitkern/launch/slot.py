@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,10 +95,6 @@ class Slot:
     def refused(self) -> dict[tuple[Any, ...], str]:
         """Why calls keep to the Python launcher, by their class."""
         return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
-
-    def complete(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments by position."""
-        return (*args, *(kwargs[p.name] for p in self.parameters[len(args) :]))
 
     def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> Calls:
         """What is done for calls like this one."""

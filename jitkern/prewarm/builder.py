@@ -34,7 +34,7 @@ from jitkern.prewarm.workers import Died, Done, workers
 from jitkern.target import Target, this_platform
 
 _log = logging.getLogger(__name__)
-_EVERY_BUILD = ("filelock", "jitkern.package", "jitkern.cache_tools.prune")  # imports them
+_EVERY_BUILD = ("jitkern.package", "jitkern.cache_tools.prune")  # imports them
 
 
 class Progress(Protocol):

@@ -74,9 +74,10 @@ class Guards:
         if len(versions) > READ or None in versions:
             return None
         words = [*fixed, *((at, c_uint64.from_address(at or 0).value) for at in versions)]
+        names = [_interned(name) for _, name, _ in world.bindings.values()]
         bound = [
-            (id(namespace), id(_interned(name)), 0 if value is ABSENT else id(value))
-            for namespace, name, value in world.bindings.values()
+            (id(namespace), id(name), 0 if value is ABSENT else id(value))
+            for name, (namespace, _, value) in zip(names, world.bindings.values())
         ]
         if not world.holds():  # it has changed since it was taken down
             return None
@@ -86,7 +87,6 @@ class Guards:
             len(fixed), len(versions), len(bound), ctypes.addressof(word_array),
             ctypes.addressof(bound_array),
         )  # fmt: skip
-        names = [_interned(name) for _, name, _ in world.bindings.values()]
         guard.alive = (word_array, bound_array, world, names)
         return guard
 
