@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benches import common
-from benches.kinds import KINDS, synchronize, verify_events
+from benches.kinds import KINDS, custom_op, synchronize, verify_events
 from jitkern import config, jit, on_compile
 from jitkern.launch import linker, runtime
 from jitkern.target import Target
@@ -100,7 +100,7 @@ def contenders(device: str) -> Iterator[Contender]:
         if kind.op == "vec_add" and device in kind.devices and not kind.missing():
             yield Contender(f"{kind.name}.held", held.vec_add.default, (x, y), kind.prefer)
             yield Contender(f"{kind.name}.public", ops.vec_add, (x, y), kind.prefer)
-    yield Contender("custom_op", _custom_op(), (x, y))
+    yield Contender("custom_op", custom_op("benches::vec_add"), (x, y))
     if device == "cuda" and not KINDS["triton"].missing():
         from benches.vec_add_triton import vec_add
 
@@ -122,16 +122,6 @@ def _differentiable() -> Any:
         op.launch(kind)(function)
     op.backward(lambda grad: (grad, grad))
     return op
-
-
-def _custom_op() -> Callable[..., Any]:
-    @torch.library.custom_op(
-        "benches::vec_add", mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
-    )
-    def vec_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + y
-
-    return vec_add
 
 
 def prepared(wanted: Sequence[Contender]) -> list[Contender]:

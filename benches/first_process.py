@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benches import common
-from benches.kinds import synchronize
+from benches.kinds import custom_op, synchronize
 
 CALLS = 200
 UPTO = (0.1, 0.3, 1.0, 3.0, 10.0)  # seconds after the first call
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def processes(device: str, seconds: float) -> dict[str, dict[str, Any]]:
-    """What each process measured, by its name in `SETTINGS`."""
+    """Run a process for each of `SETTINGS`, and return its figures by that name."""
     found = {}
     with tempfile.TemporaryDirectory(prefix="first-process-") as scratch:
         for name, settings in SETTINGS.items():
@@ -83,10 +83,10 @@ def processes(device: str, seconds: float) -> dict[str, dict[str, Any]]:
 
 
 def measured(device: str, seconds: float) -> dict[str, Any]:
-    """What this process measures: (seconds since the first call, microseconds a call) in turn."""
+    """Call the op and its peer in turn: (seconds since the first call, microseconds a call)."""
     x, y = torch.rand(16, device=device), torch.rand(16, device=device)
-    custom_op = _custom_op()
-    custom_op(x, y)
+    peer = custom_op("benches::first")
+    peer(x, y)
     synchronize(device)
     started = time.perf_counter()
     import jitkern.ops
@@ -97,7 +97,7 @@ def measured(device: str, seconds: float) -> dict[str, Any]:
     first_ms = (time.perf_counter() - started) * 1e3
     began = time.perf_counter()
     figures: dict[str, list[tuple[float, float]]] = {"ours": [], "custom_op": []}
-    functions = {"ours": ours, "custom_op": custom_op}
+    functions = {"ours": ours, "custom_op": peer}
     for name in itertools.cycle(functions):
         at = time.perf_counter() - began
         if at > seconds:
@@ -115,16 +115,6 @@ def _microseconds(
     taken = time.perf_counter() - started
     synchronize(device)
     return taken / CALLS * 1e6
-
-
-def _custom_op() -> Callable[..., Any]:
-    @torch.library.custom_op(
-        "benches::first", mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
-    )
-    def first(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + y
-
-    return first
 
 
 def until(figures: Sequence[Sequence[float]], seconds: float) -> float:

@@ -50,6 +50,16 @@ KINDS = {
 RAW = ("jitkern.cuda", "jitkern.triton", "jitkern.cpp")  # ours that need no Torch header
 
 
+def custom_op(name: str) -> Any:
+    """The sum of two tensors as an op of `torch.library.custom_op`."""
+
+    @torch.library.custom_op(name, mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor")
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    return add
+
+
 def synchronize(device: str) -> None:
     """Wait until the device has finished."""
     if device == "cuda":

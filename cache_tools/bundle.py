@@ -88,7 +88,7 @@ T = TypeVar("T")
 def written_without_gone(
     cache: Cache, chosen: Iterable[tuple[Row, Entry]], write_all: Callable[[Entries], T]
 ) -> T:
-    """What `write_all` returns for the chosen entries, those left out that were removed meanwhile.
+    """Call `write_all` with the chosen entries, again without those that were removed meanwhile.
 
     Raises BundleError, also where there are none.
     """
@@ -280,7 +280,7 @@ def _index_bytes(entries: Iterable[tuple[str, ...]]) -> bytes:
 
 
 def _index_of(data: bytes) -> list[Place]:
-    """What `bundle.json` lists, each name of it safe, and in the order of `pack`.
+    """The entries that `bundle.json` lists, each name safe, and in the order of `pack`.
 
     It is read row by row, and only as `pack` writes it: a general parser would make gigabytes of
     some megabytes of brackets.

@@ -196,7 +196,7 @@ def _found(
 def _read(
     cache: Cache, places: list[tuple[Layer, Use]], verify: str
 ) -> Iterator[tuple[Use, Entry | ValueError | None]]:
-    """What lies at each place; side by side where every byte is read."""
+    """The entry at each place; entries are read side by side where every byte is."""
 
     def read(place: tuple[Layer, Use]) -> tuple[Use, Entry | ValueError | None]:
         layer, use = place

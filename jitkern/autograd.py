@@ -41,7 +41,7 @@ def recording() -> bool:
 
 
 class Autograd:
-    """What Torch calls for an op at its Autograd key.
+    """The function that Torch calls for an op at its Autograd key.
 
     A call that needs no gradient goes on to the backend. For one that needs a gradient there are
 
@@ -164,7 +164,7 @@ def _apply(node: type, *args: Any) -> Any:
 
 @functools.cache
 def _functions(node: type) -> tuple[Any, Any]:
-    """As a node of the plain graph, and of the graph of one level of torch.func."""
+    """The node as a function of the plain graph, and of the graph of one level of torch.func."""
     kinds: tuple[Any, Any] = torch.autograd.Function, torch.autograd.function._SingleLevelFunction
     plain, at_level = (type(node.__name__, (node, kind), {}) for kind in kinds)
     return plain, at_level
@@ -264,7 +264,7 @@ class _Refusal:
 
 
 class _Returned(_Refusal):
-    """What a call of an op that has no gradient returned."""
+    """The results of a call of an op that has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_: Any) -> Any:
