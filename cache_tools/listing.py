@@ -17,7 +17,7 @@ from jitkern.cache_tools import pins
 from jitkern.cache_tools.prune import Use
 
 from jitkern import trust
-from jitkern.cache import VERSION, Cache, Entry
+from jitkern.cache import Cache, Entry
 from jitkern.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.trust import Layer
 
@@ -186,22 +186,23 @@ def _found(
     if sort:
         places.sort(key=lambda place: SORTS[sort](place[1]), reverse=reverse)
     places = [place for place in places if wanted.may_use(place[1], now)]
-    for use, found in _read(cache, places, verify):
+    for layer, use, found in _read(cache, places, verify):
         if found is not None:
-            row = _row(use, found, pinned, now)
+            row = _row(layer, use, found, pinned, now)
             if wanted.lets_through(row):
                 yield row, found
 
 
 def _read(
     cache: Cache, places: list[tuple[Layer, Use]], verify: str
-) -> Iterator[tuple[Use, Entry | ValueError | None]]:
+) -> Iterator[tuple[Layer, Use, Entry | ValueError | None]]:
     """The entry at each place; entries are read side by side where every byte is."""
 
-    def read(place: tuple[Layer, Use]) -> tuple[Use, Entry | ValueError | None]:
+    def read(place: tuple[Layer, Use]) -> tuple[Layer, Use, Entry | ValueError | None]:
         layer, use = place
-        believed = verify == "none" and layer.own
-        return use, _peek(use.path) if believed else cache.entry_at(layer, use.path, verify)
+        if verify == "none" and layer.own:
+            return layer, use, _peek(use.path)
+        return layer, use, cache.entry_at(layer, use.path, verify)
 
     if verify != "always":
         yield from map(read, places)
@@ -226,11 +227,13 @@ def _use_of(path: Path, now: float) -> Use:
         return Use(path, 0, now, now)  # gone, or not ours to read
 
 
-def _row(use: Use, found: Entry | ValueError, pinned: set[Path], now: float) -> Row:
+def _row(
+    layer: Layer, use: Use, found: Entry | ValueError, pinned: set[Path], now: float
+) -> Row:
     path = use.path
     place: dict[str, Any] = {
-        "path": str(path), "target": path.parent.name, "layer": _root_of(path), "bytes": use.bytes,
-        "age_s": round(max(0.0, now - use.published), 1),
+        "path": str(path), "target": path.parent.name, "layer": str(layer.root),
+        "bytes": use.bytes, "age_s": round(max(0.0, now - use.published), 1),
         "used_s": round(max(0.0, now - use.used), 1), "pinned": path in pinned,
     }  # fmt: skip
     if isinstance(found, ValueError):
@@ -254,7 +257,3 @@ def kind_of(manifest: Manifest) -> str:
         return what
     return str(manifest.inputs.get("source", {}).get("kind", ""))
 
-
-def _root_of(path: Path) -> str:
-    assert path.parents[1].name == VERSION
-    return str(path.parents[2])
