@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benches import common
-from jitkern.cache import Cache
-from jitkern.key import Key, digest_of
-from jitkern.manifest import Manifest
+from jitkern.cache.key import Key, digest_of
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Cache
 
 FEW = 10
 MANY = 10_000

@@ -23,7 +23,7 @@ import torch
 from benches import common
 from benches.kinds import KINDS, custom_op, synchronize, verify_events
 from jitkern import config, jit, on_compile
-from jitkern.launch import linker, runtime
+from jitkern.runtime import binding, linker
 from jitkern.target import Target
 
 CALLS = 1000
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def fill(device: str) -> int:
     """Compile all that a warm process then finds."""
-    jit.ensure(runtime.variant(), Target.current("cpu"))
+    jit.ensure(binding.variant(), Target.current("cpu"))
     prepared(list(contenders(device)))
     print("0")
     return 0
@@ -113,7 +113,7 @@ def contenders(device: str) -> Iterator[Contender]:
 def _differentiable() -> Any:
     """vec_add's kernels and launch functions under an op that has a gradient."""
     from jitkern.declare import Op
-    from jitkern.register import OPS
+    from jitkern.op.op import OPS
 
     vec_add = OPS["jitkern::vec_add"]
     op = Op("benches::differentiable(Tensor x, Tensor y) -> Tensor", vec_add.sources)

@@ -7,9 +7,10 @@ import sys
 import torch
 
 import jitkern.ops  # noqa: F401  declares the ops
-from jitkern import config, events
+from jitkern import config
 from jitkern.errors import JitkernError
-from jitkern.register import OPS, Op
+from jitkern.jit import events
+from jitkern.op.op import OPS, Op
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ class Bench:
         self.device = device
         self.rounds = rounds
         environment = common.private_environment(scratch)
-        for module in ("torch.utils.cpp_extension", "jitkern.drop_in, jitkern.jit", CHILD):
+        for module in ("torch.utils.cpp_extension", "jitkern.dropin.api, jitkern.jit", CHILD):
             with contextlib.suppress(ChildFailed):  # bytecode is written, and disks are read
                 code = f"import torch, {module}; print(0)"
                 common.fresh_process("-c", code, environment=environment)

@@ -5,8 +5,7 @@ The names below load on first use: every publish needs one of these modules, and
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from jitkern import on_first_use
 
 _HOMES = {
     "BundleError": "bundle",
@@ -21,13 +20,13 @@ _HOMES = {
     "chosen": "listing",
     "find": "listing",
     "rows": "listing",
-    "pin": "pins",
-    "pinned": "pins",
-    "unpin": "pins",
+    "evictable": "prune",
     "Use": "prune",
     "after_publish": "prune",
-    "evictable": "prune",
     "remove": "prune",
+    "pin": "prune",
+    "pinned": "prune",
+    "unpin": "prune",
     "keygen": "signing",
     "sign": "signing",
     "stats": "statistics",
@@ -35,14 +34,7 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module `jitkern.cache_tools` has no attribute `{name}`")
-    value = getattr(importlib.import_module(f"jitkern.cache_tools.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = on_first_use(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -20,15 +20,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
+from jitkern.cache.entry import Entry
+from jitkern.cache.layout import is_entry_name, is_target
+from jitkern.cache.manifest import MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.cache_tools.listing import Row
 from jitkern.cache_tools.ustar import BLOCK, CHUNK, BundleError, Stream, deflating, inflated, write
-
-from jitkern import signature
-from jitkern.cache import Cache
-from jitkern.entry import Entry
-from jitkern.layout import is_entry_name, is_target
-from jitkern.manifest import MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.files import signature
 
 INDEX = "bundle.json"
 SCHEMA = 1

@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitkern.cache_tools.check import ELSEWHERE, Check, existing, failure, fine, warning
-
-from jitkern import trust
 from jitkern.cache import VERSION
+from jitkern.cache_tools.check import ELSEWHERE, Check, existing, failure, fine, warning
 from jitkern.config import Config
+from jitkern.files import owned
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset((
@@ -54,7 +53,7 @@ def _probe(settings: Config) -> Iterator[Path]:
     root = settings.cache_dir
     if not root.is_dir():
         raise OSError(errno.ENOENT, "it is not there yet")
-    if trust.distrust_root(root, settings.trusted):
+    if owned.distrust_root(root, settings.trusted):
         raise OSError(errno.EPERM, "it is not trusted, and nothing was tried in it")
     place = next(p for p in (root / VERSION / "tmp", root / VERSION, root) if p.is_dir())
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:

@@ -6,9 +6,8 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools.listing import folders_of
-
-from jitkern.cache import Cache, Entry
 from jitkern.errors import TargetError
 from jitkern.target import Target
 

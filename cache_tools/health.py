@@ -18,12 +18,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jitkern.cache_tools import disk, prune
+from jitkern.cache import VERSION, eviction, lock
+from jitkern.cache.root import STALE_STAGING
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import disk
 from jitkern.cache_tools.check import ELSEWHERE, Check, existing, failure, fine, warning
-
-from jitkern import lock, trust
-from jitkern.cache import STALE_STAGING, VERSION, Cache
 from jitkern.config import Config
+from jitkern.files import owned
 
 _SECOND_PROCESS = """
 import fcntl, sys
@@ -45,7 +46,7 @@ def health(settings: Config) -> list[Check]:
     origin = settings.origins.get("JITKERN_SYSTEM_CACHE", "")
     layers = [(root, origin) for root in settings.system_cache]
     with contextlib.suppress(OSError):
-        layers += [(root, "installed") for root in trust.installed_layers()]
+        layers += [(root, "installed") for root in owned.installed_layers()]
     return checks + [_checked("layer", origin, _layer, settings, root) for root, origin in layers]
 
 
@@ -62,7 +63,7 @@ def _root(settings: Config) -> Check:
     nearest = existing(root)
     if not nearest.is_dir():
         return failure(f"{nearest} is not a directory", f"remove it, or {ELSEWHERE}")
-    reason = trust.distrust_root(root, settings.trusted)
+    reason = owned.distrust_root(root, settings.trusted)
     if reason:
         mode_alone = reason.startswith(f"{root} is writable")
         return failure(reason, f"chmod 700 {root}" if mode_alone else ELSEWHERE)
@@ -120,7 +121,7 @@ def _excludes(directory: Path) -> bool:
 
 
 def _size(settings: Config) -> Check:
-    taken = sum(use.bytes for use in prune.uses(Cache(settings.cache_dir)))
+    taken = sum(use.bytes for use in eviction.uses(Cache(settings.cache_dir)))
     limit = settings.max_size
     value = (
         f"{disk.gib(taken)} of {disk.gib(limit)}"
@@ -156,7 +157,7 @@ def _layer(settings: Config, root: Path) -> Check:
     bad = failure if root in settings.system_cache else warning
     if not root.is_dir():
         return bad(f"{root} is no directory", "make it, or take it out of JITKERN_SYSTEM_CACHE")
-    found = trust.layer_of(root, trust.Trust.of(settings))
+    found = owned.layer_of(root, owned.Trust.of(settings))
     if isinstance(found, str):
         remedy = "mend its owner and mode, or name it under `trusted` in a settings file"
         return bad(f"not used: {found}", remedy)

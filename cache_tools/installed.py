@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jitkern import target as targets
 from jitkern.errors import TargetError
-from jitkern.package import version_of
+from jitkern.source.provenance import version_of
 from jitkern.target import Target
 
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jitkern.cache_tools import pins
-from jitkern.cache_tools.prune import Use
-
-from jitkern import trust
-from jitkern.cache import Cache, Entry
-from jitkern.manifest import MAX_BYTES, NAME, Manifest
-from jitkern.trust import Layer
+from jitkern.cache import pins
+from jitkern.cache.eviction import Use
+from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
+from jitkern.cache.store import Cache, Entry
+from jitkern.files import owned
+from jitkern.files.owned import Layer
 
 RUNTIME = "jitkern::runtime"
 # An order goes by what is known without reading an entry: where few are wanted, few are read.
@@ -215,7 +214,7 @@ def _read(
 def _peek(path: Path) -> Entry | ValueError:
     """An entry as its manifest says."""
     try:
-        return Entry(path, Manifest.believed(trust.read(path, None, NAME, MAX_BYTES, None)))
+        return Entry(path, Manifest.believed(owned.read(path, None, NAME, MAX_BYTES, None)))
     except (OSError, ValueError) as e:
         return e if isinstance(e, ValueError) else ValueError(str(e))
 
@@ -227,9 +226,7 @@ def _use_of(path: Path, now: float) -> Use:
         return Use(path, 0, now, now)  # gone, or not ours to read
 
 
-def _row(
-    layer: Layer, use: Use, found: Entry | ValueError, pinned: set[Path], now: float
-) -> Row:
+def _row(layer: Layer, use: Use, found: Entry | ValueError, pinned: set[Path], now: float) -> Row:
     path = use.path
     place: dict[str, Any] = {
         "path": str(path), "target": path.parent.name, "layer": str(layer.root),
@@ -256,4 +253,3 @@ def kind_of(manifest: Manifest) -> str:
     if what in ("plan", "choice"):
         return what
     return str(manifest.inputs.get("source", {}).get("kind", ""))
-

@@ -1,7 +1,7 @@
 """Keys, and the signatures by which other users and machines can trust an entry.
 
 A signature covers the bytes of `manifest.json`, and through the hashes in it every artifact. It
-lies beside the manifest (see jitkern.signature), so that signing changes nothing that is signed.
+lies beside the manifest (see jitkern.files.signature), so that signing changes nothing that is signed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jitkern.cache.entry import Entry
+from jitkern.cache.manifest import NAME
+from jitkern.cache.store import Cache
 from jitkern.cache_tools.listing import Row
-
-from jitkern import durable, signature
-from jitkern.cache import Cache
-from jitkern.entry import Entry
 from jitkern.errors import JitkernError
-from jitkern.manifest import NAME
+from jitkern.files import atomic, signature
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -72,9 +71,7 @@ def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
             try:
                 made = base64.b64encode(private.sign(manifest_bytes(entry))).decode()
                 lines = _with_line(entry.signatures(), public, f"ed25519 {public} {made}")
-                durable.write(
-                    entry.path / signature.NAME, lines, staging=staging, fsync=cache.fsync
-                )
+                atomic.write(entry.path / signature.NAME, lines, staging=staging, fsync=cache.fsync)
             except OSError as e:
                 if not entry.path.exists():
                     continue  # removed since it was chosen

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from jitkern.cache import usage
+from jitkern.cache.store import Cache
 from jitkern.cache_tools.listing import Row
-
-from jitkern import counters
-from jitkern.cache import Cache
 
 
 def stats(cache: Cache, rows: Iterable[Row]) -> dict[str, Any]:
@@ -30,5 +29,5 @@ def stats(cache: Cache, rows: Iterable[Row]) -> dict[str, Any]:
         "damaged": sum(not row.ok for row in listed),
         "bytes_by_target": dict(by_target),
         "bytes_by_op": dict(by_op),
-        **counters.total(cache.root),
+        **usage.total(cache.root),
     }

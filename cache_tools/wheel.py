@@ -15,6 +15,9 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from jitkern.cache import VERSION
+from jitkern.cache.entry import Entry
+from jitkern.cache.store import Cache
 from jitkern.cache_tools.bundle import (
     BundleError,
     Entries,
@@ -23,10 +26,7 @@ from jitkern.cache_tools.bundle import (
     written_without_gone,
 )
 from jitkern.cache_tools.listing import Row
-
-from jitkern.cache import VERSION, Cache
-from jitkern.entry import Entry
-from jitkern.trust import INSTALLED
+from jitkern.files.owned import INSTALLED
 
 _NAME = re.compile(r"[A-Za-z0-9]+([._-]+[A-Za-z0-9]+)*")
 _VERSION = re.compile(  # PEP 440, as its appendix B spells the canonical form

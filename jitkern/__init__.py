@@ -1,26 +1,30 @@
 """jitkern: PyTorch kernels that compile on first use and never again.
 
-`import jitkern` is light and imports no Torch; the names below load on first use.
+`import jitkern` is light and imports no Torch; the names below load on first use. So do the modules
+of a room, a folder of jitkern: what a warm process does not need costs it nothing.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Cache": "cache",
+    "Cache": "cache.store",
     "Config": "config",
     "Target": "target",
-    "load": "drop_in",
-    "load_inline": "drop_in",
-    "on_compile": "events",
-    "cpp_kernel": "raw",
-    "cuda_kernel": "raw",
-    "triton_kernel": "raw_triton",
-    "stats": "events",
+    "load": "dropin.api",
+    "load_inline": "dropin.api",
+    "on_compile": "cache.events",
+    "cpp_kernel": "raw.from_file",
+    "cuda_kernel": "raw.from_file",
+    "triton_kernel": "raw.from_triton",
+    "stats": "cache.events",
     "using": "config",
     "JitkernError": "errors",
     "DeclarationError": "errors",
@@ -39,14 +43,31 @@ _MODULES = ("ops", "declare", "cache_tools")
 __all__ = sorted([*_HOMES, *_MODULES])
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"jitkern.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module `jitkern` has no attribute `{name}`")
-    value = getattr(importlib.import_module(f"jitkern.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+def on_first_use(
+    room: str, homes: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a room (PEP 562): modules of it are imported when they are met.
+
+    homes: names that the room itself has, and the modules of it that define them.
+    """
+
+    def imported(name: str) -> Any:
+        if name in homes:
+            value = getattr(importlib.import_module(f"{room}.{homes[name]}"), name)
+            vars(sys.modules[room])[name] = value
+            return value
+        if not name.startswith("__"):
+            try:
+                return importlib.import_module(f"{room}.{name}")
+            except ModuleNotFoundError as e:
+                if e.name != f"{room}.{name}":
+                    raise
+        raise AttributeError(f"module `{room}` has no attribute `{name}`")
+
+    return imported
+
+
+__getattr__ = on_first_use(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

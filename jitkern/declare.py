@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.errors import DeclarationError
-from jitkern.kernel import Cpp, Cuda, Extension, Include, Source, Triton, Unit
-from jitkern.register import OPS, Op
+from jitkern.op.op import OPS, Op
+from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Source, Triton, Unit
 
 __all__ = [
     "Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
@@ -53,6 +53,7 @@ def kernel(
     caller = sys._getframe(1).f_globals
     folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""
+    module = str(caller.get("__name__", ""))
     declared: dict[str, Any] = {"cuda": cuda, "cpu": cpu}
     sources: dict[str, tuple[Source, ...]] = {}
     for device, given in declared.items():
@@ -66,8 +67,9 @@ def kernel(
         if wrong:
             names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
-        sources[device] = tuple(source.replace(folder=folder, package=package) for source in listed)
-    module = str(caller.get("__name__", ""))
+        sources[device] = tuple(
+            source.replace(folder=folder, package=package, module=module) for source in listed
+        )
     return Op(schema, sources, fusible=fusible, module=module, prewarm=prewarm)
 
 

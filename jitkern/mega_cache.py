@@ -15,7 +15,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jitkern import used
+from jitkern import jit
+from jitkern.cache import events
 from jitkern.errors import JitkernError
 
 KIND = "jitkern"
@@ -53,11 +54,9 @@ def _register() -> None:
             given: bytes = self.__dict__["given"]
             if not isinstance(given, _Place):
                 return given
-            from jitkern.mega_cache_entries import content_at
-
             path = Path(os.fsdecode(given))
             try:
-                return content_at(path)
+                return jit.mega_cache_entries.content_at(path)
             except (OSError, ValueError) as e:
                 _log.warning("%s is not saved: %s", path, e)
                 return b""
@@ -74,11 +73,9 @@ def _register() -> None:
 
         def populate_cache(self) -> None:
             """Publish the entry; where that cannot be, say why."""
-            from jitkern.mega_cache_entries import publish
-
             try:
                 if self.content:
-                    publish(self.key, self.content)
+                    jit.mega_cache_entries.publish(self.key, self.content)
             except (JitkernError, ValueError, OSError) as e:
                 _log.warning("%s of the mega-cache is not taken in: %s", self.key, e)
 
@@ -86,7 +83,7 @@ def _register() -> None:
         CacheArtifactManager.record_artifact(KIND, f"{path.parent.name}/{path.name}", path)
 
     CacheArtifactFactory.register(KernelArtifact)
-    used.follow(note)
+    events.follow(note)
 
 
 _register()

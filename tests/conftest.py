@@ -18,16 +18,17 @@ import pytest
 import torch
 
 from jitkern import config, jit
+from jitkern.cache.entry import Entry
 from jitkern.cli import main
-from jitkern.closure import Closure
-from jitkern.compilers import COMPILERS
+from jitkern.compilers import COMPILERS, Compiler
 from jitkern.compilers.result import Built
-from jitkern.entry import Entry
 from jitkern.errors import CompileError, CompilerNotFound
-from jitkern.kernel import FUNCTION, Cpp, Source, Variant
-from jitkern.launch import linker, runtime
-from jitkern.launch.slot import Slot
-from jitkern.register import Op
+from jitkern.jit import cache_in_use
+from jitkern.op.op import Op
+from jitkern.runtime import binding, linker
+from jitkern.runtime.slot import Slot
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import FUNCTION, Cpp, Source, Variant
 from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
@@ -78,8 +79,8 @@ def pytest_configure() -> None:
     root = Path(tempfile.mkdtemp(prefix="jitkern-tests-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     with config.using(cache_dir=root), contextlib.suppress(CompilerNotFound):
-        jit.ensure(runtime.variant(), Target.current("cpu"))
-        assert runtime.runtime()
+        jit.ensure(binding.variant(), Target.current("cpu"))
+        assert binding.runtime()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,18 +98,18 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         monkeypatch.delenv(name)
     monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-settings"))
-    monkeypatch.setattr(jit, "_spilled", [])
-    monkeypatch.setattr(config, "_current", config.Config.from_env())
+    monkeypatch.setattr("jitkern.jit.cache_in_use.spilled", [])
+    monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
     yield root
     linker.settle()  # no stub is still in the making when this test's cache goes
-    jit._open_cache.cache_clear()
+    cache_in_use._open_cache.cache_clear()
 
 
 @pytest.fixture
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that no other test of this user waits for, in any thread."""
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(config, "_current", replaced(runtime_dir=tmp_path))
+    monkeypatch.setattr("jitkern.config.settings._current", replaced(runtime_dir=tmp_path))
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def target() -> Target:
 
 
 @dataclass
-class FakeCompiler:
+class FakeCompiler(Compiler):
     """Counts, and writes a file where a compiler would. `fail` makes it refuse, `during` runs in mid-compile."""
 
     compiles: list[Variant] = field(default_factory=list)

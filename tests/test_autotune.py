@@ -7,10 +7,10 @@ import torch
 
 from jitkern import config
 from jitkern.errors import CompileError, LaunchError
-from jitkern.kernel import Triton
 from jitkern.launch import autotune
-from jitkern.launch.triton import Config, functions
-from jitkern.launch.variants import Call, every_expansion, expanded, variant_of
+from jitkern.launch.call import Call, every_expansion, expanded, variant_of
+from jitkern.source.kinds import Triton
+from jitkern.source.triton_text import Config, functions
 from jitkern.target import Target
 
 TEXT = """

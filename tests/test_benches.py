@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jitkern.compilers import toolkit
+from jitkern.compilers.cuda import toolkit
 
 REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")

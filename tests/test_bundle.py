@@ -12,16 +12,16 @@ import sys
 import tarfile
 
 import pytest
+
+from jitkern import config
+from jitkern.cache.manifest import NAME, Artifact, Manifest
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle, chosen, signing, ustar
 from jitkern.cache_tools.bundle import BLOCK, BundleError
 from jitkern.cache_tools.listing import Wanted
-
-from jitkern import config
-from jitkern.cache import Cache
-from jitkern.closure import closure_of
 from jitkern.errors import CacheError, JitkernError
-from jitkern.key import make_key
-from jitkern.manifest import NAME, Artifact, Manifest
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 
 pytest.importorskip("cryptography")
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")

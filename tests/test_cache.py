@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import durable, entry
-from jitkern.cache import QUARANTINED, Cache, Entry, Found
-from jitkern.closure import closure_of
+from jitkern.cache import entry
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.root import QUARANTINED
+from jitkern.cache.store import Cache, Entry, Found
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
-from jitkern.key import make_key
-from jitkern.manifest import NAME, Manifest
+from jitkern.files import atomic
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_the_manifest_is_written_last_and_everything_is_synced(cache, key, monke
     with cache.staging():
         pass
     synced = []
-    monkeypatch.setattr(durable, "sync", synced.append)
+    monkeypatch.setattr(atomic, "sync", synced.append)
     entry = publish(cache, key)
     assert [p.name for p in synced] == ["compile.log", "out.so", NAME, ".entry", "v1", key.target]
     assert synced[-1] == entry.path.parent

@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from jitkern.cache_tools import Wanted
 
 from jitkern import cache_tools, config
-from jitkern.cache import Cache
-from jitkern.closure import closure_of
-from jitkern.kernel import Generated
-from jitkern.key import make_key
-from jitkern.manifest import NAME, Manifest
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import Wanted
+from jitkern.source.closure import closure_of
+from jitkern.source.kinds import Generated
+from jitkern.source.variant_key import make_key
 
 OTHER = "cuda-sm_90-cu130-torch2.11.0"
 

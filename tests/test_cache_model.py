@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from jitkern.cache_tools import after_publish, evictable, pin, remove, unpin
 from test_publish_faults import Disk, in_memory, key_of, publish
 
-from jitkern.cache import Cache
+from jitkern.cache.layout import is_entry
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import after_publish, evictable, pin, remove, unpin
 from jitkern.errors import CacheError
-from jitkern.layout import is_entry
-from jitkern.manifest import Manifest
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies

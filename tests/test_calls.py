@@ -299,7 +299,7 @@ def test_the_shipped_ops_are_all_there_after_one_was_unpickled(run_python):
 
 
 def test_an_op_that_is_not_declared_is_an_error_of_its_own():
-    from jitkern.register import declared
+    from jitkern.op.op import declared
 
     with pytest.raises(DeclarationError, match="jitkern_test::nowhere was pickled as an op of"):
         declared("jitkern_test::nowhere", __name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jitkern.compilers import child
+from jitkern.compilers import child_process
 
 TREE = "sh -c 'sleep 1000 & echo $! > {0}/grandchild; touch {0}/begun; wait'"
 PARENT = """
@@ -73,7 +73,10 @@ def test_run_returns_status_and_output_and_leaves_no_process():
         return {int(pid) for pid in listed}
 
     before, descriptors = children(), set(os.listdir("/proc/self/fd"))
-    assert child.run(["sh", "-c", "cat; echo err >&2; exit 3"], text="in ") == (3, "in err\n")
+    assert child_process.run(["sh", "-c", "cat; echo err >&2; exit 3"], text="in ") == (
+        3,
+        "in err\n",
+    )
     assert children() <= before
     assert set(os.listdir("/proc/self/fd")) <= descriptors | {str(max(map(int, descriptors)) + 1)}
 
@@ -82,20 +85,20 @@ def test_ending_what_runs_in_one_folder_leaves_the_rest_and_what_comes(tmp_path)
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-    kept = child.Child(["sleep", "1000"], cwd=folders[0])
-    ended = child.Child(["sleep", "1000"], cwd=folders[1])
-    child.kill_in(folders[1])
+    kept = child_process.Child(["sleep", "1000"], cwd=folders[0])
+    ended = child_process.Child(["sleep", "1000"], cwd=folders[1])
+    child_process.kill_in(folders[1])
     assert ended.process.wait() == -signal.SIGKILL
     assert kept.process.poll() is None
     kept.close()
     ended.close()
-    assert child.run(["echo", "x"], cwd=folders[1]) == (0, "x\n")
+    assert child_process.run(["echo", "x"], cwd=folders[1]) == (0, "x\n")
 
 
 def test_a_missing_command_says_so():
     with pytest.raises(FileNotFoundError):
-        child.run(["/nonexistent/tool"])
-    assert not child._lines
+        child_process.run(["/nonexistent/tool"])
+    assert not child_process._lines
 
 
 def test_without_a_shell_commands_still_run(monkeypatch):
@@ -107,34 +110,34 @@ def test_without_a_shell_commands_still_run(monkeypatch):
         return real(command, **options)
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    assert child.run(["echo", "x"]) == (0, "x\n")
-    assert not child._lines
+    assert child_process.run(["echo", "x"]) == (0, "x\n")
+    assert not child_process._lines
 
 
 def test_a_child_whose_pipe_cannot_be_made_does_not_run(tmp_path, monkeypatch):
     def no_pipe():
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(child.os, "pipe", no_pipe)
-    before = set(child._running)
+    monkeypatch.setattr(child_process.os, "pipe", no_pipe)
+    before = set(child_process._running)
     with pytest.raises(OSError, match="Too many open files"):
-        child.Child(["touch", str(tmp_path / "ran")], stdin=subprocess.DEVNULL)
+        child_process.Child(["touch", str(tmp_path / "ran")], stdin=subprocess.DEVNULL)
     time.sleep(0.1)
     assert not (tmp_path / "ran").exists()
-    assert child._running == before
+    assert child_process._running == before
 
 
 def test_what_cannot_be_started_leaves_no_pipe():
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
-        child.run(["/nonexistent/compiler"])
+        child_process.run(["/nonexistent/compiler"])
     assert len(os.listdir("/proc/self/fd")) == before
-    assert not child._lines
+    assert not child_process._lines
 
 
 def test_killing_what_runs_kills_nothing_later():
-    running = child.Child(["sleep", "1000"])
-    child.kill_all()
+    running = child_process.Child(["sleep", "1000"])
+    child_process.kill_all()
     assert running.process.wait() == -signal.SIGKILL
     running.close()
-    assert child.run(["echo", "lives"]) == (0, "lives\n")
+    assert child_process.run(["echo", "lives"]) == (0, "lives\n")

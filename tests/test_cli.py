@@ -19,10 +19,10 @@ from conftest import H100, REPOSITORY
 
 from jitkern import config, declare, jit
 from jitkern.cli import main, output
-from jitkern.compilers import toolkit
+from jitkern.compilers.cuda import toolkit
 from jitkern.errors import NotCached
-from jitkern.kernel import Variant
-from jitkern.register import OPS
+from jitkern.op.op import OPS
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 needs_nvrtc = pytest.mark.skipif(

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from jitkern.closure import check, closure_of
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.kernel import Cpp, Cuda, Include, Triton, shared_include
+from jitkern.source.closure import check, closure_of
+from jitkern.source.kinds import Cpp, Cuda, Include, Triton, shared_include
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("jitkern.closure.SITE", str(tmp_path / "site"))
+    monkeypatch.setattr("jitkern.source.closure.SITE", str(tmp_path / "site"))
     folder = tmp_path / "kernels" / "k"
     folder.mkdir(parents=True)
     (folder / "k.cu").write_text('#include "near.cuh"\n#include <cstdio>\n')
@@ -138,7 +138,7 @@ def test_a_header_that_a_macro_asks_for_is_in_where_it_appears(folder):
 def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkeypatch):
     site = tmp_path / "usr" / "local" / "include"
     site.mkdir(parents=True)
-    monkeypatch.setattr("jitkern.closure.SITE", str(site))
+    monkeypatch.setattr("jitkern.source.closure.SITE", str(site))
     (folder / "near.cuh").write_text("#include <here.h>\n#if __has_include(<asked.h>)\n#endif")
     source = Cuda("k.cu", folder=str(folder))
     found = [closure_of(source).files]
@@ -310,8 +310,8 @@ def test_a_header_that_only_a_versioned_one_includes_must_be_covered(folder, tmp
 def test_float16_h_is_found_by_any_cpp_source_under_the_same_label(tmp_path, monkeypatch):
     site = tmp_path / "site"
     shared = site / "jitkern" / "kernels_src" / "include"
-    monkeypatch.setattr("jitkern.closure.shared_include", lambda: str(shared))
-    monkeypatch.setattr("jitkern.kernel.shared_include", lambda: str(shared))
+    monkeypatch.setattr("jitkern.source.closure.shared_include", lambda: str(shared))
+    monkeypatch.setattr("jitkern.source.kinds.shared_include", lambda: str(shared))
     shared.mkdir(parents=True)
     (shared / "float16.h").write_text("#pragma once\n")
     for folder in (tmp_path / "far" / "away" / "k", site / "k", site):

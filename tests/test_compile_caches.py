@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import jitkern.ops  # noqa: F401
-from jitkern import compile_cache_key
-from jitkern.register import OPS
+from jitkern.op import compile_cache_key
+from jitkern.op.op import OPS
 
 MODULE = """
 import torch

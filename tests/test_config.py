@@ -187,7 +187,7 @@ def test_using_is_undone():
 
 
 def test_the_environment_is_read_anew_where_nobody_named_another(monkeypatch):
-    monkeypatch.setattr(config, "_current", config.current())
+    monkeypatch.setattr("jitkern.config.settings._current", config.current())
     monkeypatch.setenv("JITKERN_COMPILE", "never")
     monkeypatch.setenv("CPATH", "/changed")
     monkeypatch.setenv("CUDA_HOME", "/toolkit")

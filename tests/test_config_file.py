@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import config
-from jitkern.config import Config
+from jitkern.config import Config, settings
 
 KEY = "ed25519 " + "A" * 43 + "="
 
@@ -44,7 +44,7 @@ def test_the_users_file_is_where_xdg_puts_it(tmp_path, monkeypatch):
     (tmp_path / "jitkern").mkdir()
     (tmp_path / "jitkern" / "config.toml").write_text("jobs = 7\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setattr("jitkern.config.settings.SYSTEM_FILE", tmp_path / "none")
     assert Config.from_env().jobs == 7
 
 
@@ -95,7 +95,7 @@ def test_a_relative_directory_of_xdg_is_ignored(base, tmp_path, monkeypatch):
         (tmp_path / folder / "jitkern").mkdir(parents=True)
         (tmp_path / folder / "jitkern" / "config.toml").write_text("jobs = 7\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setattr("jitkern.config.settings.SYSTEM_FILE", tmp_path / "none")
     monkeypatch.setenv("HOME", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_CONFIG_HOME", base)
     monkeypatch.setenv("XDG_RUNTIME_DIR", base)
@@ -145,7 +145,7 @@ def test_what_is_no_quantity(text):
 def test_a_user_without_a_home_has_a_cache_under_tmp(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert config._default_cache_dir().name == f"jitkern-cache-{os.geteuid()}"
+    assert settings._default_cache_dir().name == f"jitkern-cache-{os.geteuid()}"
 
 
 @pytest.mark.parametrize("base", [None, "", "/elsewhere", "relative"])
@@ -156,7 +156,7 @@ def test_the_default_cache_lies_where_platformdirs_has_it(base, monkeypatch, tmp
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if base is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", base)
-    found = config._default_cache_dir()
+    found = settings._default_cache_dir()
     assert found == Path(base if base == "/elsewhere" else tmp_path / ".cache", "jitkern")
     if base != "relative":  # releases of platformdirs differ in that
         assert found == platformdirs.user_cache_path("jitkern", appauthor=False)

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from jitkern import cache_tools, config, counters, jit
-from jitkern.cache import Cache
+from jitkern import cache_tools, config, jit
+from jitkern.cache import usage
+from jitkern.cache.store import Cache
 
 WORK = """
 import sys
@@ -25,7 +26,7 @@ def root(tmp_path):
 def test_the_counts_of_processes_that_ended_add_up(root, run_python):
     for _ in range(2):
         assert run_python(WORK.format(root=str(root))).returncode == 0
-    assert counters.total(root) == {
+    assert usage.total(root) == {
         "hits": {"user": 2, "/layer": 2},
         "misses": {"absent": 2},
         "saved_s": 7.0,
@@ -36,12 +37,12 @@ def test_the_counts_of_processes_that_ended_add_up(root, run_python):
 def test_compacting_keeps_the_sum(root, run_python):
     for _ in range(3):
         run_python(WORK.format(root=str(root)))
-    before = counters.total(root)
+    before = usage.total(root)
     (root / "v1" / "stats" / "aa.jsonl").write_text('{"hits":{"user":1}}\n')
-    counters.compact(root)
+    usage.compact(root)
     assert len(list((root / "v1" / "stats").iterdir())) == 1
-    assert counters.total(root)["hits"]["user"] == before["hits"]["user"] + 1
-    assert counters.total(root)["saved_s"] == before["saved_s"]
+    assert usage.total(root)["hits"]["user"] == before["hits"]["user"] + 1
+    assert usage.total(root)["saved_s"] == before["saved_s"]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_compacting_keeps_the_sum(root, run_python):
 def test_damaged_lines_count_nothing(root, junk):
     (root / "v1" / "stats").mkdir()
     (root / "v1" / "stats" / "00.jsonl").write_bytes(junk)
-    assert counters.total(root)["hits"] == {}
+    assert usage.total(root)["hits"] == {}
 
 
 def test_a_root_that_does_not_exist_or_is_read_only_is_no_error(tmp_path, run_python):
@@ -72,7 +73,7 @@ def test_a_fork_counts_only_its_own(root, run_python):
         "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: counters.hit(root, root, 1.0)\n"
     )
     assert run_python(code).returncode == 0
-    assert counters.total(root)["hits"]["user"] == 2
+    assert usage.total(root)["hits"]["user"] == 2
 
 
 def test_stats_tell_hits_by_layer_and_misses_by_reason(
@@ -86,8 +87,8 @@ def test_stats_tell_hits_by_layer_and_misses_by_reason(
     with config.using(cache_dir=tmp_path / "user", system_cache=(cache_dir,)):
         jit.ensure(variant, target)
         (tmp_path / "user" / "v1").mkdir(parents=True)
-        counters._flush()
-        above = counters.total(tmp_path / "user")
+        usage._flush()
+        above = usage.total(tmp_path / "user")
     found = cache_tools.stats(Cache(cache_dir), cache_tools.rows(Cache(cache_dir)))
     assert above["hits"] == {str(cache_dir): 1}
     assert found["hits"] == {"user": 1}
@@ -102,18 +103,18 @@ def test_two_that_compact_at_once_count_nothing_twice(root, monkeypatch):
     stats.mkdir()
     for name in ("00", "01", "02"):
         (stats / f"{name}.jsonl").write_text('{"hits":{"user":10}}\n')
-    real, inside = counters._sum, []
+    real, inside = usage._sum, []
 
     def sum_while_another_compacts(files):
         if not inside:
             inside.append(1)
-            counters.compact(root)
+            usage.compact(root)
         return real(files)
 
-    monkeypatch.setattr(counters, "_sum", sum_while_another_compacts)
-    counters.compact(root)
+    monkeypatch.setattr(usage, "_sum", sum_while_another_compacts)
+    usage.compact(root)
     monkeypatch.undo()
-    assert counters.total(root)["hits"] == {"user": 30}
+    assert usage.total(root)["hits"] == {"user": 30}
 
 
 def test_hits_by_receipt_are_counted_once_after_a_fork(root, run_python):
@@ -128,4 +129,4 @@ if os.fork():
     os.wait()
 """
     assert run_python(code).returncode == 0
-    assert counters.total(root)["hits"] == {"user": 1}
+    assert usage.total(root)["hits"] == {"user": 1}

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 from test_publish_faults import in_a_child, in_memory, key_of, names, publish
 
-from jitkern.cache import Cache
-from jitkern.manifest import NAME, Manifest
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.store import Cache
 
 CALL = """
 import torch, jitkern.ops

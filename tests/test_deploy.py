@@ -14,8 +14,8 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from jitkern.cache import Cache
-from jitkern.compilers import toolkit
+from jitkern.cache.store import Cache
+from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
 from jitkern.target import short_version, this_platform
 

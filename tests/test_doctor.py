@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from jitkern.cache_tools import disk, health
 
-from jitkern import config, jit, trust
+from jitkern import config, jit
+from jitkern.cache_tools import disk, health
 from jitkern.cli import doctor
-from jitkern.compilers import cc_build, toolkit
+from jitkern.compilers.cpp import cc_build
+from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
+from jitkern.files import owned
 
 LINE = "30 1 0:25 / {} rw,relatime shared:1 - {} source rw\n"
 IMPORTS = """
@@ -164,7 +166,7 @@ def test_every_setting_has_its_value_and_where_it_comes_from(cli, tmp_path, monk
     file.write_text(f'compile = "never"\ntrusted = ["/a", "/b"]\ntrusted_keys = ["{key}"]\n')
     file.chmod(0o600)
     settings = Config.from_env({"JITKERN_JOBS": "3", "PATH": os.environ["PATH"]}, files=[file])
-    monkeypatch.setattr(config, "_current", settings)
+    monkeypatch.setattr("jitkern.config.settings._current", settings)
     checks = told(cli, "--cache-dir", str(tmp_path / "c"))
     found = {name: (checks[name].value, checks[name].origin) for name in checks}
     assert found["JITKERN_COMPILE"] == ("never", str(file))
@@ -450,7 +452,7 @@ def test_an_installed_layer_that_is_not_used_is_a_warning(root, tmp_path, monkey
     layer = tmp_path / "layer"
     layer.mkdir()
     layer.chmod(0o777)
-    monkeypatch.setattr(trust, "installed_layers", lambda: (layer,))
+    monkeypatch.setattr(owned, "installed_layers", lambda: (layer,))
     check = looked()["layer"]
     assert check.ok and "not used" in check.value and check.origin == "installed"
 

@@ -52,15 +52,22 @@ import pytest
 import torch
 
 import jitkern
-from jitkern import config, counters, cuda_arch, drop_in, inlined, receipts
-from jitkern.compilers import cpp_commands, cpp_extension, toolkit, traps
-from jitkern.compilers import inline as inline_compiler
-from jitkern.compilers.inline import build_of
+from jitkern import config
+from jitkern.cache import usage
+from jitkern.compilers.cuda import arch_flags, toolkit
 from jitkern.compilers.opened import read_list
+from jitkern.compilers.torch_extension import (
+    commands,
+    compile_and_link,
+    hints,
+    inline as inline_compiler,
+)
+from jitkern.compilers.torch_extension.inline import build_of
+from jitkern.compilers.torch_extension.inline_files import closure
+from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.dropin import api, extension, memo
 from jitkern.errors import CompileError, CompilerNotFound, LoadError, NotCached, TargetError
-from jitkern.flags import expanded, words
-from jitkern.inline import Inline
-from jitkern.inputs import closure
+from jitkern.source.flags import expanded, words
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 MODULE = """
@@ -108,7 +115,7 @@ def compiles():
 @pytest.fixture(autouse=True)
 def _no_answers(monkeypatch):
     """Each test asks its own cache."""
-    monkeypatch.setattr(receipts, "_answers", {})
+    monkeypatch.setattr(memo, "_answers", {})
 
 
 @pytest.fixture
@@ -242,10 +249,8 @@ def test_sycl_is_not_compiled(files):
 def test_the_signatures_are_those_of_torch():
     import inspect
 
-    from torch.utils import cpp_extension
-
     for name in ("load", "load_inline"):
-        theirs = inspect.signature(getattr(cpp_extension, name)).parameters.values()
+        theirs = inspect.signature(getattr(compile_and_link, name)).parameters.values()
         ours = inspect.signature(getattr(jitkern, name)).parameters.values()
         assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
 
@@ -336,11 +341,11 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
     keys = []
 
     def keep(call, *rest, **options):
-        source = inlined._source(call)
-        target = source.exact(inlined._target(source))
-        keys.append((source.all_flags(), closure(source).files, target, receipts.digest_of(call)))
+        source = extension._source(call)
+        target = source.exact(extension._target(source))
+        keys.append((source.all_flags(), closure(source).files, target, memo.digest_of(call)))
 
-    monkeypatch.setattr(drop_in, "_answer", keep)
+    monkeypatch.setattr(api, "_answer", keep)
     common = {"no_implicit_headers": True}
     jitkern.load_inline("x", "int x;", **common)
     jitkern.load_inline("x", "int x;", **{**common, **changed})
@@ -438,7 +443,7 @@ def refuse(*a, **k): raise AssertionError("a subprocess")
 subprocess.Popen.__init__ = refuse
 import torch, jitkern
 m = jitkern.load_inline("drop_in_warm", {MODULE % ""!r}, no_implicit_headers=True)
-unwanted = {{"torch.utils.cpp_extension", "jitkern.%s", "jitkern.compilers.child", "setuptools"}}
+unwanted = {{"torch.utils.cpp_extension", "jitkern.%s", "jitkern.compilers.child_process", "setuptools"}}
 print(json.dumps([m.answer(), sorted(unwanted & set(sys.modules)), jitkern.stats()]))
 """
     by_receipt = run_python(code % "entry", PATH="/nonexistent", JITKERN_COMPILE="never")
@@ -449,7 +454,7 @@ print(json.dumps([m.answer(), sorted(unwanted & set(sys.modules)), jitkern.stats
         answer, loaded, stats = json.loads(done.stdout)
         assert (answer, loaded, stats["hits"], stats["compiles"]) == (42, [], 1, 0)
     assert len(list((cache_dir / "inline").iterdir())) == 1, "the lookup leaves one, too"
-    assert counters.total(cache_dir)["hits"] == {"user": 2}
+    assert usage.total(cache_dir)["hits"] == {"user": 2}
 
 
 @pytest.mark.parametrize("broken", ["receipt", "artifact", "mode", "link", "entry", "other root"])
@@ -458,9 +463,9 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
 ):
     path = Path(module("drop_in_odd").__file__)
     (receipt,) = (cache_dir / "inline").iterdir()
-    receipts._answers.clear()
-    monkeypatch.delitem(sys.modules, "jitkern.events")
-    with receipts._read(config.current(), receipt.name) as (found, _):
+    memo._answers.clear()
+    monkeypatch.delitem(sys.modules, "jitkern.jit.events")
+    with memo._read(config.current(), receipt.name) as (found, _):
         assert found["opens"]["path"] == str(path)
     if broken == "receipt":
         receipt.write_bytes(receipt.read_bytes()[:-1])
@@ -482,9 +487,9 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
             "_current",
             config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
         )
-    with pytest.raises((OSError, ValueError)), receipts._read(config.current(), receipt.name):
+    with pytest.raises((OSError, ValueError)), memo._read(config.current(), receipt.name):
         pass
-    assert receipts.recall(receipt.name) is None
+    assert memo.recall(receipt.name) is None
 
 
 @pytest.mark.parametrize(
@@ -504,15 +509,15 @@ def test_a_text_that_asks_for_files_leaves_no_receipt(cache_dir, files, text):
 
 def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, files, monkeypatch):
     folder = files(keep="")
-    monkeypatch.setattr("jitkern.inputs.SITE", str(folder))
+    monkeypatch.setattr("jitkern.compilers.torch_extension.inline_files.SITE", str(folder))
     module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
     (receipt,) = (cache_dir / "inline").iterdir()
-    receipts._answers.clear()
-    monkeypatch.delitem(sys.modules, "jitkern.events")
-    assert receipts.recall(receipt.name).answer() == 42
-    receipts._answers.clear()
+    memo._answers.clear()
+    monkeypatch.delitem(sys.modules, "jitkern.jit.events")
+    assert memo.recall(receipt.name).answer() == 42
+    memo._answers.clear()
     files(x_dot_h="")
-    assert receipts.recall(receipt.name) is None
+    assert memo.recall(receipt.name) is None
 
 
 def test_calls_that_name_files_leave_no_receipt(cache_dir, files):
@@ -582,7 +587,7 @@ def test_verbose_tells_what_was_compiled(capsys):
 
 def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_path, monkeypatch):
     monkeypatch.setenv("CPATH", str(tmp_path))
-    monkeypatch.setattr(config, "_current", config.Config.from_env())
+    monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
     for number in (1, 2):
         (tmp_path / "drop_in_watched.h").write_text(value(number))
         assert module("drop_in_watched", '#include "drop_in_watched.h"').answer() == number
@@ -644,7 +649,7 @@ def searched(files, monkeypatch):
         folder = files(k_dot_cpp=text)
         for name, found in dict(variables).items():
             monkeypatch.setenv(name, found.format(d=folder))
-        monkeypatch.setattr(config, "_current", config.Config.from_env())
+        monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
         given = {name: tuple(words([flag.format(d=folder)])) for name, flag in flags.items()}
         places = (str(folder / "k.cpp"),)
         return closure(Inline(("k.cpp",), name="k", places=places, **given))
@@ -798,14 +803,14 @@ def test_a_computed_header_that_appears_earlier_or_changes(text, files):
 
 def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, monkeypatch):
     folder = files(N__x_dot_h=value(1))
-    make = cpp_extension.make
+    make = compile_and_link.make
 
     def edited(*arguments):
         built = make(*arguments)
         files(N__x_dot_h=value(2))
         return built
 
-    monkeypatch.setattr(cpp_extension, "make", edited)
+    monkeypatch.setattr(compile_and_link, "make", edited)
     source = HEADER
     flags = {"extra_cflags": [f"-I{folder}"]}
     assert module("drop_in_edited", source, **flags).answer() == 1
@@ -830,7 +835,7 @@ def test_a_file_that_incbin_reads_through_a_macro_is_watched(files, listed, monk
     source = f'#define DIR "{folder}"\nasm("{assembly}");\n'
     source += 'extern "C" const char blob[] __attribute__((visibility("hidden")));\n#define VALUE *blob - 48'
     if not listed:
-        monkeypatch.setattr(cpp_extension, "lists_binaries", lambda *_: False)
+        monkeypatch.setattr(compile_and_link, "lists_binaries", lambda *_: False)
     found = []
     for number in (1, 1, 2):
         files(data_dot_bin=str(number)) if number == 2 else None
@@ -856,8 +861,8 @@ def test_a_path_is_read_from_a_list_as_gcc_writes_it(tmp_path):
 )
 def test_a_flag_that_may_name_a_file_leaves_no_receipt(flag):
     call = {"texts": [""], "files": ["main.cpp"], "places": [], "include": [], "cuda_cflags": []}
-    assert receipts.digest_of({**call, "cflags": ["-O2"], "ldflags": []})
-    assert not receipts.digest_of({**call, "cflags": [], "ldflags": [flag]})
+    assert memo.digest_of({**call, "cflags": ["-O2"], "ldflags": []})
+    assert not memo.digest_of({**call, "cflags": [], "ldflags": [flag]})
 
 
 # Traps.
@@ -913,7 +918,7 @@ def test_a_trap_has_a_hint(arguments, hint):
     ],
 )  # fmt: skip
 def test_what_nvcc_says_has_a_hint(said, hint):
-    assert hint in traps.hint(build_of(Inline(("cuda.cu",), name="x", texts=("",))), said)
+    assert hint in hints.hint(build_of(Inline(("cuda.cu",), name="x", texts=("",))), said)
 
 
 @pytest.mark.parametrize("flag", ["`echo -I/x`", "$(echo -I/x)", "-I$${X}", "/x/*.o"])
@@ -1070,7 +1075,7 @@ def cuda_torch(monkeypatch, tmp_path):
 
 def test_without_gpu_and_arch_a_cuda_source_is_refused(monkeypatch, cuda_torch):
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    monkeypatch.setattr(cuda_arch.Target, "visible", list)
+    monkeypatch.setattr(arch_flags.Target, "visible", list)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     with pytest.raises(TargetError, match="TORCH_CUDA_ARCH_LIST=9.0, or in extra_cuda_cflags"):
         jitkern.load_inline("drop_in_no_gpu", "", KERNEL % 1)
@@ -1109,25 +1114,23 @@ def test_the_arch_list_is_read_as_torch_reads_it(listed, archs):
         f"-gencode=arch=compute_{arch},code={'compute_' + code[1:] if code[0] == 'c' else 'sm_' + code}"
         for arch, _, code in (pair.partition(":") for pair in archs.split())
     )
-    assert list(cuda_arch.arch_flags(listed, ())) == expected
+    assert list(arch_flags.arch_flags(listed, ())) == expected
     if "f" not in listed and "90a+" not in listed:
-        from torch.utils import cpp_extension
-
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TORCH_CUDA_ARCH_LIST", listed)
-            assert cpp_extension._get_cuda_arch_flags() == expected
+            assert compile_and_link._get_cuda_arch_flags() == expected
 
 
 def test_flags_that_name_an_arch_take_the_place_of_the_list():
-    assert cuda_arch.arch_flags("8.0", ["-arch=sm_90"]) == ()
-    assert cuda_arch.arch_flags("8.0", ["-gencode", "arch=compute_90,code=sm_90"]) == ()
+    assert arch_flags.arch_flags("8.0", ["-arch=sm_90"]) == ()
+    assert arch_flags.arch_flags("8.0", ["-gencode", "arch=compute_90,code=sm_90"]) == ()
     for other in ("-Xcompiler=-march=native", "-Dsearch_depth=3", "-I/opt/archive"):  # unlike Torch
-        assert cuda_arch.arch_flags("8.0", [other])
+        assert arch_flags.arch_flags("8.0", [other])
 
 
 def test_an_unknown_arch_is_a_value_error():
     with pytest.raises(ValueError, match=r"Unknown CUDA arch \(Hoper\)"):
-        cuda_arch.arch_flags("Hoper", ())
+        arch_flags.arch_flags("Hoper", ())
 
 
 def test_cudnn_home_is_searched(tmp_path):
@@ -1135,7 +1138,7 @@ def test_cudnn_home_is_searched(tmp_path):
     (tmp_path / "include" / "cudnn.h").touch()
     source = Inline(("main.cpp",), name="x", texts=("",), with_cuda=True)
     with config.using(environment={"CUDNN_HOME": str(tmp_path)}):
-        command = cpp_commands.compile_step(build_of(source), 0, tmp_path).command
+        command = commands.compile_step(build_of(source), 0, tmp_path).command
     assert str(tmp_path / "include") in command
 
 

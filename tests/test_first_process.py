@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from jitkern.launch import runtime
+from jitkern.runtime import binding
 
-pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 # Counts what a call does beside computing: files opened, threads and processes started.
 COUNTED = """
 import collections, json, sys, torch

@@ -18,16 +18,17 @@ import torch
 import jitkern.ops
 from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
-from jitkern.kernel import Extension
-from jitkern.launch import autotune, linker, runtime
-from jitkern.launch.python import Kernels, Runner
-from jitkern.launch.slot import SLOTS
-from jitkern.register import OPS
+from jitkern.launch import autotune
+from jitkern.launch.kernels import Kernels, Runner
+from jitkern.op.op import OPS
+from jitkern.runtime import binding, linker
+from jitkern.runtime.slot import SLOTS
+from jitkern.source.kinds import Extension
 from jitkern.target import Target
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
 ]
 _number = itertools.count()
 SHIPPED = [op for name, op in sorted(OPS.items()) if name.startswith("jitkern::")]
@@ -315,11 +316,11 @@ def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(declare, tmp_pa
 
 def autotune_again(op, tmp_path):
     """The choices of this process, in another one that may not measure."""
-    from jitkern.launch import triton
+    from jitkern.source import triton_text
 
-    declared = triton.functions(str(tmp_path / "t.py"), 0)["double"]
+    declared = triton_text.functions(str(tmp_path / "t.py"), 0)["double"]
     code = (
-        "import torch\nfrom jitkern import config\nfrom jitkern.kernel import Triton\n"
+        "import torch\nfrom jitkern import config\nfrom jitkern.source.kinds import Triton\n"
         "from jitkern.launch import autotune, triton\nfrom jitkern.target import Target\n"
         "def refuse(*_): raise AssertionError('measured')\n"
         "autotune._milliseconds = refuse\n"

@@ -388,7 +388,7 @@ def test_symbolic_integers_stay_symbolic_at_the_autograd_key(declare):
 def test_without_the_runtime_gradients_are_the_same(run_python, tmp_path):
     (tmp_path / "kernels.cpp").write_text(KERNELS)
     done = run_python(
-        "import torch\nfrom jitkern.declare import Cpp, kernel\nfrom jitkern.launch.runtime import runtime\n"
+        "import torch\nfrom jitkern.declare import Cpp, kernel\nfrom jitkern.runtime.binding import runtime\n"
         f"op = kernel('jitkern_test::cold(Tensor x) -> Tensor', cpu=Cpp({str(tmp_path / 'kernels.cpp')!r}))\n"
         "@op.launch('cpu')\ndef _(k, x):\n    out = torch.empty_like(x)\n"
         "    k.triple[{'T': x.dtype}](out, x, x.numel())\n    return out\n"

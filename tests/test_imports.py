@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jitkern import jit
-from jitkern.launch import runtime
+from jitkern.runtime import binding
 from jitkern.target import Target
 
 CHILD = """
@@ -26,13 +26,13 @@ found["compiles"] = jitkern.stats()["compiles"]
 print(json.dumps(found))
 """
 OF_A_MISS = (
-    "filelock", "platformdirs", "jitkern.cache_tools", "jitkern.cxx", "jitkern.lock",
-    "jitkern.package", "jitkern.compilers.cc_build", "jitkern.compilers.nvrtc_build",
-    "jitkern.compilers.result", "jitkern.compilers.triton_build",
+    "filelock", "platformdirs", "jitkern.cache_tools", "jitkern.source.cpp_text", "jitkern.cache.lock",
+    "jitkern.source.provenance", "jitkern.compilers.cpp.cc_build", "jitkern.compilers.cuda.nvrtc_build",
+    "jitkern.compilers.result", "jitkern.compilers.triton.build",
 )  # fmt: skip
 OF_A_CALL = (
-    "jitkern.compilers.cc", "jitkern.compilers.nvrtc", "jitkern.compilers.triton",
-    "jitkern.launch.arguments", "jitkern.launch.driver", "jitkern.library", "jitkern.samples",
+    "jitkern.compilers.cpp.cc", "jitkern.compilers.cuda.nvrtc", "jitkern.compilers.triton.compiler",
+    "jitkern.launch.arguments", "jitkern.loading.cuda_driver", "jitkern.loading.library", "jitkern.calls.samples",
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def run():
 
 @pytest.fixture
 def warm():
-    jit.ensure(runtime.variant(), Target.current("cpu"))
+    jit.ensure(binding.variant(), Target.current("cpu"))
     run()
     run()
     found = run()

@@ -16,7 +16,7 @@ import pytest
 from conftest import H100, REPOSITORY
 from test_cli import kernels, last_json
 
-from jitkern.compilers import toolkit
+from jitkern.compilers.cuda import toolkit
 
 WRITTEN = {
     "pyproject.toml", "README.md", "bench.py", "tests/test_kernels.py", "mypkg/__init__.py",

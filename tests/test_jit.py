@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import config, events, jit, lock, request
-from jitkern.cache import Cache
+from jitkern import compilers, config, jit
+from jitkern.cache import lock
+from jitkern.cache.process_root import private_root
+from jitkern.cache.store import Cache
 from jitkern.errors import (
     CacheError,
     CompileError,
@@ -19,8 +21,8 @@ from jitkern.errors import (
     NotCached,
     UntrustedCache,
 )
-from jitkern.launch import loaded
-from jitkern.private import private_root
+from jitkern.jit import events, obtain
+from jitkern.loading import loader
 from jitkern.target import Target
 
 
@@ -35,8 +37,10 @@ def test_a_compile_reads_its_sources_before_and_after_and_a_hit_once(
     variant, target, compiler, monkeypatch
 ):
     reads = []
-    read = request.closure_of
-    monkeypatch.setattr(request, "closure_of", lambda source: reads.append(source) or read(source))
+    read = compilers.closure_of
+    monkeypatch.setattr(
+        compilers, "closure_of", lambda source: reads.append(source) or read(source)
+    )
     jit.ensure(variant, target)
     assert len(reads) == 2
     jit.ensure(variant, target)
@@ -145,7 +149,7 @@ def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, ta
 
 def test_no_lock_outlives_what_it_was_for(compiler, variant, target):
     jit.ensure(variant, target)
-    assert not jit._locks
+    assert not obtain._locks
 
 
 def test_threads_compile_once(compiler, variant, target):
@@ -374,7 +378,7 @@ def test_a_library_on_a_noexec_mount_says_so_and_stays(variant, target, monkeypa
     def refuse(path):
         raise OSError(f"{path}: failed to map segment from shared object")
 
-    monkeypatch.setattr(loaded.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(loader.ctypes, "CDLL", refuse)
     with pytest.raises(LoadError, match="is mounted noexec: point JITKERN_CACHE_DIR"):
         jit.loaded(variant, Target.current("cpu"))
     assert entry.path.is_dir()

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from jitkern import config
-from jitkern.compilers import jobs
+from jitkern.compilers import parallelism
 
 
 @pytest.mark.parametrize(
@@ -15,15 +15,15 @@ from jitkern.compilers import jobs
 )
 def test_what_is_asked_for_goes_before_what_the_machine_has(settings, named, expected):
     with config.using(environment=named, **settings):
-        assert jobs.limit() == expected
+        assert parallelism.limit() == expected
 
 
 @pytest.mark.parametrize(("gigabytes", "expected"), [(1, 1), (5, 2), (1000, 4), (0, 1), (None, 4)])
 def test_memory_and_cores_are_the_limit(monkeypatch, gigabytes, expected):
-    monkeypatch.setattr(jobs, "cores", lambda: 4)
-    monkeypatch.setattr(jobs, "free_memory", lambda: gigabytes and gigabytes << 30)
+    monkeypatch.setattr(parallelism, "cores", lambda: 4)
+    monkeypatch.setattr(parallelism, "free_memory", lambda: gigabytes and gigabytes << 30)
     with config.using(environment={"MAX_JOBS": "many"}):
-        assert jobs.limit() == expected
+        assert parallelism.limit() == expected
 
 
 V2, V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
@@ -35,7 +35,7 @@ def system(monkeypatch):
     """Have the system's files hold this, and no others be there."""
 
     def have(texts):
-        monkeypatch.setattr(jobs, "_text", lambda path: texts.get(path, ""))
+        monkeypatch.setattr(parallelism, "_text", lambda path: texts.get(path, ""))
 
     return have
 
@@ -57,7 +57,7 @@ def system(monkeypatch):
 )  # fmt: skip
 def test_what_is_left_to_a_container_counts(system, texts, expected):
     system(texts)
-    assert jobs.free_memory() == expected
+    assert parallelism.free_memory() == expected
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_what_is_left_to_a_container_counts(system, texts, expected):
 )
 def test_the_time_that_a_container_may_use_counts(system, monkeypatch, texts, expected):
     system(texts)
-    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda _: range(8))
-    assert jobs.cores() == expected
+    monkeypatch.setattr(parallelism.os, "sched_getaffinity", lambda _: range(8))
+    assert parallelism.cores() == expected
 
 
 def test_a_build_that_is_over_waits_for_no_place():
     over = threading.Event()
-    with config.using(jobs=1), jobs.place(over) as first:
+    with config.using(jobs=1), parallelism.place(over) as first:
         over.set()
-        with jobs.place(over) as second:
+        with parallelism.place(over) as second:
             assert (first, second) == (1, 0)
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from jitkern.errors import DeclarationError
-from jitkern.kernel import Cpp, Cuda, Extension, Include, Triton, Unit, Variant
+from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Triton, Unit, Variant
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 import jitkern.ops
 from jitkern import config
-from jitkern.register import OPS, Op
+from jitkern.op.op import OPS, Op
 
 SHIPPED = [op for name, op in sorted(OPS.items()) if name.startswith("jitkern::")]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -3,9 +3,10 @@ import os
 import pytest
 
 from jitkern import config
-from jitkern.closure import closure_of
-from jitkern.kernel import Include, Variant
-from jitkern.key import canonical, digest_of, make_key
+from jitkern.cache.key import canonical, digest_of
+from jitkern.source.closure import closure_of
+from jitkern.source.kinds import Include, Variant
+from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 
@@ -83,7 +84,7 @@ def test_every_input_is_perturbed_above_or_below(variant, target):
 
 def test_change_of_the_schema_changes_the_key(variant, target, monkeypatch):
     before = key(variant, target).digest
-    monkeypatch.setattr("jitkern.key.SCHEMA", 99)
+    monkeypatch.setattr("jitkern.source.variant_key.SCHEMA", 99)
     assert key(variant, target).digest != before
 
 
@@ -107,7 +108,7 @@ def test_change_of_a_file_changes_the_key(name, variant, target):
 
 
 def test_change_of_the_kind_changes_the_key(variant, target, tmp_path):
-    from jitkern.kernel import Extension
+    from jitkern.source.kinds import Extension
 
     other = Extension(
         "scale.cpp", folder=variant.source.folder, function="f", environment=("MINE",)

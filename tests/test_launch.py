@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from jitkern.errors import CompileError, LaunchError
-from jitkern.kernel import Cpp, Cuda, Triton
-from jitkern.launch.python import Kernels, Runner, ignore
-from jitkern.launch.variants import Call, variant_of
+from jitkern.launch.call import Call, variant_of
+from jitkern.launch.kernels import Kernels, Runner, ignore
+from jitkern.source.kinds import Cpp, Cuda, Triton
 from jitkern.target import Target
 from jitkern.trace.quick import runnable
 
@@ -143,7 +143,7 @@ def test_a_constexpr_default_is_compiled_in(tmp_path):
 
 def test_triton_is_not_imported_to_find_a_variant(run_python):
     done = run_python(
-        "import sys, torch, jitkern.ops; from jitkern.register import OPS; from jitkern.needs import needs_of\n"
+        "import sys, torch, jitkern.ops; from jitkern.op.op import OPS; from jitkern.op.needed_kernels import needs_of\n"
         "op = OPS['jitkern::softmax']; print(len(needs_of(op, op.sources['cuda'][1], 'cuda').variants), 'triton' in sys.modules)"
     )
     assert done.stdout.split()[1] == "False", done.stderr

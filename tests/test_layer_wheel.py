@@ -13,16 +13,16 @@ import zipfile
 
 import pytest
 from conftest import REPOSITORY
+
+from jitkern import __version__
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import chosen, signing
 from jitkern.cache_tools.bundle import BundleError
 from jitkern.cache_tools.listing import Wanted
 from jitkern.cache_tools.wheel import pack_wheel
-
-from jitkern import __version__
-from jitkern.cache import Cache
-from jitkern.closure import closure_of
-from jitkern.key import make_key
-from jitkern.manifest import Manifest
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 LOOK = """
@@ -30,7 +30,7 @@ import json, sys
 from pathlib import Path
 {before}
 from jitkern import trust
-from jitkern.cache import Cache
+from jitkern.cache.store import Cache
 layers = trust.installed_layers()
 cache = Cache(Path({user!r}), layers)
 found = [cache.look_up(*place) for place in {places!r}]

@@ -1,186 +1,170 @@
-"""Imports go down only."""
+"""The house: what its rooms are, and that imports go down only."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# Lower number, lower layer; a module may import its own layer and those below.
-LAYERS = [
-    ("errors", "named_tuple", "config", "config_file", "signature", "trust"),
-    ("target", "dtypes", "flags", "kernel"),
-    (
-        "closure",
-        "cxx",
-        "units",
-        "key",
-        "manifest",
-        "layout",
-        "durable",
-        "private",
-        "package",
-        "lock",
-        "cache",
-        "entry",
-        "counters",
-        "events",
-        "compilers",
-        "inline",
-        "inputs",
-        "bindings",
-        "cuda_arch",
-        "library",
-        "receipts",
-        "used",
-        "launch.arguments",
-        "launch.driver",
-        "launch.loaded",
-        "launch.triton",
-    ),
-    ("request",),
-    ("jit",),
-    (
-        "trace",
-        "runtime",
-        "trampoline",
-        "launch.variants",
-        "launch.python",
-        "launch.symbols",
-        "launch.tensors",
-        "launch.recorder",
-        "launch.trace",
-        "launch.stub",
-        "launch.plans",
-        "launch.slot",
-        "launch.tune",
-        "launch.autotune",
-        "launch.packing",
-        "launch.runtime",
-        "launch.linker",
-    ),
-    (
-        "autograd",
-        "gradient",
-        "compile_caches",
-        "compile_cache_key",
-        "mega_cache_entries",
-        "elsewhere",
-        "mega_cache",
-        "record",
-        "samples",
-        "needs",
-        "autograd",
-        "backend",
-        "implementation",
-        "register",
-    ),
-    ("raw_kernel", "raw", "raw_triton"),
-    ("declare", "ahead", "prewarm", "inlined", "drop_in"),
-    ("ops",),
-    ("cli",),
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-MODULES = {
-    path: ".".join(path.relative_to(ROOT / "jitkern").with_suffix("").parts).removesuffix(
-        ".__init__"
-    )
-    for path in sorted((ROOT / "jitkern").rglob("*.py"))
-}
+# From the ground up: a room, or a module beside the rooms, imports from its own room and from those
+# before it.
+ORDER = (
+    "errors", "named_tuple", "files", "config", "target", "cache", "source", "calls", "compilers",
+    "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw", "dropin", "declare",
+    "prewarm", "ops", "cache_tools", "cli",
+)  # fmt: skip
+OF_CACHE_TOOLS = ORDER[: ORDER.index("calls")]  # it needs neither Torch nor a compiler
+PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}
 
 
-def imported(path):
-    """Names of jitkern modules that a file imports when it runs (not only for types)."""
-    tree = ast.parse(path.read_text())
-    for_types = {
-        id(n)
+def modules():
+    """Every module of ours, by its name."""
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+
+
+MODULES = dict(modules())
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+FILES = pytest.mark.parametrize(
+    "name", [n for n in MODULES if n not in ("jitkern", "jitkern.__main__")]
+)
+
+
+def room_of(name):
+    return name.split(".")[1]
+
+
+def for_types(tree):
+    """The nodes that only a type checker sees."""
+    return {
+        id(inside)
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for n in ast.walk(node)
+        for inside in ast.walk(node)
     }
+
+
+def imports(tree):
+    """(node, module of ours) for each that a file imports when it runs."""
+    hidden = for_types(tree)
     for node in ast.walk(tree):
-        if id(node) in for_types:
-            continue
+        names = []
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (
-                [f"{node.module}.{alias.name}" for alias in node.names]
-                if node.module in ("jitkern", "jitkern.launch")
-                else [node.module]
-            )
+            longer = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else node.module for name in longer]
+        for name in names:
+            if id(node) not in hidden and name in MODULES and name != "jitkern":
+                yield node, name
 
 
-def level(module):
-    parts = module.split(".")
-    for end in range(len(parts), 0, -1):
-        if ".".join(parts[:end]) in LEVEL:
-            return LEVEL[".".join(parts[:end])]
-    return None
+@FILES
+def test_imports_go_down_only(name):
+    own = room_of(name)
+    below = OF_CACHE_TOOLS + ("cache_tools",) if own == "cache_tools" else ORDER
+    for _, other in imports(TREES[name]):
+        reached = room_of(other)
+        assert reached in below, f"{name} imports {other}"
+        assert ORDER.index(reached) <= ORDER.index(own), f"{name} imports {other}, above it"
+        assert own == "cli" or own == "cache_tools" or reached != "cache_tools", (
+            f"{name} imports {other}"
+        )
+
+
+@FILES
+def test_modules_of_ours_are_imported_at_the_top(name):
+    """What a warm process does without is met as `room.module`, see `jitkern.on_first_use`."""
+    top = set(map(id, TREES[name].body))
+    for node, other in imports(TREES[name]):
+        assert id(node) in top, f"{name} imports {other} inside a function"
+
+
+def test_no_modules_import_each_other():
+    graph = {name: {other for _, other in imports(tree)} for name, tree in TREES.items()}
+    for name, others in graph.items():
+        others.discard(name)
+        others -= {
+            name[: len(room)] for room in graph if name.startswith(f"{room}.")
+        }  # its own room
+    TopologicalSorter(graph).prepare()
+
+
+@FILES
+def test_no_module_asks_what_is_imported(name):
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Compare):
+            of_modules = [c for c in node.comparators if ast.unparse(c) == "sys.modules"]
+            assert not (of_modules and isinstance(node.left, ast.Constant)), ast.unparse(node)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get":
+            assert not isinstance(node.args[0], ast.Constant), ast.unparse(node)
+
+
+def test_rooms_are_few_and_neither_empty_nor_crowded():
+    top = [path for path in (ROOT / "jitkern").iterdir() if path.name != "__pycache__"]
+    rooms = [path for path in top if path.is_dir()]
+    assert len([path for path in top if path.suffix == ".py"]) <= 8
+    assert len(rooms) <= 16
+    for folder in {path.parent for path in MODULES.values()} - {ROOT / "jitkern"}:
+        files = [
+            path
+            for path in folder.iterdir()
+            if path.suffix in (".py", ".c", ".h") and path.name != "__init__.py"
+        ]
+        folders = [
+            path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"
+        ]
+        assert len(files) + len(folders) > 1, f"{folder} holds one file"
+        assert len(files) <= 14, f"{folder} holds {len(files)} files"
 
 
 @pytest.mark.parametrize(
-    "path",
-    [p for p, name in MODULES.items() if name not in ("__init__", "__main__", "launch")],
-    ids=str,
+    "room",
+    [
+        n
+        for n, p in MODULES.items()
+        if p.name == "__init__.py" and "on_first_use(__name__" in p.read_text()
+    ],
 )
-def test_imports_go_down_only(path):
-    own = level(MODULES[path])
-    assert own is not None, f"{path} belongs to no layer"
-    for name in imported(path):
-        if name.startswith("jitkern."):
-            below = level(name.removeprefix("jitkern."))
-            if name.startswith("jitkern.cache_tools"):
-                below = LEVEL["cache"]
-            assert name == "jitkern.__version__" or (below is not None and below <= own), (
-                f"{path} imports {name}"
-            )
-
-
-def test_cache_tools_need_only_the_cache():
-    allowed = {
-        f"jitkern.{name}"
-        for name in (
-            "__version__",
-            "cache",
-            "cache_tools",
-            "config",
-            "counters",
-            "durable",
-            "entry",
-            "errors",
-            "layout",
-            "lock",
-            "manifest",
-            "package",
-            "receipts",
-            "signature",
-            "target",
-            "trust",
-        )
+def test_a_type_checker_is_told_of_each_module_of_a_room(room):
+    """Of those that are met as `room.module`."""
+    told = {
+        alias.name
+        for node in ast.walk(TREES[room])
+        if id(node) in for_types(TREES[room])
+        and isinstance(node, ast.ImportFrom)
+        and node.module == room
+        for alias in node.names
     }
-    for path in (ROOT / "cache_tools").glob("*.py"):
-        for name in imported(path):
-            assert not name.startswith("jitkern") or any(
-                name == a or name.startswith(f"{a}.") for a in allowed
-            ), f"{path} imports {name}"
+    if told:
+        missing = (
+            {path.stem for path in MODULES[room].parent.glob("*.py")}
+            - told
+            - {"__init__", "worker"}
+        )
+        assert not missing
 
 
 def test_kernels_need_only_declare():
     for path in (ROOT / "kernels_src").rglob("*.py"):
-        for name in imported(path):
-            assert name.split(".")[0] in ("torch", "triton", "math") or name == "jitkern.declare", (
-                f"{path} imports {name}"
-            )
+        tree = ast.parse(path.read_text())
+        names = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names += [
+            a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
+        ]
+        for name in filter(None, names):
+            assert (
+                name.split(".")[0] in ("torch", "triton", "math", "__future__")
+                or name == "jitkern.declare"
+            ), f"{path} imports {name}"
 
 
 def test_only_the_command_line_prints_or_exits():
-    children = {"triton_worker.py", "__main__.py"}
-    for path in MODULES:
-        if "cli" not in path.parts and path.name not in children:
-            called = {
-                ast.unparse(node.func)
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Call)
-            }
-            assert not called & {"print", "sys.exit", "exit"}, path
+    children = {"jitkern.compilers.triton.worker", "jitkern.__main__"}
+    for name, tree in TREES.items():
+        if not name.startswith("jitkern.cli") and name not in children:
+            called = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+            assert not called & {"print", "sys.exit", "exit"}, name

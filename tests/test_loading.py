@@ -6,12 +6,14 @@ import subprocess
 
 import pytest
 
-from jitkern import jit, trust
-from jitkern.cache import Cache
+from jitkern import jit
+from jitkern.cache.store import Cache
 from jitkern.errors import LoadError
-from jitkern.kernel import Cpp, Variant
-from jitkern.launch import loaded
-from jitkern.launch.loaded import load
+from jitkern.files import owned
+from jitkern.jit import load as loading
+from jitkern.loading import loader
+from jitkern.loading.loader import load
+from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
 
 TEXT = (
@@ -113,8 +115,8 @@ def test_what_was_published_just_now_is_verified_too(variant, evil, monkeypatch)
 
 def test_a_call_whose_entry_is_replaced_meanwhile_looks_again(variant, entry, monkeypatch):
     target = Target.current("cpu")
-    jit._loaded.pop(entry.manifest.digest, None)
-    real, stale = loaded.load, []
+    loading._loaded.pop(entry.manifest.digest, None)
+    real, stale = loader.load, []
 
     def load_after_a_change(source, found):
         if not stale:
@@ -123,7 +125,7 @@ def test_a_call_whose_entry_is_replaced_meanwhile_looks_again(variant, entry, mo
             artifact.touch()
         return real(source, found)
 
-    monkeypatch.setattr(jit, "load", load_after_a_change)
+    monkeypatch.setattr("jitkern.jit.load.load", load_after_a_change)
     assert jit.loaded(variant, target).address
 
 
@@ -146,7 +148,7 @@ def test_a_layer_is_not_used_where_others_may_write_a_directory_of_it(
     assert cache.look_up(*found).reason == "unreadable"
     assert caplog.text.count(f"{place} ") == 1
     assert cache.look_up(*found).entry is None
-    with_trust = Cache(tmp_path / "user", (cache_dir,), rules=trust.Trust(roots=(cache_dir,)))
+    with_trust = Cache(tmp_path / "user", (cache_dir,), rules=owned.Trust(roots=(cache_dir,)))
     assert with_trust.look_up(*found).entry
 
 
@@ -165,12 +167,12 @@ def test_two_libraries_of_one_name_are_two(tmp_path):
     paths = set()
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
-        with trust.opened(tmp_path / folder) as directory:
-            paths.add(trust.path_in(directory, tmp_path / folder, "lib.so"))
+        with owned.opened(tmp_path / folder) as directory:
+            paths.add(owned.path_in(directory, tmp_path / folder, "lib.so"))
     assert len(paths) == 3
 
 
 def test_without_descriptors_in_proc_the_path_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(trust, "DESCRIPTORS", str(tmp_path / "none"))
-    with trust.opened(tmp_path) as directory:
-        assert trust.path_in(directory, tmp_path, "lib.so") == str(tmp_path / "lib.so")
+    monkeypatch.setattr(owned, "DESCRIPTORS", str(tmp_path / "none"))
+    with owned.opened(tmp_path) as directory:
+        assert owned.path_in(directory, tmp_path, "lib.so") == str(tmp_path / "lib.so")

@@ -8,7 +8,8 @@ import time
 import filelock
 import pytest
 
-from jitkern import config, lock
+from jitkern import config
+from jitkern.cache import lock
 
 pytestmark = pytest.mark.usefixtures("own_locks")
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jitkern.manifest import Artifact, Manifest
+from jitkern.cache.manifest import Artifact, Manifest
 
 MANIFEST = Manifest(
     {"op": "a::b", "target": "t", "n": [1, None]},

@@ -7,9 +7,10 @@ import logging
 
 import pytest
 
-from jitkern import config, jit, mega_cache, used
-from jitkern.cache import Cache
-from jitkern.manifest import NAME
+from jitkern import config, jit, mega_cache
+from jitkern.cache import used
+from jitkern.cache.manifest import NAME
+from jitkern.cache.store import Cache
 
 cache = pytest.importorskip("torch.compiler._cache")
 
@@ -17,7 +18,7 @@ CALL = """
 x = torch.ones(3, 4)
 assert torch.equal(jitkern.ops.vec_add(x, x), 2 * x)
 assert torch.allclose(jitkern.ops.softmax(x), torch.softmax(x, -1))
-from jitkern.launch.linker import settle
+from jitkern.runtime.linker import settle
 settle()
 """
 SAVE = (
@@ -150,6 +151,6 @@ def test_every_entry_is_followed_once_and_those_before_too(variant, target, comp
 def test_a_torch_without_it_is_left_alone(run_python):
     done = run_python(
         "import sys, torch\nsys.modules['torch.compiler._cache'] = None\n"
-        "import jitkern.ops, jitkern.events\nassert not jitkern.used._followers"
+        "import jitkern.ops, jitkern.jit.events\nassert not jitkern.cache.used._followers"
     )
     assert done.returncode == 0, done.stderr

@@ -104,7 +104,7 @@ def test_a_dtype_that_kernels_do_not_know(call):
 
 
 def test_a_triton_function_that_is_not_there(tmp_path):
-    from jitkern.launch.variants import declared_in
+    from jitkern.launch.call import declared_in
 
     (tmp_path / "f.py").write_text("import triton\n@triton.jit\ndef scale(x): pass\n")
     source = Triton("f.py", folder=str(tmp_path))

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from jitkern import jit
-from jitkern.closure import closure_of
-from jitkern.compilers import toolkit
+from jitkern.compilers.cuda import toolkit
 from jitkern.declare import kernel
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.kernel import Cpp, Cuda, Extension, Include, Unit, Variant
-from jitkern.key import make_key
-from jitkern.launch.python import Kernels, Runner
-from jitkern.launch.variants import Call, variant_of
+from jitkern.launch.call import Call, variant_of
+from jitkern.launch.kernels import Kernels, Runner
+from jitkern.source.closure import closure_of
+from jitkern.source.defining_file import unit_of
+from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Unit, Variant
+from jitkern.source.variant_key import make_key
 from jitkern.target import Target
-from jitkern.units import unit_of
 
 H100 = Target.parse("cuda-sm_90-cu130-torch2.11.0")
 needs_nvrtc = pytest.mark.skipif(

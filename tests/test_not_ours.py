@@ -5,15 +5,17 @@ import time
 from pathlib import Path
 
 import pytest
-from jitkern.cache_tools import prune
 
-from jitkern import cache_tools, config, counters, layout, receipts
-from jitkern.cache import QUARANTINED, Cache
-from jitkern.closure import closure_of
+from jitkern import cache_tools, config
+from jitkern.cache import eviction, layout, usage
+from jitkern.cache.layout import TAG, TAG_TEXT
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.root import QUARANTINED
+from jitkern.cache.store import Cache
+from jitkern.dropin import memo
 from jitkern.errors import CacheError
-from jitkern.key import make_key
-from jitkern.layout import TAG, TAG_TEXT
-from jitkern.manifest import NAME, Manifest
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 
 LONG_AGO = time.time() - 90 * 86400
 A_TARGET, AN_ENTRY = "cpu-x86_64-torch2.13.0", "softmax.f32-0123456789abcdef"
@@ -77,13 +79,13 @@ def everything_automatic(cache, put):
         assert cache.find(key) is None
     key, entry = put(cache, 0)
     cache.keep_log(key, entry.path)
-    receipts.leave("a" * 64, entry.path, {}, new=True)
+    memo.leave("a" * 64, entry.path, {}, new=True)
     for name in ("01", "02"):
         (cache.root / "v1" / "stats" / f"{name}.jsonl").write_text("{}\n")
-    prune.after_publish(cache, 10**9, max_size=1, max_age=1)
-    counters.compact(cache.root)
+    eviction.after_publish(cache, 10**9, max_size=1, max_age=1)
+    usage.compact(cache.root)
     cache.purge(0.0)
-    receipts.forget(cache.root)
+    memo.forget(cache.root)
     with cache.staging():
         pass
 
@@ -115,7 +117,7 @@ def test_a_root_that_holds_other_files_serves_and_is_never_emptied(cache_dir, pu
     cache_dir.chmod(0o700)
     cache = Cache(cache_dir, fsync=False)
     key, _ = put(cache, 1)
-    prune.after_publish(cache, 10**9, max_size=1, max_age=1)
+    eviction.after_publish(cache, 10**9, max_size=1, max_age=1)
     cache.purge(0.0)
     assert cache.find(key)
     assert not (cache_dir / TAG).exists()
@@ -177,8 +179,8 @@ def test_links_are_not_followed(place, cache_dir, put, cli, tmp_path):
             cache.remove(put(cache, 3)[1].path)
         except CacheError:
             pass
-        counters.compact(cache_dir)
-        receipts.forget(cache_dir)
+        usage.compact(cache_dir)
+        memo.forget(cache_dir)
     assert listing(documents) == before
 
 

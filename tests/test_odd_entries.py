@@ -9,18 +9,19 @@ import subprocess
 import sys
 
 import pytest
-from jitkern.cache_tools import prune
 
-from jitkern import config, counters, jit
-from jitkern.cache import Cache
-from jitkern.closure import closure_of
+from jitkern import config, jit
+from jitkern.cache import eviction, usage
+from jitkern.cache.key import canonical
+from jitkern.cache.layout import is_entry_name
+from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
+from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
-from jitkern.kernel import Variant
-from jitkern.key import canonical, make_key
-from jitkern.launch import plans
-from jitkern.launch.loaded import load
-from jitkern.layout import is_entry_name
-from jitkern.manifest import MAX_BYTES, NAME, Manifest
+from jitkern.loading.loader import load
+from jitkern.runtime import plans
+from jitkern.source.closure import closure_of
+from jitkern.source.kinds import Variant
+from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 CALL = (
@@ -29,7 +30,7 @@ CALL = (
     "jitkern.on_compile(lambda event: built.append(event.variant) if event.status == 'built' else 0)\n"
     "x = torch.ones(9)\n"
     "assert torch.equal(jitkern.ops.vec_add(x, x), 2 * x)\n"
-    "from jitkern.launch.linker import settle\nsettle()\nprint(built)\n"
+    "from jitkern.runtime.linker import settle\nsettle()\nprint(built)\n"
 )
 
 
@@ -115,7 +116,7 @@ def the_entry(root, prefix):
 
 @pytest.mark.parametrize("odd", KERNELS)
 def test_an_odd_kernel_is_built_again_once(odd, variant, source, monkeypatch):
-    monkeypatch.setattr(jit, "_loaded", {})
+    monkeypatch.setattr("jitkern.jit.load._loaded", {})
     target = Target.current("cpu")
     path = jit.ensure(variant, target).path
     KERNELS[odd](path)
@@ -213,9 +214,9 @@ def test_odd_counters_and_states_count_nothing(cache_dir, put_one):
     (stats / "00.jsonl").write_text(
         '{"saved_s":%s}\n{"saved_s":1e999}\n{"saved_s":2.0}\n' % ("9" * 400)
     )
-    assert counters.total(cache_dir)["saved_s"] == 2.0
-    (cache_dir / "v1" / prune.STATE).write_text("[1e999, 1e999]")
-    prune.after_publish(Cache(cache_dir), 1, max_size=10**9, max_age=0)
+    assert usage.total(cache_dir)["saved_s"] == 2.0
+    (cache_dir / "v1" / eviction.STATE).write_text("[1e999, 1e999]")
+    eviction.after_publish(Cache(cache_dir), 1, max_size=10**9, max_age=0)
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ import subprocess
 import sys
 
 import pytest
-from jitkern.cache_tools import prune
 
 from jitkern import cache_tools, jit
-from jitkern.cache import Cache
-from jitkern.closure import closure_of
-from jitkern.key import make_key
-from jitkern.manifest import NAME, Manifest
+from jitkern.cache import eviction
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.store import Cache
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 
 ON_OVERLAY = """
 import sys
 from pathlib import Path
-from jitkern.cache import Cache
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import remove
 
 cache = Cache(Path(sys.argv[1]), fsync=False)
@@ -122,7 +122,7 @@ def test_the_automatic_run_frees_space(image):
     cache, made = image
     for _, entry in made:
         os.utime(entry.path / NAME, (1, 1))
-    prune.after_publish(cache, 10**9, max_size=100, max_age=0)
+    eviction.after_publish(cache, 10**9, max_size=100, max_age=0)
     assert list(cache.paths()) == []
 
 

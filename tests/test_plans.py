@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import slot_of
-from jitkern.cache_tools import prune
 
-from jitkern import ahead, config, jit
-from jitkern import target as target_module
-from jitkern.cache import Cache
-from jitkern.closure import closure_of
+from jitkern import config, jit, target as target_module
+from jitkern.cache import eviction
+from jitkern.cache.key import Key, digest_of
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Cache
 from jitkern.declare import Cpp, kernel
-from jitkern.key import Key, digest_of, make_key
-from jitkern.launch import linker, plans, runtime
-from jitkern.manifest import Manifest
-from jitkern.needs import needs_of
-from jitkern.register import OPS
-from jitkern.runtime import builds
+from jitkern.op.needed_kernels import needs_of
+from jitkern.op.op import OPS
+from jitkern.prewarm import ahead
+from jitkern.runtime import binding, builds, linker, plans
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 from jitkern.trace.world import World
 
 _number = itertools.count()
@@ -78,7 +78,7 @@ def identity_of(function):
     return world.identity if hasattr(made, "_flags") else None
 
 
-@pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 @pytest.mark.parametrize(
     "function",
     [reads_the_environment, reads_the_device, reads_an_object, imports, asks_the_builtins, torch.add],
@@ -169,11 +169,11 @@ import sys, torch
 if {warm}:
     class Refuse:
         def find_spec(self, name, *_):
-            if name in ("jitkern.launch.trace", "jitkern.launch.python", "triton", "filelock"):
+            if name in ("jitkern.trace.trace", "jitkern.launch.kernels", "triton", "filelock"):
                 raise AssertionError(f"a warm process imported {{name}}")
     sys.meta_path.insert(0, Refuse())
 import jitkern.ops
-from jitkern.launch.slot import SLOTS
+from jitkern.runtime.slot import SLOTS
 for dtype in (torch.float32, torch.float64):
     x = torch.arange(6, dtype=dtype).view(2, 3)
     assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
@@ -182,7 +182,7 @@ print(jitkern.stats())
 """
 
 
-@pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_after_prewarm_a_process_neither_compiles_nor_traces(run_python):
     done = run_python("from jitkern.cli import main; main(['prewarm', 'vec_add', 'softmax'])")
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_after_prewarm_a_process_neither_compiles_nor_traces(run_python):
     assert "'compiles': 0" in done.stdout and "'stubs': 0" in done.stdout
 
 
-@pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_after_one_run_the_next_neither_compiles_nor_traces(run_python):
     assert run_python(CODE.format(warm=False)).returncode == 0
     done = run_python(CODE.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
@@ -220,7 +220,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 @pytest.mark.parametrize(
     "edit",
     [{"factor": 3.0}, {"body": "FACTOR + 1"}, {"kernel": "3 * a * x[i]"}],
@@ -288,8 +288,8 @@ def test_kernels_stubs_and_plans_all_count_towards_the_limits(op, cache_dir):
     op(X, 2)
     linker.settle()
     assert planned(op)
-    _, known = json.loads((cache_dir / "v1" / prune.STATE).read_bytes())
-    assert known == sum(use.bytes for use in prune.uses(Cache(cache_dir)))
+    _, known = json.loads((cache_dir / "v1" / eviction.STATE).read_bytes())
+    assert known == sum(use.bytes for use in eviction.uses(Cache(cache_dir)))
 
 
 def test_each_branch_has_a_plan(op):

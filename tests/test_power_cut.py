@@ -12,10 +12,9 @@ import subprocess
 import sys
 
 import pytest
-from test_publish_faults import Disk as Calls
-from test_publish_faults import key_of, publish
+from test_publish_faults import Disk as Calls, key_of, publish
 
-from jitkern.cache import Cache
+from jitkern.cache.store import Cache
 
 FS_IOC_GOINGDOWN = 0x8004587D
 WITHOUT_THE_LOG = struct.pack("I", 2)

@@ -16,14 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from jitkern import config, events, jit, record
-from jitkern.compilers import child
-from jitkern.launch import runtime
+from jitkern import config, jit
+from jitkern.calls import record
+from jitkern.calls.samples import ShapesAlone
+from jitkern.compilers import child_process
+from jitkern.jit import events
+from jitkern.op.op import OPS, Op
 from jitkern.prewarm import builder, identity, tasks
-from jitkern.register import OPS, Op
-from jitkern.samples import ShapesAlone
+from jitkern.runtime import binding
 
-pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
 MODULE = """
 import torch
@@ -258,7 +260,7 @@ def test_a_notebook_can_compile_after_an_interrupted_prewarm(cli, package, monke
     with monkeypatch.context() as patched:
         patched.setattr(builder.Builder, "_hear", interrupt)
         assert cli("prewarm", package, "--jobs", jobs)[0] == 130
-    assert child.run(["echo", "lives"]) == (0, "lives\n")
+    assert child_process.run(["echo", "lives"]) == (0, "lives\n")
 
 
 def test_an_error_of_a_worker_is_raised_here(cli, compiler, package, tmp_path):
@@ -369,7 +371,7 @@ def test_shapes_alone_are_those_of_torch(make):
 
 def test_what_the_shipped_ops_need_is_found_without_sympy(run_python):
     done = run_python(
-        "import sys, jitkern.ops; from jitkern.register import OPS; from jitkern.needs import needs_of\n"
+        "import sys, jitkern.ops; from jitkern.op.op import OPS; from jitkern.op.needed_kernels import needs_of\n"
         "for op in OPS.values():\n"
         "    for device, sources in op.sources.items():\n"
         "        for source in sources: assert needs_of(op, source, device).variants\n"

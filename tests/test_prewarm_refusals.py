@@ -11,7 +11,7 @@ from conftest import H100
 from test_cli import last_json, needs_nvrtc
 
 from jitkern.errors import LaunchError
-from jitkern.register import OPS
+from jitkern.op.op import OPS
 from jitkern.target import short_version
 
 NUMBERS = itertools.count()  # Torch keeps an op for good, so each test declares another one

@@ -3,14 +3,17 @@ import time
 from pathlib import Path
 
 import pytest
-from jitkern.cache_tools import prune
-from jitkern.cache_tools.installed import Installed
 
-from jitkern import cache_tools, config, jit, mega_cache_entries, receipts
-from jitkern.cache import GRACE, Cache
-from jitkern.closure import closure_of
-from jitkern.key import make_key
-from jitkern.manifest import NAME, Manifest
+from jitkern import cache_tools, config, jit
+from jitkern.cache import eviction
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.root import GRACE
+from jitkern.cache.store import Cache
+from jitkern.cache_tools.installed import Installed
+from jitkern.dropin import memo
+from jitkern.jit import mega_cache_entries
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -42,7 +45,7 @@ def going(cache, **limits):
 
 def test_the_least_recently_used_go_first(cache, put):
     paths = [put(i, age) for i, age in enumerate((300, 100, 200))]
-    total = sum(use.bytes for use in prune.uses(cache))
+    total = sum(use.bytes for use in eviction.uses(cache))
     assert going(cache, max_size=total) == []
     assert going(cache, max_size=total - 1) == [paths[0]]
     assert going(cache, max_size=1) == [paths[0], paths[2], paths[1]]
@@ -96,8 +99,8 @@ def test_a_removed_entry_is_gone_for_the_next_lookup_and_freed(cache, put):
 def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
     kept, gone = put(1), put(2)
     with config.using(cache_dir=cache.root):
-        receipts.leave("a" * 64, kept, {}, new=True)
-        receipts.leave("b" * 64, gone, {}, new=True)
+        memo.leave("a" * 64, kept, {}, new=True)
+        memo.leave("b" * 64, gone, {}, new=True)
     folder = cache.root / "inline"
     (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
     (folder / "notes").write_text("mine")
@@ -127,16 +130,16 @@ def test_the_trash_is_kept_for_those_who_read_it(cache, put):
 
 
 def after(cache, size=0, max_size=0, max_age=0.0):
-    prune.after_publish(cache, size, max_size=max_size, max_age=max_age)
+    eviction.after_publish(cache, size, max_size=max_size, max_age=max_age)
 
 
 def test_a_publish_over_the_limit_evicts_down_to_nine_tenths(cache, put):
     for i in range(20):
         put(i, DAY)
-    total = sum(use.bytes for use in prune.uses(cache))
+    total = sum(use.bytes for use in eviction.uses(cache))
     after(cache)  # counts
     after(cache, size=1, max_size=total)
-    left = sum(use.bytes for use in prune.uses(cache))
+    left = sum(use.bytes for use in eviction.uses(cache))
     assert 0.8 * total < left <= 0.9 * total
 
 
@@ -152,8 +155,8 @@ def test_the_automatic_run_looks_once_a_day(cache, put):
     path = put(1, 10 * DAY)
     after(cache, max_age=DAY)
     assert path.exists()
-    at, known = prune._state(cache)
-    prune._write(cache, at - 2 * DAY, known)
+    at, known = eviction._state(cache)
+    eviction._write(cache, at - 2 * DAY, known)
     after(cache, max_age=DAY)
     assert not path.exists()
 
@@ -163,7 +166,7 @@ def test_the_automatic_run_looks_once_a_day(cache, put):
 )
 def test_a_damaged_or_future_state_means_look_now(cache, put, state):
     path = put(1, 10 * DAY)
-    (cache.root / "v1" / prune.STATE).write_bytes(state)
+    (cache.root / "v1" / eviction.STATE).write_bytes(state)
     after(cache, max_age=DAY)
     assert not path.exists()
 

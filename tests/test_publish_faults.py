@@ -22,15 +22,17 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from jitkern.cache_tools import after_publish, evictable, pin, remove
 
 from jitkern import config, jit
-from jitkern.cache import QUARANTINED, Cache
+from jitkern.cache.key import Key, digest_of
+from jitkern.cache.layout import TAG_TEXT
+from jitkern.cache.manifest import NAME, Artifact, Manifest
+from jitkern.cache.root import QUARANTINED
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import after_publish, evictable, pin, remove
 from jitkern.config import Config
 from jitkern.errors import CacheError, JitkernError
-from jitkern.key import Key, digest_of
-from jitkern.layout import TAG_TEXT
-from jitkern.manifest import NAME, Artifact, Manifest
+from jitkern.jit import cache_in_use
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="pathlib took its calls from os when it was imported"
@@ -580,7 +582,7 @@ def ensure(folder, monkeypatch, compiler, variant, target):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
     def ensure(root):
-        jit._spilled.clear()
+        cache_in_use.spilled.clear()
         with config.using(cache_dir=root):
             return jit.ensure(variant, target)
 
@@ -631,10 +633,10 @@ PUBLISH = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from jitkern.cache import Cache
-from jitkern.key import Key, digest_of
-from jitkern.layout import TAG_TEXT
-from jitkern.manifest import Manifest
+from jitkern.cache.store import Cache
+from jitkern.cache.key import Key, digest_of
+from jitkern.cache.layout import TAG_TEXT
+from jitkern.cache.manifest import Manifest
 inputs = {"op": "test::op", "target": "cpu-x-torch2"}
 key = Key(inputs, digest_of(inputs), "op")
 cache = Cache(Path(sys.argv[2]))

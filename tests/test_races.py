@@ -13,12 +13,13 @@ import time
 
 import filelock
 import pytest
-from jitkern.cache_tools import after_publish, evictable, prune, remove
 from test_publish_faults import in_a_child, in_memory, key_of, names, start, wait
 
-from jitkern import config, jit, lock
-from jitkern.cache import Cache
-from jitkern.manifest import Manifest
+from jitkern import config, jit
+from jitkern.cache import eviction, lock
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import after_publish, evictable, remove
 
 pytestmark = pytest.mark.usefixtures("own_locks")
 SECONDS = 60  # of the long soak
@@ -132,7 +133,7 @@ def folder():
 
 @pytest.fixture
 def anything_may_go(monkeypatch, folder):
-    monkeypatch.setattr(prune, "YOUNG", 0.0)
+    monkeypatch.setattr(eviction, "YOUNG", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))  # of losers that keep their own copy
 
 
@@ -250,7 +251,7 @@ def test_a_lock_folder_of_no_use_stops_nobody(what, ensure, compiler, monkeypatc
         runtime.mkdir()
         monkeypatch.setattr(lock.os, "access", lambda path, mode: "read-only" not in what)
     if what == "a folder for the lock":
-        monkeypatch.setattr(jit, "_lock_name", lambda key: "name")
+        monkeypatch.setattr("jitkern.jit.obtain._lock_name", lambda key: "name")
         (runtime / "jitkern" / "name.lock").mkdir(parents=True)
     with config.using(runtime_dir=runtime):
         assert ensure() == b"code of f32"

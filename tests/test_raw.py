@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import jitkern
-from jitkern import config, cxx, jit
-from jitkern.compilers import host_half, toolkit
+from jitkern import config, jit
+from jitkern.compilers.cuda import strip_host_code, toolkit
 from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached, TargetError
+from jitkern.source import cpp_text
 
 TEACHING = Path(__file__).parent / "teaching"
 H100 = "cuda-sm_90-cu130-torch2.11.0"
@@ -55,7 +56,7 @@ def test_a_kernel_compiles_for_any_arch(arch):
 @pytest.mark.parametrize("file", [file for file, *_ in FILES] + ["common.h"])
 def test_without_the_host_half_lines_keep_their_numbers(file):
     text = (TEACHING / file).read_text()
-    half = host_half.without_host_half(text, host_half.device_macros_in([text]))
+    half = strip_host_code.without_host_half(text, strip_host_code.device_macros_in([text]))
     assert half.count("\n") == text.count("\n")
     assert "main(" not in half and "cudaMalloc(" not in half.replace("(cudaMalloc(", "")
     for number, (row, kept) in enumerate(zip(text.splitlines(), half.splitlines()), 1):
@@ -103,20 +104,20 @@ int main(int argc, char** argv) {
 
 
 def test_functions_are_read_from_text():
-    found = {f.name: f for f in cxx.functions_in(SCANNED)}
+    found = {f.name: f for f in cpp_text.functions_in(SCANNED)}
     assert found["a::b::c::k"].template == ("T", "N", "X")
     assert found["a::b::c::k"].parameters == "T* o, const T (&x)[N]"
-    assert [f.spelled for f in cxx.kernels_in(SCANNED)] == [
+    assert [f.spelled for f in cpp_text.kernels_in(SCANNED)] == [
         "a::b::c::k<T, N, X>", "in_block", "alone",
     ]  # fmt: skip
     assert found["main"].defined and found["make"].template is None
-    assert cxx.functions_in("void f() { { }") == []
+    assert cpp_text.functions_in("void f() { { }") == []
 
 
 def test_the_device_half_is_what_a_kernel_may_use():
-    macros = host_half.device_macros_in([SCANNED])
+    macros = strip_host_code.device_macros_in([SCANNED])
     assert macros == {"HD", "HD2"}
-    half = host_half.without_host_half(SCANNED, macros)
+    half = strip_host_code.without_host_half(SCANNED, macros)
     kept = [row.strip() for row in half.splitlines() if row.strip()]
     assert kept == [
         row.strip().replace("constexpr int", "__host__ __device__ constexpr int")
@@ -131,7 +132,7 @@ def test_the_device_half_is_what_a_kernel_may_use():
 
 def test_a_text_that_does_not_balance_is_left_as_it_is():
     text = "#ifdef X\nint main() {\n#else\nint main(int n) {\n#endif\n}\n"
-    assert host_half.without_host_half(text) == text
+    assert strip_host_code.without_host_half(text) == text
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import torch
 from conftest import REPOSITORY
 
 from jitkern import config
-from jitkern.compilers import toolkit
+from jitkern.compilers.cuda import toolkit
 from jitkern.config import Config
 from jitkern.target import short_version, this_platform
 

@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 
-from jitkern import config, declare, record, samples
+from jitkern import config, declare
+from jitkern.calls import record, samples
 from jitkern.errors import DeclarationError
-from jitkern.register import OPS
+from jitkern.op.op import OPS
 from jitkern.target import Target
 
 APP = """
@@ -65,7 +66,7 @@ def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
         ("jitkern::vec_add", "f32"), ("jitkern::vec_add", "stub"), ("jitkern::vec_add", "plan"),
         ("jitkern::runtime", ""),
     }  # fmt: skip
-    code = APP + "import sys; print('jitkern.launch.trace' in sys.modules)"
+    code = APP + "import sys; print('jitkern.trace.trace' in sys.modules)"
     done = run_python(code, JITKERN_CACHE_DIR=other, JITKERN_COMPILE="never", PATH="/nonexistent")
     assert done.stdout == "0\nFalse\n", done.stderr
 

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from jitkern import config, events
+from jitkern import config
 from jitkern.compilers import compiler_for
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
@@ -21,9 +21,10 @@ from jitkern.errors import (
     NotCached,
     TargetError,
 )
-from jitkern.kernel import Variant
-from jitkern.launch import python
-from jitkern.needs import needs_of
+from jitkern.jit import events
+from jitkern.launch import kernels
+from jitkern.op.needed_kernels import needs_of
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 _number = itertools.count()
@@ -346,7 +347,7 @@ def test_a_background_build_that_failed_is_tried_again_unless_its_source_is_wron
 
 def test_a_fork_builds_what_its_parent_was_about_to(declare):
     op = declare()
-    runner = python.Runner(op.name, op.sources["cpu"][0], Target.current("cpu"), X.device)
+    runner = kernels.Runner(op.name, op.sources["cpu"][0], Target.current("cpu"), X.device)
     variant = Variant(op.name, op.sources["cpu"][0], "scale")
     assert [runner.claim(variant), runner.claim(variant)] == [True, False]
     child = os.fork()

@@ -25,13 +25,13 @@ from conftest import slot_of
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jitkern import config, trampoline
+from jitkern import config
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import CompileError, LaunchError, NotCached
-from jitkern.launch import linker, runtime, slot
-from jitkern.launch.slot import Slot
+from jitkern.runtime import binding, linker, slot, trampoline
+from jitkern.runtime.slot import Slot
 
-pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 _number = itertools.count()
 X = torch.arange(6.0).reshape(2, 3)
 CALLS = 20_000
@@ -496,9 +496,9 @@ def run_threads(*works):
 @pytest.fixture
 def appended(monkeypatch):
     """The slots to which a variant was appended, in order."""
-    slots, append = [], runtime.Runtime.append
+    slots, append = [], binding.Runtime.append
     monkeypatch.setattr(
-        runtime.Runtime,
+        binding.Runtime,
         "append",
         lambda self, slot, *rest: slots.append(slot) or append(self, slot, *rest),
     )
@@ -905,7 +905,7 @@ def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
 
 
 VARIANTS = int(
-    re.search(r"VARIANTS = (\d+)", Path(runtime.__file__).with_name("runtime.c").read_text()).group(
+    re.search(r"VARIANTS = (\d+)", Path(binding.__file__).with_name("runtime.c").read_text()).group(
         1
     )
 )

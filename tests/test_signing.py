@@ -6,16 +6,16 @@ import shutil
 import stat
 
 import pytest
+
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import chosen, signing
 from jitkern.cache_tools.listing import Wanted
-
-from jitkern import signature
-from jitkern.cache import Cache
-from jitkern.closure import closure_of
 from jitkern.errors import CacheError, JitkernError
-from jitkern.key import make_key
-from jitkern.manifest import NAME, Manifest
-from jitkern.trust import Trust
+from jitkern.files import signature
+from jitkern.files.owned import Trust
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
 
 serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
 ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")

@@ -23,7 +23,7 @@ DRIVER = """
 import hashlib, json, pathlib, sys
 import torch, jitkern
 from jitkern import closure, jit
-from jitkern.kernel import Cuda, Extension, Triton, Variant
+from jitkern.source.kinds import Cuda, Extension, Triton, Variant
 from jitkern.target import Target
 
 H100 = Target.parse("cuda-sm_90-cu130-torch2.11.0")

@@ -11,11 +11,11 @@ from conftest import slot_of
 
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch import linker, runtime
-from jitkern.launch.python import Kernels, Runner
+from jitkern.launch.kernels import Kernels, Runner
+from jitkern.runtime import binding, linker
 from jitkern.target import Target
 
-pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 NAMESPACE = "jitkern_trace"
 SOURCE = """
 extern "C" void ints(long* out, long a, long b, long c, long d, long e, long f, long g, long h) {

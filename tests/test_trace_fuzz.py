@@ -19,17 +19,17 @@ import torch
 from conftest import slot_of
 
 from jitkern import config
-from jitkern.compilers.stub import StubCompiler
+from jitkern.compilers.cpp.stub import StubCompiler
 from jitkern.declare import Cpp, kernel
-from jitkern.launch import runtime
-from jitkern.launch.slot import Calls, Slot
-from jitkern.launch.stub import lines_of
 from jitkern.launch.symbols import Unsupported
-from jitkern.launch.trace import trace
-from jitkern.runtime.symbols import shim
+from jitkern.runtime import binding
+from jitkern.runtime.slot import Calls, Slot
+from jitkern.trace.shim import shim
+from jitkern.trace.stub_text import lines_of
+from jitkern.trace.trace import trace
 
 pytestmark = [
-    pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
     pytest.mark.stress,
 ]
 FUNCTIONS = int(os.environ.get("JITKERN_FUZZ", "3000"))

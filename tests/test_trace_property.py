@@ -9,15 +9,15 @@ import torch
 from conftest import slot_of
 from test_trace import Subject, copied, outcome
 
-from jitkern.launch import linker, runtime
-from jitkern.launch.python import Kernels, Runner
+from jitkern.launch.kernels import Kernels, Runner
 from jitkern.ops import softmax, vec_add
+from jitkern.runtime import binding, linker
 from jitkern.target import Target
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 
-pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 SOURCE = """
 extern "C" void weigh(double* space, const T* x, const T* w, double a, double b, long n) {
   for (long i = 0; i < n; i++) space[i] = a * x[i] + (w ? double(w[i]) : b);

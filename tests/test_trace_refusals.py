@@ -17,9 +17,9 @@ import pytest
 import torch
 from test_trace import Subject
 
-from jitkern.launch import linker, runtime
+from jitkern.runtime import binding, linker
 
-pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 SIGNATURE = "(Tensor x, Tensor y, int n, float f) -> Tensor"
 WEIGHTS = torch.arange(1.0, 33.0)
 TABLE = {3: 30.0, 5: 50.0}

@@ -8,20 +8,22 @@ import torch
 from conftest import H100, FakeCompiler, served, slot_of
 
 from jitkern import cache_tools, config, jit
-from jitkern.ahead import keep_plans, stubs_of
-from jitkern.compilers import COMPILERS, toolkit
+from jitkern.compilers import COMPILERS
+from jitkern.compilers.cuda import toolkit
 from jitkern.declare import Cpp, Cuda, Triton, kernel
 from jitkern.errors import DeclarationError, LaunchError
-from jitkern.kernel import Variant
-from jitkern.launch import autotune, linker, plans, runtime
-from jitkern.launch.python import Kernels, Runner
-from jitkern.launch.tune import parts_of
-from jitkern.needs import needs_of
+from jitkern.launch import autotune
+from jitkern.launch.kernels import Kernels, Runner
+from jitkern.launch.tuned import parts_of
+from jitkern.op.needed_kernels import needs_of
+from jitkern.prewarm.ahead import keep_plans, stubs_of
+from jitkern.runtime import binding, linker, plans
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 from jitkern.trace.world import world_of
 
 needs_runtime = pytest.mark.skipif(
-    not runtime.runtime(), reason="no launch runtime on this platform"
+    not binding.runtime(), reason="no launch runtime on this platform"
 )
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
@@ -402,7 +404,7 @@ import sys, torch
 if {warm}:
     class Refuse:
         def find_spec(self, name, *_):
-            if name in ("jitkern.launch.trace", "jitkern.launch.python", "jitkern.launch.autotune"):
+            if name in ("jitkern.trace.trace", "jitkern.launch.kernels", "jitkern.launch.autotune"):
                 raise AssertionError(f"a warm process imported {{name}}")
     sys.meta_path.insert(0, Refuse())
 else:
@@ -617,7 +619,7 @@ def test_cuda_kernels_are_tuned_and_served_by_stub(on_cuda):
     slot = slot_of(on_cuda, "cuda")
     before = slot.misses
     assert torch.equal(on_cuda(x), 2 * x)
-    assert not runtime.runtime() or slot.misses == before, slot.refused
+    assert not binding.runtime() or slot.misses == before, slot.refused
     ((_, choice),) = autotune.choices_of(
         on_cuda.name, on_cuda.sources["cuda"][0], Target.current("cuda")
     )

@@ -14,11 +14,10 @@ import torch
 from conftest import slot_of
 
 from jitkern.declare import Cpp, kernel
-from jitkern.launch import linker, runtime
-from jitkern.runtime import builds
+from jitkern.runtime import binding, builds, linker
 from jitkern.trace.world import World
 
-pytestmark = pytest.mark.skipif(not runtime.runtime(), reason="no launch runtime on this platform")
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 _number = itertools.count()
 SOURCE = """
 extern "C" void scale(T* out, const T* x, double a, long n) { for (long i = 0; i < n; i++) out[i] = a * x[i]; }

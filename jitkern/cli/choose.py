@@ -15,13 +15,15 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jitkern
+from jitkern import calls, op as room
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
 if TYPE_CHECKING:
-    from jitkern.record import Call
-    from jitkern.register import Op
+    from jitkern.calls.record import Call
+    from jitkern.op.op import Op
 
 _OF_A_PACKAGE = "; for an op of a package that is not installed, give the package's name"
 _NO_KERNEL_FILE = (
@@ -56,39 +58,32 @@ def choose_recorded(path: Path, names: list[str]) -> Chosen:
     or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
-    from jitkern import record
-    from jitkern.register import OPS
-    from jitkern.samples import Sample, misfit
-
     try:
-        calls = record.read(path)
+        recorded = calls.record.read(path)
     except OSError as e:
         raise DeclarationError(f"{path} cannot be read: {e.strerror}") from e
-    if not calls:
+    if not recorded:
         raise DeclarationError(f"{path} holds no call: nothing had to be readied in that run")
-    for call in calls:
-        if call.op not in OPS:
+    for call in recorded:
+        if call.op not in room.op.OPS:
             _declare(call, path, names)
     chosen = _choose(names, raising)  # after those modules, which may declare them
-    for op in OPS.values():
-        recorded = op.recorded = {}
-        for call in calls:
+    for op in room.op.OPS.values():
+        of_op = op.recorded = {}
+        for call in recorded:
             if call.op == op.name:
                 origin = f"{path}, line {call.line}"
-                why = misfit(op.schema, call.args)
+                why = calls.samples.misfit(op.schema, call.args)
                 problem = f"{origin} does not fit the op: {why}" if why else ""
-                sample = Sample(origin, call.args, problem)
-                recorded.setdefault((call.device, call.kind), []).append(sample)
+                sample = calls.samples.Sample(origin, call.args, problem)
+                of_op.setdefault((call.device, call.kind), []).append(sample)
     return chosen
 
 
 def _import_installed() -> dict[str, str]:
     """Import what declares ops, and tell why of a module that raises."""
-    from jitkern import ops as _shipped  # noqa: F401  declares them
-    from jitkern.declare import installed
-
     raising = {}
-    for module in installed():
+    for module in jitkern.declare.installed():
         try:
             importlib.import_module(module)
         except (Exception, SystemExit) as e:  # noqa: BLE001  another's broken package must not take all ops away
@@ -134,8 +129,6 @@ def _package_of(module: str) -> str:
 
 
 def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
-    from jitkern.register import OPS
-
     chosen: dict[str, Op] = {}
     broken: dict[str, str] = {}
     for name in names:
@@ -153,12 +146,12 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
         if not found and name not in broken:
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels; there are: "
-                f"{', '.join(sorted(OPS))}"
+                f"{', '.join(sorted(room.op.OPS))}"
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)
             )
         chosen.update((op.name, op) for op in found)
-    ops = chosen if names else OPS
+    ops = chosen if names else room.op.OPS
     return Chosen(sorted(ops.values(), key=lambda op: op.name), broken)
 
 
@@ -169,11 +162,8 @@ def _declare(call: Call, path: Path, names: list[str]) -> None:
     package: a recording may come from anywhere. Raises UnknownOp for an op that is wanted and is
     not here.
     """
-    from jitkern.declare import installed
-    from jitkern.register import OPS
-
     package = _package_of(call.module)
-    if package not in map(_package_of, (*installed(), *names)):
+    if package not in map(_package_of, (*jitkern.declare.installed(), *names)):
         if names:
             return  # only ops of what is named are wanted
         reason = (
@@ -191,7 +181,7 @@ def _declare(call: Call, path: Path, names: list[str]) -> None:
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
         if not _is_absent(e, call.module):
             reason = f"which cannot be imported: {e!r}"
-    if call.op not in OPS:
+    if call.op not in room.op.OPS:
         raise UnknownOp(f"{path} has calls of {call.op}, declared in {call.module}, {reason}")
 
 
@@ -202,11 +192,9 @@ def _is_absent(e: BaseException, module: str) -> bool:
 
 def _named(name: str) -> list[Op]:
     """The ops of this name, of this namespace, or declared in this package or module."""
-    from jitkern.register import OPS
-
     return [
         op
-        for op in OPS.values()
+        for op in room.op.OPS.values()
         if op.name in (name, f"jitkern::{name}")
         or op.name.split("::")[0] == name
         or f"{op.module}.".startswith(f"{name}.")
@@ -215,8 +203,6 @@ def _named(name: str) -> list[Op]:
 
 def _imported(name: str) -> list[Op]:
     """The ops that a package declares, or a module of one. Raises what it raises."""
-    from jitkern.declare import discover
-
     if not all(part.isidentifier() for part in name.split(".")):
         return []
     try:
@@ -226,7 +212,7 @@ def _imported(name: str) -> list[Op]:
             return []
         raise
     if spec and spec.submodule_search_locations:
-        return discover(name) or _named(name)
+        return jitkern.declare.discover(name) or _named(name)
     if spec:
         importlib.import_module(name)
     return _named(name)

@@ -18,14 +18,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import jitkern
 from jitkern import __version__, config
-from jitkern.cache import Cache
+from jitkern.cache.entry import Entry
+from jitkern.cache.store import Cache
 from jitkern.cache_tools.health import Check, health
 from jitkern.cli.output import print_json, styled
-from jitkern.compilers import cc_build, nvrtc_program, toolkit
-from jitkern.compilers.triton_build import REMEDY as TRITON_REMEDY
-from jitkern.config_file import TRUST
-from jitkern.entry import Entry
+from jitkern.compilers.cpp import cc_build
+from jitkern.compilers.cuda import nvrtc_api, toolkit
+from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
+from jitkern.config.file import TRUST
+from jitkern.config.settings import SYSTEM_FILE, user_file
 from jitkern.errors import JitkernError
 from jitkern.target import short_version
 
@@ -81,10 +84,11 @@ def _torch() -> list[Check]:
 
 
 def _targets() -> list[Check]:
-    from jitkern.target import Target
-
     try:
-        return [Check("target", ok=True, value=str(target)) for target in Target.visible()]
+        return [
+            Check("target", ok=True, value=str(target))
+            for target in jitkern.target.Target.visible()
+        ]
     except (ImportError, OSError):
         return []
 
@@ -153,7 +157,7 @@ def _nvcc() -> list[Check]:
 
 
 def _packages() -> list[Check]:
-    here = Check("jitkern", ok=True, value=__version__, origin=str(Path(config.__file__).parent))
+    here = Check("jitkern", ok=True, value=__version__, origin=str(Path(jitkern.__file__).parent))
     needed = [_package(name, f"pip install {name}") for name in NEEDED]
     optional = [_package("cryptography", "", "signatures")]
     if not importlib.util.find_spec("compression"):  # of Python 3.14
@@ -196,7 +200,7 @@ def _versions(compiler: str) -> set[str]:
             versions.add(cc_build.identity(tool)["version"])
     for _, library in toolkit.nvrtc_libraries().values() if compiler == "nvrtc" else ():
         with contextlib.suppress(*NO_COMPILER):
-            versions.add(nvrtc_program.build_id(library))
+            versions.add(nvrtc_api.build_id(library))
     return versions
 
 
@@ -214,7 +218,7 @@ def _settings() -> list[Check]:
         )
         for label, name in names
     ]
-    for path in (config.SYSTEM_FILE, config._user_file(settings.environment)):
+    for path in (SYSTEM_FILE, user_file(settings.environment)):
         value = str(path) if os.access(path, os.F_OK) else f"{path}, absent"
         checks.append(Check("settings file", ok=True, value=value))
     return checks
@@ -238,7 +242,7 @@ def _variables() -> list[Check]:
         near = difflib.get_close_matches(key, config.SETTINGS, n=1)
         if key in TRUST:
             value = f"`{key.lower()}` counts in a settings file only, and not in the environment"
-            remedy = f"move it to {config._user_file(settings.environment)}"
+            remedy = f"move it to {user_file(settings.environment)}"
         else:
             value = "is not a setting" + (f": did you mean JITKERN_{near[0]}?" if near else "")
             remedy = f"unset {name}" + (f", and set JITKERN_{near[0]}" if near else "")

@@ -17,15 +17,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jitkern import cache_tools, config
-from jitkern.cache import Cache
+from jitkern import cache_tools, config, jit, op as room, prewarm, trace
+from jitkern.cache.store import Cache
+from jitkern.cli import hints
+from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.output import print_json
-from jitkern.kernel import Source, Variant
+from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
-    from jitkern.launch.trace import Traced
-    from jitkern.register import Op
+    from jitkern.op.op import Op
+    from jitkern.trace.trace import Traced
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -47,9 +49,6 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
-    from jitkern.cli.hints import hints
-
     may_be_digest = re.fullmatch(r"(.*-)?[0-9a-f]{6,64}", args.op)
     if may_be_digest and cache_tools.find(Cache.open(config.current()), args.op):
         return explain_entries(args)
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     for op in chosen.ops:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
-        told = [hint for target, source in places for hint in hints(op, source, target)]
+        told = [hint for target, source in places for hint in hints.hints(op, source, target)]
         ops.append({"op": op.name, "schema": op.schema, "variants": rows, "hints": told})
         if args.json:
             continue
@@ -98,19 +97,15 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str
 
     Or why the Python launcher does.
     """
-    from jitkern.ahead import stubs_of
-    from jitkern.cli.hints import choices, installed
-    from jitkern.needs import needs_of
-
-    variants, calls, problems = needs_of(op, source, target.device)
-    here = installed(variants, target)
+    variants, calls, problems = room.needed_kernels.needs_of(op, source, target.device)
+    here = hints.installed(variants, target)
     for variant in variants:
         yield _explain(variant, target, here)
     for problem in problems:
         yield _row(source.kind, target, problem)
-    yield from choices(op, source, target)
-    stubs, reasons = stubs_of(op, source, target, calls)
-    here = installed([stub.variant for stub in stubs], target)
+    yield from hints.choices(op, source, target)
+    stubs, reasons = prewarm.ahead.stubs_of(op, source, target, calls)
+    here = hints.installed([stub.variant for stub in stubs], target)
     written = op.written(source, target.device) if stubs else None
     for variant, traced in {stub.variant: stub.traced for stub in stubs}.items():
         row = _explain(variant, target, here)
@@ -132,9 +127,7 @@ def _beside(schema: str, traced: Traced, written: Any) -> str:
     path = written.__code__.co_filename
     shown: list[str] = []
     before = 0
-    from jitkern.launch.stub import lines_of
-
-    for text, line in lines_of(schema, traced):
+    for text, line in trace.stub_text.lines_of(schema, traced):
         if line and line != before:
             before = line
             shown.append(f"  /* {line:4}: {linecache.getline(path, line).strip()} */")
@@ -143,9 +136,6 @@ def _beside(schema: str, traced: Traced, written: Any) -> str:
 
 
 def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> dict[str, str]:
-    from jitkern import jit
-    from jitkern.cli.hints import newer
-
     key = jit.key_of(variant, target)
     entry = Cache.open(config.current()).find(key)
     reason = "" if entry else _nearest(key.inputs)
@@ -156,7 +146,7 @@ def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> di
         "key": key.digest,
         "path": str(entry.path) if entry else "",
         "reason": reason,
-        "note": newer(entry.manifest.compiler, here) if entry else "",
+        "note": hints.newer(entry.manifest.compiler, here) if entry else "",
         "stub": "",
     }
 

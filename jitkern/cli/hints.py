@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jitkern import jit
+from jitkern import jit, launch
+from jitkern.cache.entry import Entry
+from jitkern.cache.key import canonical
 from jitkern.compilers import compiler_for
-from jitkern.entry import Entry
 from jitkern.errors import CompilerNotFound, TargetError
-from jitkern.kernel import Extension, Source, Variant
-from jitkern.key import canonical
+from jitkern.source.kinds import Extension, Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
-    from jitkern.register import Op
+    from jitkern.op.op import Op
 
 MANY = 3  # variants that differ in the class of one argument alone
 
@@ -25,9 +25,7 @@ def choices(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
     """Which configuration each device model took, in which situation, and what others took."""
     if isinstance(source, Extension):
         return
-    from jitkern.launch.autotune import choices_of
-
-    for entry, choice in choices_of(op.name, source, target):
+    for entry, choice in launch.autotune.choices_of(op.name, source, target):
         situation = ", ".join(f"{name}={value}" for name, value in choice["situation"].items())
         listed = [
             f"{config} {'does not run' if time is None else f'{time:.4g} ms'}"
@@ -46,8 +44,6 @@ def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
     """Integer arguments of Triton kernels whose classes make many of the cached variants."""
     if source.kind != "triton":
         return
-    from jitkern.launch.variants import declared_in
-
     known = jit.key_of(Variant(op.name, source), target).inputs
     alike: dict[tuple[str, str, bytes], set[str]] = defaultdict(set)
     for _, entry in jit.open_cache().entries():
@@ -57,7 +53,7 @@ def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
         variant = inputs["variant"]
         if not variant["signature"]:
             continue  # no kernel: a choice
-        names = declared_in(op.name, source, variant["function"]).parameters
+        names = launch.call.declared_in(op.name, source, variant["function"]).parameters
         passed = [name for name in names if name not in dict(variant["template"])]
         for i, (name, kind) in enumerate(zip(passed, variant["signature"])):
             if _plain(kind) in ("i32", "i64", "u64"):

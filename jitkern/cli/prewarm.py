@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import config
+from jitkern import config, op as room, prewarm
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
-from jitkern.compilers import jobs
-from jitkern.kernel import Extension
+from jitkern.compilers import parallelism
+from jitkern.source.kinds import Extension
 from jitkern.target import Target
 
 if TYPE_CHECKING:
+    from jitkern.op.op import Op
     from jitkern.prewarm.tasks import Group, Result
-    from jitkern.register import Op
 
 _CUDA = "cuda-sm_90-cu130-torch2.11.0"
 
@@ -65,12 +65,10 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    from jitkern.register import OPS
-
     try:
         return _run(args)
     finally:
-        for op in OPS.values():
+        for op in room.op.OPS.values():
             op.recorded = None
 
 
@@ -106,41 +104,40 @@ def _run(args: argparse.Namespace) -> int:
 
 def _results(
     args: argparse.Namespace, ops: list[Op], targets: list[Target], broken: dict[str, str]
-) -> list[Result]:
+) -> list[prewarm.tasks.Result]:
     """What has come of every source for every target, and what cannot be tried."""
-    from jitkern.ahead import keep_shard
-    from jitkern.prewarm.builder import Builder
-    from jitkern.prewarm.tasks import Group, Result
-
     unmatched = _unmatched(ops, targets)
     lacking = None
     if args.shard:
         lacking = _without_calls(ops, targets, set())
-        keep_shard(ops, *args.shard)
+        prewarm.ahead.keep_shard(ops, *args.shard)
     groups = [
-        Group(op, source, target)
+        prewarm.tasks.Group(op, source, target)
         for op in ops
         for target in targets
         for source in op.sources.get(target.device, ())
     ]
     # Into a private cache instead would keep nothing.
     with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
-        builder = Builder(
-            jobs.limit(), Progress(), keep_going=args.keep_going, refresh=args.refresh
+        builder = prewarm.builder.Builder(
+            parallelism.limit(), Progress(), keep_going=args.keep_going, refresh=args.refresh
         )
         results = builder.build(groups)
     return [
         *results,
         *unmatched,
         *(_without_calls(ops, targets, builder.found) if lacking is None else lacking),
-        *(Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()),
+        *(
+            prewarm.tasks.Result(name, "", "", "failed", reason=reason)
+            for name, reason in broken.items()
+        ),
     ]
 
 
-def _without_calls(ops: list[Op], targets: list[Target], found: set[Group]) -> list[Result]:
+def _without_calls(
+    ops: list[Op], targets: list[Target], found: set[Group]
+) -> list[prewarm.tasks.Result]:
     """The ops that no call is known of; found: the groups whose calls are ready."""
-    from jitkern.prewarm.tasks import Result
-
     ready = {(op.name, target.device) for op, _, target in found}
     lacking = []
     for op in ops:
@@ -154,14 +151,12 @@ def _without_calls(ops: list[Op], targets: list[Target], found: set[Group]) -> l
                 f"{op.name}: nothing tells which kernels it needs: add .samples that yield calls "
                 'on the device "meta", or prewarm=, or give a recording'
             )
-            lacking.append(Result(op.name, "", device, "skipped", reason=reason))
+            lacking.append(prewarm.tasks.Result(op.name, "", device, "skipped", reason=reason))
     return lacking
 
 
-def _unmatched(ops: list[Op], targets: list[Target]) -> list[Result]:
+def _unmatched(ops: list[Op], targets: list[Target]) -> list[prewarm.tasks.Result]:
     """What a recording has and no target or source fits."""
-    from jitkern.prewarm.tasks import Result
-
     found = []
     for op in ops:
         for (device, kind), calls in (op.recorded or {}).items():
@@ -174,7 +169,7 @@ def _unmatched(ops: list[Op], targets: list[Target]) -> list[Result]:
             )  # fmt: skip
             count = f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
             reason = f"{op.name}: {count} on {device}: {remedy}"
-            found.append(Result(op.name, kind, device, "skipped", reason=reason))
+            found.append(prewarm.tasks.Result(op.name, kind, device, "skipped", reason=reason))
     return found
 
 

@@ -10,20 +10,20 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from jitkern.closure import Closure
-from jitkern.kernel import Source, Variant
+from jitkern.source.closure import Closure, closure_of
+from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
 
 _HOMES = {
-    "nvrtc": ("nvrtc", "Nvrtc"),
-    "cc": ("cc", "Cc"),
-    "stub": ("stub", "StubCompiler"),
-    "triton": ("triton", "TritonCompiler"),
-    "extension": ("extension", "ExtensionCompiler"),
-    "inline": ("inline", "InlineCompiler"),
+    "nvrtc": ("cuda.nvrtc", "Nvrtc"),
+    "cc": ("cpp.cc", "Cc"),
+    "stub": ("cpp.stub", "StubCompiler"),
+    "triton": ("triton.compiler", "TritonCompiler"),
+    "extension": ("torch_extension.extension", "ExtensionCompiler"),
+    "inline": ("torch_extension.inline", "InlineCompiler"),
 }
 COMPILERS: dict[str, Compiler] = {}  # by kind of source, as they are met
 
@@ -39,6 +39,10 @@ class Compiler(Protocol):
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         """Every flag that can change the artifact, free of paths. No raise."""
+
+    def closure(self, source: Source) -> Closure:
+        """The files that the artifact depends on. Raises DeclarationError for one not there."""
+        return closure_of(source)
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         """`name` and `version` of what is installed here and could build it, the likeliest first.

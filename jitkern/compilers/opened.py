@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from jitkern.closure import pastes_unnamed
 from jitkern.errors import CompileError
-from jitkern.flags import is_loaded
+from jitkern.source.closure import pastes_unnamed
+from jitkern.source.flags import is_loaded
 
 UNTOLD = (
     "it uses .incbin, and this compiler does not tell which files that reads, so the cache key "

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jitkern import config, cxx
-from jitkern.compilers import child
+from jitkern import config
+from jitkern.cache.manifest import LOG
+from jitkern.compilers import child_process
 from jitkern.errors import CacheError, CompileError
-from jitkern.kernel import Source, Variant
-from jitkern.manifest import LOG
 from jitkern.named_tuple import NamedTuple
+from jitkern.source import cpp_text
+from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool in `folder` in the scrubbed environment; stderr joins stdout."""
     environment = config.current().build_environment(tuple(source.environment))
-    status, output = child.run(command, cwd=folder, env=environment)
+    status, output = child_process.run(command, cwd=folder, env=environment)
     return subprocess.CompletedProcess(list(command), status, output)
 
 
@@ -88,7 +89,9 @@ def missing_header(output: str) -> str:
 def missing_function(variant: Variant, found: Sequence[str]) -> str:
     """A hint for a function name that the source does not contain, or ""."""
     path = variant.source.paths[0]
-    if not variant.function or re.search(rf"\b{re.escape(variant.function)}\b", cxx.read(path)):
+    if not variant.function or re.search(
+        rf"\b{re.escape(variant.function)}\b", cpp_text.read(path)
+    ):
         return ""
     return no_function(variant, found)
 

@@ -1,1 +1,21 @@
 """Running a launch function, and loading and starting what was compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.launch import (
+        arguments as arguments,
+        autotune as autotune,
+        call as call,
+        kernels as kernels,
+        packing as packing,
+        parameter as parameter,
+        symbols as symbols,
+        tuned as tuned,
+    )
+
+__getattr__ = on_first_use(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import reprlib
 from collections.abc import Sequence
@@ -11,18 +10,14 @@ from typing import Any
 import torch
 
 from jitkern.errors import LaunchError
-from jitkern.kernel import DTYPES
+from jitkern.source.kinds import DTYPES
 
+ALIGNMENT = 64  # bytes, of every allocation of Torch's on any device
 SHORT = {
     getattr(torch, dtype.torch): code
     for code, dtype in DTYPES.items()
     if hasattr(torch, dtype.torch)
 }
-CTYPES: dict[str, Any] = {
-    "*": ctypes.c_void_p, "bool": ctypes.c_bool, "f32": ctypes.c_float, "f64": ctypes.c_double,
-    "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-    "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64,
-}  # fmt: skip
 _RANGES = {
     f"{sign}{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1)) if sign == "i" else (0, 2**bits)
     for sign in "iu"

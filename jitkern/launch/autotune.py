@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
-from jitkern import config, events, jit
-from jitkern.closure import closure_of
-from jitkern.entry import Entry, read_entry
+from jitkern import config, jit
+from jitkern.cache import events
+from jitkern.cache.entry import Entry, read_entry
+from jitkern.cache.key import Key, canonical
+from jitkern.cache.manifest import LOG, Manifest
 from jitkern.errors import (
     CacheError,
     CompilerNotFound,
@@ -27,15 +29,14 @@ from jitkern.errors import (
     LaunchError,
     TargetError,
 )
-from jitkern.kernel import Source, Variant
-from jitkern.key import Key, canonical, make_key
-from jitkern.launch.arguments import SHORT
+from jitkern.launch.arguments import ALIGNMENT, SHORT
 from jitkern.launch.symbols import concrete
-from jitkern.launch.tensors import ALIGNMENT
-from jitkern.launch.triton import Function
-from jitkern.launch.tune import Tuned, model_of
-from jitkern.manifest import LOG, Manifest
+from jitkern.launch.tuned import Tuned, model_of
 from jitkern.named_tuple import NamedTuple
+from jitkern.source.closure import closure_of
+from jitkern.source.kinds import Source, Variant
+from jitkern.source.triton_text import Function
+from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
 ARTIFACT = "choice.json"
@@ -228,7 +229,7 @@ def _number(entry: Entry, configs: Sequence[Any]) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         number = json.loads(entry.read(ARTIFACT))["choice"]
         if isinstance(number, int) and 0 <= number < len(configs):
-            events.use(entry)
+            events.use(entry.path)
             return number
     return None
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from jitkern.kernel import Variant
 from jitkern.prewarm.tasks import Group, Kernel, Launchers, Task
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 _LONGEST_FIRST = ("extension", "triton")  # kinds of source

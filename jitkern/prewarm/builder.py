@@ -10,12 +10,10 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from jitkern.compilers import child, compiler_for
+from jitkern.compilers import child_process, compiler_for
 from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.jit import exact_target
-from jitkern.kernel import Extension
-from jitkern.launch import runtime
-from jitkern.needs import units_of
+from jitkern.op.needed_kernels import units_of
 from jitkern.prewarm.agenda import Agenda
 from jitkern.prewarm.records import Known, Records, Steps
 from jitkern.prewarm.tasks import (
@@ -31,10 +29,12 @@ from jitkern.prewarm.tasks import (
     Result,
 )
 from jitkern.prewarm.workers import Died, Done, workers
+from jitkern.runtime import binding
+from jitkern.source.kinds import Extension
 from jitkern.target import Target, this_platform
 
 _log = logging.getLogger(__name__)
-_EVERY_BUILD = ("jitkern.package", "jitkern.cache_tools.prune")  # imports them
+_EVERY_BUILD = ("jitkern.source.provenance", "jitkern.cache.eviction")  # imports them
 
 
 class Progress(Protocol):
@@ -64,7 +64,7 @@ class _Work:
         self.launchers: list[int] = []
         self.notes: dict[str, None] = {}
         host = Target.current("cpu")._replace(torch=target.torch)
-        self.runtime = agenda.kernel("jitkern::runtime", runtime.variant(), host)
+        self.runtime = agenda.kernel("jitkern::runtime", binding.variant(), host)
         here = target.for_host_code().platform == this_platform()
         for unit in units:
             kernels = [agenda.kernel(op.name, variant, target) for variant in unit.variants]
@@ -154,7 +154,7 @@ class Builder:
                     self._hear(number, message)
             whole = True
         except KeyboardInterrupt:
-            child.kill_all()  # and no more than that: a notebook goes on after it
+            child_process.kill_all()  # and no more than that: a notebook goes on after it
             raise
         finally:
             crew.close(at_once=not whole)

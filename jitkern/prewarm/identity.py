@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import jitkern
-from jitkern.kernel import Source
-from jitkern.register import Op
+from jitkern.op.op import Op
+from jitkern.source.kinds import Source
 from jitkern.trace.world import world_of
 
 _TORCH = (  # of torch: the dtype and the shape of a meta tensor, alike in every process

@@ -17,18 +17,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jitkern import config, counters, durable, events, jit
-from jitkern.closure import closure_of
+from jitkern import config, jit
+from jitkern.cache import VERSION, events, usage
+from jitkern.cache.entry import Entry
+from jitkern.cache.key import canonical
+from jitkern.cache.manifest import NAME
 from jitkern.compilers import compiler_for
-from jitkern.entry import Entry
 from jitkern.errors import DeclarationError, JitkernError
-from jitkern.kernel import Extension, Variant
-from jitkern.key import canonical, make_key
-from jitkern.launch.tune import Tuned, parts_of
-from jitkern.layout import VERSION
-from jitkern.manifest import NAME
+from jitkern.files import atomic
+from jitkern.launch.tuned import Tuned, parts_of
 from jitkern.prewarm.identity import calls_of, code_of_jitkern
 from jitkern.prewarm.tasks import Group, Result
+from jitkern.source.closure import closure_of
+from jitkern.source.kinds import Extension, Variant
+from jitkern.source.variant_key import make_key
 from jitkern.target import Target, this_platform
 from jitkern.trace.world import world_of
 
@@ -83,9 +85,9 @@ class Records:
             for step in known.steps
         ]
         with contextlib.suppress(OSError):
-            durable.make_directory(self._folder, 0o755, fsync=False)
+            atomic.make_directory(self._folder, 0o755, fsync=False)
             data = canonical({"fingerprint": mine, "notes": known.notes, "steps": steps})
-            durable.write(self._folder / _name(group), data)
+            atomic.write(self._folder / _name(group), data)
 
     def _found(self, op: str, variant: str, target: str, name: str) -> Result | None:
         """The row of an entry, looked up as a call would."""
@@ -96,8 +98,8 @@ class Records:
         return Result(op, variant, target, "hit", path=str(entry.path))
 
     def _count(self, entry: Entry) -> None:
-        events.use(entry)
-        counters.hit(self._cache.root, entry.root, entry.manifest.seconds)
+        events.use(entry.path)
+        usage.hit(self._cache.root, entry.root, entry.manifest.seconds)
 
     def _fingerprint(self, group: Group) -> str | None:
         """All that decides which entries the calls need; None where that may be more."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jitkern import config, jit
-from jitkern.ahead import Stub, keep_plans, refused_by, stubs_of
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
-from jitkern.kernel import Source, Variant
-from jitkern.register import Op
+from jitkern.op.op import Op
+from jitkern.prewarm.ahead import Stub, keep_plans, refused_by, stubs_of
+from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 NOT_TRIED = "not tried after a failed build; see --keep-going"

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, NoReturn
 
-from jitkern import counters
-from jitkern.compilers import child
+from jitkern.cache import usage
+from jitkern.compilers import child_process
 from jitkern.errors import JitkernError
 
 PATIENCE = 5.0  # seconds that a worker has for its end, after which it is killed
@@ -198,7 +198,7 @@ def _work(connection: Connection, others: list[Connection], perform: Perform, pa
                 raise
             except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
                 connection.send(_portable(e))
-    counters._flush()
+    usage.flush()
 
 
 def _end_with(parent: int) -> None:
@@ -214,7 +214,7 @@ def _ignore(*_: object) -> None:
 
 
 def _interrupt(*_: object) -> NoReturn:
-    child.end()
+    child_process.end()
     raise KeyboardInterrupt
 
 

@@ -1,1 +1,23 @@
 """C in this process: what Torch calls for an op, and the builds that make it fast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.runtime import (
+        binding as binding,
+        builds as builds,
+        code_page as code_page,
+        guards as guards,
+        linker as linker,
+        plans as plans,
+        registry as registry,
+        slot as slot,
+        symbols as symbols,
+        trampoline as trampoline,
+    )
+
+__getattr__ = on_first_use(__name__)

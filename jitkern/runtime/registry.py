@@ -10,14 +10,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import shlex
 import shutil
 import threading
 from collections.abc import Callable
 from ctypes import c_uint64, c_void_p
 from typing import Any
 
-from jitkern import config
+from jitkern import config, runtime
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import code_page
 from jitkern.runtime.symbols import symbols
@@ -143,9 +142,7 @@ def expected() -> bool:
         return True
     if _may_be_cached():
         return True
-    from jitkern.launch.runtime import runtime  # it asks the cache, which an import can do without
-
-    return runtime() is not None
+    return runtime.binding.runtime() is not None
 
 
 @functools.cache
@@ -164,6 +161,8 @@ def has_compiler() -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _is_on_path(command: str, path: str | None) -> bool:
+    import shlex  # 0.3 ms of an import of ops
+
     words = shlex.split(command)
     return bool(words) and shutil.which(words[0], path=path) is not None
 

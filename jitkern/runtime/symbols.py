@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from jitkern.trace.shim import shim
+
 # Exported by Torch since before 2.11, but by no promise: where one is missing, Python has to do.
 _MANGLED = {
     "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
@@ -38,13 +40,6 @@ _WATCHING = (
     "Python", "PythonTLSSnapshot", "PythonDispatcher", "FuncTorchDynamicLayerBackMode",
     "FuncTorchDynamicLayerFrontMode", "FuncTorchVmapMode", "Functionalize", "Fake",
 )  # fmt: skip
-
-
-@functools.cache
-def shim() -> str:
-    """The text above the runtime and every stub, whose table the addresses are for."""
-    path = Path(__file__).parent.parent / "launch" / "shim.h"
-    return path.read_text(encoding="utf-8")
 
 
 class Symbols:

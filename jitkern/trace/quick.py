@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from jitkern.launch.tune import changed, parts_of
+from jitkern.launch.tuned import changed, parts_of
 from jitkern.trace.world import World, world_of
 
 Function = Callable[..., Any]

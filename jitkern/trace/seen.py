@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from jitkern.launch.recorder import allocated
 from jitkern.launch.symbols import Unsupported, is_symbol
-from jitkern.launch.tensors import Shape, TensorProxy
-from jitkern.launch.tune import changed
+from jitkern.launch.tuned import changed
 from jitkern.trace.quick import check
+from jitkern.trace.recorder import allocated
+from jitkern.trace.tensor_proxy import Shape, TensorProxy
 from jitkern.trace.world import Table, World
 
 Function = Callable[..., Any]

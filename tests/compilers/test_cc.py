@@ -9,8 +9,8 @@ from conftest import symbol_of
 
 from jitkern import config, jit
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.kernel import Cpp, Variant
-from jitkern.launch.loaded import load
+from jitkern.loading.loader import load
+from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
 
 

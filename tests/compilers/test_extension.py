@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from jitkern import config, jit
-from jitkern.closure import closure_of
-from jitkern.compilers import cpp_commands, cpp_extension, toolkit
+from jitkern.compilers.cuda import toolkit
+from jitkern.compilers.torch_extension import commands, compile_and_link
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.kernel import Extension, Unit, Variant
+from jitkern.source.closure import closure_of
+from jitkern.source.kinds import Extension, Unit, Variant
 from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -88,7 +89,7 @@ import os, json, subprocess, sys
 def refuse(*a, **k): raise AssertionError("a subprocess")
 subprocess.Popen.__init__ = refuse
 from jitkern import jit, stats
-from jitkern.kernel import Extension, Variant
+from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 v = Variant("test::k", Extension("k.cpp", folder={v.source.folder!r}, function="answer"))
 print(json.dumps([jit.loaded(v, Target.current("cpu"))(), "torch.utils.cpp_extension" in sys.modules, stats()["compiles"]]))
@@ -183,7 +184,7 @@ def test_a_namespace_registered_twice_is_an_error_and_no_abort(variant, run_pyth
     code = f"""
 from jitkern import config, jit
 from jitkern.errors import DeclarationError
-from jitkern.kernel import Extension, Variant
+from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 for value in (1, 2):
     source = Extension("k.cpp", folder={v.source.folder!r}, function={v.source.function!r}, flags=[f"-DVALUE={{value}}"])
@@ -319,7 +320,7 @@ def test_an_interrupt_ends_all_units(two, tmp_path, compiler_script):
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may have had us ignore it
 from jitkern import config, jit
-from jitkern.kernel import Extension, Variant
+from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 source = Extension({list(two.source.files)!r}, folder={two.source.folder!r}, function="answer")
 with config.using(jobs=2, cxx={compiler_script(script)!r}):
@@ -383,7 +384,7 @@ def cuda_target(monkeypatch, tmp_path):
             command = ["c++", "-shared", "-x", "c++", "/dev/null", "-o", tmp_path / f"lib{name}.so"]
             subprocess.run(command, check=True)
         monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-        monkeypatch.setattr(config, "_current", config.Config.from_env())
+        monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
     cuda = torch.version.cuda.replace(".", "")
     return Target("cuda", "sm_90", cuda, CPU.torch)
 
@@ -419,11 +420,11 @@ def test_cpp_and_cuda_units_go_to_their_compilers(cuda, cuda_target, tmp_path):
 
 
 def test_flags_that_name_an_arch_take_the_place_of_the_targets(cuda, cuda_target, monkeypatch):
-    monkeypatch.setattr(cpp_commands, "nvcc", lambda: (["nvcc"], (13, 0)))
-    monkeypatch.setattr(cpp_extension, "nvcc", cpp_commands.nvcc)
+    monkeypatch.setattr(commands, "nvcc", lambda: (["nvcc"], (13, 0)))
+    monkeypatch.setattr(compile_and_link, "nvcc", commands.nvcc)
     made = []
     monkeypatch.setattr(
-        cpp_extension, "_run", lambda build, steps, *rest: made.append(steps) or 1 / 0
+        compile_and_link, "_run", lambda build, steps, *rest: made.append(steps) or 1 / 0
     )
     native = cuda._replace(source=cuda.source.replace(flags=("-arch=native",)))
     for v in (cuda, native):
@@ -453,7 +454,7 @@ def test_cuda_files_for_the_cpu_are_refused(cuda, cuda_target):
 
 def test_an_entry_of_the_former_builder_is_none_of_this_one(two):
     """That one took no flags of single units, and left nothing about what is registered."""
-    from jitkern.key import make_key
+    from jitkern.source.variant_key import make_key
 
     key = jit.key_of(two, CPU)
     former = make_key(two, jit.exact_target(two, CPU), ("-O2",), closure_of(two.source))

@@ -5,10 +5,11 @@ import sys
 import pytest
 
 from jitkern import config, jit
-from jitkern.compilers import compiler_for, ptx, toolkit
-from jitkern.compilers.nvrtc_program import Program
+from jitkern.compilers import compiler_for
+from jitkern.compilers.cuda import ptx_signature, toolkit
+from jitkern.compilers.cuda.nvrtc_api import Program
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.kernel import Cuda, Include, Variant
+from jitkern.source.kinds import Cuda, Include, Variant
 from jitkern.target import Target
 
 TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
@@ -153,7 +154,7 @@ def test_nothing_is_asked_of_the_driver():
     """`--no-cache` is always passed: without it NVRTC calls cuInit and keeps a cache of its own."""
     import inspect
 
-    from jitkern.compilers import nvrtc_build
+    from jitkern.compilers.cuda import nvrtc_build
 
     assert '"--no-cache"' in inspect.getsource(nvrtc_build._Attempt)
 
@@ -417,7 +418,7 @@ def test_a_missing_cuda_header_names_its_wheel(build, monkeypatch):
 
 def test_probe_names_are_read_whatever_the_kernel_is_called():
     text = ".entry va(\n) .entry _Z13jitkern_probeIPFvPfPKfjdsEXadL_Z2vaEEEvv(\n)"
-    assert ptx.signature(text) == ("va", ["*f32", "*f32", "u32", "f64", "i16"])
+    assert ptx_signature.signature(text) == ("va", ["*f32", "*f32", "u32", "f64", "i16"])
 
 
 K = "__global__ void k(float* o) { *o = 1; }"

@@ -10,10 +10,10 @@ import torch
 
 import jitkern
 from jitkern import config, jit
-from jitkern.compilers import triton_build as compiler
+from jitkern.compilers.triton import build as compiler
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
-from jitkern.kernel import DTYPES, Triton, Variant
-from jitkern.launch import triton as declarations
+from jitkern.source import triton_text as declarations
+from jitkern.source.kinds import DTYPES, Triton, Variant
 from jitkern.target import Target
 
 TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from jitkern import config
-from jitkern.cache import Cache
+from jitkern.cache.store import Cache
 from jitkern.cache_tools import Wanted
 from jitkern.errors import CacheError
 

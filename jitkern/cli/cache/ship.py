@@ -10,6 +10,7 @@ from jitkern import __version__, cache_tools, config
 from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cli.cache.choose import add_filters, opened, wanted
 from jitkern.cli.output import human_bytes, print_json
+from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
 
 WHEEL = "jitkern-prebuilt"
@@ -85,7 +86,7 @@ def run_unpack(args: argparse.Namespace) -> int:
         raise JitkernError(
             "--require-signature needs a key to check with, and no settings file has "
             "`trusted_keys`: put the line of the signer's .pub file there, in "
-            f"~/.config/jitkern/config.toml or {config.SYSTEM_FILE}"
+            f"~/.config/jitkern/config.toml or {SYSTEM_FILE}"
         )
     done = bundle.unpack(opened(), args.file, keys=keys, dry_run=args.dry_run)
     print(

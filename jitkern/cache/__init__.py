@@ -1,0 +1,28 @@
+"""Entries on disk: found, verified, published, bounded. Knows no compiler and no Torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.cache import (
+        entry as entry,
+        events as events,
+        eviction as eviction,
+        key as key,
+        layout as layout,
+        lock as lock,
+        manifest as manifest,
+        pins as pins,
+        process_root as process_root,
+        receipts as receipts,
+        root as root,
+        store as store,
+        usage as usage,
+    )
+
+VERSION = "v1"  # the folder of a root that holds entries as `layout` says
+RECEIPTS = "inline"  # the folder of a root that holds receipts
+__getattr__ = on_first_use(__name__)

@@ -1,0 +1,167 @@
+"""One builder at a time per key on this host. It saves work; correctness never depends on it.
+
+The operating system frees the lock when its holder dies. The lock directory is node-local, since
+flock on a network file system may do nothing. Where locks are not to be had, or the wait reaches
+its ceiling, the caller goes on without: publishing is atomic, so the worst is one more compile.
+The package filelock takes the same lock, and as long to import as some kernels to compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitkern import config
+from jitkern.files.owned import distrust_entry
+
+PATIENCE = 10.0  # seconds between two messages to somebody who waits
+STALE = 86400.0  # seconds after which a file that nobody locks is of no use
+POLL = 0.02  # seconds between two looks at a lock that somebody else has
+_NAME = r"[0-9a-f]+-[0-9a-f]+\.(lock|owner)"
+_log = logging.getLogger(__name__)
+_held: set[int] = set()  # descriptors of lock files
+
+
+@contextlib.contextmanager
+def held(name: str, what: str) -> Iterator[None]:
+    """Hold the lock `name` (a file name) while building `what` (for messages)."""
+    directory = lock_directory(config.current())
+    if directory is None:
+        yield
+        return
+    path, owner = directory / f"{name}.lock", directory / f"{name}.owner"
+    descriptor = _acquired(path, owner, what)
+    try:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                owner.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        if descriptor in _held:
+            for file in (owner, path):  # the lock last: until then nobody else writes an owner
+                with contextlib.suppress(OSError):
+                    file.unlink()
+            _release(descriptor)
+
+
+def sweep() -> None:
+    """Delete the files of locks whose holders were killed long ago."""
+    directory = lock_directory(config.current())
+    if directory is None:
+        return
+    for name in os.listdir(directory):
+        if not re.fullmatch(_NAME, name):
+            continue
+        with contextlib.suppress(OSError):
+            path = directory / name
+            if time.time() - path.lstat().st_mtime > STALE:
+                descriptor = _tried(path.with_suffix(".lock"))
+                if descriptor is not None:
+                    path.with_suffix(".owner").unlink(missing_ok=True)
+                    path.with_suffix(".lock").unlink(missing_ok=True)
+                    _release(descriptor)
+
+
+def _acquired(path: Path, owner: Path, what: str) -> int | None:
+    """The descriptor that holds the lock; None where there is no lock, or the wait was too long."""
+    deadline = time.monotonic() + config.current().lock_timeout
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            descriptor = _polled(path, time.monotonic() + max(0.0, min(PATIENCE, left)))
+        except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here
+            _log.info("no lock for %s (%s); going on without", what, e)
+            return None
+        if descriptor is not None:
+            return descriptor
+        with contextlib.suppress(OSError):
+            holder = owner.read_text() or "another process"
+            _log.warning("waiting for %s, which is compiling %s", holder, what)
+        if left <= PATIENCE:
+            timeout = config.current().lock_timeout
+            _log.warning("waited %g s for %s; compiling it here", timeout, what)
+            return None
+
+
+def _polled(path: Path, until: float) -> int | None:
+    """The descriptor that holds the lock, or None where another process has it until that time."""
+    while True:
+        descriptor = _tried(path)
+        if descriptor is not None or time.monotonic() >= until:
+            return descriptor
+        time.sleep(POLL)
+
+
+def _tried(path: Path) -> int | None:
+    """The descriptor that holds the lock, or None where it is somebody else's. Raises OSError.
+
+    Whoever releases the lock deletes its file: one that was deleted since it was opened is none.
+    """
+    import fcntl  # this platform has one, as it has user numbers
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    _held.add(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+    except BlockingIOError:
+        pass
+    except BaseException:
+        _close(descriptor)
+        raise
+    _close(descriptor)
+    return None
+
+
+def _release(descriptor: int) -> None:
+    """Free the lock, though a child that this process forked may have the descriptor, too."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    _held.discard(descriptor)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def _after_fork() -> None:
+    """Close what the parent holds: its locks end with the parent, not with a child of it."""
+    for descriptor in tuple(_held):
+        _close(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def lock_directory(settings: config.Config) -> Path | None:
+    """A directory of this user on this node, made where it is missing, or None."""
+    if not hasattr(os, "geteuid"):
+        return None
+    runtime = settings.runtime_dir
+    candidates = [runtime / "jitkern"] if runtime else []
+    with contextlib.suppress(FileNotFoundError):  # nowhere can be written
+        candidates.append(Path(tempfile.gettempdir(), f"jitkern-{os.geteuid()}"))
+    for path in candidates:
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            status = path.lstat()
+        except OSError:
+            continue
+        mine = stat.S_ISDIR(status.st_mode) and not distrust_entry(status, {os.geteuid()})
+        if mine and os.access(path, os.W_OK):
+            return path
+    return None

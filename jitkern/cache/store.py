@@ -1,0 +1,297 @@
+"""Entries on disk: found, verified, published and listed. Knows no compiler and no Torch.
+
+An entry is built in private staging, synced, and published by one rename; it is never edited.
+Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
+first, then the read-only layers, where nothing is ever written. What lies where is in `layout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from jitkern import cache
+from jitkern.cache import VERSION, layout
+from jitkern.cache.entry import Damaged, Entry, Unsigned, read_entry
+from jitkern.cache.key import Key
+from jitkern.cache.manifest import NAME, Artifact, Manifest
+from jitkern.cache.root import Root, listed
+from jitkern.config import Config
+from jitkern.errors import CacheError, UntrustedCache
+from jitkern.files import owned, signature
+from jitkern.files.owned import Layer, Trust
+from jitkern.named_tuple import NamedTuple
+
+__all__ = ["Cache", "Entry"]
+
+LONGEST_ROOT = 3500  # bytes of a root's path; the system's limit for all of a path is 4096
+LOOKS = 100  # times that an entry is read again because another took its place
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """What a lookup gave: an entry and the root it lies in, or why there is none.
+
+    reason: `absent`, `damaged`, `unreadable` or `unsigned`.
+    """
+
+    entry: Entry | None
+    root: Path | None = None
+    reason: str = ""
+
+
+class Cache(Root):
+    """A user root that is written to, and read-only layers below it."""
+
+    def __init__(
+        self,
+        root: Path,
+        layers: tuple[Path, ...] = (),
+        *,
+        verify: str = "always",
+        fsync: bool = True,
+        rules: Trust = Trust(),  # noqa: B008  immutable
+        limits: tuple[int, float] | None = None,
+    ) -> None:
+        """limits: bytes, and seconds since the last use, that new entries are to keep to."""
+        super().__init__(root, fsync=fsync, trusted=rules.roots)
+        self.layers = layers
+        self.verify = verify
+        self.rules = rules
+        self.limits = limits
+
+    @classmethod
+    def open(cls, config: Config) -> Cache:
+        """The cache that the settings name, with the layers that are installed.
+
+        Raises UntrustedCache if others could have written the root, and CacheError for one whose
+        path is too long.
+        """
+        reason = owned.distrust_root(config.cache_dir, config.trusted)
+        if reason:
+            raise UntrustedCache(
+                f"the cache {config.cache_dir} is not trusted: {reason}. "
+                "Native code is loaded from it, so mend its owner and mode (`chmod 700`), "
+                "or point JITKERN_CACHE_DIR at a directory of your own",
+                path=str(config.cache_dir),
+            )
+        if len(os.fsencode(config.cache_dir)) > LONGEST_ROOT:
+            raise CacheError(
+                f"the cache {config.cache_dir} has a path of more than {LONGEST_ROOT} bytes, which "
+                "leaves no room for the names in it: point JITKERN_CACHE_DIR at a shorter one",
+                path=str(config.cache_dir),
+                errno=errno.ENAMETOOLONG,
+            )
+        return cls(
+            config.cache_dir,
+            (*config.system_cache, *owned.installed_layers()),
+            verify=config.verify,
+            fsync=config.fsync,
+            rules=Trust.of(config),
+            limits=(config.max_size, config.max_age),
+        )
+
+    def find(self, key: Key) -> Entry | None:
+        """The entry of `key`, whole and verified, or None."""
+        return self.look_up(key.target, key.name, key.digest).entry
+
+    def labelled(self, target: str, label: str) -> Iterator[Entry]:
+        """Every entry of a target whose folder's name is `label` and a digest, each once."""
+        roots = [layer.root for layer in self.trusted_layers()]
+        for name in sorted({name for root in roots for name in _labelled(root, target, label)}):
+            if entry := self.look_up(target, name).entry:
+                yield entry
+
+    def look_up(self, target: str, name: str, digest: str = "") -> Found:
+        """The entry of this target, folder name and digest in the first layer that has it whole.
+
+        digest: "" for whichever has that name. One of a layer that others could change is copied
+        into the user root before it is used.
+        """
+        reason = "absent"
+        if os.sep in target or os.sep in name:
+            return Found(None, reason=reason)  # what names it is odd
+        for layer in self.trusted_layers():
+            path = layer.root / VERSION / target / name
+            try:
+                entry = self._read(layer, target, name, touch=True)
+                if digest in ("", entry.manifest.digest):
+                    entry = entry if layer.in_place else self._copied(entry)
+                    return Found(entry, layer.root)
+                _log.warning("%s is of another key with the same short name", path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except Unsigned as e:
+                reason = "unsigned"
+                self._warn_once((layer.root, str(e)), "%s is not used: %s", path, e)
+            except Damaged as e:
+                reason = "damaged"
+                _log.warning("%s is damaged (%s); compiling it again", path, e)
+                if layer.own and e.path:
+                    self._quarantine(e.path)
+            except (OSError, ValueError, CacheError) as e:
+                reason = "unreadable"
+                self._warn_once((path, str(e)), "%s could not be read (%s)", path, e)
+        return Found(None, reason=reason)
+
+    def publish(self, key: Key, staging: Path, manifest: Manifest) -> Entry:
+        """Make the files of `staging` the entry of `key` by one rename.
+
+        The manifest is completed with their hashes. If another process published first, its entry
+        is returned. Raises CacheError.
+        """
+        with self._writing():
+            ready = staging / ".entry"  # only what belongs there: cleaning up cannot fail a publish
+            ready.mkdir()
+            artifacts = {}
+            for path in sorted(staging.iterdir()):
+                if path.is_file() and not path.is_symlink():
+                    if path.suffix != ".log":
+                        artifacts[path.name] = Artifact.of(path.read_bytes())
+                    path.rename(ready / path.name)
+            manifest = manifest._replace(artifacts=artifacts)
+            (ready / NAME).write_bytes(self._encoded(key, manifest))
+            return self._install(ready, key.target, key.name, manifest)
+
+    def _encoded(self, key: Key, manifest: Manifest) -> bytes:
+        """The bytes of a manifest that every reader takes. Raises CacheError for any other."""
+        data = manifest.encode()
+        try:
+            Manifest.decode(data)
+            layout.check_place(key.target, key.name)
+        except ValueError as e:
+            raise CacheError(
+                f"{key.name} cannot be kept in a cache: of its manifest, {e}. If it lists very "
+                "many headers, name their root with a version, Include(path, version=...)",
+                path=str(self.root),
+                errno=None,
+            ) from e
+        return data
+
+    def adopt(self, target: str, name: str, files: Mapping[str, bytes]) -> Entry:
+        """Make an entry of the files of another cache's, its manifest and signature unchanged.
+
+        Raises CacheError, and ValueError where they are not a whole entry of that name.
+        """
+        manifest = Manifest.decode(files[NAME])
+        place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
+        if place != (target, manifest.digest[:16]):
+            raise ValueError(f"{name} is not what its manifest describes")
+        layout.check_place(target, name)
+        for file, artifact in manifest.artifacts.items():
+            if file not in files or Artifact.of(files[file]) != artifact:
+                raise ValueError(f"{file} of {name} is not what was published")
+        with self.staging() as staging, self._writing():
+            for file in (*manifest.artifacts, *{signature.NAME} & {*files}, NAME):
+                (staging / file).write_bytes(files[file])
+            return self._install(staging, target, name, manifest)
+
+    def entries(self, verify: str = "size") -> Iterator[tuple[Path, Entry | ValueError]]:
+        """(path, entry or what is wrong with it) of all in the user root and layers, in order."""
+        for layer, path in self.places():
+            if (found := self.entry_at(layer, path, verify)) is not None:
+                yield path, found
+
+    def places(
+        self, named: Callable[[str, str], bool] | None = None
+    ) -> Iterator[tuple[Layer, Path]]:
+        """Where the entries in the user root and the layers lie, in order; nothing is read."""
+        for layer in self.trusted_layers():
+            for path in self.paths(layer.root, named):
+                yield layer, path
+
+    def entry_at(self, layer: Layer, path: Path, verify: str) -> Entry | ValueError | None:
+        """The entry at a path, or what is wrong with it; None for one that was removed since."""
+        try:
+            return self._read(layer, path.parent.name, path.name, verify=verify)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            return e if isinstance(e, ValueError) else ValueError(str(e))
+
+    def trusted_layers(self) -> Iterator[Layer]:
+        """The user root, and the layers that may be used; one that may not is warned of once."""
+        yield self._own
+        for root in self.layers:
+            if not os.path.isdir(root):  # noqa: PTH112  False for one that cannot be reached
+                continue
+            found = owned.layer_of(root, self.rules)
+            if isinstance(found, Layer):
+                yield found
+            else:
+                self._warn_once(root, "the read-only cache %s is not used: %s", root, found)
+
+    def _install(self, ready: Path, target: str, name: str, manifest: Manifest) -> Entry:
+        """Publish a directory of finished files."""
+        for path in sorted(ready.iterdir(), key=lambda path: path.name == NAME):
+            path.chmod(0o644)
+            self._sync(path)
+        ready.chmod(0o755)
+        self._sync(ready)
+        final = self.root / VERSION / target / name
+        self._make_own(final.parent)
+        try:
+            ready.rename(final)
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            found = self.look_up(target, name, manifest.digest).entry
+            return found or self._after_losing(ready, final, manifest)
+        self._sync(final.parent)
+        entry = Entry(final, manifest)
+        self.list_plan(entry)
+        self._keep_to_limits(final)
+        return entry
+
+    def _keep_to_limits(self, new: Path) -> None:
+        """Evict, where a new entry takes the user root over its limits."""
+        if self.limits:
+            max_size, max_age = self.limits
+            with contextlib.suppress(OSError):
+                size = cache.eviction.Use.of(new).bytes
+                cache.eviction.after_publish(self, size, max_size=max_size, max_age=max_age)
+
+    def _after_losing(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
+        try:
+            ready.rename(final)  # what stood there was damaged, and is in quarantine now
+        except OSError:
+            # The winner exists but cannot be seen yet (NFS caches lookups): use our own copy.
+            final = cache.process_root.private_root() / final.name
+            shutil.copytree(ready, final, dirs_exist_ok=True)
+        return Entry(final, manifest)
+
+    def _copied(self, entry: Entry) -> Entry:
+        """A copy in the user root, or where that cannot be written a private one."""
+        files = entry.files()
+        target, name = entry.path.parent.name, entry.path.name
+        try:
+            return self.adopt(target, name, files)
+        except CacheError:
+            return Cache(cache.process_root.private_root(), fsync=False).adopt(target, name, files)
+
+    def _read(
+        self, layer: Layer, target: str, name: str, *, verify: str = "", touch: bool = False
+    ) -> Entry:
+        for _ in range(LOOKS):
+            try:
+                return read_entry(
+                    layer, target, name, verify=verify or self.verify, touch=touch and layer.own
+                )
+            except Damaged as e:
+                if e.path:
+                    raise  # else it was replaced while it was read: look again
+                seen = e
+        raise ValueError(f"{seen}, and whether it was replaced cannot be told")
+
+
+def _labelled(root: Path, target: str, label: str) -> list[str]:
+    """The names of the entries of a label in a root: by its lists, where it has them."""
+    version = root / VERSION
+    if os.path.isdir(version / layout.LISTS / target):  # noqa: PTH112  False if out of reach
+        return [f"{label}-{digest}" for digest in listed(version / layout.LISTS / target / label)]
+    return [name for name in listed(version / target) if name.rpartition("-")[0] == label]

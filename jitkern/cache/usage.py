@@ -1,0 +1,122 @@
+"""Hits and misses of all processes: one line of JSON each in `v1/stats`, written when it ends.
+
+They are kept per user root, and lossy: a process that is killed leaves none, and a line that cannot
+be written is no error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jitkern.cache import VERSION, layout
+from jitkern.files import atomic
+
+SHARDS = 64
+LONGEST = 1e15  # seconds that one line may say
+_FILE = r"([0-9a-f]{2}|sum)\.jsonl"
+_counts: dict[Path, dict[str, Any]] = {}
+
+
+def _of(root: Path) -> dict[str, Any]:
+    if not _counts:
+        atexit.register(flush)
+    return _counts.setdefault(root, {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0})
+
+
+def hit(root: Path, layer: Path, seconds: float) -> None:
+    """Note a hit in `layer` (`root` itself, or one below it) that spared `seconds` of compiling."""
+    counts = _of(root)
+    name = "user" if layer == root else str(layer)
+    counts["hits"][name] = counts["hits"].get(name, 0) + 1
+    counts["saved_s"] += seconds
+
+
+def miss(root: Path, reason: str, seconds: float) -> None:
+    """Note a miss, and the seconds that compiling took."""
+    counts = _of(root)
+    counts["misses"][reason] = counts["misses"].get(reason, 0) + 1
+    counts["compiled_s"] += seconds
+
+
+def total(root: Path) -> dict[str, Any]:
+    """The sum of what processes that have ended left."""
+    return _sum(_files(root / VERSION / "stats"))
+
+
+def _sum(files: list[Path]) -> dict[str, Any]:
+    found: dict[str, Any] = {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0}
+    for line in _lines(files):
+        for name, value in line.items():
+            if isinstance(value, dict) and isinstance(found.get(name), dict):
+                for key, count in value.items():
+                    if type(count) is int:
+                        found[name][key] = found[name].get(key, 0) + count
+            elif isinstance(found.get(name), float) and type(value) in (int, float):
+                found[name] += value if 0 <= value < LONGEST else 0
+    return {name: round(v, 3) if isinstance(v, float) else v for name, v in found.items()}
+
+
+def compact(root: Path) -> None:
+    """Make one line of all. Raises OSError.
+
+    Each file is renamed before it is read: of two processes that compact at once, one has it.
+    """
+    stats = root / VERSION / "stats"
+    files = _files(stats)
+    if len(files) < 2:
+        return
+    mine = []
+    for file in files:
+        taken = file.with_name(f"{uuid.uuid4().hex}.taken")
+        with contextlib.suppress(FileNotFoundError):
+            mine.append(file.rename(taken))
+    _append(stats / "sum.jsonl", _sum(mine))
+    for file in mine:
+        file.unlink(missing_ok=True)
+
+
+def flush() -> None:
+    """Write down what this process counted so far."""
+    for root, counts in _counts.items():
+        with contextlib.suppress(OSError):
+            stats = root / VERSION / "stats"
+            if layout.is_folder(stats.parent):
+                atomic.make_directory(stats, 0o755, fsync=False)
+                _append(stats / f"{uuid.uuid4().int % SHARDS:02x}.jsonl", counts)
+    _counts.clear()
+
+
+def _append(path: Path, counts: dict[str, Any]) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        os.write(descriptor, json.dumps(counts, separators=(",", ":")).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def _files(stats: Path) -> list[Path]:
+    """What processes left."""
+    return [stats / name for name in layout.names(stats) if re.fullmatch(_FILE, name)]
+
+
+def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:
+    for path in files:
+        with contextlib.suppress(OSError):
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError, RecursionError):
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        yield found
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_counts.clear)

@@ -1,0 +1,15 @@
+"""Calls as data: samples and recordings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.calls import (
+        record as record,
+        samples as samples,
+    )
+
+__getattr__ = on_first_use(__name__)

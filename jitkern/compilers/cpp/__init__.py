@@ -1,0 +1,19 @@
+"""C and C++ for the CPU, and the stubs that launch kernels: the system's C++ compiler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.compilers.cpp import (
+        cc as cc,
+        cc_build as cc_build,
+        functions as functions,
+        parameter_types as parameter_types,
+        stub as stub,
+        template_arguments as template_arguments,
+    )
+
+__getattr__ = on_first_use(__name__)

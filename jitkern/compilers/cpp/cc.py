@@ -1,0 +1,37 @@
+"""The C compiler, for CPU kernels: functions and templates over raw pointers, no Torch header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitkern.compilers import Compiler, cpp
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import Cpp, Source, Variant
+from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.compilers.result import Built
+
+
+class Cc(Compiler):
+    """g++ or clang++ for C++, cc for C."""
+
+    def target(self, source: Source, target: Target) -> Target:
+        assert isinstance(source, Cpp)
+        return target.for_host_code(native=source.native)
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        assert isinstance(source, Cpp)
+        _, _, level = target.arch.partition("_v")
+        language = ("-std=c17",) if source.is_c else ("-std=c++17",)
+        native = (f"-march=x86-64-v{level}",) if source.native and level else ()
+        openmp = ("-fopenmp",) if source.openmp else ()
+        return ("-O3", "-fPIC", "-shared", *language, *native, *openmp, *source.flags)
+
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        return [cpp.cc_build.identity(cpp.cc_build.tool_of(source))]
+
+    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        flags = self.flags(variant.source, target)
+        return cpp.cc_build.build(variant, target, closure, staging, flags)

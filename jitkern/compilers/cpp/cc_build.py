@@ -1,0 +1,155 @@
+"""Compiling with the C compiler: the kernel, and what tells the types of its parameters."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jitkern import config
+from jitkern.compilers import opened
+from jitkern.compilers.cpp import functions, parameter_types
+from jitkern.compilers.result import Built, compile_error, run, write_log
+from jitkern.errors import CompilerNotFound, TargetError
+from jitkern.source import closure as closures, cpp_text
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import Cpp, Source, Variant
+from jitkern.target import Target, this_platform
+
+_UNIT = "unit"  # what the lists of opened files are named after
+REMEDY = "apt-get install g++ (or set CC and CXX)"
+
+
+def build(
+    variant: Variant, target: Target, closure: Closure, staging: Path, flags: Sequence[str]
+) -> Built:
+    """What the contract of compilers has `compile` do."""
+    source = variant.source
+    assert isinstance(source, Cpp)
+    if target.platform != this_platform():
+        raise TargetError(
+            f"{variant.op} for {target}: host code is built on its own platform, "
+            f"here {this_platform()}"
+        )
+    tool = tool_of(source)
+    compiler = identity(tool)
+    folder = staging / "build"
+    folder.mkdir()
+    listed = opened.listing(_UNIT, gcc="clang" not in compiler["version"])
+    unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags, *listed])
+    address, macros = functions.instantiated(variant, unit.text, closure)
+    if source.is_c:
+        unit.compile("", macros, "-fsyntax-only", "-aux-info", "prototypes")
+        listing = (folder / "prototypes").read_text(errors="replace")
+        unit.compile(parameter_types.probe_of_c(variant, macros, listing), macros)
+    else:
+        unit.compile(parameter_types.probe(address, macros), macros)
+    found = opened.in_folder(folder, [_UNIT])
+    closures.check(source, closure, found, toolchain(tool, found), variant.op)
+    texts = [path.read_bytes() for path in closure.paths]
+    opened.refuse_untold(folder, _UNIT, source.flags, texts, variant.op)
+    binary = (folder / "out.so").read_bytes()
+    parameters = parameter_types.found(binary)
+    name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # as manifests take them
+    artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
+    (staging / artifact).write_bytes(binary)
+    return Built(compiler, {"artifact": artifact, "parameters": parameters})
+
+
+class _Unit:
+    """The file of a variant, compiled in `staging` with what is appended to it."""
+
+    def __init__(self, variant: Variant, target: Target, staging: Path, command: list[str]) -> None:
+        self._variant, self._target, self._staging = variant, target, staging
+        self._command = command
+        self._source = variant.source.paths[0]
+        self.path = staging / "build" / self._source.name
+        self.text = cpp_text.read(self._source)
+
+    def compile(self, probe: str, macros: dict[str, str], *options: str) -> None:
+        """Raises CompileError."""
+        variant = self._variant
+        head = f'{functions.TYPES}\n#line 1 "{self._source}"\n'
+        cpp_text.write(self.path, f"{head}{self.text}{probe}")
+        command = [*self._command, *_options(variant.source, macros, self.path), *options]
+        command.append(opened.LINKERS_LIST)
+        command, status, said = opened.run_listed(self._run, command)
+        write_log(self._staging, command, said)
+        if status:
+            hint = functions.hint(variant, self.text, said)
+            raise compile_error(variant, self._target, command, said, hint)
+
+    def _run(self, command: list[str]) -> tuple[int, str]:
+        done = run(command, source=self._variant.source, folder=self.path.parent)
+        return done.returncode, done.stdout
+
+
+def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
+    """Of a build in the directory of `unit`: none that changes the artifact but for the macros."""
+    return [
+        *(f"-D{name}={value}" for name, value in macros.items()),
+        *(f"-I{root.path}" for root in source.roots),
+        f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={unit.parent}=.",
+        "-o", "out.so", unit.name,
+        *(["-Wl,-z,defs"] if source.others else []),
+    ]  # fmt: skip
+
+
+def tool_of(source: Source) -> str:
+    """The compiler of the settings for the language of a source."""
+    assert isinstance(source, Cpp)
+    return config.current().cc if source.is_c else config.current().cxx
+
+
+def toolchain(tool: str, found: Iterable[Path]) -> list[Path]:
+    """The directories of headers and libraries that the C++ compiler `tool` searches by itself.
+
+    found: what was opened. Where some of it is linked from elsewhere, directories of what `tool`
+    links into any library are added. What lies in /usr/local/include is the machine's, and not the
+    compiler's.
+    """
+    known = _searched(tool)
+    linked = [path.resolve() for path in found if path.suffix in (".a", ".o")]
+    folders = {folder.resolve() for folder in known}
+    if all(folders.intersection(path.parents) for path in linked):
+        return known
+    return [*known, *_linked(tool)]
+
+
+@functools.cache
+def _searched(tool: str) -> list[Path]:
+    source, root = Cpp("x.cpp"), Path("/")
+    command = [*shlex.split(tool), "-E", "-v", "-x", "c++", os.devnull]
+    said = run(command, source=source, folder=root).stdout
+    listed = said.partition("search starts here:")[2].partition("End of search list")[0]
+    headers = [line.strip() for line in listed.splitlines() if line.startswith(" /")]
+    said = run([*shlex.split(tool), "-print-search-dirs"], source=source, folder=root).stdout
+    libraries = re.findall(r"(?m)^libraries: =?(.*)$", said)
+    folders = [*headers, *":".join(libraries).split(":")]
+    return [Path(folder) for folder in folders if folder and folder != closures.SITE]
+
+
+@functools.cache
+def _linked(tool: str) -> list[Path]:
+    """Where what is in any library lies, though nothing asks for it."""
+    with tempfile.TemporaryDirectory(prefix="jitkern-") as name:
+        Path(name, "empty.cpp").touch()
+        flags = ("-shared", "-fPIC", "empty.cpp", "-o", "empty.so", opened.LINKERS_LIST)
+        run([*shlex.split(tool), *flags], source=Cpp("x.cpp"), folder=Path(name))
+        return [path.parent for path in opened.in_folder(Path(name), [])]
+
+
+def identity(tool: str) -> dict[str, str]:
+    """Name and version of the C or C++ compiler `tool`. Raises CompilerNotFound."""
+    program, *rest = shlex.split(tool)  # CXX="ccache g++"
+    found = shutil.which(program, path=config.current().environment.get("PATH"))
+    if not found:
+        raise CompilerNotFound(f"no C compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
+    done = run([found, *rest, "--version"], source=Cpp("x.c"), folder=Path(found).parent)
+    return {"name": "cc", "version": done.stdout.partition("\n")[0].strip()}

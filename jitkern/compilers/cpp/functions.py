@@ -1,0 +1,94 @@
+"""Which function of a C or C++ file is meant: its address, and what it lacks."""
+
+from __future__ import annotations
+
+import re
+
+from jitkern.compilers.cpp import template_arguments
+from jitkern.compilers.result import missing_function
+from jitkern.errors import CompileError
+from jitkern.source import cpp_text
+from jitkern.source.closure import Closure
+from jitkern.source.defining_file import elsewhere
+from jitkern.source.kinds import DTYPES, Constant, Cpp, Variant
+
+_IN_C = {"true": "1", "false": "0", "bool": "_Bool"}
+_NAMED = {f"jitkern_{code}": d.host for code, d in DTYPES.items() if " " in d.host}
+TYPES = "".join(f"typedef {spelled} {name}; " for name, spelled in _NAMED.items())
+
+
+def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, dict[str, str]]:
+    """The function's address, and those template arguments that are macros.
+
+    Of a template, the arguments with the names of its parameters instantiate it. Raises
+    CompileError.
+    """
+    name, bracket, signature = variant.function.partition("(")
+    given = dict(variant.template)
+    lists = template_arguments.declared(variant, text, closure) if given else None
+    order = template_arguments.ordered(variant, lists or [])
+    if order:
+        name += f"<{', '.join(_spelled(variant, n, given.pop(n)) for n in order)}>"
+    macros = {parameter: _macro(variant, parameter, value) for parameter, value in given.items()}
+    return f"static_cast<void (*)({signature}>(&{name})" if bracket else f"&{name}", macros
+
+
+def hint(variant: Variant, text: str, output: str) -> str:
+    """What to do about the compiler's refusal."""
+    unresolved = re.search(r"undefined reference to [`'](.+?)'", output)
+    if unresolved:
+        return elsewhere(variant.source, unresolved.group(1))
+    overloads = cpp_text.overloads(cpp_text.functions_in(text), variant.function)
+    if overloads and "(" not in variant.function and "overloaded function" in output:
+        return overloads
+    name = cpp_text.plain_name(variant.function).rpartition("::")[2]
+    functions = dict.fromkeys(f.spelled for f in cpp_text.functions_in(text) if f.defined)
+    return (
+        missing_function(variant._replace(function=name), list(functions))
+        or _half(text, output)
+        or _not_given(variant, output)
+    )
+
+
+def _not_given(variant: Variant, output: str) -> str:
+    """A hint for a name that looks like a template argument, which no launch gave; or ""."""
+    undeclared = re.findall(r"\W(\w+)\W (?:was not|has not been) declared", output)
+    undeclared += re.findall(r"unknown type name \W(\w+)\W", output)
+    names = [name for name in undeclared if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)]
+    if not names:
+        return ""
+    given = ", ".join(f"{name}={value}" for name, value in variant.template) or "none"
+    return (
+        f"`{names[0]}` is no name of C++: if it is a template argument, the launch gives it, as in "
+        f'k.{variant.function}[{{"{names[0]}": ...}}](...); this one gave: {given}'
+    )
+
+
+def _half(text: str, output: str) -> str:
+    """A hint for a 16-bit type without its header, or ""."""
+    unknown = re.search(r"error: .*?\b(b?float16)\b(?!\.)", output)
+    if not unknown or "float16.h" in text:
+        return ""
+    return f'`{unknown[1]}` comes from a header of jitkern\'s, for C++: #include "float16.h"'
+
+
+def _spelled(variant: Variant, name: str, value: Constant) -> str:
+    """A template argument in C++."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return repr(value)
+    if not DTYPES[value].host:
+        raise CompileError(
+            f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op
+        )
+    return DTYPES[value].host
+
+
+def _macro(variant: Variant, name: str, value: Constant) -> str:
+    """A template argument as a macro: one word, of which `T(x)` is an expression."""
+    spelled = _spelled(variant, name, value)
+    assert isinstance(variant.source, Cpp)
+    if variant.source.is_c:
+        spelled = _IN_C.get(spelled, spelled)
+    return f"jitkern_{value}" if spelled in _NAMED.values() else spelled

@@ -1,0 +1,136 @@
+"""The parameter types of a C or C++ function, as the compiler saw them.
+
+A probe, which is appended to the source, lets the compiler itself write them into the artifact.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+
+from jitkern.errors import CompileError
+from jitkern.source.kinds import FUNCTION, Variant
+
+_MARK = b"jitkern parameters:"
+_CODES = {
+    "f": "f32", "d": "f64", "h": "f16", "b": "bf16", "B": "bool", "c": "i8", "C": "u8", "s": "i16",
+    "S": "u16", "i": "i32", "I": "u32", "l": "i64", "L": "u64", "?": "",
+}  # fmt: skip
+_SPELLED = {
+    "float": "f", "double": "d", "char": "c", "signed char": "c", "unsigned char": "C",
+    "short": "s", "unsigned short": "S", "int": "i", "unsigned": "I", "long": "l",
+    "unsigned long": "L", "long long": "l", "unsigned long long": "L",
+}  # fmt: skip
+_SPELLED_IN_C = {**_SPELLED, "_Bool": "B"}
+_SPELLED_IN_CPP = {**_SPELLED, "bool": "B", "float16": "h", "bfloat16": "b"}
+_KEPT = '__attribute__((used, visibility("default")))'
+# A pointer to pointers counts as one to addresses.
+_PROBE = f"""
+#line 1 "jitkern probe"
+%s
+struct float16;
+struct bfloat16;
+namespace jitkern_probe {{
+template <typename T> constexpr char code = '?';
+template <typename T> constexpr char code<const T> = code<T>;
+template <typename T> constexpr char code<volatile T> = code<T>;
+template <typename T> constexpr char code<const volatile T> = code<T>;
+template <typename T> constexpr char code<T*> = 'l';
+%s
+template <typename T> struct element {{ using type = T; }};
+template <typename T> struct element<T[]> : element<T> {{}};
+template <typename T, decltype(sizeof 0) N> struct element<T[N]> : element<T> {{}};
+template <typename T> struct parameter {{ static constexpr char pointer = '-', type = code<T>; }};
+template <typename T> struct parameter<T*> {{
+  static constexpr char pointer = '*', type = code<typename element<T>::type>;
+}};
+template <typename F> struct list {{
+  static_assert(sizeof(F) == 0, "a kernel function returns nothing");
+  int text;
+}};
+template <typename... P> struct list<void (*)(P...)> {{
+  struct {{ char mark[19]; char codes[2 * sizeof...(P) + 1]; }} text = {{
+      {{%s}}, {{parameter<P>::pointer..., parameter<P>::type..., 0}}}};
+}};
+template <typename... P> struct list<void (*)(P...) noexcept> : list<void (*)(P...)> {{}};
+}}
+extern "C" {_KEPT} constexpr auto jitkern_parameters = \\
+jitkern_probe::list<decltype(%s)>{{}};
+extern "C" {_KEPT} constexpr auto {FUNCTION} = %s;
+"""
+# C cannot take a function's type apart: a second function has the same parameters, as gcc lists
+# them. An array of unknown size is compatible with every array of its elements. The 3 is for no
+# warnings.
+_PROBE_OF_C = f"""
+# 1 "jitkern probe" 3
+%s
+#define jitkern_pointer(x) (__builtin_classify_type(x) == 5 ? '*' : '-')
+#define jitkern_type(x) _Generic((x), %s default: '?')
+{_KEPT} void (*const {FUNCTION})(void) = (void (*)(void))%s;
+__attribute__((used)) static void jitkern_parameters(%s) {{
+  __attribute__((used)) static const char text[] = {{%s, 0}};
+}}
+"""
+
+
+def probe(address: str, macros: Iterable[str]) -> str:
+    """What to append to a source: `macros` end there, and the function at `address` is spelled."""
+    codes = "\n".join(
+        f"template <> constexpr char code<{name}> = '{code}';"
+        for name, code in _SPELLED_IN_CPP.items()
+    )
+    return _PROBE % (_undefined(macros), codes, _characters(_MARK), address, address)
+
+
+def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
+    """As `probe`, for C. listing: of prototypes, from gcc's -aux-info. Raises CompileError."""
+    name = re.escape(variant.function)
+    found = re.search(rf"F \*/ .*?\b{name} \((.*)\); /\* \((.*?)\)", listing)
+    if not found:
+        raise CompileError(
+            f"{variant.op}: {variant.source.paths[0]} has no function `{variant.function}`",
+            op=variant.op,
+        )
+    # gcc lists `_Complex` as the macro of <complex.h>, and sizes of variable length as none
+    parameters = re.sub(r"\bcomplex (?=long double|double|float)", "_Complex ", found.group(1))
+    parameters = re.sub(r"(?:\[[^][]*\])+", "[]", parameters)
+    names = re.findall(r"\w+", found.group(2))
+    codes = (f"jitkern_{part}({name})" for part in ("pointer", "type") for name in names)
+    text = ", ".join([_characters(_MARK), *codes])
+    kinds = " ".join(_associations())
+    return _PROBE_OF_C % (_undefined(macros), kinds, variant.function, parameters, text)
+
+
+def _associations() -> Iterable[str]:
+    """What `_Generic` tells apart."""
+    for name, code in _SPELLED_IN_C.items():
+        yield f"{name}: '{code}',"
+        for qualifiers in ("", "const ", "volatile ", "const volatile "):
+            yield f"{qualifiers}{name} *: '{code}', {qualifiers}{name} (*)[]: '{code}',"
+    for name in ("void", *_SPELLED_IN_C):
+        for one, other in itertools.product(("", "const "), repeat=2):
+            yield f"{one}{name} *{other}*: 'l',"
+
+
+def _undefined(macros: Iterable[str]) -> str:
+    return "\n".join(f"#undef {name}" for name in macros)
+
+
+def _characters(text: bytes) -> str:
+    return ",".join(f"'{chr(c)}'" for c in text)
+
+
+def found(binary: bytes) -> list[str]:
+    """Parameter codes (see ptx.signature), which a probe left in a library."""
+    start = binary.index(_MARK) + len(_MARK)
+    text = binary[start : binary.index(b"\0", start)].decode()
+    half = len(text) // 2
+    return [_code(*both) for both in zip(text[:half], text[half:])]
+
+
+def _code(pointer: str, code: str) -> str:
+    """None for what is passed as a struct, as halves are."""
+    if pointer == "*":
+        return f"*{_CODES[code]}"
+    return "" if code in "hb" else _CODES[code]

@@ -1,0 +1,65 @@
+"""The C compiler, for what jitkern writes itself: stubs, and the launch runtime they run under."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from jitkern import compilers, config
+from jitkern.compilers import Compiler, cpp
+from jitkern.errors import TargetError
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import Generated, Source, Variant
+from jitkern.target import Target, this_platform
+
+
+class StubCompiler(Compiler):
+    """Plain C, linked to nothing: 40 ms."""
+
+    def target(self, source: Source, target: Target) -> Target:
+        return target.for_host_code()
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        return (
+            "-O2",
+            "-fPIC",
+            "-shared",
+            "-nostdlib",
+            "-std=c17",
+            "-fwrapv",
+            "-fexceptions",
+            "-ffp-contract=off",
+            "-fno-math-errno",
+        )
+
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        return [cpp.cc_build.identity(config.current().cc)]
+
+    def compile(
+        self, variant: Variant, target: Target, closure: Closure, staging: Path
+    ) -> compilers.result.Built:
+        import shlex
+
+        source = variant.source
+        assert isinstance(source, Generated)
+        if target.platform != this_platform():
+            raise TargetError(
+                f"{variant.op} for {target}: host code is built on its own platform, "
+                f"here {this_platform()}"
+            )
+        tool = config.current().cc
+        compiler = cpp.cc_build.identity(tool)
+        build = staging / "build"
+        build.mkdir()
+        unit = build / source.files[0]
+        unit.write_text(source.text, encoding="utf-8")
+        flags = self.flags(source, target)
+        command = [*shlex.split(tool), *flags, "-o", "out.so", unit.name]
+        done = compilers.result.run(command, source=source, folder=build)
+        compilers.result.write_log(staging, command, done.stdout)
+        if done.returncode:
+            raise compilers.result.compile_error(variant, target, command, done.stdout)
+        binary = (build / "out.so").read_bytes()
+        artifact = f"{unit.stem}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
+        (staging / artifact).write_bytes(binary)
+        return compilers.result.Built(compiler, {"artifact": artifact})

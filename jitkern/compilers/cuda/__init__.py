@@ -1,0 +1,23 @@
+"""CUDA C++ for one arch: NVRTC, and nvcc where NVRTC cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.compilers.cuda import (
+        arch_flags as arch_flags,
+        host_header_stand_ins as host_header_stand_ins,
+        nvcc as nvcc,
+        nvrtc as nvrtc,
+        nvrtc_api as nvrtc_api,
+        nvrtc_build as nvrtc_build,
+        nvrtc_hints as nvrtc_hints,
+        ptx_signature as ptx_signature,
+        strip_host_code as strip_host_code,
+        toolkit as toolkit,
+    )
+
+__getattr__ = on_first_use(__name__)

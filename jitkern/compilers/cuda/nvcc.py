@@ -1,0 +1,90 @@
+"""`nvcc -cubin`, for a `.cu` file whose kernels need what NVRTC has not: host headers, say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jitkern.compilers import opened
+from jitkern.compilers.cpp import cc_build
+from jitkern.compilers.cuda import ptx_signature, toolkit
+from jitkern.compilers.result import Built, compile_error, no_kernel, run, write_log
+from jitkern.source import closure as closures, cpp_text
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import Variant
+from jitkern.target import Target
+
+
+def nvcc_for(target: Target) -> tuple[str, tuple[int, int]] | None:
+    """(path, version) of an nvcc that builds for `target`: same major version, no newer minor."""
+    found = toolkit.nvcc()
+    if found and found[1][0] == target.cuda_version[0] and found[1] <= target.cuda_version:
+        return found
+    return None
+
+
+def identity(version: tuple[int, int]) -> dict[str, str]:
+    """As a manifest has it."""
+    return {"name": "nvcc", "version": f"{version[0]}.{version[1]}"}
+
+
+def why_not(target: Target) -> str:
+    """What to do about there being no nvcc for `target`."""
+    found = toolkit.nvcc()
+    remedy = toolkit.pip_line("nvidia-cuda-nvcc", target.cuda_version)
+    if not found:
+        return f"install nvcc: {remedy}"
+    return f"install another nvcc: {remedy} (nvcc {found[1][0]}.{found[1][1]} cannot build for it)"
+
+
+def compile_unit(
+    variant: Variant,
+    target: Target,
+    closure: Closure,
+    staging: Path,
+    *,
+    nvcc: tuple[str, tuple[int, int]],
+    flags: tuple[str, ...],
+    text: str,
+    used: tuple[str, str],
+    hint: Callable[[str], str],
+) -> Built:
+    """The cubin of a file with host code in it, of which nvcc drops the host half.
+
+    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: of
+    what nvcc says, goes to the error. Raises CompileError.
+    """
+    tool, version = nvcc
+    source = variant.source
+    build = staging / "build"
+    build.mkdir()
+    unit = f'#line 1 "{source.paths[0]}"\n{text}\n{_using(used)}'
+    cpp_text.write(build / "kernel.cu", unit)
+    command = [
+        tool, "-cubin", f"-arch={target.arch}", *flags,
+        *(f"-I{root.path}" for root in source.roots),
+        *(f"-isystem={prefix / 'include'}" for prefix in toolkit.wheel_prefixes()),
+        *opened.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
+        "-o", "out.cubin", "kernel.cu",
+    ]  # fmt: skip
+    done = run(command, source=source, folder=build)
+    write_log(staging, command, done.stdout)
+    if done.returncode:
+        raise compile_error(variant, target, command, done.stdout, hint(done.stdout))
+    found = opened.in_folder(build, ["unit"])
+    host = cc_build.toolchain("c++", found)
+    known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *host]
+    closures.check(source, closure, found, known, variant.op)
+    symbol, parameters = ptx_signature.signature((build / "kernel.ptx").read_text())
+    if not symbol:
+        raise no_kernel(variant)
+    (staging / "kernel.cubin").write_bytes((build / "out.cubin").read_bytes())
+    return Built(
+        identity(version), {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
+    )
+
+
+def _using(used: tuple[str, str]) -> str:
+    """What keeps the kernel and its probe in the cubin."""
+    addresses = ", ".join(f"(void*){expression}" for expression in used)
+    return f"{ptx_signature.PROBE}\nstatic void* jitkern_used[] = {{{addresses}}};\n"

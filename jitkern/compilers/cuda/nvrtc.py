@@ -1,0 +1,35 @@
+"""NVRTC, for `__global__` functions: an exact-arch cubin, with no nvcc, no CUDA_HOME and no GPU.
+
+A file with a host half (`main`, stdio, `cudaMalloc`) is compiled without it. One whose kernels need
+that half goes to `nvcc -cubin`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitkern.compilers import Compiler, cuda
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import Source, Variant
+from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.compilers.result import Built
+
+
+class Nvrtc(Compiler):
+    """One instantiation of one kernel per cubin."""
+
+    def target(self, source: Source, target: Target) -> Target:
+        return target.for_device_code()
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        return ("-std=c++17", *source.flags)
+
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        return cuda.nvrtc_build.identities(target)
+
+    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        flags = self.flags(variant.source, target)
+        return cuda.nvrtc_build.build(variant, target, closure, staging, flags)

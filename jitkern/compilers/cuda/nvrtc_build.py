@@ -1,0 +1,318 @@
+"""Compiling with NVRTC: the whole file first, then its device half, and what it was refused for."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from jitkern.compilers import cuda
+from jitkern.compilers.cpp import template_arguments
+from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx_signature, toolkit
+from jitkern.compilers.cuda.nvrtc_api import Program, build_id, check_arch, version_in
+from jitkern.compilers.cuda.strip_host_code import DeviceHalf, device_half
+from jitkern.compilers.result import (
+    Built,
+    compile_error,
+    missing_function,
+    missing_header,
+    no_kernel,
+    write_log,
+)
+from jitkern.errors import CompileError, TargetError
+from jitkern.named_tuple import NamedTuple
+from jitkern.source import closure as closures, cpp_text, defining_file
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import DTYPES, Constant, Variant
+from jitkern.target import Target
+
+UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) nvcc"
+# Flags of nvcc for host code, or for what NVRTC does anyway; some take the next one as their value.
+_NVCC_ONLY = (
+    r"-O[0-3]|--optimize=.*|--?(?:expt-relaxed-constexpr|(?:expt-)?extended-lambda)"
+    r"|(?:-Xcompiler|--compiler-options)=.*"
+)
+_NVCC_ONLY_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
+UNDEFINED = r'identifier "(\w+)" is undefined'
+_OTHER_INT64 = r'redeclaration of type name "u?int(?:64|ptr)_t"'
+_ERROR_LINE = r"(?m)^(.+?)\((\d+)\): (?:catastrophic )?error:"
+_NO_FILES = {"__nv_name_map", "jitkern probe"}
+_EXTERN = r"extern declaration of the entity (\w+) is treated as a static definition"
+
+
+def identities(target: Target) -> list[dict[str, str]]:
+    """Name and version of the NVRTC that builds for `target`, and of nvcc where there is one."""
+    _, library = toolkit.nvrtc_for(target)
+    found = [{"name": "nvrtc", "version": build_id(library)}]
+    other = toolkit.nvcc()
+    return [*found, cuda.nvcc.identity(other[1])] if other else found
+
+
+def build(
+    variant: Variant, target: Target, closure: Closure, staging: Path, flags: tuple[str, ...]
+) -> Built:
+    """What the contract of compilers has `compile` do."""
+    if target.device != "cuda":
+        raise TargetError(f"{variant.op}: a `.cu` kernel cannot be built for {target}")
+    _, library = toolkit.nvrtc_for(target)
+    check_arch(library, target)
+    _refuse_arch(variant, target)
+    text = cpp_text.read(variant.source.paths[0])
+    kernel = _named(variant, text, closure)
+    attempt = _Attempt(variant, target, closure, staging, library, kernel, flags)
+    built, output = attempt.build(DeviceHalf(text, {}))
+    half = None
+    if not built:
+        half = device_half(variant.source, closure)
+        half = half if _needs(output, variant.source.paths[0], text, half) else None
+        built, output = attempt.build_half(half) if half else (None, output)
+    if built:
+        return built
+    return _with_nvcc(attempt, output, text, flags, half=half is not None)
+
+
+def _with_nvcc(
+    attempt: _Attempt, output: str, text: str, flags: Sequence[str], *, half: bool
+) -> Built:
+    """What nvcc makes of a file that NVRTC refused, if nvcc may help. Raises CompileError."""
+    variant, target, kernel = attempt.variant, attempt.target, attempt.kernel
+    other = cuda.nvcc.nvcc_for(target)
+    if not other or not (half or missing_header(output) or re.search(UNKNOWN_OPTION, output)):
+        hint = cuda.nvrtc_hints.hint(variant, target, text, output, half=half)
+        raise compile_error(variant, target, attempt.command, output, hint)
+    try:
+        return cuda.nvcc.compile_unit(
+            variant, target, attempt.closure, attempt.staging, nvcc=other,
+            flags=tuple(flags), text=text,
+            used=(kernel.address, f"&{kernel.probe}"),
+            hint=lambda said: cuda.nvrtc_hints.remedy(variant, target, text, said),
+        )  # fmt: skip
+    except CompileError as e:
+        header = missing_header(e.log)
+        if not header or missing_header(output):
+            raise
+        hint = cuda.nvrtc_hints.remedy(variant, target, text, output) or (
+            f"nvcc compiles the whole file where it finds <{header}>: declare its directory with "
+            "include=[...]. NVRTC, which needs no such header, refused the kernels alone"
+        )
+        raise compile_error(variant, target, attempt.command, f"{e.log}\n{output}", hint) from e
+
+
+class _Kernel(NamedTuple):
+    """Expressions for a kernel, for its address and for its probe."""
+
+    name: str
+    address: str
+    probe: str
+
+
+class _Attempt:
+    """Building one variant with NVRTC; tried once with the file as it is, then without its host."""
+
+    def __init__(
+        self, variant: Variant, target: Target, closure: Closure, staging: Path,
+        library: ctypes.CDLL, kernel: _Kernel, flags: Sequence[str],
+    ) -> None:  # fmt: skip
+        source = variant.source
+        self.variant, self.target, self.kernel = variant, target, kernel
+        self.closure, self.staging = closure, staging
+        self._library = library
+        self._options = [f"-arch={target.arch}", "--no-cache"]
+        self._options += _without_nvcc_flags(flags)
+        directories = [*(Path(root.path) for root in source.roots), *toolkit.include_directories()]
+        self._options += [f"-I{directory}" for directory in directories]
+        self._headers = host_header_stand_ins.of_cub(directories)
+        self._numbers = itertools.count()
+        self.command = ["nvrtc", *self._options, kernel.name]
+
+    def build_half(self, half: DeviceHalf) -> tuple[Built | None, str]:
+        """`build`, where what NVRTC refuses and is not the device's is left out, too."""
+        built, output = self.build(half)
+        if re.search(_OTHER_INT64, output):
+            half = half._replace(int64="long long")
+            built, output = self.build(half)
+        while not built:
+            less = half.without(_error_lines(output)[str(self.variant.source.paths[0])])
+            if less == half:
+                break
+            built, said = self.build(less)
+            if half.lost(less).intersection(re.findall(UNDEFINED, said)):
+                break  # a kernel needs it
+            half, output = less, said
+        return built, output
+
+    def build(self, unit: DeviceHalf) -> tuple[Built | None, str]:
+        """What it compiles to, or None; and what NVRTC said. Raises CompileError."""
+        variant, kernel = self.variant, self.kernel
+        name = f"/jitkern/{variant.source.files[0]}"
+        trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails on one that is there
+        text, expressions = f"{unit.text}\n{ptx_signature.PROBE}", (kernel.name, kernel.probe)
+        headers = {**self._headers, **unit.headers}
+        program = Program(self._library, text, name, expressions, headers)
+        try:
+            options = [*self._options, *unit.options, f"-fdevice-time-trace={trace}"]
+            failed, output = program.compile(options)
+            output = output.replace(name, str(variant.source.paths[0]))
+            note = "(without the host half of the file)\n" if unit.headers else ""
+            write_log(self.staging, self.command, note + output)
+            if failed:
+                return None, output
+            assembly = program.text("PTX")
+            symbol, parameters = ptx_signature.signature(assembly, program.lowered(kernel.name))
+            if not symbol:
+                raise no_kernel(variant)
+            (self.staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
+        finally:
+            program.destroy()
+        _refuse_split_variables(variant, output)
+        named = _included(trace.with_suffix(".json"))
+        _refuse_unreadable(variant, named)
+        opened = _on_disk(named, headers)
+        known = toolkit.include_directories()
+        closures.check(variant.source, self.closure, opened, known, variant.op)
+        meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
+        return Built({"name": "nvrtc", "version": version_in(assembly)}, meta), output
+
+
+def _included(trace: Path) -> list[str]:
+    """The names of the headers that NVRTC included."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    trace.unlink()
+    return [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
+
+
+def _on_disk(names: Iterable[str], given: Collection[str]) -> list[Path]:
+    """Those of the headers that are files: its built-in ones have no path, nor those it was given.
+
+    A relative name is one that it found from the current directory.
+    """
+    paths = [Path(name).absolute() for name in names if name not in given]
+    return [path for path in paths if path.is_file()]
+
+
+def _refuse_unreadable(variant: Variant, opened: Sequence[str]) -> None:
+    """Raise CompileError for a header of which NVRTC cannot tell where it lies."""
+    for name in opened:
+        if "\N{REPLACEMENT CHARACTER}" in name:
+            raise CompileError(
+                f"{variant.op}: NVRTC includes {name}, whose path is not UTF-8, and so cannot tell "
+                "which file that is: rename the folder",
+                op=variant.op,
+            )
+
+
+def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
+    """Whether what NVRTC refused may be the host half: a header, or lines that go with it."""
+    marked = "error: unrecognized token" in output  # a byte order mark of a header
+    implied = any(map(host_header_stand_ins.is_implied, re.findall(UNDEFINED, output)))
+    if marked or missing_header(output) or implied:
+        return True
+    rows = zip(text.splitlines(), half.text.splitlines())
+    host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}
+    places = _error_lines(output)
+    errors = places.pop(str(path), set())
+    if places.keys() - _NO_FILES:  # a header
+        return True
+    return not host.isdisjoint(errors) or half.without(errors) != half
+
+
+def _error_lines(output: str) -> defaultdict[str, set[int]]:
+    """The lines of each file that errors are at."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for file, line in re.findall(_ERROR_LINE, output):
+        found[file].add(int(line))
+    return found
+
+
+def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
+    """The flags that are left for NVRTC."""
+    before = ("", *flags)
+    return [
+        flag for flag, previous in zip(flags, before)
+        if not re.fullmatch(_NVCC_ONLY, flag) and not {flag, previous} & _NVCC_ONLY_PAIRS
+    ]  # fmt: skip
+
+
+def _refuse_arch(variant: Variant, target: Target) -> None:
+    if arch_flags.is_named(variant.source.flags):
+        raise CompileError(
+            f"{variant.op} for {target}: its flags name an arch, which the target decides: leave "
+            "it out of the flags, and compile for the target that is meant",
+            op=variant.op,
+        )
+
+
+def _named(variant: Variant, text: str, closure: Closure) -> _Kernel:
+    """How C++ names the kernel; `k(float*, int)` is one overload. Raises CompileError."""
+    name, bracket, signature = variant.function.partition("(")
+    name += _template_arguments(variant, text, closure)
+    if not bracket:
+        return _Kernel(name, f"&{name}", ptx_signature.probe(name))
+    overload = f"void (*)({signature}"
+    return _Kernel(
+        f"({overload}){name}", f"({overload})&{name}", f"jitkern_probe<{overload}, &{name}>"
+    )
+
+
+def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
+    """`<float, 4>`: the arguments in the order of the template's parameters.
+
+    Raises CompileError.
+    """
+    given = dict(variant.template)
+    if not given:
+        return ""
+    what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
+    lists = template_arguments.declared(variant, text, closure)
+    if lists is None:
+        kernels = dict.fromkeys(kernel.spelled for kernel in cpp_text.kernels_in(text))
+        raise CompileError(
+            _absent(variant, kernels)
+            or f"{what}: its template is declared in no file of the kernel's, so give the template "
+            "arguments by number: 0, 1, ...",
+            op=variant.op,
+        )
+    longest = max(lists, key=len)
+    unknown = [name for name in given if not any(name in names for names in lists)]
+    if unknown:
+        raise CompileError(
+            f"{what} has no template parameter `{unknown[0]}`; it has: "
+            f"{', '.join(longest) or 'none'}",
+            op=variant.op,
+        )
+    order = template_arguments.ordered(variant, lists)
+    return f"<{', '.join(_argument(variant.op, name, given[name]) for name in order)}>"
+
+
+def _absent(variant: Variant, kernels: Iterable[str]) -> str:
+    """That the file does not have the kernel, in any form, and which it has; else ""."""
+    name = cpp_text.plain_name(variant.function).rpartition("::")[2]
+    said = missing_function(variant._replace(function=name), list(kernels))
+    return said and f"{variant.op}: {said}"
+
+
+def _argument(op: str, name: str, value: Constant) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return DTYPES[value].cuda
+    raise CompileError(
+        f"{op}: template argument {name}={value}: a C++17 template takes no float", op=op
+    )
+
+
+def _refuse_split_variables(variant: Variant, output: str) -> None:
+    """NVRTC takes an `extern __device__` variable for one of this unit, with a value of its own."""
+    for name in re.findall(_EXTERN, output):
+        if place := defining_file.defining(variant.source, name):
+            raise CompileError(
+                f"{variant.op}: `{variant.function}` uses `{name}`, which {place} defines: each "
+                "unit is compiled by itself, so pass it as an argument, or use one file",
+                op=variant.op,
+            )

@@ -1,0 +1,75 @@
+"""What to do about what NVRTC or nvcc refused. Imported when a compile has failed."""
+
+from __future__ import annotations
+
+import re
+
+from jitkern.compilers.cuda import nvcc, ptx_signature, toolkit
+from jitkern.compilers.cuda.nvrtc_build import UNDEFINED, UNKNOWN_OPTION
+from jitkern.compilers.result import missing_function, missing_header, no_function
+from jitkern.source import cpp_text, defining_file
+from jitkern.source.kinds import Variant
+from jitkern.target import Target
+
+_HEADERS = (("__half", "fp16"), ("__nv_bfloat16", "bf16"), ("__nv_fp8", "fp8"))
+_UNRESOLVED = r"Unresolved extern function '(\w+)'"
+
+
+def hint(variant: Variant, target: Target, text: str, output: str, *, half: bool) -> str:
+    """What to do about NVRTC's refusal where there is no nvcc."""
+    if unknown := re.search(UNKNOWN_OPTION, output):
+        flag = unknown.group(1) or unknown.group(2)
+        return f"NVRTC does not know `{flag}`; for a flag of nvcc, {nvcc.why_not(target)}"
+    said = remedy(variant, target, text, output)
+    if missing_header(output) and not _wheel(output, target):
+        return f"{said}, or as NVRTC has no host headers, {nvcc.why_not(target)}"
+    if half and not said:
+        return (
+            "Of this file the device half was compiled: functions without `__global__` or "
+            "`__device__`, and host headers, were left out. If a kernel needs them, "
+            + nvcc.why_not(target)
+        )
+    return said
+
+
+def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
+    """What to do about what NVRTC or nvcc refused, as far as that does not depend on nvcc."""
+    if missing := missing_header(output):
+        return _wheel(output, target) or (
+            f"<{missing}> is in no include root: declare its directory with include=[...]"
+        )
+    if unresolved := re.search(_UNRESOLVED, output):
+        return defining_file.elsewhere(variant.source, ptx_signature.demangled(unresolved.group(1)))
+    if said := _absent(variant, text, output):
+        return said
+    if "cannot determine which instance of" in output:
+        return cpp_text.overloads(cpp_text.kernels_in(text), variant.function)
+    for start, header in _HEADERS:
+        name = next((n for n in re.findall(UNDEFINED, output) if n.startswith(start)), "")
+        if name:
+            return f"`{name}` comes from a header: #include <cuda_{header}.h>"
+    return ""
+
+
+def _absent(variant: Variant, text: str, output: str) -> str:
+    """That there is no such kernel, and which there are; else ""."""
+    name = cpp_text.plain_name(variant.function).rpartition("::")[2]
+    undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
+    kernels = dict.fromkeys(f.spelled for f in cpp_text.kernels_in(text))
+    if undefined and not cpp_text.named(cpp_text.kernels_in(text), variant.function):
+        return no_function(variant, list(kernels))
+    return missing_function(variant._replace(function=name), list(kernels))
+
+
+def _wheel(output: str, target: Target) -> str:
+    """Which wheel has the header that is missing; else ""."""
+    header = missing_header(output)
+    if header.startswith("curand"):  # its versions are not CUDA's
+        major = target.cuda_version[0]
+        wheel = "nvidia-curand" if major >= 13 else f"nvidia-curand-cu{major}"
+        return f"<{header}> comes with cuRAND: pip install {wheel}"
+    for pattern, wheel in toolkit.HEADER_WHEELS:
+        if re.match(pattern, header):
+            line = toolkit.pip_line(wheel, target.cuda_version)
+            return f"<{header}> comes with the CUDA headers: {line}"
+    return ""

@@ -1,0 +1,114 @@
+"""A CUDA kernel's parameter types, as the compiler saw them.
+
+PTX `.param` lines tell sizes but not pointer types, so a probe kernel whose template argument is
+the kernel's own type is compiled along: its mangled name spells the types of every parameter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+from jitkern.source.kinds import DTYPES
+
+PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
+_ENTRY = r"\.entry\s+(\w+)"
+_CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | {
+    "char": "i8",
+    "long": "i64",
+    "unsigned long": "u64",
+}
+_STRUCTS = {"f16", "bf16", "f8e4m3", "f8e5m2"}  # by value
+
+
+def probe(expression: str) -> str:
+    """The probe's name expression for a kernel's."""
+    return f"jitkern_probe<decltype(&{expression}), &{expression}>"
+
+
+def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
+    """(symbol, parameter codes) of the probed kernel in PTX `text`; no symbol if it is no kernel.
+
+    A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else,
+    or "" for a parameter that no argument can be passed for (a struct or a half by value).
+    """
+    entries = re.findall(_ENTRY, text)
+    spelled = {entry: demangled(entry) for entry in entries}
+    name = next(name for name in spelled.values() if name.startswith("void jitkern_probe<"))
+    types, _, kernel = name.removeprefix("void jitkern_probe<void (*)").rpartition(", &")
+    kernel = kernel.removesuffix(">()")
+    if kernel.startswith("(") and kernel.endswith("))"):
+        kernel = kernel[1:-1]
+    if symbol not in spelled:
+        alike = (
+            e
+            for e, s in spelled.items()
+            if s == kernel or s.startswith(f"{kernel}(") or kernel.startswith(f"{e}(")
+        )
+        symbol = next(alike, "")
+    return symbol, [_code(parameter) for parameter in _split(types)]
+
+
+def parameter_count(text: str, symbol: str) -> int:
+    """How many parameters the entry `symbol` takes."""
+    found = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.DOTALL)
+    return found.group(1).count(".param") if found else 0
+
+
+def _split(types: str) -> list[str]:
+    """The parameters of `(float*, long long)`, commas inside <> and () apart."""
+    depth, parts, start = 0, [], 1
+    end = _closing(types)
+    for i in range(1, end):
+        depth += (types[i] in "<(") - (types[i] in ">)")
+        if types[i] == "," and depth == 0:
+            parts.append(types[start:i])
+            start = i + 1
+    return [part.strip() for part in [*parts, types[start:end]] if part.strip()]
+
+
+def _closing(types: str) -> int:
+    depth = 0
+    for i, c in enumerate(types):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return i
+    return len(types)
+
+
+def _code(parameter: str) -> str:
+    """Of one parameter. A pointer to an array is one to its elements, to pointers: to addresses."""
+    base, templated = parameter, 1
+    while templated:  # `Pair<int*>` is no pointer
+        base, templated = re.subn(r"<[^<>]*>", "", base)
+    base = re.sub(r"\b(const|volatile|__restrict__|restrict)\b", "", base)
+    base, pointers = re.subn(r"\*|\(\*\) \[.*", "", base)
+    code = _CODES.get(base.strip(), "")
+    if pointers > 1:
+        return "*i64"
+    if pointers:
+        return "" if "(" in base else f"*{code}"
+    return "" if code in _STRUCTS else code
+
+
+def demangled(symbol: str) -> str:
+    """The C++ name of a symbol; the symbol itself where it is none."""
+    library = _libstdcxx()
+    status = ctypes.c_int()
+    text = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
+    if not text:
+        return symbol
+    try:
+        return ctypes.string_at(text).decode()
+    finally:
+        _libc().free(ctypes.c_void_p(text))
+
+
+def _libstdcxx() -> ctypes.CDLL:
+    library = ctypes.CDLL("libstdc++.so.6")
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    return library
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -1,0 +1,20 @@
+"""C++ and CUDA against Torch's headers, as `torch.utils.cpp_extension` builds them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.compilers.torch_extension import (
+        commands as commands,
+        compile_and_link as compile_and_link,
+        extension as extension,
+        hints as hints,
+        inline as inline,
+        inline_files as inline_files,
+        inline_source as inline_source,
+    )
+
+__getattr__ = on_first_use(__name__)

@@ -1,0 +1,218 @@
+"""The command lines of `torch.utils.cpp_extension`, for the Torch that is installed.
+
+They differ in what makes the artifact free of where it was built (-ffile-prefix-map), in what lets
+g++ take more memory, and in that a library without -g keeps no symbols that nothing links to.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jitkern import config
+from jitkern.compilers import opened
+from jitkern.compilers.cpp import cc_build
+from jitkern.compilers.cuda import toolkit
+from jitkern.compilers.torch_extension.inline_source import has_cuda
+from jitkern.errors import CompilerNotFound
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.kinds import Unit
+
+NVCC_FLAGS = (
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+    "--expt-relaxed-constexpr",
+)
+_ROOMY = "--param=ggc-min-heapsize=1048576"
+NVCC_REMEDY = (
+    "install the CUDA toolkit (apt-get install cuda-nvcc-13-0, or pip's nvidia-cuda-nvcc), and set "
+    "CUDA_HOME where it is not on PATH"
+)
+
+
+class Build(NamedTuple):
+    """A module, library or program, and what it is made of.
+
+    kind: of the source, whose words hints use. name: TORCH_EXTENSION_NAME. output: `module`,
+    `library` or `program`. units: each with all flags of its own; its file is an absolute path, or
+    stands in `texts` with what it holds. environment: variables that the compilers are told.
+    """
+
+    kind: str
+    name: str
+    output: str
+    units: Sequence[Unit]
+    texts: Mapping[str, str]
+    include: Sequence[str]
+    with_cuda: bool
+    ldflags: Sequence[str] = ()
+    environment: tuple[str, ...] = ()
+
+    def is_cuda(self, unit: Unit) -> bool:
+        """Whether nvcc compiles it."""
+        return self.with_cuda and has_cuda((unit.file,))
+
+
+class Step(NamedTuple):
+    """A command, what it writes, and flags for a lot of memory.
+
+    needed: whether there is no result without it.
+    """
+
+    command: list[str]
+    output: Path
+    roomy: tuple[str, ...] = ()
+    needed: bool = True
+
+
+def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Step:
+    """How the unit of this number is compiled in `folder`. Raises CompilerNotFound."""
+    unit = build.units[number]
+    output = folder / f"{number}.o"
+    listing = opened.listing(str(number), gcc=gcc, nvcc=build.is_cuda(unit))
+    command = [*_command(build, unit, folder, listing), "-c", unit.file, "-o", output.name]
+    handed_on = "-Xcompiler=" if build.is_cuda(unit) else ""
+    roomy = f"{handed_on}{_ROOMY}"
+    return Step(command, output, (roomy,) if gcc else ())
+
+
+def expand_step(build: Build, number: int, folder: Path) -> Step:
+    """How the preprocessor alone reads the unit, as for the CPU."""
+    unit, output = build.units[number], folder / f"{number}.ii"
+    host = ("-Xcompiler=-U__CUDA_ARCH__",) if build.is_cuda(unit) else ()
+    command = [*_command(build, unit, folder, host), "-E", unit.file, "-o", output.name]
+    return Step(command, output, needed=False)
+
+
+def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list[str]:
+    """The compiler and all flags; `own` are the step's."""
+    mapped = _prefix_maps(build, unit, folder)
+    if build.is_cuda(unit):
+        handed_on = [f"-Xcompiler={flag}" for flag in mapped if "," not in flag]
+        return [*nvcc()[0], *own, *_nvcc_flags(build, unit), *handed_on]
+    tool = shlex.split(config.current().cxx)
+    standard = ("-fPIC", f"-std={_standard()}")
+    return [*tool, *own, *_common_flags(build), *standard, *mapped, *unit.flags]
+
+
+def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
+    """How they become the library or program `linked`."""
+    libraries = torch_folder() / "lib"
+    program = build.output == "program"
+    cuda = build.with_cuda
+    flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
+    debugged = any(f.startswith("-g") and not f.startswith("-gencode") for f in flags)
+    command = [
+        *shlex.split(config.current().cxx),
+        *(path.name for path in objects),
+        *(() if program else ("-shared",)),
+        *(() if debugged else ("-Wl,-s",)),
+        *build.ldflags,
+        *(f"-L{libraries}", "-lc10", *(("-lc10_cuda",) if cuda else ()), "-ltorch_cpu"),
+        *(*(("-ltorch_cuda",) if cuda else ()), "-ltorch"),
+        *((f"-Wl,-rpath,{libraries}",) if program else ("-ltorch_python",)),
+        *(_cuda_libraries(build) if cuda else ()),
+        *(opened.LINKERS_LIST, "-o", linked.name),
+    ]
+    return Step(command, linked)
+
+
+def nvcc() -> tuple[list[str], tuple[int, int]]:
+    """nvcc's command and version; PYTORCH_NVCC names another. Raises CompilerNotFound."""
+    found = toolkit.nvcc()
+    if not found:
+        raise CompilerNotFound(f"a CUDA source needs nvcc: {NVCC_REMEDY}", remedy=NVCC_REMEDY)
+    named = config.current().environment.get("PYTORCH_NVCC")
+    return shlex.split(named) if named else [found[0]], found[1]
+
+
+def torch_folder() -> Path:
+    """Where Torch is installed."""
+    import torch
+
+    return Path(torch.__file__).parent
+
+
+def toolchain(build: Build, found: Sequence[Path]) -> list[Path]:
+    """Where what versions stand for lies: Torch's, Python's, CUDA's and the compilers' files.
+
+    found: what was opened.
+    """
+    compilers = {config.current().cxx}
+    if any(map(build.is_cuda, build.units)):
+        compilers.add(config.current().environment.get("CC") or "c++")
+    cuda = [*toolkit.include_directories()]
+    cuda += [
+        folder for kind in ("include", "lib64", "lib") for folder in _cuda_folders(kind, build)
+    ]
+    python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
+    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool, found)]
+    return [torch_folder(), python, *cuda, *own]
+
+
+def _prefix_maps(build: Build, unit: Unit, folder: Path) -> list[str]:
+    """What makes `__FILE__` and debug information free of where things lie."""
+    own = Path(unit.file).parent
+    homes = {str(folder), str(torch_folder().parent), *build.include}
+    homes |= {str(own)} if own.is_absolute() else set()
+    return [f"-ffile-prefix-map={home}=." for home in sorted(homes, key=len)]  # the last one wins
+
+
+def _common_flags(build: Build) -> list[str]:
+    include = torch_folder() / "include"
+    roots = [include, include / "torch" / "csrc" / "api" / "include"]
+    if build.with_cuda:
+        roots += _cuda_folders("include", build)
+    roots.append(Path(sysconfig.get_path("include", scheme="posix_prefix")))
+    roots = [root for root in roots if root != Path("/usr/include")]
+    name = (f"-DTORCH_EXTENSION_NAME={build.name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
+    return [
+        *(() if build.output == "program" else name),
+        *(f"-I{root}" for root in build.include),
+        *(word for root in roots for word in ("-isystem", str(root))),
+    ]
+
+
+def _nvcc_flags(build: Build, unit: Unit) -> list[str]:
+    host = config.current().environment.get("CC")
+    own_standard = any(flag.startswith("-std=") for flag in unit.flags)
+    return [
+        *(("-ccbin", host) if host else ()),
+        *_common_flags(build),
+        *NVCC_FLAGS,
+        *("--compiler-options", "-fPIC"),
+        *unit.flags,
+        *(() if own_standard else (f"-std={_standard()}",)),
+    ]
+
+
+def _cuda_libraries(build: Build) -> list[str]:
+    folders = [*_cuda_folders("lib64", build), *_cuda_folders("lib", build)]
+    named = any((folder / "libcudart.so").exists() for folder in folders)
+    versioned = sorted(path for folder in folders for path in folder.glob("libcudart.so.*"))
+    runtime = [str(versioned[-1])] if versioned and not named else ["-lcudart"]
+    return [*(f"-L{folder}" for folder in folders), *runtime]
+
+
+def _cuda_folders(name: str, build: Build) -> list[Path]:
+    """The toolkit's `include` or `lib`, those of its wheels where none is installed; cuDNN's."""
+    homes = toolkit.cuda_homes()[:1] or toolkit.wheel_prefixes()
+    environment = config.current().build_environment(build.environment)
+    cudnn = environment.get("CUDNN_HOME") or environment.get("CUDNN_PATH")
+    own = environment.get("CUDA_INC_PATH") if name == "include" else None
+    found = [home / name for home in (*homes, *((Path(cudnn),) if cudnn else ()))]
+    return [folder for folder in (*found, *((Path(own),) if own else ())) if folder.is_dir()]
+
+
+@functools.cache
+def _standard() -> str:
+    """The C++ standard that this Torch's headers are for: its own builder names it."""
+    text = (torch_folder() / "utils" / "cpp_extension.py").read_text(encoding="utf-8")
+    found = re.search(r"""-fPIC['"], ['"]-std=(c\+\+\d\d)""", text)
+    return found.group(1) if found else "c++20"

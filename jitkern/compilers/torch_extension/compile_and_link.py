@@ -1,0 +1,188 @@
+"""Builds against Torch's headers: what `Extension`, `load_inline` and `load` give, side by side.
+
+Units are compiled side by side, each with flags of its own, as many at once as jobs allows.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import hashlib
+import queue
+import re
+import shlex
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from jitkern import config
+from jitkern.compilers import child_process, opened, parallelism
+from jitkern.compilers.cpp import cc_build
+from jitkern.compilers.result import Built, compile_error, write_log
+from jitkern.compilers.torch_extension import hints
+from jitkern.compilers.torch_extension.commands import (
+    Build,
+    Step,
+    compile_step,
+    expand_step,
+    link_step,
+    nvcc,
+)
+from jitkern.errors import CompileError, TargetError
+from jitkern.named_tuple import NamedTuple
+from jitkern.source import cpp_text
+from jitkern.source.kinds import Variant
+from jitkern.target import Target, this_abi, this_platform
+
+_ROOM = 4 << 30  # that a compiler may take which does not look for what it can free
+
+
+class _Done(NamedTuple):
+    """A command that ended."""
+
+    number: int
+    command: list[str]
+    status: int
+    said: str
+
+
+def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple[Built, list[Path]]:
+    """What was built in `staging`, and the files that were opened.
+
+    Its meta has the `artifact`, and `namespaces` and `ops` that it registers. Raises
+    CompilerNotFound and CompileError.
+    """
+    compiler = identity(with_nvcc=any(map(build.is_cuda, build.units)))
+    folder = staging / "build"
+    folder.mkdir()
+    for name, text in build.texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    gcc = "clang" not in " ".join(compiler.values())
+    steps = [compile_step(build, n, folder, gcc=gcc) for n in range(len(build.units))]
+    linked = link_step(build, [step.output for step in steps], folder / "linked")
+    done = _run(build, steps, [], variant, target, staging)
+    expanding = [expand_step(build, n, folder) for n, one in enumerate(steps) if _registers(one)]
+    _run(build, [linked, *expanding], done, variant, target, staging)
+    binary = linked.output.read_bytes()
+    missing = hints.missing_module(build, binary) if build.output == "module" else ""
+    if missing:
+        raise CompileError(f"{variant.op}: {missing}", op=variant.op)
+    plain = re.sub(r"\W", "_", build.name, flags=re.ASCII)[:80] or "_"
+    suffix = "" if build.output == "program" else ".so"
+    artifact = f"{plain}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
+    (staging / artifact).write_bytes(binary)
+    registered = hints.registrations(_texts(expanding))
+    units = map(str, range(len(steps)))
+    return Built(compiler, {"artifact": artifact, **registered}), opened.in_folder(folder, units)
+
+
+def identity(*, with_nvcc: bool) -> dict[str, str]:
+    """The compilers that would build: c++, or nvcc over it. Raises CompilerNotFound."""
+    host = cc_build.identity(config.current().cxx)
+    if not with_nvcc:
+        return host
+    return {"name": "nvcc", "version": ".".join(map(str, nvcc()[1])), "c++": host["version"]}
+
+
+def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> None:
+    """Raise TargetError where `target` is not for the Torch, Python and platform of this process.
+
+    python: whether the artifact depends on Python's ABI.
+    """
+    import torch
+
+    cuda = (torch.version.cuda or "").replace(".", "")
+    ours = (Target.current("cpu").torch, this_platform(), this_abi(python=python))
+    same = (target.torch, target.platform, target.abi) == ours
+    if not same or (cuda and target.cuda not in ("", cuda)):
+        raise TargetError(
+            f"{op}: what includes Torch's headers is built with the Torch it runs on: "
+            f"this is Torch {torch.__version__} on {this_platform()}, which cannot build for "
+            f"{target}"
+        )
+    if not cuda and (with_cuda or target.cuda):
+        raise TargetError(
+            f"{op}: it wants CUDA, and this Torch {torch.__version__} is built without: "
+            "install a CUDA build of it"
+        )
+
+
+def _run(
+    build: Build, steps: Sequence[Step], before: Sequence[_Done],
+    variant: Variant, target: Target, staging: Path,
+) -> list[_Done]:  # fmt: skip
+    """What was done `before` and now, of which the log is kept. Raises CompileError."""
+    done = [*before, *_side_by_side(build, steps, staging / "build")]
+    log = "".join(f"$ {shlex.join(one.command)}\n{one.said}" for one in done[1:])
+    write_log(staging, done[0].command, done[0].said + log)
+    for one in done:
+        if one.status:
+            hint = hints.hint(build, one.said)
+            raise compile_error(variant, target, one.command, one.said, hint)
+    return done
+
+
+def _registers(compiled: Step) -> bool:
+    """Whether the unit registers something with Torch."""
+    made = compiled.output  # a compiler may be content, and make nothing: linking tells
+    return made.is_file() and b"TORCH_LIBRARY_" in made.read_bytes()
+
+
+def _texts(expanded: Sequence[Step]) -> list[str]:
+    return [cpp_text.read(step.output) for step in expanded if step.output.is_file()]
+
+
+def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Done]:
+    """Those that ended, in order: all, or up to the first that failed, which ends the others."""
+    ended: queue.SimpleQueue[_Done | BaseException] = queue.SimpleQueue()
+    over = threading.Event()
+    threads = [  # they keep no process from its end
+        threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(_work, build, number, step, folder, over, ended),
+            daemon=True,
+        )
+        for number, step in enumerate(steps)
+    ]
+    done: list[_Done] = []
+    try:
+        for thread in threads:
+            thread.start()
+        while len(done) < len(steps) and not any(one.status for one in done):
+            one = ended.get()
+            if isinstance(one, BaseException):
+                raise one
+            done.append(one)
+    finally:
+        over.set()
+        while alive := [thread for thread in threads if thread.is_alive()]:
+            child_process.kill_in(folder)  # again and again: one may have been about to start
+            alive[0].join(0.05)
+    return sorted(done)
+
+
+def _work(
+    build: Build,
+    number: int,
+    step: Step,
+    folder: Path,
+    over: threading.Event,
+    ended: queue.SimpleQueue[_Done | BaseException],
+) -> None:
+    try:
+        with parallelism.place(over) as running:
+            if running:
+                roomy = step.roomy if (parallelism.free_memory() or 0) > _ROOM * running else ()
+                command = [*step.command, *roomy]
+                environment = config.current().build_environment(build.environment)
+                run = functools.partial(child_process.run, cwd=folder, env=environment)
+                command, status, said = opened.run_listed(run, command)
+                ended.put(_Done(number, command, status if step.needed else 0, said))
+    except BaseException as e:  # noqa: BLE001  raised again where the result is taken
+        ended.put(e)
+
+
+def lists_binaries(build: Build, staging: Path) -> bool:
+    """Whether the assembler listed all that it read."""
+    flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
+    return opened.lists_binaries(staging / "build", map(str, range(len(build.units))), flags)

@@ -1,0 +1,81 @@
+"""C++ and CUDA against Torch's headers: what an `Extension` says, as the builder takes it.
+
+A lookup imports nothing of what compiling takes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitkern import compilers
+from jitkern.compilers import Compiler, torch_extension
+from jitkern.compilers.cuda import arch_flags
+from jitkern.compilers.torch_extension.inline_source import has_cuda
+from jitkern.errors import CompileError, TargetError
+from jitkern.source import closure as closures
+from jitkern.source.closure import Closure, pastes_unnamed
+from jitkern.source.kinds import Extension, Source, Unit, Variant
+from jitkern.target import Target, this_abi
+
+if TYPE_CHECKING:
+    from jitkern.compilers.result import Built
+
+_OPTIMIZED = "-O2"
+
+
+class ExtensionCompiler(Compiler):
+    """One library, or Python module, from all units."""
+
+    def target(self, source: Source, target: Target) -> Target:
+        assert isinstance(source, Extension)
+        return target.for_host_code(abi=target.abi or this_abi(python=source.pybind))
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        return (_OPTIMIZED, "-fPIC", "-shared", *source.flags)
+
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        return [torch_extension.compile_and_link.identity(with_nvcc=has_cuda(source.files))]
+
+    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        source = variant.source
+        assert isinstance(source, Extension)
+        with_cuda = has_cuda(source.files)
+        torch_extension.compile_and_link.check_target(
+            variant.op, target, python=source.pybind, with_cuda=with_cuda
+        )
+        if with_cuda and not target.cuda:
+            raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
+        build = _build_of(variant.op, source, target)
+        built, opened = torch_extension.compile_and_link.make(build, variant, target, staging)
+        known = torch_extension.commands.toolchain(build, opened)
+        closures.check(source, closure, opened, known, variant.op)
+        texts = [path.read_bytes() for path in closure.paths]
+        if any(map(pastes_unnamed, texts)) and not torch_extension.compile_and_link.lists_binaries(
+            build, staging
+        ):
+            raise CompileError(f"{variant.op}: {compilers.opened.UNTOLD}", op=variant.op)
+        loading = {"module": build.name if source.pybind else "", "function": source.function}
+        return built._replace(meta={**built.meta, **loading})
+
+
+def _build_of(op: str, source: Extension, target: Target) -> torch_extension.commands.Build:
+    number = target.arch.removeprefix("sm_")
+    machine_code = f"-gencode=arch=compute_{number},code=sm_{number}"
+
+    def flags(file: str) -> tuple[str, ...]:
+        given = (_OPTIMIZED, *source.flags_of(file))
+        own_arch = not has_cuda((file,)) or arch_flags.is_named(given)
+        return given if own_arch else (machine_code, *given)
+
+    return torch_extension.commands.Build(
+        kind=source.kind,
+        name=re.sub(r"\W+", "_", op),
+        output="module" if source.pybind else "library",
+        units=[Unit(str(p.absolute()), flags(f)) for f, p in zip(source.files, source.paths)],
+        texts={},
+        include=[root.path for root in source.roots],
+        with_cuda=has_cuda(source.files),
+        environment=source.environment,
+    )

@@ -1,0 +1,154 @@
+"""The classic traps of an extension: found in what the compiler said, and the way out of each.
+
+Also what a library registers with Torch when it is loaded: a second time would end the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from jitkern.compilers.result import MISSING_HEADER
+from jitkern.compilers.torch_extension.commands import Build
+
+_HALF = r"\b(?:__half2?|__nv_bfloat162?)\b"
+_REFUSED = r"no operator|no suitable|more than one (?:operator|conversion|instance)"
+_UNKNOWN = r"[Uu]nsupported gpu architecture '?([\w.]+)|'(\w+)' is not defined for option 'gpu-arch"
+_WORDS = {  # what the arguments are called, by kind of source
+    "inline": {
+        "flags": "extra_cuda_cflags",
+        "include": "extra_include_paths",
+        "arch": "name another arch in TORCH_CUDA_ARCH_LIST or extra_cuda_cflags",
+        "link": 'e.g. extra_ldflags=["-L/path", "{0}"]',
+        "bound": "; `functions` writes one, too",
+        "module": (
+            "or pass functions=[…] to load_inline; for a library that registers ops "
+            "(TORCH_LIBRARY), pass is_python_module=False"
+        ),
+    },
+    "extension": {
+        "flags": "flags",
+        "include": "include",
+        "arch": "name another target",
+        "link": 'in LIBRARY_PATH, and that in environment=["LIBRARY_PATH"]',
+        "bound": "",
+        "module": (
+            "or, where it registers ops (TORCH_LIBRARY), name one with its namespace: "
+            'function="ns::name"'
+        ),
+    },
+}
+_HINTS = (  # what the output has, and what helps; {0} is the first group that matched
+    (
+        rf"(?s:(?:{_REFUSED}).{{0,400}}?{_HALF})",
+        """\
+Torch compiles CUDA sources with -D__CUDA_NO_HALF_OPERATORS__, -D__CUDA_NO_HALF_CONVERSIONS__, \
+-D__CUDA_NO_BFLOAT16_CONVERSIONS__ and -D__CUDA_NO_HALF2_OPERATORS__: use c10::Half, __hadd or \
+__half2float, or take them away with {flags}=["-U__CUDA_NO_HALF_OPERATORS__", …]""",
+    ),
+    (
+        _UNKNOWN,
+        "this nvcc does not know {0}: {arch}, or use a newer CUDA toolkit",
+    ),
+    (
+        r"unsupported GNU version|unsupported clang version",
+        "this nvcc does not take this host compiler: name an older one, e.g. CC=g++-13",
+    ),
+    (
+        r"(?:redefinition of|multiple definition of) .*TORCH_LIBRARY_(?:static_)?init_(\w+?)\b",
+        """\
+the namespace `{0}` is registered twice: one TORCH_LIBRARY defines it, and TORCH_LIBRARY_FRAGMENT \
+adds to it""",
+    ),
+    (
+        r"multiple definition of \W?PyInit_(\w+)",
+        "PYBIND11_MODULE stands in two units{bound}",
+    ),
+    (
+        MISSING_HEADER,
+        "`{0}` lies in none of the include directories: name its root in {include}",
+    ),
+    (
+        r"cannot find \d+\.o\b",
+        "the C++ compiler made no object of a unit: a .cu file takes nvcc, with_cuda=True",
+    ),
+    (
+        r"cannot find (-l\S+?)(?::|$)",
+        "the linker finds no {0}: name its directory, {link}",
+    ),
+    (
+        r"Killed signal terminated|Killed: 9|std::bad_alloc|virtual memory exhausted",
+        "the compiler was killed, for want of memory as a rule: set JITKERN_JOBS=1",
+    ),
+)
+_SHELLS = r"`|\$[({]|^[^-].*[*?]"
+_BARE = r"error: \W(?:torch|at|c10|py|pybind11|PYBIND11_MODULE|TORCH_LIBRARY|TORCH_CHECK)\W"
+_BLOCK = (  # what TORCH_LIBRARY and TORCH_LIBRARY_FRAGMENT stand for
+    r'LibraryInit\s+\w+\s*\(\s*[\w:]+::(DEF|FRAGMENT)\s*,\s*&\w+\s*,\s*"(\w+)"[^;]*;'
+    r"\s*void\s+\w+\s*\(\s*[\w:]+\s*&\s*(\w+)\s*\)\s*\{"
+)
+_OP = r'\b{}\s*\.\s*def\s*\(\s*(?:[\w:]+\s*\(\s*)*(?:R"\w*\(\s*|")(?:\w+::)?(\w+(?:\.\w+)?)'
+
+
+def hint(build: Build, said: str) -> str:
+    """What to do about the first trap that a compiler's output shows, or ""."""
+    function = re.search(r"\W(\w+)\W was not declared|identifier \"(\w+)\" is undefined", said)
+    name = next(filter(None, function.groups()), "") if function else ""
+    texts = list(build.texts.values())
+    if name and re.search(rf'^m\.def\("{name}", ', "\n".join(texts), re.MULTILINE):
+        return (
+            f"`functions` names {name}, which cpp_sources neither defines nor declares "
+            "(a function of cuda_sources is declared there)"
+        )
+    flags = (*build.ldflags, *(flag for unit in build.units for flag in unit.flags))
+    shells = next((flag for flag in flags if re.search(_SHELLS, flag)), "")
+    if shells:
+        return f"no shell reads the flags, so `{shells}` stays as it is: expand it in Python"
+    for pattern, text in _HINTS:
+        found = re.search(pattern, said, re.MULTILINE)
+        if found:
+            meant = next(filter(None, found.groups()), "")
+            words = {word: words.format(meant) for word, words in _WORDS[build.kind].items()}
+            return text.format(meant, **words)
+    prelude = "#include <torch/extension.h>"
+    if texts and re.search(_BARE, said) and not texts[0].startswith(prelude):
+        return "no_implicit_headers leaves #include <torch/extension.h> to you"
+    return ""
+
+
+def missing_module(build: Build, binary: bytes) -> str:
+    """Why the library is no Python module, or ""."""
+    names = {name.decode() for name in re.findall(rb"\0(PyInit_\w+)(?=\0)", binary)}
+    last = build.name.rpartition(".")[2]
+    if f"PyInit_{last}" in names or not last.isascii():
+        return ""
+    others = sorted(names)
+    found = f"it has {others[0]}" if others else "it has no PYBIND11_MODULE"
+    return (
+        f"what was compiled is no Python module `{build.name}`: {found}. "
+        f"Write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), {_WORDS[build.kind]['module']}"
+    )
+
+
+def registrations(expanded: Iterable[str]) -> dict[str, list[str]]:
+    """`namespaces` that the units define, as the preprocessor left them, and `ops` for others."""
+    namespaces: set[str] = set()
+    ops: set[str] = set()
+    for text in expanded:
+        plain = re.sub(r'"\s+"', "", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
+        for kind, namespace, library, body in _blocks(plain):
+            if kind == "DEF":
+                namespaces.add(namespace)
+            else:
+                ops.update(f"{namespace}::{op}" for op in re.findall(_OP.format(library), body))
+    return {"namespaces": sorted(namespaces), "ops": sorted(ops)}
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """(DEF or FRAGMENT, namespace, name of the library in it, text) of what registers."""
+    for block in re.finditer(_BLOCK, text):
+        depth, end = 1, block.end()
+        while depth and end < len(text):
+            depth += (text[end] == "{") - (text[end] == "}")
+            end += 1
+        yield block[1], block[2], block[3], text[block.end() : end]

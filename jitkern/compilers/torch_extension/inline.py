@@ -1,0 +1,132 @@
+"""What `load_inline` and `load` were given, as the builder takes it.
+
+The command lines are those of `torch.utils.cpp_extension`. They run in our private staging; a
+lookup imports nothing of what that takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitkern.compilers import Compiler, torch_extension
+from jitkern.compilers.torch_extension import inline_files
+from jitkern.compilers.torch_extension.inline_files import digest_of, place_of
+from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.source import closure as closures
+from jitkern.source.closure import Closure, pastes_unnamed, probes_anywhere
+from jitkern.source.kinds import Source, Unit, Variant
+from jitkern.target import Target
+
+if TYPE_CHECKING:
+    from jitkern.compilers.result import Built
+    from jitkern.compilers.torch_extension.commands import Build
+
+CHANGED = "changed"  # no file has this digest
+_ALWAYS = "this compiler does not tell, so it is compiled again at each start"
+_log = logging.getLogger(__name__)
+
+
+class InlineCompiler(Compiler):
+    """One library, Python module or program from all units."""
+
+    def target(self, source: Source, target: Target) -> Target:
+        assert isinstance(source, Inline)
+        return source.exact(target)
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        assert isinstance(source, Inline)
+        return source.all_flags()
+
+    def closure(self, source: Source) -> Closure:
+        assert isinstance(source, Inline)
+        return inline_files.closure(source)
+
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        assert isinstance(source, Inline)
+        return [
+            torch_extension.compile_and_link.identity(
+                with_nvcc=any(map(source.is_cuda, source.files))
+            )
+        ]
+
+    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        source = variant.source
+        assert isinstance(source, Inline)
+        torch_extension.compile_and_link.check_target(
+            variant.op, target, python=source.python, with_cuda=source.with_cuda
+        )
+        named = variant._replace(function=source.name)
+        build = build_of(source)
+        started = staging.stat().st_ctime_ns
+        built, opened = torch_extension.compile_and_link.make(build, named, target, staging)
+        beyond = _beyond(source, build, closure, opened)
+        watched = _digests(beyond, started)
+        searched = _searched(source, closure, beyond, started) if beyond else {}
+        texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
+        if any(map(probes_anywhere, texts)):
+            _log.warning("%s: write out what __has_include asks for: %s", variant.op, _ALWAYS)
+            watched["__has_include"] = CHANGED
+        if any(map(pastes_unnamed, texts)) and not torch_extension.compile_and_link.lists_binaries(
+            build, staging
+        ):
+            _log.warning("%s: write out what .incbin reads: %s", variant.op, _ALWAYS)
+            watched[".incbin"] = CHANGED
+        watching = {"opened": watched, "searched": searched, "place": place_of(source)}
+        return built._replace(meta={**built.meta, **watching})
+
+
+def build_of(source: Inline) -> torch_extension.commands.Build:
+    """Its units, with Torch's names for what goes to which compiler."""
+
+    def flags(file: str) -> tuple[str, ...]:
+        return (*source.arch, *source.cuda_cflags) if source.is_cuda(file) else source.cflags
+
+    return torch_extension.commands.Build(
+        kind=source.kind,
+        name=source.name,
+        output=source.output,
+        units=[Unit(str(p), flags(f)) for f, p in zip(source.files, source.places or source.files)],
+        texts=dict(zip(source.files, source.texts)),
+        include=[root.path for root in source.include],
+        with_cuda=source.with_cuda,
+        ldflags=source.ldflags,
+        environment=source.environment,
+    )
+
+
+def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) -> list[Path]:
+    """What was opened beyond the key and the toolchain: a header that a macro names, say.
+
+    It is looked at again whenever the entry is used.
+    """
+    own = [root.path for root in source.roots if not root.version]
+    return list(
+        closures.beyond(closure, opened, own, torch_extension.commands.toolchain(build, opened))
+    )
+
+
+def _digests(paths: list[Path], started: int) -> dict[str, str]:
+    """path -> SHA-256, or CHANGED for what is not as the compiler saw it."""
+    return {str(p): digest_of(p) if _is_older(p, started) else CHANGED for p in paths}
+
+
+def _is_older(path: Path, started: int) -> bool:
+    try:
+        return path.stat().st_ctime_ns < started
+    except OSError:
+        return False
+
+
+def _searched(
+    source: Inline, closure: Closure, paths: list[Path], started: int
+) -> dict[str, list[str]]:
+    """Where else headers like these could lie, and what did: see inlined._is_outdated."""
+    folders = {Path(root.path) for root in source.roots if not root.version}
+    folders |= {path.parent for path in (*source.paths, *closure.paths, *paths)}
+    names = {path.relative_to(f) for path in paths for f in folders if path.is_relative_to(f)}
+    every = (folder / name for folder in folders for name in names)
+    there = [path for path in every if path.is_file() and _is_older(path, started)]
+    found = {"folders": folders, "names": names, "there": there}
+    return {name: sorted(map(str, listed)) for name, listed in found.items()}

@@ -1,0 +1,156 @@
+"""What `load_inline` and `load` compile, with which flags, and where their headers may lie."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jitkern import config
+from jitkern.compilers.cuda import toolkit
+from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
+from jitkern.source.flags import SEARCHING, expanded, paths_in, words
+from jitkern.source.kinds import Include, Source
+from jitkern.target import Target, this_abi
+
+CUDA_SUFFIXES = (".cu", ".cuh")
+
+
+class Inline(Source):
+    """Units that Torch's headers are for, with the arguments of `torch.utils.cpp_extension`.
+
+    files: names of the units, as messages and the key have them. name: TORCH_EXTENSION_NAME.
+    texts: what the units hold, or places: where they lie. output: `module`, `library` or `program`.
+    place: "", or what tells this source from the same text elsewhere, whose headers are others.
+    python: whether the artifact depends on Python's ABI. arch: nvcc's flags for the GPUs.
+    """
+
+    kind: ClassVar[str] = "inline"
+    suffixes: ClassVar[tuple[str, ...]] = ("",)
+    one_file: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        *,
+        name: str,
+        texts: Sequence[str] = (),
+        places: Sequence[str] = (),
+        output: str = "module",
+        python: bool = True,
+        with_cuda: bool = False,
+        cflags: Sequence[str] = (),
+        cuda_cflags: Sequence[str] = (),
+        ldflags: Sequence[str] = (),
+        arch: Sequence[str] = (),
+        place: str = "",
+        **rest: Any,
+    ) -> None:
+        super().__init__(files, environment=ENVIRONMENT, **rest)
+        self.name = name
+        self.texts = tuple(texts)
+        self.places = tuple(places)
+        self.output = output
+        self.python = python
+        self.with_cuda = with_cuda
+        self.cflags = tuple(cflags)
+        self.cuda_cflags = tuple(cuda_cflags)
+        self.ldflags = tuple(ldflags)
+        self.arch = tuple(arch)
+        self.place = place
+
+    @property
+    def paths(self) -> list[Path]:
+        """Where the units lie; none where they are texts."""
+        return [Path(place) for place in self.places]
+
+    @property
+    def compiler_words(self) -> list[str]:
+        """All that the compilers are told, response files included."""
+        environment = config.current().environment
+        more = words([environment[name] for name in NVCC_FLAGS if environment.get(name)])
+        return list(expanded((*self.cflags, *self.cuda_cflags, *more)))
+
+    @property
+    def roots(self) -> list[Include]:
+        """Directories that `#include` may search: those given, and all that a flag or variable has.
+
+        Torch's and the toolkit's have a version. A macro's value is no directory.
+        """
+        environment = config.current().environment
+        told = [word for word in self.compiler_words if not word.startswith("-D")]
+        named = [path for word in told for path in paths_in(word)]
+        named += [path for name in config.SEARCHED for path in environment.get(name, "").split(":")]
+        every = dict.fromkeys([*(root.path for root in self.include), *named])
+        found = (path for path in every if os.path.isabs(path) and not os.path.isfile(path))  # noqa: PTH113, PTH117
+        return [Include(path, _version(path)) for path in found if "\0" not in path]
+
+    @property
+    def units(self) -> list[tuple[str, str | Path]]:
+        """(name, text or path) of each."""
+        return list(zip(self.files, self.texts or self.paths))
+
+    def is_cuda(self, file: str) -> bool:
+        """Whether nvcc compiles the unit."""
+        return self.with_cuda and has_cuda((file,))
+
+    def exact(self, target: Target) -> Target:
+        """`target` with what the artifact depends on: platform, C++ ABI, glibc, Python's tag."""
+        return target.for_host_code(abi=target.abi or this_abi(python=self.python))
+
+    def all_flags(self) -> tuple[str, ...]:
+        """Versions and everything but the units; where an include root's path was, its number."""
+        import torch
+
+        numbers = {root.path: f"<{number}>" for number, root in enumerate(self.roots)}
+        cuda = (f"cuda {torch.version.cuda}",) if self.with_cuda else ()
+        python = (f"{sys.implementation.cache_tag}{sys.abiflags}",) if self.python else ()
+        # A program holds the path of Torch's libraries; all else finds them loaded.
+        of_torch = (os.path.dirname(torch.__file__),) if self.output == "program" else ()  # noqa: PTH120
+        place = (f"place {self.place}",) if self.place else ()
+        return (
+            *(f"{self.output} {self.name}", f"torch {torch.__version__}", *cuda, *python),
+            *(*of_torch, *place),
+            *("c++", *(_numbered(flag, numbers) for flag in self.cflags)),
+            *("nvcc", *self.arch, *(_numbered(flag, numbers) for flag in self.cuda_cflags)),
+            *("ld", *self.ldflags),
+        )
+
+
+def has_cuda(files: Sequence[str]) -> bool:
+    """Whether one of them is nvcc's."""
+    return any(file.endswith(CUDA_SUFFIXES) for file in files)
+
+
+def _version(root: str) -> str:
+    """Of Torch's headers, and of the toolkit's where they lie by themselves; "" for all others."""
+    import torch
+
+    path = Path(root).resolve()
+    if path.is_relative_to(Path(torch.__file__).parent.resolve()):
+        return torch.__version__
+    for folder in toolkit.include_directories():
+        own = folder.resolve()
+        shared = not any("cuda" in part or part == "nvidia" for part in own.parts)  # with others'
+        if path.is_relative_to(own) and not shared:
+            return f"cuda {torch.version.cuda}"
+    return ""
+
+
+def names_of(places: Sequence[str]) -> tuple[str, ...]:
+    """A name for each source, free of where it lies."""
+    folders = list(dict.fromkeys(os.path.dirname(place) for place in places))  # noqa: PTH120
+    return tuple(
+        f"{folders.index(folder)}/{file}" if len(folders) > 1 else file
+        for folder, file in map(os.path.split, places)
+    )
+
+
+def _numbered(flag: str, numbers: dict[str, str]) -> str:
+    option = next((o for o in SEARCHING if flag.startswith(o)), "")
+    joined = flag[len(option) :].removeprefix("=")
+    if flag in numbers:
+        return numbers[flag]
+    return option + numbers[joined] if option and joined in numbers else flag

@@ -1,0 +1,16 @@
+"""Triton kernels, compiled in a process of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.compilers.triton import (
+        build as build,
+        compiler as compiler,
+        origins as origins,
+    )
+
+__getattr__ = on_first_use(__name__)

@@ -1,0 +1,237 @@
+"""The child process that runs Triton: a JSON request a line on stdin, an answer a line on stdout.
+
+It ends when its parent closes the pipe (or dies), or after being idle for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jitkern.compilers.cuda import ptx_signature
+from jitkern.compilers.triton.origins import Origins
+from jitkern.source.kinds import DTYPES, SOURCES, Source, Variant
+from jitkern.source.triton_text import scalar_fault
+from jitkern.target import Target
+
+IDLE = 20.0  # seconds
+
+
+def main() -> None:
+    answers, sys.stdout = (
+        sys.stdout,
+        sys.stderr,
+    )  # whatever a kernel's module prints must not reach the pipe
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        while True:
+            request = json.loads(requests.get(timeout=IDLE))
+            answers.write(json.dumps(_answer(request)) + "\n")
+            answers.flush()
+    os._exit(0)  # the other thread still reads
+
+
+def _read(requests: queue.SimpleQueue[bytes]) -> None:
+    """Queue the lines of stdin. At its end, end this process and what it started, at once."""
+    begun = b""
+    while data := os.read(0, 1 << 16):
+        *lines, begun = (begun + data).split(b"\n")
+        for line in lines:
+            requests.put(line)
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    variant = _variant(request["variant"])
+    log = io.StringIO()
+    before = {*sys.modules}
+    try:
+        with redirect_stdout(log), redirect_stderr(log):
+            target, staging = Target.parse(request["target"]), Path(request["staging"])
+            meta = _compile(variant, target, staging, request["covered"])
+    except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
+        return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
+    finally:
+        if not variant.source.package:
+            _forget({*sys.modules} - before, request["covered"])
+    return {"meta": meta, "log": log.getvalue()}
+
+
+def _forget(names: set[str], covered: list[str]) -> None:
+    """Take the kernel's own modules out: beside another kernel lie others of the same names."""
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and str(Path(file).resolve()) in covered:
+            del sys.modules[name]
+
+
+def _variant(fields: dict[str, Any]) -> Variant:
+    source = fields.pop("source")
+    for name in ("template", "options"):
+        fields[name] = tuple(map(tuple, fields[name]))
+    return Variant(
+        source=SOURCES["triton"](**source),
+        signature=tuple(fields.pop("signature")),
+        **fields,
+    )
+
+
+def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    triton.knobs.cache.dir = str(staging / "build")
+    # A part of the key of its own cache, which is new each time: a hash of all of its 500 MB.
+    triton.runtime.cache.triton_key = lambda: triton.__version__
+    module = _module(variant.source)
+    fn = _function(module, variant)
+    Origins(covered).check(vars(module), variant.function)
+    template = {name: _constant(value) for name, value in variant.template}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    classes = iter(variant.signature)
+    parameters = []
+    for index, name in enumerate(fn.arg_names):
+        if name in template:
+            signature[name], constants[index,] = "constexpr", template[name]
+            continue
+        kind, _, aligned = next(classes).partition(":")
+        if kind in ("1", "None"):
+            signature[name], constants[index,] = "constexpr", {"1": 1, "None": None}[kind]
+            _check_annotation(fn.params[index], kind)
+            continue
+        pointer = "*" if kind.startswith("*") else ""
+        signature[name] = pointer + DTYPES[kind.removeprefix("*")].triton
+        _check_annotation(fn.params[index], signature[name])
+        if aligned:
+            attributes[index,] = [["tt.divisibility", int(aligned)]]
+        parameters.append(kind)
+    source = ASTSource(fn, signature, constants, attributes)
+    arch = int(re.sub(r"\D", "", target.arch))
+    kernel = triton.compile(
+        source, target=GPUTarget("cuda", arch, 32), options=dict(variant.options)
+    )
+    (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+    return _meta(kernel, parameters)
+
+
+def _check_annotation(parameter: Any, passed: str) -> None:
+    """Refuse a type that launches, which read the text alone, did not see."""
+    wanted = parameter.annotation_type.replace("*k", "*").replace("u1", "i1")
+    if wanted not in ("", passed):
+        if fault := scalar_fault(parameter.name, wanted):
+            raise TypeError(fault)
+        raise TypeError(
+            f"`{parameter.name}` is annotated as {wanted}, and passed as {passed}: launches do not "
+            "import Triton, and read `tl.int64` and the like, but no names of your own for them"
+        )
+
+
+def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
+    metadata = kernel.metadata
+    trailing = ptx_signature.parameter_count(kernel.asm["ptx"], metadata.name) - len(parameters)
+    sizes = [
+        getattr(metadata, name, 0) or 0 for name in ("global_scratch_size", "profile_scratch_size")
+    ]
+    return {
+        "artifact": "kernel.cubin",
+        "symbol": metadata.name,
+        "parameters": parameters,
+        "scratch": sizes[:trailing],  # bytes for each program of the grid
+        "block": 32 * metadata.num_warps,
+        "smem": metadata.shared,
+        "cluster": metadata.num_ctas,
+        "pdl": bool(getattr(metadata, "launch_pdl", False)),
+        "cooperative": bool(getattr(metadata, "launch_cooperative_grid", False)),
+    }
+
+
+def _function(module: ModuleType, variant: Variant) -> Any:
+    from triton.runtime.jit import JITFunction
+
+    fn: Any = getattr(module, variant.function, None)
+    while type(fn).__name__ in ("Autotuner", "Heuristics"):  # what they add is in the variant
+        fn = fn.fn
+    if isinstance(fn, JITFunction):
+        return fn
+    path = variant.source.paths[0]
+    if fn is not None:
+        raise TypeError(
+            f"`{variant.function}` in {path} is a {type(fn).__name__}, "
+            "not a plain @triton.jit function"
+        )
+    names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
+    raise AttributeError(
+        f"{path} has no function `{variant.function}`; it has: {', '.join(names) or 'none'}"
+    )
+
+
+def _module(source: Source) -> ModuleType:
+    path = source.paths[0]
+    if source.package:
+        return importlib.import_module(f"{source.package}.{path.stem}")
+    spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _constant(value: Any) -> Any:
+    """A constexpr: a dtype's short name becomes Triton's dtype, all else stays."""
+    import triton.language as tl
+
+    return (
+        getattr(tl, _LANGUAGE.get(DTYPES[value].triton, DTYPES[value].torch))
+        if isinstance(value, str)
+        else value
+    )
+
+
+_LANGUAGE = {"i1": "int1", "fp8e4nv": "float8e4nv", "fp8e5": "float8e5"}
+
+
+def _explain(e: Exception, variant: Variant) -> str:
+    """`file(line): error: message`, the form of the other compilers.
+
+    Of an error in a function that the kernel calls, Triton's says where that is called, and its
+    cause what is wrong and where.
+    """
+    while getattr(e.__cause__, "node", None) is not None:
+        assert isinstance(e.__cause__, Exception)
+        e = e.__cause__
+    path, line = str(variant.source.paths[0]), None
+    node = getattr(e, "node", None)
+    if isinstance(e, SyntaxError):
+        path, line = e.filename or path, e.lineno
+    elif node is not None:
+        named = re.search(r"\bdef (\w+)", str(getattr(e, "src", "")))
+        function = named.group(1) if named else variant.function
+        for number, row in enumerate(Path(path).read_text().splitlines()):
+            if re.match(rf"\s*def {re.escape(function)}\b", row):
+                line = number + node.lineno
+    message = next((row for row in reversed(str(e).splitlines()) if row.strip()), type(e).__name__)
+    return f"{path}{f'({line})' if line else ''}: error: {message.strip()}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""`load_inline` and `load` of `torch.utils.cpp_extension`, over jitkern's cache.
+
+Only what a warm start needs is imported here: see receipts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from jitkern import config, dropin
+from jitkern.dropin import memo
+from jitkern.source.build_environment import ENVIRONMENT
+
+Paths = Sequence["str | os.PathLike[str]"]
+
+
+def load_inline(
+    name: str,
+    cpp_sources: str | Sequence[str],
+    cuda_sources: str | Sequence[str] | None = None,
+    sycl_sources: str | Sequence[str] | None = None,
+    functions: str | list[str] | dict[str, str] | None = None,
+    extra_cflags: Sequence[str] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    extra_sycl_cflags: Sequence[str] | None = None,  # noqa: ARG001
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Paths | None = None,
+    build_directory: str | os.PathLike[str] | None = None,
+    verbose: bool = False,  # noqa: FBT001, FBT002
+    with_cuda: bool | None = None,  # noqa: FBT001
+    with_sycl: bool | None = None,  # noqa: FBT001
+    is_python_module: bool = True,  # noqa: FBT001, FBT002
+    with_pytorch_error_handling: bool = True,  # noqa: FBT001, FBT002
+    keep_intermediates: bool = True,  # noqa: ARG001, FBT001, FBT002
+    use_pch: bool = False,  # noqa: ARG001, FBT001, FBT002
+    no_implicit_headers: bool = False,  # noqa: FBT001, FBT002
+) -> Any:
+    """A module compiled from texts, or, of what is no Python module, the path of its library.
+
+    The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets a
+    copy of the library and the units, and `keep_intermediates` and `use_pch` have nothing to do.
+    Raises ValueError for `functions` of another type, NotImplementedError for SYCL, TargetError
+    where no arch is to be found, CompileError, CompilerNotFound, NotCached, LoadError, CacheError.
+    """
+    _refuse_sycl(sycl_sources, with_sycl)
+    cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)
+    if not no_implicit_headers:
+        cpp.insert(0, "#include <torch/extension.h>")
+    if functions is not None:
+        cpp += dropin.pybind.bindings(functions, safe=with_pytorch_error_handling)
+    units = {"main.cpp": "\n".join(cpp)}
+    if cuda:
+        headers = ("torch/types.h", "cuda.h", "cuda_runtime.h") if not no_implicit_headers else ()
+        units["cuda.cu"] = "\n".join([*(f"#include <{header}>" for header in headers), *cuda])
+    call = _call(
+        name, with_cuda, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths,
+        files=list(units), texts=list(units.values()), places=[],
+        output="module" if is_python_module else "library",
+        python=is_python_module or not no_implicit_headers,
+    )  # fmt: skip
+    return _answer(call, build_directory, verbose=verbose)
+
+
+def load(
+    name: str,
+    sources: str | os.PathLike[str] | Paths,
+    extra_cflags: Sequence[str] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    extra_sycl_cflags: Sequence[str] | None = None,  # noqa: ARG001
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Paths | None = None,
+    build_directory: str | os.PathLike[str] | None = None,
+    verbose: bool = False,  # noqa: FBT001, FBT002
+    with_cuda: bool | None = None,  # noqa: FBT001
+    with_sycl: bool | None = None,  # noqa: FBT001
+    is_python_module: bool = True,  # noqa: FBT001, FBT002
+    is_standalone: bool = False,  # noqa: FBT001, FBT002
+    keep_intermediates: bool = True,  # noqa: ARG001, FBT001, FBT002
+) -> Any:
+    """A module compiled from files; of what is no Python module, the path of library or program.
+
+    The arguments are those of `torch.utils.cpp_extension.load`. A source is known by its content
+    and that of what it includes from beside it and from `extra_include_paths`.
+    Raises ValueError where both a module and a program are asked for, FileNotFoundError for a
+    source that is not there, and what `load_inline` does.
+    """
+    if is_python_module and is_standalone:
+        raise ValueError("`is_python_module` and `is_standalone` are mutually exclusive.")
+    listed = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    places = [os.path.abspath(os.fspath(source)) for source in listed]  # noqa: PTH100
+    _refuse_sycl([place for place in places if place.endswith(".sycl")], with_sycl)
+    for place in places:
+        if not os.path.isfile(place):  # noqa: PTH113
+            raise FileNotFoundError(f"the source {place} of `{name}` does not exist")
+    call = _call(
+        name, with_cuda, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths,
+        files=[], texts=[], places=places,
+        output="module" if is_python_module else "program" if is_standalone else "library",
+        python=not is_standalone,
+    )  # fmt: skip
+    return _answer(call, build_directory, verbose=verbose)
+
+
+def _texts(given: str | Sequence[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) and given else list(given or ())
+
+
+def _refuse_sycl(sources: object, with_sycl: bool | None) -> None:  # noqa: FBT001
+    if sources or with_sycl:
+        raise NotImplementedError(
+            "jitkern compiles no SYCL: use torch.utils.cpp_extension for sycl_sources and with_sycl"
+        )
+
+
+def _call(
+    name: str,
+    with_cuda: bool | None,  # noqa: FBT001
+    cflags: Sequence[str] | None,
+    cuda_cflags: Sequence[str] | None,
+    ldflags: Sequence[str] | None,
+    include: Paths | None,
+    **rest: Any,
+) -> dict[str, Any]:
+    """The arguments as plain data, as JSON has it."""
+    return {
+        "name": name,
+        "with_cuda": with_cuda,
+        "cflags": list(cflags or ()),
+        "cuda_cflags": list(cuda_cflags or ()),
+        "ldflags": list(ldflags or ()),
+        "include": [os.path.abspath(os.fspath(path).strip()) for path in include or ()],  # noqa: PTH100
+        **rest,
+    }
+
+
+def _answer(
+    call: dict[str, Any], build_directory: str | os.PathLike[str] | None, *, verbose: bool
+) -> Any:
+    config.renew(ENVIRONMENT)
+    digest = "" if build_directory else memo.digest_of(call)
+    if digest and not verbose:
+        found = memo.recall(digest)
+        if found is not None:
+            return found
+    return dropin.extension.answer(call, digest, os.fspath(build_directory or ""), verbose=verbose)

@@ -1,0 +1,229 @@
+"""Calls of `load_inline` and `load` through the cache: found there, or compiled into it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jitkern import cache, config, jit
+from jitkern.cache import receipts
+from jitkern.cache.entry import Entry
+from jitkern.cache.manifest import LOG
+from jitkern.compilers.cuda import arch_flags
+from jitkern.compilers.torch_extension import inline_files
+from jitkern.compilers.torch_extension.inline_source import Inline, has_cuda, names_of
+from jitkern.dropin import memo
+from jitkern.errors import LoadError, NotCached
+from jitkern.files import atomic
+from jitkern.loading import library
+from jitkern.source.flags import words
+from jitkern.source.kinds import Variant
+from jitkern.target import Target
+
+_FOLDERS = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
+_log = logging.getLogger(__name__)
+
+
+class _Unlinked(LoadError):
+    """The system's loader refused a library: it lacks a symbol, or another library."""
+
+
+def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbose: bool) -> Any:
+    """What the call of drop_in gives: a module or a path.
+
+    digest: of the call, for its receipt; build_directory: where copies go, or "".
+    """
+    source = _source(call, build_directory)
+    plain = source.name.isidentifier()
+    name = source.name if plain else re.sub(r"[^\w.-]", "_", source.name)
+    variant = Variant(f"inline::{name}", source)
+    target = _target(source)
+    entry, new = _ensured(variant, target)
+    if verbose:
+        said = (entry.path / LOG).read_text(errors="replace")
+        sys.stderr.write(f"{'built' if new else 'found'} {entry.path}\n{said}")
+    try:
+        result = _opened(source, entry)
+    except _Unlinked as e:
+        if new:
+            raise
+        _log.warning("%s; compiling it again", e)
+        entry, new = _again(variant, target), True
+        result = _opened(source, entry)
+    if entry.manifest.meta["opened"]:  # files that the call does not name: look at them each time
+        digest = ""
+    if source.output == "program":
+        result = str(_runnable(Path(result)))
+    else:
+        _leave_receipt(source, entry, digest, new=new)
+    if build_directory:
+        copied = _leave_copies(source, entry, Path(build_directory))
+        # A library is loaded from the cache, and a second copy of it would register itself again.
+        return str(copied) if source.output == "program" else result
+    return memo.remember(digest, result)
+
+
+def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
+    places = tuple(call["places"])
+    files = names_of(places) if places else tuple(call["files"])
+    with_cuda = has_cuda(files) if call["with_cuda"] is None else call["with_cuda"]
+    flags = {name: tuple(words(call[name])) for name in ("cflags", "cuda_cflags", "ldflags")}
+    same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}
+    if build_directory:
+        base = os.path.abspath(build_directory)  # noqa: PTH100
+        flags = {name: tuple(_placed(given, base)) for name, given in flags.items()}
+        same["include"] = [*call["include"], *((base,) if call["texts"] else ())]
+    folder = str(Path(places[0]).parent) if places else ""
+    both: dict[str, Any] = {**flags, **same}
+    source = Inline(files, with_cuda=with_cuda, places=places, folder=folder, **both)
+    if any(map(source.is_cuda, files)):
+        source.arch = arch_flags.arch_flags(config.cuda_arch_list(), source.cuda_cflags)
+    return source
+
+
+def _placed(flags: Sequence[str], base: str) -> Iterator[str]:
+    """The flags with relative directories from `base`, where Torch runs compilers and linker."""
+    for before, flag in zip(("", *flags), flags):
+        option = "" if before in _FOLDERS else next(filter(flag.startswith, _FOLDERS), "")
+        if option != flag and (option or before in _FOLDERS):
+            yield option + os.path.normpath(os.path.join(base, flag[len(option) :]))  # noqa: PTH118
+        else:
+            yield flag.replace("$ORIGIN", base)
+
+
+def _target(source: Inline) -> Target:
+    """With the newest arch that the flags name; all of them are in the key."""
+    import torch
+
+    here = Target.current("cpu")
+    arch = arch_flags.named_arch((*source.arch, *source.cuda_cflags))
+    if not (source.with_cuda and torch.version.cuda and arch):
+        return here
+    return here._replace(device="cuda", arch=arch, cuda=torch.version.cuda.replace(".", ""))
+
+
+def _ensured(variant: Variant, target: Target) -> tuple[Entry, bool]:
+    """The entry, and whether it was compiled just now."""
+    try:
+        entry, new = jit.ensure_and_tell(variant, target)
+    except NotCached as e:
+        raise NotCached(
+            str(e).partition(" Prewarm it: ")[0] + " Call it once, with the same arguments, "
+            "where compiling is allowed, and with this cache or one that becomes a layer of it",
+            path=e.path,
+        ) from e
+    if new or not entry.manifest.meta["opened"]:
+        return entry, new
+    assert isinstance(variant.source, Inline)
+    place = inline_files.place_of(variant.source)
+    if place not in (entry.manifest.meta["place"], variant.source.place):
+        return _ensured(variant._replace(source=variant.source.replace(place=place)), target)
+    return (_again(variant, target), True) if _is_outdated(entry) else (entry, new)
+
+
+def _again(variant: Variant, target: Target) -> Entry:
+    return jit.ensure(variant, target, refresh=True)
+
+
+def _is_outdated(entry: Entry) -> bool:
+    """Whether a file changed that the compiler opened and that the key could not know of.
+
+    Or another one came to where it searches.
+    """
+    opened: dict[str, str] = entry.manifest.meta["opened"]
+    if any(inline_files.digest_of(Path(path)) != digest for path, digest in opened.items()):
+        return True
+    searched: dict[str, list[str]] = entry.manifest.meta["searched"]
+    there = {*searched.get("there", ()), *opened}
+    places = itertools.product(searched.get("folders", ()), searched.get("names", ()))
+    return any(
+        os.path.isfile(path) and path not in there  # noqa: PTH113
+        for path in itertools.starmap(os.path.join, places)
+    )
+
+
+def _arguments(source: Inline, entry: Entry) -> dict[str, Any]:
+    """Those of library.open_library."""
+    meta = entry.manifest.meta
+    path = str(entry.path / meta["artifact"])
+    registered = {"namespaces": meta["namespaces"], "ops": meta["ops"]}
+    return {"name": source.name, "output": source.output, "path": path, **registered}
+
+
+def _opened(source: Inline, entry: Entry) -> Any:
+    arguments = _arguments(source, entry)
+    try:
+        with entry.loadable() as place:
+            return library.open_library(**arguments, place=place)
+    except library.Registered as e:
+        raise LoadError(f"`{source.name}` {e}") from e
+    except library.Refused as e:
+        raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{_hint(str(e))}") from e
+
+
+def _hint(said: str) -> str:
+    symbol = re.search(r"undefined symbol: (\S+)", said)
+    missing = re.search(r"(\S+\.so\S*): cannot open shared object file", said)
+    if symbol:
+        return (
+            f". {symbol.group(1)} is declared and nowhere defined: define it, compile the unit "
+            "that does, or link its library (extra_ldflags)"
+        )
+    if missing:
+        where = 'extra_ldflags=["-Wl,-rpath,/its/directory"]'
+        return f". Say where {missing.group(1)} is: {where}, or LD_LIBRARY_PATH"
+    return ""
+
+
+def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> None:
+    meta, manifest = entry.manifest.meta, entry.manifest
+    absent = inline_files.unread(source, manifest.inputs["source"]["closure"]) if digest else None
+    if absent is None:
+        return
+    artifact = manifest.artifacts[meta["artifact"]]
+    arguments = _arguments(source, entry)
+    receipt = {"opens": arguments, "seconds": manifest.seconds, "absent": absent}
+    receipts.leave(
+        config.current().cache_dir, digest, entry.path, {**receipt, **artifact._asdict()}, new=new
+    )
+
+
+def _runnable(path: Path) -> Path:
+    """A program that may be run: where it lies, or a copy of what cannot be changed there."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & stat.S_IXUSR:
+        return path
+    try:
+        path.chmod(mode | 0o111)
+    except OSError:
+        copied = cache.process_root.private_root() / path.name
+        _replace(copied, path.read_bytes(), 0o700)
+        return copied
+    return path
+
+
+def _leave_copies(source: Inline, entry: Entry, folder: Path) -> Path:
+    """Put the library and the units that are texts where `build_directory` says; the library there.
+
+    Files that are the same stay. Raises OSError.
+    """
+    suffix = "" if source.output == "program" else ".so"
+    copied = folder / (source.name + suffix)
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(copied, entry.read(entry.manifest.meta["artifact"]), 0o755)
+    for name, text in zip(source.files, source.texts):
+        _replace(folder / name, text.encode(), 0o644)
+    return copied
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """Make `path` hold `data`, in one step: who has the old file mapped keeps it."""
+    if not path.is_file() or path.read_bytes() != data:
+        atomic.write(path, data, mode=mode)

@@ -1,0 +1,16 @@
+"""Files that nobody else could have written, and files that are whole after a crash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.files import (
+        atomic as atomic,
+        owned as owned,
+        signature as signature,
+    )
+
+__getattr__ = on_first_use(__name__)

@@ -1,0 +1,41 @@
+"""From a variant to its entry: look up, lock, compile, publish, load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+_HOMES = {
+    "capturing": "obtain",
+    "ensure": "obtain",
+    "ensure_and_tell": "obtain",
+    "exact_target": "obtain",
+    "key_of": "obtain",
+    "load_entry": "load",
+    "loaded": "load",
+    "open_cache": "cache_in_use",
+    "version_numbers": "build",
+}
+
+if TYPE_CHECKING:
+    from jitkern.jit import (
+        build as build,
+        cache_in_use as cache_in_use,
+        load as load,
+        mega_cache_entries as mega_cache_entries,
+        obtain as obtain,
+        request as request,
+    )
+    from jitkern.jit.build import version_numbers as version_numbers
+    from jitkern.jit.cache_in_use import open_cache as open_cache
+    from jitkern.jit.load import load_entry as load_entry, loaded as loaded
+    from jitkern.jit.obtain import (
+        capturing as capturing,
+        ensure as ensure,
+        ensure_and_tell as ensure_and_tell,
+        exact_target as exact_target,
+        key_of as key_of,
+    )
+
+__getattr__ = on_first_use(__name__, _HOMES)

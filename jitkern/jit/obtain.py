@@ -1,0 +1,138 @@
+"""The path of one call: key, lookup, and on a miss lock, compile, publish.
+
+`ensure` serves first use, prewarm and the tests alike: prewarm is first use without the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+from jitkern import cache, config, jit
+from jitkern.cache import events
+from jitkern.cache.events import Event
+from jitkern.cache.key import Key
+from jitkern.cache.store import Entry, Found
+from jitkern.compilers import compiler_for
+from jitkern.errors import (
+    CompilerNotFound,
+    TargetError,
+)
+from jitkern.jit import cache_in_use
+from jitkern.jit.cache_in_use import open_cache
+from jitkern.jit.request import Request
+from jitkern.source.kinds import Variant
+from jitkern.target import Target
+
+OTHER_COMPILER = "another compiler made it"
+REFRESH = Found(None, reason="refresh")
+_log = logging.getLogger(__name__)
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
+_guard = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A child forgets the locks that its parent's other threads held."""
+    global _guard  # noqa: PLW0603
+    _guard = threading.Lock()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def exact_target(variant: Variant, target: Target) -> Target:
+    """`target` with what this variant's artifact depends on: platform, ABI, instruction set."""
+    return compiler_for(variant.source).target(variant.source, target)
+
+
+def key_of(variant: Variant, target: Target) -> Key:
+    """The key under which `variant` for `target` is cached. Needs no compiler."""
+    return Request.of(variant, target).key
+
+
+def ensure(
+    variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True
+) -> Entry:
+    """The published entry of `variant` for `target`, compiled if no layer of the cache has it.
+
+    Raises NotCached where compiling is off, CompilerNotFound, TargetError, CompileError,
+    CacheError.
+    """
+    return ensure_and_tell(variant, target, refresh=refresh, may_compile=may_compile)[0]
+
+
+def ensure_and_tell(
+    variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True
+) -> tuple[Entry, bool]:
+    """What `ensure` returns, and whether it was compiled just now."""
+    started = time.perf_counter()
+    request = Request.of(variant, target)
+    key = request.key
+    found = REFRESH if refresh else _look_up(request)
+    if found.entry is None:
+        if not may_compile or config.current().compile == "never" or capturing():
+            raise jit.build.not_cached(variant, key)
+        with (
+            one_at_a_time(key.digest),
+            cache.lock.held(jit.build.lock_name(key), f"{variant.op} for {key.target}"),
+        ):
+            why = found.reason
+            found = REFRESH if refresh else _look_up(request)
+            if found.entry is None:
+                return jit.build.build(request, started, why), True
+    report(variant, key, "hit", started, found.entry)
+    cache_in_use.count_hit(found.entry)
+    return found.entry, False
+
+
+def report(
+    variant: Variant,
+    key: Key,
+    status: str,
+    started: float,
+    entry: Entry | None = None,
+    reason: str = "",
+) -> None:
+    """Tell that `variant` was a hit, built or failed; `started` is its time.perf_counter()."""
+    seconds = time.perf_counter() - started
+    path = str(entry.path) if entry else ""
+    event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
+    events.tell(event, variant.source.kind)
+    _log.debug("key inputs: %s", key.inputs)
+
+
+def _look_up(request: Request) -> Found:
+    key = request.key
+    found = open_cache().look_up(key.target, key.name, key.digest)
+    if found.entry is None and cache_in_use.spilled:
+        found = found._replace(entry=cache_in_use.spill().find(key))
+    if found.entry and config.current().compiler == "exact":
+        source = request.variant.source
+        with contextlib.suppress(CompilerNotFound, TargetError):  # what cannot be rebuilt is kept
+            installed = request.compiler.identities(source, request.exact)
+            if found.entry.manifest.compiler not in installed:
+                return Found(None, reason=OTHER_COMPILER)
+    return found
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, so that nothing may be compiled or measured."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Let no two threads of this process be in a block of this name at once."""
+    with _guard:
+        this = _locks.setdefault(name, threading.Lock())
+    with this:
+        yield

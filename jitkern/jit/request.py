@@ -1,0 +1,42 @@
+"""What is looked up and compiled: a variant for a target, and all that its key covers."""
+
+from __future__ import annotations
+
+from jitkern.cache.key import Key
+from jitkern.compilers import Compiler, compiler_for
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import Variant
+from jitkern.source.variant_key import make_key
+from jitkern.target import Target
+
+
+class Request(NamedTuple):
+    """One variant for one target, as its files are at one moment.
+
+    exact: the target with what the artifact depends on, such as platform and ABI.
+    """
+
+    variant: Variant
+    target: Target
+    exact: Target
+    compiler: Compiler
+    closure: Closure
+    key: Key
+
+    @classmethod
+    def of(cls, variant: Variant, target: Target) -> Request:
+        """The request as the files are now. It needs no compiler on this machine.
+
+        Raises DeclarationError for a file that is not there.
+        """
+        source = variant.source
+        compiler = compiler_for(source)
+        exact = compiler.target(source, target)
+        closure = compiler.closure(source)
+        key = make_key(variant, exact, compiler.flags(source, exact), closure)
+        return cls(variant, target, exact, compiler, closure, key)
+
+    def again(self) -> Request:
+        """The same request, with the files as they are now."""
+        return Request.of(self.variant, self.target)

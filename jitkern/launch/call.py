@@ -1,0 +1,188 @@
+"""Which variant a launch needs: template arguments, and for Triton the classes of the others."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.launch.arguments import SHORT
+from jitkern.launch.symbols import concrete
+from jitkern.source.defining_file import unit_of
+from jitkern.source.kinds import TRITON_OPTIONS, Constant, Source, Variant
+from jitkern.source.triton_text import Config, Function, functions
+
+
+class Call(NamedTuple):
+    """One launch that a launch function asks for."""
+
+    function: str
+    template: tuple[tuple[str, Any], ...]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+def expanded(
+    op: str, source: Source, call: Call, choose: Callable[[Function, dict[str, Any]], Config]
+) -> Call:
+    """The call with what its kernel's decorators add: an autotuned configuration, heuristics.
+
+    choose: picks one of the function's configurations for these arguments by name. A `grid` that is
+    a function is asked here.
+    """
+    template, keywords = dict(call.template), call.keywords
+    named: dict[str, Any] = {}
+    if source.kind == "triton":
+        declared = declared_in(op, source, call.function)
+        tuned = {name for config in declared.configs for name, _ in config.constexprs}
+        computed = {name for name, _ in declared.heuristics} - template.keys()
+        defaults = dict(declared.defaults)
+        passed = [
+            name
+            for name in declared.parameters
+            if name not in {*template, *tuned, *computed, *defaults}
+        ]
+        named = dict(zip(passed, call.args))
+        if declared.configs:
+            config = choose(declared, named)
+            template |= dict(config.constexprs)
+            keywords = {**dict(config.options), **keywords}
+        for name, function in declared.heuristics:
+            if name in computed:
+                template[name] = concrete(function({**defaults, **named, **template}))
+    if callable(keywords.get("grid")):
+        keywords = {**keywords, "grid": keywords["grid"]({**named, **template})}
+    return call._replace(template=tuple(template.items()), keywords=keywords)
+
+
+def every_expansion(op: str, source: Source, call: Call) -> Iterator[Call]:
+    """What `expanded` may come to: one call for each configuration that could be chosen."""
+    count = 1
+    if source.kind == "triton":
+        count = len(declared_in(op, source, call.function).configs) or 1
+    for number in range(count):
+        yield expanded(op, source, call, functools.partial(_numbered, number))
+
+
+def _numbered(number: int, declared: Function, _: dict[str, Any]) -> Config:
+    return declared.configs[number]
+
+
+def declared_in(op: str, source: Source, function: str) -> Function:
+    """What the text of a Triton source says of a function of it. Raises DeclarationError."""
+    path = source.paths[0]
+    if not path.is_file():
+        raise DeclarationError(f"{op}: the kernel source {path} does not exist")
+    known = functions(str(path), path.stat().st_mtime_ns)
+    if function not in known:
+        raise LaunchError(
+            f"{op}: {path} has no @triton.jit function `{function}`; it has: "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return known[function]
+
+
+def variant_of(
+    op: str, source: Source, call: Call, where: str = ""
+) -> tuple[Variant, tuple[int, ...] | None]:
+    """The variant that a call needs, and which arguments the compiled kernel takes (None: all).
+
+    where: what errors name, by default the op.
+    """
+    where = where or op
+    template = tuple((name, _constant(where, name, value)) for name, value in call.template)
+    if source.kind != "triton":
+        return Variant(op, unit_of(source, call.function), call.function, template), None
+    declared = declared_in(where, source, call.function)
+    given = dict(template)
+    template += tuple(item for item in declared.defaults if item[0] not in given)
+    names = [name for name in declared.parameters if name not in dict(template)]
+    unset = [name for name in names if name in declared.constexprs]
+    unknown = [name for name, _ in template if name not in declared.parameters]
+    if unset or unknown or len(names) != len(call.args):
+        raise LaunchError(
+            f"{where}: `{call.function}({', '.join(declared.parameters)})` got {len(call.args)} "
+            f"arguments and the constexprs {[name for name, _ in template]}; missing or unknown: "
+            f"{unset + unknown or 'a number of arguments'}"
+        )
+    annotated = dict(declared.annotated)
+    signature = tuple(
+        _triton_class(
+            arg,
+            annotated.get(name, ""),
+            special=name not in declared.plain,
+            aligned=name not in declared.plain | declared.unaligned,
+        )
+        for name, arg in zip(names, call.args)
+    )
+    options = tuple(
+        (name, int(call.keywords[name])) for name in TRITON_OPTIONS if name in call.keywords
+    )
+    kept = tuple(i for i, kind in enumerate(signature) if kind not in ("1", "None"))
+    return Variant(op, source, call.function, template, signature, options), kept
+
+
+def _constant(op: str, name: str, value: Any) -> Constant:
+    if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, torch.dtype) and value in SHORT:
+        return SHORT[value]
+    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in SHORT)
+    raise LaunchError(
+        f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float; "
+        f"dtypes that kernels know are {dtypes}"
+    )
+
+
+def _triton_class(arg: Any, annotated: str, *, special: bool, aligned: bool) -> str:
+    """Triton's class of an argument: type, and where specialised on, ==1 and divisible by 16.
+
+    annotated: the type that its annotation names; then nothing is compiled in.
+    """
+    if annotated:
+        kind = annotated
+        aligned = aligned and annotated[0] in "*iu"
+    elif arg is None:
+        return "None"
+    elif special and isinstance(arg, int) and not isinstance(arg, bool) and arg == 1:
+        return "1"
+    else:
+        kind = _type_of(arg)
+    return kind + (":16" if aligned and _is_aligned(arg) else "")
+
+
+def _type_of(arg: Any) -> str:
+    if isinstance(arg, torch.Tensor):
+        if arg.dtype in SHORT:
+            return f"*{SHORT[arg.dtype]}"
+        raise LaunchError(
+            f"Triton has no {arg.dtype}: pass a view of the tensor as another type, as "
+            "`torch.view_as_real(x)` is one"
+        )
+    if isinstance(arg, bool):
+        return "bool"
+    if isinstance(arg, int):
+        return "i32" if -(2**31) <= arg < 2**31 else "i64" if arg < 2**63 else "u64"
+    if isinstance(arg, float):
+        return "f32"
+    raise LaunchError(
+        f"a Triton kernel takes tensors, numbers and None, not {type(arg).__name__} `{arg}`"
+    )
+
+
+def _is_aligned(arg: Any) -> bool:
+    """Whether Triton may take it for divisible by 16."""
+    if isinstance(arg, torch.Tensor):
+        return _address(arg) % 16 == 0
+    return isinstance(arg, int) and not isinstance(arg, bool) and arg % 16 == 0
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its data begins; a meta tensor's is as aligned as a fresh allocation would be."""
+    if tensor.device.type == "meta":
+        return int(tensor.storage_offset()) * tensor.element_size()
+    return tensor.data_ptr()

@@ -1,0 +1,502 @@
+"""Running a launch function in Python: its first argument `k` compiles, checks and starts kernels.
+
+`k.name[{"T": x.dtype}](y, x, n, grid=rows, block=256)` is one launch. The same function also runs
+with a `k` that launches nothing (the fake) and with one that only notes the variants it would use
+(prewarm).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple  # quicker to make than those of an import of ops
+
+import torch
+
+from jitkern import config, jit
+from jitkern.config import Config
+from jitkern.errors import (
+    CompilerNotFound,
+    DeclarationError,
+    JitkernError,
+    LaunchError,
+    NotCached,
+    TargetError,
+)
+from jitkern.launch import autotune
+from jitkern.launch.arguments import checked
+from jitkern.launch.autotune import Choice, Situation
+from jitkern.launch.call import Call, expanded, variant_of
+from jitkern.launch.packing import Pack, packed, packs_of
+from jitkern.launch.symbols import Unsupported
+from jitkern.launch.tuned import Tuned
+from jitkern.source import triton_text
+from jitkern.source.kinds import TRITON_OPTIONS, Source, Variant
+from jitkern.target import Target
+
+RETRY = 60.0  # seconds after which a background build that failed is tried again
+MAX_THREADS = 1024  # in a block, on every GPU there is
+_KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
+Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+def first(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first configuration: where nothing runs, all give the same."""
+    return autotune.configs_of(tuned, args, kwargs)[0]
+
+
+class Kernels:
+    """The `k` of a launch function; `launched` counts what it started.
+
+    `k.config` is the configuration of `.tune` for this call: what `choose` says, by default that of
+    a Runner, else the first.
+    """
+
+    def __init__(self, start: Callable[[Call], None], choose: Choose | None = None) -> None:
+        self._start = start
+        self._choose = choose
+        self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
+        self._config: Mapping[str, Any] | None = None
+        self.launched = 0
+
+    def __getattr__(self, name: str) -> Any:  # no property: it would hide an AttributeError
+        return self._configuration() if name == "config" else Function(self, name, ())
+
+    def _begin(self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A launch function that has configurations is called."""
+        self._call, self._config = (tuned, args, kwargs), None
+
+    def _configuration(self) -> Mapping[str, Any]:
+        if self._call is None:
+            where = getattr(self._start, "where", "an op")
+            raise DeclarationError(
+                f"the launch function of {where} reads `k.config`, and no configurations are "
+                "listed for this kind of source: add `.tune` for it"
+            )
+        if self._config is None:
+            choose: Any = self._choose or getattr(self._start, "choose", first)
+            self._config = MappingProxyType({**choose(*self._call)})
+        return self._config
+
+    def _launch(self, call: Call) -> None:
+        if call.keywords.keys() - _KEYWORDS:
+            unknown = min(set(call.keywords) - _KEYWORDS)
+            raise LaunchError(
+                f"`{call.function}` was called with the unknown keyword `{unknown}`; there are: "
+                f"{', '.join(sorted(_KEYWORDS))}"
+            )
+        self._start(call)
+        self.launched += 1
+
+
+class Function:
+    """`k.name`, and `k.name[template arguments]`; calling it launches."""
+
+    __slots__ = ("_kernels", "_name", "_template")
+
+    def __init__(self, kernels: Kernels, name: str, template: tuple[tuple[str, Any], ...]) -> None:
+        self._kernels = kernels
+        self._name = name
+        self._template = template
+
+    def __getitem__(self, template: Mapping[str, Any]) -> Function:
+        return Function(self._kernels, self._name, tuple(template.items()))
+
+    def __call__(self, *args: Any, **keywords: Any) -> None:
+        self._kernels._launch(Call(self._name, self._template, args, keywords))
+
+
+def ignore(_: Call) -> None:
+    """The start of a fake: launches nothing."""
+
+
+class Compiled(NamedTuple):
+    """What a launch needs of a variant: what loading it gave, and which arguments it takes.
+
+    reference: target, label and digest of its entry. kept: positions of the arguments that the
+    compiled kernel has (None: all).
+    """
+
+    variant: Variant
+    function: Any
+    meta: dict[str, Any]
+    reference: tuple[str, str, str]
+    kept: tuple[int, ...] | None = None
+
+    @property
+    def parameters(self) -> list[str]:
+        """Codes of what it takes, e.g. `*f32`, `i64`."""
+        codes: list[str] = self.meta["parameters"]
+        return codes
+
+
+class Ready(NamedTuple):
+    """A kernel that was launched before: for messages, `what`; and how its arguments are packed."""
+
+    compiled: Compiled
+    what: str
+    packs: list[Pack]
+
+
+class Geometry(NamedTuple):
+    """How a kernel is spread over a GPU."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem: int
+    cluster: tuple[int, int, int] | None
+    cooperative: bool
+    pdl: bool
+
+
+def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geometry:
+    """What the keywords of a launch, and a Triton kernel's metadata, say. Raises LaunchError."""
+    meta = compiled.meta
+    grid = _three(what, "grid", keywords.get("grid"))
+    cluster = _three(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
+    if compiled.variant.source.kind == "triton":
+        block, smem = (meta["block"], 1, 1), meta["smem"]
+        if meta["cluster"] > 1:
+            cluster = (meta["cluster"], 1, 1)
+            grid = (grid[0] * meta["cluster"], grid[1], grid[2])
+    else:
+        block, smem = _three(what, "block", keywords.get("block")), keywords.get("smem", 0)
+        _check_block(what, block, keywords["block"])
+    return Geometry(
+        grid,
+        block,
+        smem,
+        cluster,
+        bool(keywords.get("cooperative", False) or meta.get("cooperative", False)),
+        bool(keywords.get("pdl", False) or meta.get("pdl", False)),
+    )
+
+
+def _check_block(what: str, block: tuple[int, int, int], given: Any) -> None:
+    if all(type(size) is int for size in block) and math.prod(block) > MAX_THREADS:
+        raise LaunchError(
+            f"{what}: block={given} has {math.prod(block)} threads, and no GPU takes more than "
+            f"{MAX_THREADS} in a block: use a smaller block, and a larger grid"
+        )
+
+
+def check_result(op: str, function: Any, wanted: int | None, result: Any) -> None:
+    """Raise LaunchError where a launch function did not return as many tensors as are `wanted`.
+
+    None: its schema has other results, which are Torch's to check.
+    """
+    if wanted is None or (wanted == 1 and isinstance(result, torch.Tensor)):
+        return
+    several = wanted != 1 and isinstance(result, (tuple, list))
+    results = result if several else () if result is None and not wanted else (result,)
+    wrong = [i for i, value in enumerate(results) if not isinstance(value, torch.Tensor)]
+    if len(results) == wanted and not wrong:
+        return
+    told = _kind_of(result)
+    if len(results) == wanted > 1:
+        told = f"{_kind_of(results[wrong[0]])} as result {wrong[0] + 1}"
+    schema = {0: "nothing is returned", 1: "one tensor"}.get(wanted, f"{wanted} tensors")
+    code = getattr(function, "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+    raise LaunchError(
+        f"{op}: {place}its launch function returned {told}, and its schema says {schema}"
+        + ": does it lack a `return`?" * (result is None)
+    )
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} values"
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _flat(keywords: dict[str, Any]) -> Geometry | None:
+    """The geometry of a plain launch in one dimension; None for any other."""
+    grid, block = keywords.get("grid"), keywords.get("block")
+    if len(keywords) > 2 or type(grid) is not int or type(block) is not int:
+        return None
+    if not (0 <= grid < 2**31 and 0 <= block < 2**31):
+        return None
+    return Geometry((grid, 1, 1), (block, 1, 1), 0, None, False, False)
+
+
+class Runner:
+    """Starts kernels of one source on one device, remembering each variant's function."""
+
+    def __init__(
+        self,
+        op: str,
+        source: Source,
+        target: Target,
+        device: torch.device,
+    ) -> None:
+        self.op = op
+        self.source = source
+        self.target = target
+        self.device = device
+        self.where = f"{op} for {target}"
+        self._memo: dict[tuple[Any, ...], Compiled] = {}
+        self._ready: dict[tuple[Any, ...], Ready] = {}
+        self._choices: dict[str, Choice] = {}
+        self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
+        self._claims: dict[Variant, tuple[int, float]] = {}  # the process, and when it ends
+        self._lock = threading.Lock()
+
+    def __call__(self, call: Call) -> None:
+        ready = self._ready.get(call[:2])
+        values = packed(ready.packs, call.args) if ready else None
+        if ready is None or values is None:
+            compiled = self._start(self.expanded(call))
+            if self.source.kind != "triton" and not any(
+                isinstance(value, (int, float))
+                for _, value in call.template  # 1 == 1.0 == True
+            ):
+                packs = packs_of(compiled.parameters, self.device)
+                self._ready[call[:2]] = Ready(compiled, f"`{call.function}` of {self.where}", packs)
+        elif self.source.kind == "cc":
+            ready.compiled.function.call(values)
+        else:
+            shape = _flat(call.keywords) or geometry_of(ready.what, ready.compiled, call.keywords)
+            self._launch_cuda(ready.compiled, values, shape)
+
+    def check_result(self, function: Any, wanted: int | None, result: Any) -> None:
+        """Raise LaunchError for a result that the op's schema does not have."""
+        check_result(self.op, function, wanted, result)
+
+    def kernels(self) -> Kernels:
+        """The `k` of one call."""
+        return Kernels(self)
+
+    def expanded(self, call: Call) -> Call:
+        """The call with what its kernel's decorators add; an autotuner's choice may be measured."""
+
+        def choose(declared: triton_text.Function, named: dict[str, Any]) -> triton_text.Config:
+            args = functools.cache(lambda: tuple(autotune.copied(call.args, {})))
+
+            def launch_of(config: triton_text.Config) -> autotune.Launch:
+                copy = call._replace(args=args())
+                made = expanded(self.where, self.source, copy, lambda *_: config)
+
+                def launch() -> None:
+                    self._start(made)
+
+                return launch
+
+            situation = autotune.situation_of(declared, named)
+            choice = self._choice(call.function, declared.configs, situation, launch_of)
+            return declared.configs[choice.number]
+
+        return expanded(self.where, self.source, call, choose)
+
+    def choose(
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """The configuration of `.tune` for a call; it may be measured."""
+        copies = functools.cache(lambda: autotune.copied([args, list(kwargs.values())], {}))
+
+        def launch_of(config: Mapping[str, Any]) -> autotune.Launch:
+            given, named = copies()
+            return lambda: tuned(
+                Kernels(self, lambda *_: config), *given, **dict(zip(kwargs, named))
+            )
+
+        configs = autotune.configs_of(tuned, args, kwargs)
+        situation = autotune.situation_of_call(tuned, args, kwargs)
+        return configs[self._choice("", configs, situation, launch_of).number]
+
+    def _choice(
+        self,
+        function: str,
+        configs: Sequence[Any],
+        situation: Situation,
+        run: Callable[[Any], autotune.Launch],
+    ) -> Choice:
+        known = repr((function, configs, situation))  # 1 == 1.0 == True
+        choice = self._choices.get(known)
+        if choice is None or (choice.model is None and autotune.may_measure()):
+            choice = self._choices[known] = autotune.choose(
+                self.op, self.source, function, self.target, self.device, configs, situation, run
+            )
+        return choice
+
+    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+        """The choice made for the call that is traced now."""
+        choice = self._choices.get(repr((function, configs, situation)))
+        if choice is None:
+            raise Unsupported("its configurations are others than when it was called")
+        return choice
+
+    def _start(self, call: Call) -> Compiled:
+        compiled = self.compiled(call)
+        what = f"`{call.function}` of {self.where}"
+        given = _kept(compiled, call.args)
+        args = checked(what, compiled.parameters, given, self.device)
+        values = [_address(what, a) if isinstance(a, torch.Tensor) else a for a in args]
+        if self.source.kind == "cc":
+            compiled.function.call(values)
+        else:
+            self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
+        return compiled
+
+    def compiled(self, call: Call) -> Compiled:
+        """The variant that a call needs, loaded."""
+        template = tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0 == True
+        memo: tuple[Any, ...] = (call.function, template)
+        found = None
+        if self.source.kind == "triton":
+            found = variant_of(self.op, self.source, call, self.where)
+            memo += (found[0].signature, found[0].options)
+        if memo not in self._memo:
+            variant, kept = found or variant_of(self.op, self.source, call, self.where)
+            function = self.loaded(variant)
+            self._memo[memo] = Compiled(variant, function, function.meta, function.reference, kept)
+        return self._memo[memo]
+
+    def loaded(self, variant: Variant) -> Any:
+        """What `variant` compiles to. That it cannot be had is remembered under these settings."""
+        settings = config.current()
+        known = self._refused.get(variant)
+        if known and known[0] is settings:
+            raise known[1](known[2], variant=variant)
+        try:
+            may_compile = settings.compile != "background"
+            return jit.loaded(variant, self.target, may_compile=may_compile)
+        except (CompilerNotFound, TargetError, NotCached) as e:
+            e.variant = variant
+            if not isinstance(e, NotCached):
+                self._refused[variant] = settings, type(e), str(e)
+            raise
+
+    def extension(self) -> Any:
+        """The function of an Extension."""
+        memo = ("extension",)
+        if memo not in self._memo:
+            variant = Variant(self.op, self.source)
+            self._memo[memo] = Compiled(variant, self.loaded(variant), {}, ("", "", ""))
+        return self._memo[memo].function
+
+    def claim(self, variant: Variant) -> bool:
+        """True for the first caller: it is the one to build the variant in the background.
+
+        For another one, too, once the first has given its claim back, or stayed behind in a parent.
+        """
+        with self._lock:
+            process, until = self._claims.get(variant, (0, 0.0))
+            mine = process != os.getpid() or time.monotonic() >= until
+            if mine:
+                self._claims[variant] = os.getpid(), math.inf
+            return mine
+
+    def give_back(self, variant: Variant) -> None:
+        """The claimed build failed for a reason that may pass: it may be tried again, later."""
+        with self._lock:
+            self._claims[variant] = os.getpid(), time.monotonic() + RETRY
+
+    def _launch_cuda(self, compiled: Compiled, values: list[float | None], shape: Geometry) -> None:
+        index = self.device.index
+        if sizes := compiled.meta.get("scratch"):
+            scratch = [
+                torch.empty(math.prod(shape.grid) * size, dtype=torch.uint8, device=self.device)
+                for size in sizes
+            ]
+            values += [memory.data_ptr() for memory in scratch]
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if torch._C._cuda_getDevice() == index:
+            compiled.function.launch(values, index, stream, *shape)
+            return
+        before = torch.cuda._exchange_device(index)
+        try:
+            compiled.function.launch(values, index, stream, *shape)
+        finally:
+            torch.cuda._maybe_exchange_device(before)
+
+
+class CachedKernels:
+    """Kernels of one source for any target, read from the cache, for a trace that runs nothing.
+
+    model: of the device whose choices among configurations are taken.
+    """
+
+    def __init__(self, op: str, source: Source, target: Target, model: str = "") -> None:
+        self.op = op
+        self.source = source
+        self.target = target
+        self.model = model
+        self.where = f"{op} for {target}"
+
+    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+        """As of a Runner, where the device has chosen before."""
+        found = autotune.published(
+            self.op, self.source, function, self.target, self.model, configs, situation
+        )
+        if found is None:
+            what = f"`{function}`" if function else "it"
+            raise Unsupported(
+                f"{what} is tuned, and the device chooses among its {len(configs)} configurations, "
+                "at the first call"
+            )
+        return found
+
+    def compiled(self, call: Call) -> Compiled:
+        """As of a Runner, but not loaded. Raises NotCached."""
+        variant, kept = variant_of(self.op, self.source, call, self.where)
+        entry = jit.ensure(variant, self.target, may_compile=False)
+        return Compiled(variant, None, dict(entry.manifest.meta), entry.reference, kept)
+
+    def check(self, call: Call) -> None:
+        """Raise what a launch with these arguments, meta tensors, would; and NotCached."""
+        compiled = self.compiled(call)
+        if "parameters" not in compiled.meta:
+            return  # its compiler does not tell
+        what = f"`{call.function}` of {self.where}"
+        given = [
+            arg.to("meta") if isinstance(arg, torch.Tensor) and _is_on(arg, self.target) else arg
+            for arg in _kept(compiled, call.args)
+        ]
+        checked(what, compiled.parameters, given, torch.device("meta"))
+        if self.source.kind != "cc":
+            geometry_of(what, compiled, call.keywords)
+
+
+def _is_on(tensor: torch.Tensor, target: Target) -> bool:
+    return tensor.device.type == target.device
+
+
+def _kept(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments that the compiled kernel has."""
+    return args if compiled.kept is None else [args[i] for i in compiled.kept]
+
+
+def _address(what: str, tensor: torch.Tensor) -> int:
+    """Where its values are. Raises LaunchError for a tensor whose memory holds others."""
+    if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
+        raise LaunchError(
+            f"{what}: the memory of a tensor does not hold its values, as Torch computes conj() "
+            "and its imag when they are needed: pass x.resolve_conj().resolve_neg()"
+        )
+    return tensor.data_ptr()
+
+
+def _three(what: str, name: str, value: Any) -> tuple[int, int, int]:
+    sizes = (
+        (value,)
+        if isinstance(value, int)
+        else tuple(value)
+        if isinstance(value, (tuple, list, torch.Size))
+        else ()
+    )
+    if not 1 <= len(sizes) <= 3 or not all(
+        isinstance(size, int) and 0 <= size < 2**31 for size in sizes
+    ):
+        raise LaunchError(f"{what}: `{name}` must be one to three sizes, got {value!r}")
+    return (*sizes, 1, 1)[:3]

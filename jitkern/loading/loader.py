@@ -1,0 +1,102 @@
+"""Making a published entry callable in this process. No compiler, no Triton, no subprocess.
+
+What one kind of source needs is imported when an entry of that kind is loaded: the launch runtime,
+which each process loads, needs none of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+from jitkern import loading
+from jitkern.cache.key import canonical
+from jitkern.cache.store import Entry
+from jitkern.errors import DeclarationError, LoadError
+from jitkern.source.dtypes import CTYPES
+from jitkern.source.kinds import FUNCTION, Source
+
+_libraries: dict[bytes, Any] = {}
+
+
+class HostFunction:
+    """The function of a loaded library that its pointer FUNCTION points to."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.meta = meta = entry.manifest.meta
+        self.reference = entry.reference
+        self.parameters: list[str] = meta["parameters"]
+        self._library = _open(entry)
+        found = ctypes.c_void_p.in_dll(self._library, FUNCTION).value
+        self._function = ctypes.CFUNCTYPE(None)(found or 0)
+        self._function.argtypes = [
+            CTYPES[code[:1] if code[:1] == "*" else code] for code in self.parameters if code
+        ]
+
+    @property
+    def address(self) -> int:
+        """Of the function's code, as stubs take it."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+
+    def call(self, values: list[float | None]) -> None:
+        """Run it; `values` match `parameters`."""
+        self._function(*values)
+
+
+def load(source: Source, entry: Entry) -> Any:
+    """A CudaFunction, a HostFunction, or for an Extension the function itself.
+
+    Raises LoadError, and DeclarationError for an Extension that registers what is registered.
+    """
+    try:
+        if source.kind in ("nvrtc", "triton"):
+            meta = dict(entry.manifest.meta)
+            cubin, what = entry.read(meta["artifact"]), f"`{meta['symbol']}`"
+            return loading.cuda_driver.CudaFunction(cubin, meta, what, entry.reference)
+        if source.kind == "stub":
+            return _open(entry)
+        return HostFunction(entry) if source.kind == "cc" else _extension(entry)
+    except (LoadError, DeclarationError):
+        raise
+    except Exception as e:  # of the system's loader, or for a manifest that says odd things
+        noexec = _is_noexec(entry)
+        hint = f"; {entry.root} is mounted noexec: point JITKERN_CACHE_DIR elsewhere"
+        raise LoadError(
+            f"could not load {entry.path}: {e}{hint if noexec else ''}", whole=noexec
+        ) from e
+
+
+def _is_noexec(entry: Entry) -> bool:
+    """Whether no library can be loaded from the file system of an entry."""
+    try:
+        return bool(os.statvfs(entry.path).f_flag & os.ST_NOEXEC)
+    except (OSError, AttributeError):  # gone; not on Windows
+        return False
+
+
+def _open(entry: Entry) -> ctypes.CDLL:
+    with entry.loadable() as path:
+        return ctypes.CDLL(path)
+
+
+def _extension(entry: Entry) -> Callable[..., Any]:
+    import torch
+
+    inputs, meta = entry.manifest.inputs, entry.manifest.meta
+    source = canonical([inputs[name] for name in ("source", "flags", "target")])
+    if source not in _libraries:  # two ops may take functions of one source: it registers once
+        path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
+        registers = (meta["namespaces"], meta["ops"])
+        try:
+            with entry.loadable() as place:
+                _libraries[source] = loading.library.open_library(
+                    meta["module"], output, path, *registers, place
+                )
+        except loading.library.Registered as e:
+            raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
+    namespace, _, name = meta["function"].rpartition("::")
+    home = getattr(torch.ops, namespace) if namespace else _libraries[source]
+    found: Callable[..., Any] = getattr(home, name)
+    return found.default if namespace else found  # type: ignore[attr-defined]

@@ -1,0 +1,22 @@
+"""An op in Torch: declaration, registration, dispatch to a source, and gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.op import (
+        autograd as autograd,
+        backend as backend,
+        compile_cache_key as compile_cache_key,
+        compile_caches as compile_caches,
+        dispatch as dispatch,
+        elsewhere as elsewhere,
+        gradient as gradient,
+        needed_kernels as needed_kernels,
+        op as op,
+    )
+
+__getattr__ = on_first_use(__name__)

@@ -1,0 +1,286 @@
+"""What an op has at its Autograd key: a function that records a call only where that is needed.
+
+It is registered when the op is declared, and never replaced; `Op.backward` fills in the gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.utils import _pytree
+
+from jitkern.errors import DeclarationError
+from jitkern.op.gradient import Gradient, inside_backward
+from jitkern.runtime.symbols import AUTOGRAD, symbols
+
+if TYPE_CHECKING:
+    from jitkern.op.op import Op
+
+
+class _Depth(threading.local):
+    """How many recorded calls this thread is inside of."""
+
+    value = 0
+
+
+_recording = _Depth()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_keys = torch._C._dispatch_keys
+
+
+def recording() -> bool:
+    """Whether this thread is inside the forward of an op whose gradient is recorded."""
+    return _recording.value > 0
+
+
+class Autograd:
+    """The function that Torch calls for an op at its Autograd key.
+
+    A call that needs no gradient goes on to the backend. For one that needs a gradient there are
+
+    1. the reference, for forward-mode differentiation;
+    2. the gradient that `Op.backward` declared;
+    3. the reference again, where a backward is itself differentiated;
+    4. a node that raises when a backward pass comes to it.
+    """
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.gradient: Gradient | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs and (device := plainly_on(args)):
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.op.backends[device](*args)
+        given = tensors_in((*args, *kwargs.values()))
+        if _forward_mode(given):
+            return self._in_forward_mode(args, kwargs)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+            return self._recorded(given, args, kwargs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.op.overload(*args, **kwargs)
+
+    def _in_forward_mode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.op.has_reference:
+            raise DeclarationError(
+                f"{self.op.name}: forward-mode differentiation runs the reference of an op, and "
+                f"this op has none; add @{_plain(self.op)}.reference"
+            )
+        return self.op.run_reference(*args, **kwargs)
+
+    def _recorded(
+        self, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the op, and remember how to differentiate it."""
+        gradient = self.gradient
+        if gradient is not None:
+            args, kwargs = self.op.complete(args, kwargs)
+            named = {**dict(zip(gradient.inputs, args)), **kwargs}
+            tensors = [named[name] for name in gradient.tensors]
+            return _apply(_Recorded, self, gradient, named, *tensors)
+        if inside_backward() and self.op.has_reference:
+            return self.op.run_reference(*args, **kwargs)
+        return self._refused(given, args, kwargs)
+
+    def _refused(
+        self, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the op, and put nodes that raise into the graph of what it returns and changes."""
+        op = self.op
+        changed = [kwargs[name] if name in kwargs else args[i] for i, name in op.changed]
+        changed = [tensor for tensor in tensors_in(changed) if _is_floating(tensor)]
+        for tensor in changed:
+            _check_changeable(op.name, tensor)
+        call = _Call(self, args, kwargs)
+        results = _apply(_Returned, call, *given)
+        for tensor in changed:
+            _apply(_Changed, op, tensor, *given)
+        return _pytree.tree_unflatten(results, call.outline)
+
+    def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The op itself, below Autograd."""
+        _recording.value += 1
+        try:
+            with contextlib.ExitStack() as stack:
+                if torch._C._are_functorch_transforms_active():  # the levels below record too
+                    stack.enter_context(torch.enable_grad())
+                    stack.enter_context(forward_ad._set_fwd_grad_enabled(True))
+                stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+                return self.op.overload(*args, **kwargs)
+        finally:
+            _recording.value -= 1
+
+
+def plainly_on(args: Sequence[Any]) -> str:
+    """The device type of arguments that nothing but a backend has to see, else ""."""
+    if (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+    ):
+        return ""
+    recording, device, known = torch.is_grad_enabled(), "", symbols().plain_keys
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            if (
+                type(arg) not in _PLAIN
+                or (recording and arg.requires_grad)
+                or _keys(arg).raw_repr() & ~known
+            ):
+                return ""
+            device = "cuda" if arg.is_cuda else device or "cpu"
+        elif isinstance(arg, (list, tuple)):
+            return ""
+    return device
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among these arguments, and in the lists among them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [item for item in value if isinstance(item, torch.Tensor)]
+    return found
+
+
+def _apply(node: type, *args: Any) -> Any:
+    """Make a node of the graph."""
+    plain, at_level = _functions(node)
+    if not torch._C._are_functorch_transforms_active():
+        return plain.apply(*args)
+    with enable_single_level_autograd_function():  # below torch.func's own handling of levels
+        return at_level.apply(*args)
+
+
+@functools.cache
+def _functions(node: type) -> tuple[Any, Any]:
+    """The node as a function of the plain graph, and of the graph of one level of torch.func."""
+    kinds: tuple[Any, Any] = torch.autograd.Function, torch.autograd.function._SingleLevelFunction
+    plain, at_level = (type(node.__name__, (node, kind), {}) for kind in kinds)
+    return plain, at_level
+
+
+def _check_changeable(op: str, tensor: torch.Tensor) -> None:
+    """Refuse what Torch's own in-place ops refuse, before anything is changed."""
+    if not tensor.requires_grad:
+        return
+    base = tensor._base if tensor._is_view() else None
+    if tensor.is_leaf or (base is not None and base.is_leaf):
+        what = "a view of a leaf" if base is not None else "a leaf"
+        raise RuntimeError(
+            f"{op} changes {what} of the graph in place, a tensor that requires grad; call the op "
+            "under torch.no_grad(), or give it a clone()"
+        )
+
+
+def _forward_mode(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of them carries a tangent; in a compiled graph Python does not know the level."""
+    possible = (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    ) and torch._C._is_fwd_grad_enabled()
+    return possible and any(map(_has_tangent, tensors))
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    if symbols().provides(*AUTOGRAD):
+        return symbols().has_tangent(tensor)
+    return forward_ad.unpack_dual(tensor, level=0).tangent is not None
+
+
+def _plain(op: Op) -> str:
+    name: str = op.name
+    return name.split("::")[1]
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+class _Recorded:
+    """A call of an op that has a gradient.
+
+    The tensors are passed beside the named arguments so that Autograd sees them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, autograd: Autograd, gradient: Gradient, named: dict[str, Any], *tensors: Any
+    ) -> Any:
+        named = {**named, **dict(zip(gradient.tensors, tensors))}
+        result = autograd.forward((), named)
+        results = result if isinstance(result, tuple) else (result,)
+        known = {**named, **dict(zip(gradient.outputs, results))}
+        kept = [name for name in gradient.asked if isinstance(known.get(name), torch.Tensor)]
+        ctx.save_for_backward(*(known[name] for name in kept))
+        ctx.gradient, ctx.kept = gradient, kept
+        ctx.plain = {
+            name: known.get(name) for name in gradient.asked if name in known and name not in kept
+        }
+        ctx.mark_non_differentiable(*(r for r in results if not _is_floating(r)))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
+        return None, None, None, *ctx.gradient.backward(grads, kept, ctx.needs_input_grad[3:])
+
+
+class _Call:
+    """A call of an op that has no gradient. `outline` is how its results, a flat list, belong."""
+
+    def __init__(self, autograd: Autograd, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.autograd = autograd
+        self.args = args
+        self.kwargs = kwargs
+        self.outline: Any = None
+
+
+class _Refusal:
+    """A node that raises in place of a gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        op: Op = ctx.op
+        raise DeclarationError(
+            f"{op.name}: a backward pass came to a call of this op, which has no gradient; "
+            + (
+                "an op that changes its arguments can have none: call it under torch.no_grad()"
+                if op.changed
+                else f"add @{_plain(op)}.backward, or call the op under torch.no_grad()"
+            )
+        )
+
+
+class _Returned(_Refusal):
+    """The results of a call of an op that has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *_: Any) -> Any:
+        ctx.op = call.autograd.op
+        results, call.outline = _pytree.tree_flatten(call.autograd.forward(call.args, call.kwargs))
+        ctx.mark_non_differentiable(
+            *(r for r in results if isinstance(r, torch.Tensor) and not _is_floating(r))
+        )
+        return tuple(results)
+
+
+class _Changed(_Refusal):
+    """A tensor that a call of an op that has no gradient changed."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, changed: torch.Tensor, *_: Any) -> Any:
+        ctx.op = op
+        ctx.mark_dirty(changed)
+        return changed

@@ -1,0 +1,305 @@
+"""What Torch calls for an op on one device type: the first source that fits, else the reference."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitkern import config, jit, launch, op as room, runtime
+from jitkern.calls import record
+from jitkern.errors import (
+    CacheError,
+    CompileError,
+    CompilerNotFound,
+    JitkernError,
+    LaunchError,
+    NotCached,
+    TargetError,
+)
+from jitkern.op.autograd import recording, tensors_in
+from jitkern.op.elsewhere import meta_result
+from jitkern.runtime.binding import prepare, say_why_not
+from jitkern.runtime.slot import Slot
+from jitkern.source.kinds import Extension, Source, Variant
+from jitkern.target import Target
+from jitkern.trace.quick import runnable
+
+if TYPE_CHECKING:
+    from jitkern.launch.kernels import Runner
+    from jitkern.op.backend import Backend
+
+_CPU = torch.device("cpu")
+_log = logging.getLogger(__name__)
+
+
+class Implementation:
+    """An op on one device type: where it runs, and on what.
+
+    slot: where a stub can launch its kernels.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.op = op = backend.op
+        self.device = backend.device
+        self.slot: Slot | None = None
+        if backend.number is not None:
+            assert op.trampolines.parameters is not None
+            self.slot = Slot(
+                self.device, backend.number, op.name, op.schema, op.trampolines.parameters,
+                op.trampolines.returns,
+            )  # fmt: skip
+        elif backend.launches:
+            say_why_not()
+        self._launchers: dict[int, Callable[..., Any]] = {}  # of a source by its id
+        self._sorted: dict[str, list[Source]] = {}  # by the kind that is preferred
+        self._runners: dict[tuple[int, int | None], Runner] = {}
+        self._targets: dict[int | None, Target] = {}
+        self._announced: set[str] = set()
+        self._pinned = False  # to the reference: gradients were recorded through it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.op.complete(args, kwargs)
+        device = self._device_of((*args, *kwargs.values()))
+        if self.slot and self._recalled(self.slot, device, args, kwargs):
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.op.overload(*args, **kwargs)  # by here again, if it is not served yet
+        result = self._compute(device, args, kwargs)
+        if self.op.changed:
+            self._note_changes(args, kwargs)
+        return result
+
+    def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """So that Autograd notices where it had saved what is changed now."""
+        for position, name in self.op.changed:
+            tensor = kwargs[name] if name in kwargs else args[position]
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+
+    def _recalled(
+        self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether the cache had one more variant for calls like this one."""
+        prepare()
+        if config.current().record is not None:
+            return False  # each call has to come by here once
+        source = next(iter(self._sources()), None)
+        if self._pinned or source is None or isinstance(source, Extension):
+            return False
+        every = self.op.in_order(args, kwargs)
+        calls = slot.calls(source, device, every)
+        function = self._launcher(source)
+        return slot.recall(calls, function, source, self._target(device), device, every)
+
+    def _target(self, device: torch.device) -> Target:
+        if device.index not in self._targets:
+            self._targets[device.index] = Target.current(self.device, device.index)
+        return self._targets[device.index]
+
+    def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reasons: list[JitkernError] = []
+        for source in () if self._pinned else self._sources():
+            try:
+                result = self._run(source, device, args, kwargs)
+            except (CompilerNotFound, TargetError, CacheError) as e:
+                if e.launched:
+                    raise  # a second try could apply an in-place change twice
+                reasons.append(e)
+                if isinstance(e, NotCached) and config.current().compile == "background":
+                    self._build_later(source, device, e)
+            else:
+                if config.current().record is not None:
+                    self._record(source, args, kwargs)
+                return result
+        result = self._fall_back(reasons, args, kwargs)
+        if config.current().record is None:
+            return result
+        sources = self._sources()
+        missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
+        for source in (missing or sources)[:1]:
+            self._record(source, args, kwargs)
+        return result
+
+    def _record(self, source: Source, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Write down a call that a kernel of this source served, or would have."""
+        op = self.op
+        record.note(
+            op.name, op.module, self.device, source.kind, op.in_order(args, kwargs),
+            lambda call: room.needed_kernels.digest_of(op, source, self.device, call),
+        )  # fmt: skip
+
+    def _sources(self) -> list[Source]:
+        preferred = config.current().prefer
+        if preferred not in self._sorted:
+            listed = self.op.sources.get(self.device, ())
+            self._sorted[preferred] = sorted(listed, key=lambda s: s.kind != preferred)
+        return self._sorted[preferred]
+
+    def _run(
+        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        runner = self._runner(source, device)
+        if isinstance(source, Extension):
+            result = runner.extension()(*args, **kwargs)
+            self._check_results(result, args, kwargs)
+            return result
+        kernels = runner.kernels()
+        try:
+            launcher = self._launcher(source)
+            result = runnable(launcher)(kernels, *args, **kwargs)
+            runner.check_result(launcher, self.op.returned, result)
+            self._check_results(result, args, kwargs)
+        except Exception as e:
+            if kernels.launched:
+                self._note_changes(args, kwargs)
+            if isinstance(e, JitkernError):
+                e.launched = kernels.launched
+            raise
+        if self.slot:
+            self._link(self.slot, source, runner, args, kwargs)
+        return result
+
+    def _launcher(self, source: Source) -> Callable[..., Any]:
+        if id(source) not in self._launchers:
+            self._launchers[id(source)] = self.op.written(source, self.device)
+        return self._launchers[id(source)]
+
+    def forget(self) -> None:
+        """Let nothing serve that was made of a launch function as it was declared before."""
+        self._launchers.clear()
+        if self.slot:
+            self.slot.forget()
+
+    def _link(
+        self,
+        slot: Slot,
+        source: Source,
+        runner: Runner,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Have a stub made for calls like this one, if one is wanted."""
+        every = self.op.in_order(args, kwargs)
+        calls = slot.calls(source, runner.device, every)
+        if slot.wants_stub(calls, every) and not jit.capturing():
+            runtime.linker.link(
+                slot, calls, self._launcher(source), runner, every, frozenset(kwargs)
+            )
+
+    def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Refuse a result that shares its memory, which torch.compile and Autograd trust not to be.
+
+        Raises LaunchError.
+        """
+        results = result if isinstance(result, tuple) else (result,)
+        shares = torch._C._any_output_is_alias_to_input_or_output
+        if not shares(args, kwargs, results):
+            return
+        names = (argument.name for argument in self.op.overload._schema.arguments)
+        named = {**dict(zip(names, args)), **kwargs}
+        sharers = [n for n, v in named.items() if any(shares((v,), {}, (r,)) for r in results)]
+        what = f"the memory of its argument `{sharers[0]}`" if sharers else "that of another result"
+        raise LaunchError(
+            f"{self.op.name} on {self.device}: the launch function returned a tensor that shares "
+            f"{what}; an op returns new tensors: return a clone() of that tensor"
+        )
+
+    def _runner(self, source: Source, device: torch.device) -> launch.kernels.Runner:
+        key = (id(source), device.index)
+        runner = self._runners.get(key)
+        if runner is None:
+            made = launch.kernels.Runner(self.op.name, source, self._target(device), device)
+            runner = self._runners.setdefault(key, made)
+        return runner
+
+    def _device_of(self, args: Sequence[Any]) -> torch.device:
+        if self.device == "cpu":
+            return _CPU
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.is_cuda:
+                return arg.device
+        devices = [tensor.device for tensor in tensors_in(args)]  # of lists too
+        devices += [arg for arg in args if isinstance(arg, torch.device) and arg.index is not None]
+        found = (device for device in devices if device.type == self.device)
+        return next(found, None) or torch.device("cuda", torch.cuda.current_device())
+
+    def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
+        variant = missing.variant
+        assert isinstance(variant, Variant)
+        runner = self._runner(source, device)
+
+        def build() -> None:
+            try:
+                jit.ensure(variant, runner.target)
+            except CompileError as e:
+                _log.warning("%s", e)  # it fails again for as long as its source is what it is
+            except Exception as e:  # noqa: BLE001  a full disk, say: nobody else is told
+                _log.warning("%s", e)
+                runner.give_back(variant)
+
+        if runner.claim(variant):
+            threading.Thread(
+                target=contextvars.copy_context().run, args=(build,),
+                name=f"jitkern {variant.op}", daemon=True,
+            ).start()  # fmt: skip
+
+    def _fall_back(
+        self, reasons: list[JitkernError], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        settings = config.current()
+        waiting = settings.compile == "background" and any(
+            isinstance(e, NotCached) for e in reasons
+        )
+        unavailable = all(isinstance(e, (CompilerNotFound, TargetError)) for e in reasons)
+        asked = settings.fallback == "reference"
+        if settings.fallback == "raise" or not (asked or unavailable or waiting or self._pinned):
+            raise self._error(reasons)
+        if waiting and recording():
+            self._pinned = True  # the numerics would change between two steps
+        why = "; ".join(map(str, reasons)) or f"no kernel is declared for {self.device}"
+        if why not in self._announced and not self._pinned:
+            self._announced.add(why)
+            _log.warning("%s on %s runs its PyTorch reference: %s", self.op.name, self.device, why)
+        return self._reference(args, kwargs)
+
+    def _error(self, reasons: list[JitkernError]) -> JitkernError:
+        if not reasons:
+            return TargetError(
+                f"{self.op.name} has no kernel for {self.device}, and JITKERN_FALLBACK=raise"
+            )
+        telling = next((e for e in reasons if isinstance(e, CacheError)), reasons[0])
+        if len(reasons) == 1:
+            return telling
+        listed = "".join(f"\n  {source.kind}: {e}" for source, e in zip(self._sources(), reasons))
+        return type(telling)(
+            f"{self.op.name} cannot run on {self.device}:{listed}", **vars(telling)
+        )
+
+    def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The reference's result, with the kernel's strides (which torch.compile was told)."""
+        result = self.op.run_reference(*args, **kwargs)
+        named = {name: _meta(value) for name, value in kwargs.items()}
+        promised = meta_result(self.op, [_meta(value) for value in args], named)
+        if isinstance(result, torch.Tensor):
+            return _restride(result, promised)
+        if not isinstance(result, (tuple, list)):
+            return result
+        return tuple(_restride(r, p) for r, p in zip(result, promised))
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return [_meta(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _restride(result: Any, promised: Any) -> Any:
+    if not isinstance(result, torch.Tensor) or result.stride() == promised.stride():
+        return result
+    return torch.empty_strided(
+        result.shape, promised.stride(), dtype=result.dtype, device=result.device
+    ).copy_(result)

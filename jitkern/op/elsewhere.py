@@ -1,0 +1,61 @@
+"""What Torch calls for an op where no tensor is on a device that has kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitkern.op.autograd import tensors_in
+
+if TYPE_CHECKING:
+    from jitkern.op.op import Op
+
+_KEYS = {
+    "cpu": torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
+    "meta": torch._C.DispatchKeySet(torch._C.DispatchKey.Meta),
+}
+
+
+class Elsewhere:
+    """The reference on all other devices; and a device's kernels where there is no tensor at all.
+
+    A call without tensors is for
+
+    1. the device of its `Device` argument;
+    2. the only device that the op has kernels for, if it is here;
+    3. Torch's default device (`torch.set_default_device`), else the CPU.
+    """
+
+    def __init__(self, op: Op, implementations: Mapping[str, Callable[..., Any]]) -> None:
+        self.op = op
+        self.implementations = implementations
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.op.complete(args, kwargs)
+        given = (*args, *kwargs.values())
+        if tensors_in(given):
+            return self.op.run_reference(*args, **kwargs)
+        device = self._device(given)
+        if device in _KEYS:
+            return self.op.overload.redispatch(_KEYS[device], *args, **kwargs)
+        if device in self.implementations:  # C takes the index of a CUDA device from tensors
+            return self.implementations[device](*args, **kwargs)
+        return self.op.run_reference(*args, **kwargs)
+
+    def _device(self, given: Sequence[Any]) -> str:
+        for value in given:
+            if isinstance(value, torch.device):
+                return value.type
+        able = [device for device, sources in self.op.sources.items() if sources]
+        if len(able) == 1 and (able[0] == "cpu" or torch.cuda.is_available()):
+            return able[0]
+        # Torch puts the mode of a default device aside for a call: its getter says "cpu" in here.
+        context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        return context.device.type if context else "cpu"
+
+
+def meta_result(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the op's fake returns for these arguments, all of them on the meta device."""
+    return op.overload.redispatch(_KEYS["meta"], *args, **kwargs)

@@ -1,0 +1,424 @@
+"""An op in Torch: schema, kernels per device, fake and gradient.
+
+There is one registration per key, made at declaration. What is registered is a Python function that
+readies the kernel on its first call and stays.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+from jitkern import (
+    calls,
+    launch,
+    mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
+    trace,
+)
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.op import compile_caches
+from jitkern.op.autograd import Autograd, plainly_on
+from jitkern.op.backend import Backend
+from jitkern.op.elsewhere import Elsewhere
+from jitkern.op.gradient import Gradient
+from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
+from jitkern.source.kinds import Extension, Source
+
+if TYPE_CHECKING:
+    from jitkern.calls.samples import Sample
+
+OPS: dict[str, Op] = {}
+DEVICES = ("cuda", "cpu")
+_KINDS = {"cuda": ("cuda", "nvrtc", "triton"), "cpu": ("cpu", "cc")}  # that launches are for
+_libraries: dict[str, torch.library.Library] = {}
+_is_compiling = torch.compiler.is_compiling
+
+Function = Callable[..., Any]
+
+
+class Op:
+    """One op: a PyTorch reference, and kernels that compute it faster.
+
+    Calling it calls the registered op. `sources` maps "cuda" and "cpu" to the sources declared for
+    them, in order of preference. The decorators `reference`, `launch`, `tune`, `fake`, `backward`
+    and `samples` complete the declaration.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        sources: dict[str, tuple[Source, ...]],
+        *,
+        fusible: bool = False,
+        module: str = "",
+        prewarm: Sequence[Any] = (),
+    ) -> None:
+        parsed, self.schema = _parse(schema)
+        self.name = parsed.name
+        self.trampolines = Trampolines(self.name, parsed)
+        self.sources = sources
+        self.fusible = fusible
+        self.module = module
+        self.launchers: dict[str, Function] = {}
+        self.tunings: dict[str, tuple[Function, Function | None]] = {}
+        self._reference: Function | None = None
+        self._fake: Function | None = None
+        self._prewarm = prewarm
+        self.recorded: dict[tuple[str, str], list[Sample]] | None = None
+        self._samples: Callable[[str], Iterator[Any]] | None = None
+        self._drawn: list[Sample] | None = None
+        _check_extensions(self.name, sources)
+        plain = all(str(value.type) == "Tensor" for value in parsed.returns)
+        self.returned = len(parsed.returns) if plain else None  # how many tensors, and nothing else
+        self._arguments = parsed.arguments
+        self.changed = [
+            (position, argument.name)
+            for position, argument in enumerate(self._arguments)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
+        self._required = [
+            (position, argument.name)
+            for position, argument in enumerate(self._arguments)
+            if str(argument.type) == "Tensor"
+        ]
+        self.autograd = Autograd(self)
+        self.backends: dict[str, Backend] = {}
+        self.overload = self._register()
+        self._builtin = self.overload._op
+        in_python = all(backend.number is None for backend in self.backends.values())
+        self._direct = {d: handled(b) for d, b in self.backends.items()} if in_python else {}
+
+    @wants_cause
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling():  # Dynamo knows the overload, and not the builtin inside
+            return self.overload(*args, **kwargs)
+        try:
+            if self._direct and not kwargs and (device := plainly_on(args)):
+                with torch._C._AutoDispatchBelowAutograd():  # no need to ask Torch who is to do it
+                    return self._direct[device](*args)
+            return self._builtin(*args, **kwargs)
+        except RuntimeError as e:
+            cause = cause_of(e)
+            context = cause.__context__
+            try:
+                raise cause
+            finally:
+                cause.__context__ = context  # not the RuntimeError that stood for it
+                del cause, context  # the traceback holds this frame, and the arguments
+
+    def __repr__(self) -> str:
+        return f"<op {self.schema}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are this op, and a pickle has its name and the module that declares it."""
+        return declared, (self.name, self.module)
+
+    def reference(self, function: Function) -> Function:
+        """Decorator: the op in plain Torch, its oracle and its fallback."""
+        self._reference = function
+        return function
+
+    def launch(self, *kinds: str) -> Callable[[Function], Function]:
+        """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds."""
+        self._check_kinds("launch", kinds)
+
+        def keep(function: Function) -> Function:
+            self.launchers.update(dict.fromkeys(kinds, function))
+            self._forget()
+            return function
+
+        return keep
+
+    def tune(self, *kinds: str, key: Function | None = None) -> Callable[[Function], Function]:
+        """Decorator: `f(*args)` lists configurations for the launch function of these kinds.
+
+        Each is a dict of constants, which the launch function has as `k.config`. The quickest is
+        measured at the first call, on copies of its arguments, and kept in the cache for the model
+        of the device, the dtypes of the arguments and what `key(*args)` returns: numbers, bools,
+        strings, tuples of them.
+        """
+        self._check_kinds("tune", kinds)
+
+        def keep(function: Function) -> Function:
+            self.tunings.update(dict.fromkeys(kinds, (function, key)))
+            self._forget()
+            return function
+
+        return keep
+
+    def _forget(self) -> None:
+        """Let nothing serve that was made of a launch function as it was declared before."""
+        for backend in self.backends.values():
+            backend.forget()
+
+    def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
+        known = {kind for kinds in _KINDS.values() for kind in kinds}
+        wrong = [kind for kind in kinds if kind not in known]
+        if wrong or not kinds:
+            import difflib
+
+            meant = difflib.get_close_matches(str(wrong[0]), known, 1) if wrong else []
+            raise DeclarationError(
+                f"{self.name}: {method}() takes some of {', '.join(sorted(known))}, got {kinds}"
+                + (f"; did you mean {meant[0]!r}?" if meant else "")
+            )
+
+    def fake(self, function: Function) -> Function:
+        """Decorator: shapes, dtypes and strides of the outputs; else the launch function tells."""
+        self._fake = function
+        return function
+
+    def backward(self, function: Function) -> Function:
+        """Decorator: the gradient.
+
+        See `jitkern.op.gradient.Gradient` for what it is called with and returns.
+        """
+        if self.gradient:
+            raise DeclarationError(f"{self.name}: it has a backward already")
+        self.autograd.gradient = Gradient(self.name, self.overload._schema, function)
+        return function
+
+    @property
+    def gradient(self) -> Gradient | None:
+        """What `backward` declared."""
+        return self.autograd.gradient
+
+    def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
+        """Decorator: `f(device)` yields argument tuples (or a lone tensor).
+
+        They are for tests, benches and prewarm.
+        """
+        self._samples = function
+        self._drawn = None
+        return function
+
+    def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
+        """The samples as argument tuples."""
+        return list(self._each_sample(device))
+
+    def _each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
+        for sample in self._samples(device) if self._samples else ():
+            yield sample if isinstance(sample, tuple) else (sample,)
+
+    def prewarm_inputs(self, source: Source, device: str) -> list[Sample]:
+        """What prewarm makes `source` ready for.
+
+        The calls of a recording if one was given (`recorded`), else the samples and `prewarm=`.
+        """
+        if self.recorded is not None:
+            return self.recorded.get((device, source.kind), [])
+        if self._drawn is None:  # the same for every source and target
+            self._drawn = [*self._draw(), *calls.samples.samples_of(self.schema, self._prewarm)]
+        return self._drawn
+
+    def _draw(self) -> list[calls.samples.Sample]:
+        """The samples, as far as they come."""
+        drawn: list[calls.samples.Sample] = []
+        try:
+            with calls.samples.ShapesAlone():
+                for args in self._each_sample("meta"):
+                    drawn.append(calls.samples.Sample(f"sample {len(drawn) + 1}", args))
+        except Exception as e:  # noqa: BLE001  whatever its author's code raises
+            drawn.append(
+                calls.samples.Sample("", problem=f"its samples failed after {len(drawn)}: {e}")
+            )
+        return drawn
+
+    def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Complete arguments, all in the schema's order."""
+        return (*args, *(kwargs[a.name] for a in self._arguments[len(args) :]))
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether `reference` declared one."""
+        return self._reference is not None
+
+    def run_reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The reference on these arguments. Raises DeclarationError if the op has none."""
+        if self._reference is None:
+            raise DeclarationError(f"{self.name} has no reference")
+        args, kwargs = self.complete(args, kwargs)
+        return self._reference(*args, **kwargs)
+
+    def split(self, sample: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of a sample, which has them all in one tuple."""
+        only = [a.name for a in self._arguments if a.kwarg_only]
+        count = len(self._arguments) - len(only)
+        return self.complete(tuple(sample[:count]), dict(zip(only, sample[count:])))
+
+    def launcher(self, source: Source, device: str) -> Function:
+        """The launch function for this source, with a light `torch`. Raises DeclarationError."""
+        return trace.quick.runnable(self.written(source, device))
+
+    def written(self, source: Source, device: str) -> Function:
+        """The launch function for this source as it was written, `Tuned` where it is.
+
+        Raises DeclarationError.
+        """
+        found = self.launchers.get(source.kind) or self.launchers.get(device)
+        if not found:
+            raise DeclarationError(
+                f"{self.name} has no launch function for {source.kind}: "
+                f"add @{self.name.split('::')[1]}.launch({device!r})"
+            )
+        return self._tuned(found, source.kind, device)
+
+    def _tuned(self, function: Function, *kinds: str) -> Function:
+        """With the configurations of the first of these kinds that has some."""
+        tuning = next((self.tunings[kind] for kind in kinds if kind in self.tunings), None)
+        if tuning:
+            return launch.tuned.Tuned(function, *tuning)
+        return function
+
+    def complete(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the schema's defaults, which Torch leaves out, put in.
+
+        Raises LaunchError where None is given for a tensor, which Torch lets pass.
+        """
+        for position, name in self._required:
+            if (args[position] if position < len(args) else kwargs.get(name, name)) is None:
+                raise LaunchError(
+                    f"{self.name} takes a tensor for its argument `{name}`, and got None; pass a "
+                    f"tensor, or write `Tensor? {name}` in the schema"
+                )
+        if len(args) + len(kwargs) == len(self._arguments):
+            return args, kwargs
+        rest = [a for a in self._arguments[len(args) :] if a.name not in kwargs]
+        positional = tuple(a.default_value for a in rest if not a.kwarg_only)
+        return (*args, *positional), {
+            **kwargs,
+            **{a.name: a.default_value for a in rest if a.kwarg_only},
+        }
+
+    def _register(self) -> Any:
+        library, name = _library(self.name), self.name.split("::")[1]
+        if self.name in OPS:
+            raise DeclarationError(f"{self.name} is declared twice")
+        library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
+        for device in DEVICES:
+            self._implement(device, library)
+        functions: dict[str, Function] = {
+            "CompositeExplicitAutograd": handled(Elsewhere(self, self.backends)),
+            "FuncTorchBatched": self.run_reference,  # its ATen ops can vmap
+        }
+        if not self.trampolines.register_autograd(self.autograd):
+            functions["Autograd"] = handled(self.autograd)
+        for key, function in functions.items():
+            _register_kernel(library, self.name, key, function)
+        _register_fake(self.name, self._run_fake, library)
+        if not OPS:
+            compile_caches.install(OPS)
+        OPS[self.name] = self
+        overload = getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
+        if "SymInt" in self.schema:  # the C function would make constants of symbolic integers
+            overload.py_impl(torch._C.DispatchKey.Autograd)(self.autograd)
+        if self.fusible:
+            overload.py_impl(FunctionalTensorMode)(self._decomposed)
+        return overload
+
+    def _decomposed(self, mode: Any, *args: Any, **kwargs: Any) -> Any:
+        """The reference, in the graph that torch.compile makes: Inductor fuses its ATen ops."""
+        with mode:
+            return self.run_reference(*args, **kwargs)
+
+    def _implement(self, device: str, library: torch.library.Library) -> None:
+        """Register a trampoline for a device if there are kernels for it to launch, else Python."""
+        raw = any(not isinstance(source, Extension) for source in self.sources.get(device, ()))
+        usable = raw and (device == "cpu" or bool(torch.version.cuda))
+        launches = usable and self.trampolines.parameters is not None
+        backend = self.backends[device] = Backend(self, device, launches=launches)
+        backend.number = self.trampolines.register(device, backend) if usable else None
+        if backend.number is None:
+            _register_kernel(library, self.name, device.upper(), handled(backend))
+
+    def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.complete(args, kwargs)
+        if self._fake:
+            return trace.quick.runnable(self._fake)(*args, **kwargs)
+        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        for kind in (*(s.kind for s in self.sources.get(device, ())), device, *self.launchers):
+            if kind in self.launchers:
+                alike = next(kinds for kinds in _KINDS.values() if kind in kinds)
+                launcher = self._tuned(self.launchers[kind], kind, *alike)
+                return trace.quick.runnable(launcher)(
+                    launch.kernels.Kernels(launch.kernels.ignore), *args, **kwargs
+                )
+        return self.run_reference(*args, **kwargs)
+
+
+def declared(name: str, module: str) -> Op:
+    """The op of this name; the module that declared it is imported where it is not there yet.
+
+    Raises DeclarationError.
+    """
+    if name not in OPS:
+        try:
+            importlib.import_module(module)
+        except ImportError as e:
+            raise DeclarationError(
+                f"{name} was pickled as an op of the module `{module}`, which cannot be imported "
+                f"here: {e}; install that module, or declare the op before unpickling"
+            ) from e
+    if name not in OPS:
+        raise DeclarationError(
+            f"{name} was pickled as an op of the module `{module}`, which does not declare it "
+            "here; declare the op before unpickling"
+        )
+    return OPS[name]
+
+
+def _register_kernel(library: torch.library.Library, op: str, key: str, function: Function) -> None:
+    """What Library.impl does, less its search for kernels that nobody can have registered here."""
+    library.m.impl(op.split("::")[1], key, function, False)  # type: ignore[union-attr]
+
+
+def _register_fake(op: str, function: Function, library: torch.library.Library) -> None:
+    """What torch.library.register_fake does, less its search for the caller's file: 1 ms an op."""
+    entry = torch._library.simple_registry.singleton.find(op)
+    library._registration_handles.append(entry.fake_impl.register(function, op, lib=library))
+
+
+def _library(op: str) -> torch.library.Library:
+    """One for all ops of a namespace: dropping it would take their registrations back."""
+    namespace = op.split("::", maxsplit=1)[0]
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    return _libraries[namespace]
+
+
+def _parse(schema: str) -> tuple[Any, str]:
+    """(parsed schema, its qualified text); the namespace is `jitkern` where none is given.
+
+    Raises DeclarationError.
+    """
+    if "::" not in schema.partition("(")[0]:
+        schema = f"jitkern::{schema}"
+    try:
+        parsed = torch._C.parse_schema(schema)
+    except RuntimeError as e:
+        raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).strip()}") from e
+    if parsed.overload_name:
+        raise DeclarationError(f"`{schema}`: an op has no overloads; give each a name of its own")
+    if any(value.alias_info for value in parsed.returns):
+        raise DeclarationError(
+            f"`{schema}`: torch.compile refuses an op that returns an argument; "
+            "return only new tensors"
+        )
+    if any(str(value.type) in ("number", "Scalar") for value in parsed.arguments):
+        raise DeclarationError(f"`{schema}`: Scalar arguments are not supported; use float or int")
+    return parsed, schema
+
+
+def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None:
+    for source in (source for declared in sources.values() for source in declared):
+        if isinstance(source, Extension) and source.function == name:
+            raise DeclarationError(
+                f"{name}: the Extension {source.files[0]} must register its function "
+                "under another name"
+            )

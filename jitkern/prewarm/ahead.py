@@ -1,0 +1,175 @@
+"""The stubs and plans that calls need, found on meta tensors, and how shards divide the calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from jitkern import jit
+from jitkern.cache.entry import Entry
+from jitkern.calls.samples import Sample
+from jitkern.errors import LaunchError, NotCached
+from jitkern.launch.autotune import choices_of
+from jitkern.launch.call import Call, every_expansion
+from jitkern.launch.kernels import CachedKernels
+from jitkern.launch.symbols import Unsupported
+from jitkern.launch.tuned import Tuned
+from jitkern.named_tuple import NamedTuple
+from jitkern.op.needed_kernels import digest_of, runs_of
+from jitkern.op.op import Op
+from jitkern.runtime.linker import keep, stub_variant
+from jitkern.runtime.plans import Plans, reference_to, situation_of
+from jitkern.source.kinds import Extension, Source, Variant
+from jitkern.target import Target
+from jitkern.trace.recorder import described
+from jitkern.trace.trace import Traced, place_of, trace
+from jitkern.trace.world import World
+
+
+class Stub(NamedTuple):
+    """A stub that a sample uses, and the arguments of that, described."""
+
+    variant: Variant
+    traced: Traced
+    args: list[Any]
+
+
+def keep_shard(ops: Iterable[Op], part: int, parts: int) -> None:
+    """Leave to `ops` those calls alone that part `part` (from 1) of `parts` is to make ready.
+
+    What is dealt out, evenly, are the sets of kernels that calls use, so that one part builds a
+    kernel, and the stubs and plans that need it. Every machine deals alike, whatever its targets.
+    """
+    units: dict[tuple[str, str, str], tuple[Op, list[Sample]]] = {}
+    kept: dict[Op, dict[tuple[str, str], list[Sample]]] = {}
+    for op in ops:
+        kept[op] = {}
+        for unit, call in _units(op):
+            units.setdefault(unit, (op, []))[1].append(call)
+    for device, kind, digest in sorted(units)[part - 1 :: parts]:
+        op, calls = units[device, kind, digest]
+        kept[op].setdefault((device, kind), []).extend(calls)
+    for op, recorded in kept.items():
+        op.recorded = recorded
+
+
+def _units(op: Op) -> list[tuple[tuple[str, str, str], Sample]]:
+    """The calls of an op, each with its device, its kind, and what is equal for equal kernels."""
+    found = []
+    for device, sources in op.sources.items():
+        for source in sources:
+            calls = op.prewarm_inputs(source, device)
+            if isinstance(source, Extension):
+                calls = [Sample("")] if calls or op.recorded is None else []
+            found += [
+                ((device, source.kind, digest_of(op, source, device, call.args)), call)
+                for call in calls
+            ]
+    return found
+
+
+def refused_by(
+    op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
+) -> list[str]:
+    """Why calls cannot launch their kernels, in the words of the error that a call would raise.
+
+    The launch function runs in Python, up to each launch. Kernels that are not in the cache are
+    left out, and configurations that do not fit beside one that does.
+    """
+    if isinstance(source, Extension):
+        return []
+    kernels = CachedKernels(op.name, source, target)
+
+    def check(call: Call) -> None:
+        for one in every_expansion(op.name, source, call):
+            with contextlib.suppress(NotCached):
+                kernels.check(one)
+
+    reasons: dict[str, None] = {}
+    for call in calls:
+        refused = []
+        for run in runs_of(op, source, target.device, call):
+            try:
+                run(check)
+            except LaunchError as e:
+                refused.append(f"{place_of(e, op.written(source, target.device))}{e}")
+            else:
+                break
+        else:
+            reasons[refused[0]] = None
+    return list(reasons)
+
+
+def stubs_of(
+    op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
+) -> tuple[list[Stub], list[str]]:
+    """The stubs that calls use, and why the op keeps to its Python launcher for others.
+
+    Those whose kernels are not in the cache are left out.
+    """
+    if isinstance(source, Extension) or not calls:
+        return [], []
+    if op.trampolines.parameters is None:
+        return [], [f"its schema has types that only Python passes: {op.schema}"]
+    found: dict[tuple[Any, ...], Stub] = {}
+    reasons: dict[str, None] = {}
+    models = _models(op, source, target)
+    for call in calls:
+        refused = []
+        for model in models:
+            try:
+                stub = _stub(op, source, target, model, call)
+            except Unsupported as e:
+                refused.append(str(e))
+            except NotCached:
+                continue  # its kernel could not be built, or nobody has yet
+            else:
+                found[stub.variant, situation_of(stub.args), stub.traced.model] = stub
+        if len(refused) == len(models):
+            reasons[refused[0]] = None
+    return list(found.values()), list(reasons)
+
+
+def _models(op: Op, source: Source, target: Target) -> list[str]:
+    """The device models that have chosen among the op's configurations, or one that has not."""
+    if not isinstance(op.written(source, target.device), Tuned) and source.kind != "triton":
+        return [""]
+    return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
+
+
+def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Stub:
+    """The stub for calls like this one. Raises Unsupported, NotCached."""
+    args, kwargs = op.split(call)
+    every = described(op.in_order(args, kwargs))
+    parameters = op.trampolines.parameters
+    assert parameters is not None
+    kernels = CachedKernels(op.name, source, target, model)
+    traced = trace(
+        op.name, op.written(source, target.device), parameters, every, frozenset(kwargs),
+        op.trampolines.returns, torch.device("cuda:0" if target.device == "cuda" else "cpu"),
+        kernels.where, kernels,
+    )  # fmt: skip
+    variant = stub_variant(op.name, op.schema, traced, parameters, every)
+    return Stub(variant, traced, every)
+
+
+def keep_plans(
+    op: Op, source: Source, target: Target, stubs: Sequence[Stub]
+) -> list[tuple[Entry, bool]]:
+    """Publish, for stubs that are in the cache, what spares a process the trace.
+
+    Returns the entries, and which of them are new.
+    """
+    function = op.written(source, target.device)
+    plans: dict[World, Plans] = {}
+    kept = []
+    for variant, traced, args in stubs:
+        world = traced.world
+        if world not in plans:
+            plans[world] = Plans(op.name, op.schema, function, world, source, target)
+        stub = reference_to(jit.key_of(variant, target))
+        kept.append(keep(plans[world], args, stub, traced, target))
+    return [found for found in kept if found]

@@ -1,0 +1,16 @@
+"""Kernels from elsewhere, called as they are: a file, or a Triton function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.raw import (
+        from_file as from_file,
+        from_triton as from_triton,
+        kernel as kernel,
+    )
+
+__getattr__ = on_first_use(__name__)

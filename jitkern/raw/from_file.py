@@ -1,0 +1,201 @@
+"""Kernels from elsewhere, as they are: a function of a `.cu` or `.cpp` file, to be called.
+
+No op is declared and no launch function written: outputs are arguments, and gradients do not see
+the call. What is compiled is cached, under `raw::<file>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jitkern.cache.entry import Entry
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.launch.call import Call, variant_of
+from jitkern.raw.kernel import RawKernel, place_of, target_of
+from jitkern.source import cpp_text
+from jitkern.source.closure import closure_of
+from jitkern.source.kinds import Cpp, Cuda, Include, Source, Variant
+from jitkern.target import Target
+
+
+class FileKernel(RawKernel):
+    """A kernel of a C++ or CUDA file; `k[template arguments]` is one instantiation.
+
+    Template arguments are dtypes, bools and ints, in order or by name: `k[torch.float32, 128]`,
+    `k[{"T": torch.float32}]`.
+    """
+
+    def __init__(
+        self, source: Source, function: str, target: Target | None, names: Sequence[str]
+    ) -> None:
+        super().__init__(source, function, target)
+        self._names = names
+        self._template: tuple[tuple[str, Any], ...] = ()
+
+    def __getitem__(self, template: Any) -> Any:
+        bound = type(self)(self.source, self.function, self.target, self._names)
+        bound._runners = self._runners
+        if isinstance(template, Mapping):
+            bound._template = tuple(template.items())
+            return bound
+        values = template if isinstance(template, (tuple, list)) else (template,)
+        if self._names and len(values) > len(self._names):
+            raise LaunchError(
+                f"{self!r} has {len(self._names)} template parameters "
+                f"({', '.join(self._names)}), got {len(values)}"
+            )
+        names = self._names or [str(number) for number in range(len(values))]
+        bound._template = tuple(zip(names, values))
+        return bound
+
+    @property
+    def variant(self) -> Variant:
+        """What is compiled for these template arguments."""
+        return variant_of(self.op, self.source, self._call((), {}))[0]
+
+    def compile(self, target: Target | str | None = None) -> Entry:
+        """Its entry in the cache, built if need be. No device is needed where a target is named.
+
+        Raises what `jit.ensure` does.
+        """
+        return self._ensure(self.variant, self._target(target))
+
+    def _call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
+        return Call(self.function, self._template, args, keywords)
+
+
+class CudaKernel(FileKernel):
+    """A `__global__` function of a `.cu` file."""
+
+    def __call__(
+        self,
+        *args: Any,
+        grid: Any,
+        block: Any,
+        smem: int = 0,
+        cluster: Any = None,
+        cooperative: bool = False,
+        pdl: bool = False,
+    ) -> None:
+        """Launch it on the current stream of its tensors' device.
+
+        Raises LaunchError for arguments that are not what it takes: nothing is ever truncated.
+        """
+        keywords = {"grid": grid, "block": block, "smem": smem}
+        keywords |= {"cooperative": cooperative, "pdl": pdl}
+        keywords |= {} if cluster is None else {"cluster": cluster}
+        self._start(self._call(args, keywords))
+
+
+class CppKernel(FileKernel):
+    """A function of a `.cpp` or `.c` file, which runs on the CPU."""
+
+    device = "cpu"
+
+    def __call__(self, *args: Any) -> None:
+        """Run it. Raises LaunchError for arguments that are not what it takes."""
+        self._start(self._call(args, {}))
+
+
+def cuda_kernel(
+    path: str | Path,
+    name: str,
+    *,
+    template: Any = (),
+    include: Sequence[str | Include] = (),
+    flags: Sequence[str] = (),
+    environment: Sequence[str] = (),
+    target: Target | str | None = None,
+) -> CudaKernel:
+    """A `__global__` function of a `.cu` file, to be called with `grid` and `block`.
+
+    path: relative to the folder of the calling file, or else to the current directory.
+    name: `scale`, `ns::scale`, `scale<float>`, or for one of several overloads `scale(float*)`.
+    template: template arguments, see `FileKernel`.
+    include: directories for `#include`, beside the file or found like `path`. flags, environment:
+        as of a declared source.
+
+    The file may hold a host half (`main`, stdio, `cudaMalloc`): it is ignored. Raises
+    DeclarationError.
+    """
+    source = _source(Cuda, path, include=include, flags=flags, environment=environment)
+    name, names = _found(source, name, "`__global__` function")
+    kernel = CudaKernel(source, name, target_of(target), names)
+    return kernel[template] if template else kernel
+
+
+def cpp_kernel(
+    path: str | Path,
+    name: str,
+    *,
+    template: Any = (),
+    include: Sequence[str | Include] = (),
+    flags: Sequence[str] = (),
+    environment: Sequence[str] = (),
+    native: bool = False,
+    openmp: bool = False,
+    target: Target | str | None = None,
+) -> CppKernel:
+    """A function of a C or C++ file that returns nothing, to be called on CPU tensors.
+
+    It may be `extern "C"`, plain C++ or a template; for the rest see `cuda_kernel` and `Cpp`.
+    Raises DeclarationError.
+    """
+    source = _source(
+        Cpp, path, include=include, flags=flags, environment=environment,
+        native=native, openmp=openmp,
+    )  # fmt: skip
+    name, names = _found(source, name, "function")
+    kernel = CppKernel(source, name, target_of(target), names)
+    return kernel[template] if template else kernel
+
+
+def _source(
+    kind: type[Source], path: str | Path, *, include: Sequence[str | Include], **rest: Any
+) -> Source:
+    place = place_of(path, depth=3)
+    source = kind(place.name, folder=str(place.parent), include=include, **rest)
+    roots = []
+    for root in source.include:
+        beside = place.parent / root.path
+        found = beside if beside.is_dir() else place_of(root.path, depth=3, folder=True)
+        roots.append(root._replace(path=str(found)))
+    return source.replace(include=tuple(roots))
+
+
+def _found(source: Source, name: str, what: str) -> tuple[str, Sequence[str]]:
+    """The function as C++ names it, and the names of its template parameters.
+
+    Raises DeclarationError for a function that the file and its headers do not have.
+    """
+    path = source.paths[0]
+    text = cpp_text.read(path)
+    functions = cpp_text.kernels_in(text) if source.kind == "nvrtc" else cpp_text.functions_in(text)
+    found = cpp_text.named(functions, name)
+    if not found and source.kind == "nvrtc":  # a header may have the macro for `__global__`
+        functions = cpp_text.kernels_in(text, map(cpp_text.read, closure_of(source).paths))
+        found = cpp_text.named(functions, name)
+    plain = cpp_text.plain_name(name)
+    names = list(dict.fromkeys(f.name for f in found))
+    listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none"
+    if len(names) > 1 and plain not in names:
+        raise DeclarationError(f"{path} has several {what}s `{name}`: {', '.join(names)}")
+    if not found and (
+        cpp_text.named(cpp_text.functions_in(text), name) or not _may_define(source, plain)
+    ):
+        raise DeclarationError(f"{path} has no {what} `{name}`; it has: {listed}")
+    if len(names) == 1:
+        name = names[0] + name[name.index(plain) + len(plain) :]
+    templates = [f.template for f in found if f.template]
+    return name, max(templates, key=len, default=())
+
+
+def _may_define(source: Source, plain: str) -> bool:
+    """Whether a macro of the file or its headers may: the code names it, or one pastes names."""
+    word = re.compile(rf"\b{re.escape(plain.rpartition('::')[2])}\b")
+    texts = [cpp_text.read(path) for path in closure_of(source).paths]
+    pastes = any("##" in body for _, body in cpp_text.macros_in(texts))
+    return pastes or any(word.search(text) and word.search(cpp_text.masked(text)) for text in texts)

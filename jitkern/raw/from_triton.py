@@ -1,0 +1,158 @@
+"""A `@triton.jit` function from any module, called through the cache, without Triton when warm."""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitkern.cache.entry import Entry
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.launch.call import Call, declared_in, every_expansion, variant_of
+from jitkern.raw.kernel import RawKernel, place_of, target_of
+from jitkern.source.kinds import DTYPES, TRITON_OPTIONS, Triton, Variant
+from jitkern.source.triton_text import functions
+from jitkern.target import Target
+
+_NAMED_AS = "a Triton function is named `package.module:name` or `path/to/file.py:name`"
+_KEYWORDS = {"grid", "cooperative", "pdl", *TRITON_OPTIONS}
+
+
+class TritonKernel(RawKernel):
+    """A Triton function: `k(x, n, grid=…, BLOCK=128)`, or as Triton has it `k[grid](x, n, 128)`."""
+
+    def __call__(self, *args: Any, grid: Any, **keywords: Any) -> None:
+        """Launch it on the current stream of its tensors' device.
+
+        keywords: arguments by name, constexprs among them, and `num_warps` and the like. Raises
+        LaunchError.
+        """
+        self._start(self._call(args, {"grid": grid, **keywords}))
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return functools.partial(self.__call__, grid=grid)
+
+    def variants(self, *args: Any, **keywords: Any) -> list[Variant]:
+        """What a call with these arguments compiles; tensors may be on any device, `meta` too.
+
+        It is one, or for an autotuned function one for each configuration.
+        """
+        call = self._call(args, {"grid": 1, **keywords})
+        expanded = every_expansion(self.op, self.source, call)
+        return [variant_of(self.op, self.source, one)[0] for one in expanded]
+
+    def compile(
+        self, *args: Any, target: Target | str | None = None, **keywords: Any
+    ) -> list[Entry]:
+        """Their entries in the cache, built if need be; no device is needed for a named target.
+
+        Raises what `jit.ensure` does.
+        """
+        self._refuse_in_worker("compiled")  # it would wait for the lock that its parent holds
+        exact = self._target(target)
+        return [self._ensure(variant, exact) for variant in self.variants(*args, **keywords)]
+
+    def _call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
+        """A call as launches have it: constexprs apart from the other arguments."""
+        declared = declared_in(self.op, self.source, self.function)
+        named = dict(zip(declared.parameters, args))
+        options = {name: keywords.pop(name) for name in _KEYWORDS & keywords.keys()}
+        listed = f"`{self.function}({', '.join(declared.parameters)})` of {self.op}"
+        if len(args) > len(declared.parameters):
+            raise LaunchError(f"{listed} got {len(args)} arguments")
+        for name in keywords:
+            if name not in declared.parameters:
+                raise LaunchError(f"{listed} was called with the unknown keyword `{name}`")
+            if name in named:
+                raise LaunchError(f"{listed} got two values for `{name}`")
+        named = {**dict(declared.passed), **named, **keywords}
+        computed = {name for config in declared.configs for name, _ in config.constexprs}
+        computed |= {name for name, _ in declared.heuristics} | dict(declared.defaults).keys()
+        missing = [n for n in declared.parameters if n not in named and n not in computed]
+        if missing:
+            read = " (a default is read where it is a number)" * (missing[0] in declared.constexprs)
+            raise LaunchError(f"{listed} got no value for `{missing[0]}`{read}")
+        template = [
+            (name, _plain(value)) for name, value in named.items() if name in declared.constexprs
+        ]
+        rest = [
+            named[name]
+            for name in declared.parameters
+            if name in named and name not in declared.constexprs
+        ]
+        return Call(self.function, tuple(template), tuple(rest), options)
+
+
+def triton_kernel(
+    function: Any, *, environment: Sequence[str] = (), target: Target | str | None = None
+) -> TritonKernel:
+    """A `@triton.jit` function, to be called with `grid`.
+
+    function: the function itself, `package.module:name`, which imports neither the module nor
+        Triton, or `path/to/file.py:name` (relative as in `cuda_kernel`).
+    environment: variables that its compilation depends on.
+
+    Raises DeclarationError.
+    """
+    if isinstance(function, str):
+        module, colon, name = function.rpartition(":")
+        if not colon:
+            raise DeclarationError(
+                f"`{function}` lacks a `:` before the function's name: {_NAMED_AS}"
+            )
+        path, package = (place_of(module), "") if module.endswith(".py") else _module(module)
+    else:
+        path, package, name = _defined(function)
+    declared = functions(str(path), path.stat().st_mtime_ns)
+    if name not in declared:
+        raise DeclarationError(
+            f"{path} has no function `{name}` below `@triton.jit` at its top level; "
+            f"it has: {', '.join(declared) or 'none'}"
+        )
+    source = Triton(path.name, folder=str(path.parent), package=package, environment=environment)
+    return TritonKernel(source, name, target_of(target))
+
+
+def _module(name: str) -> tuple[Path, str]:
+    """The file and the package of a module, which is not imported. Raises DeclarationError."""
+    top, *rest = name.split(".") if name else [""]
+    spec = importlib.util.find_spec(top) if top else None
+    for number, _ in enumerate(rest, 1):
+        places = spec.submodule_search_locations if spec else None
+        full = ".".join([top, *rest[:number]])
+        spec = importlib.machinery.PathFinder.find_spec(full, places) if places else None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise DeclarationError(f"there is no module `{name}` with a Python file; {_NAMED_AS}")
+    is_package = spec.submodule_search_locations is not None
+    return Path(spec.origin), name if is_package else name.rpartition(".")[0]
+
+
+def _defined(function: Any) -> tuple[Path, str, str]:
+    """File, package and name of a function object. Raises DeclarationError."""
+    inner = function
+    while not hasattr(inner, "__code__") and hasattr(inner, "fn"):
+        inner = inner.fn  # of a JITFunction, and of the decorators over it
+    if not hasattr(inner, "__code__"):
+        raise DeclarationError(f"{function!r} is no Triton function")
+    path = Path(inner.__code__.co_filename).absolute()
+    if not path.is_file():
+        raise DeclarationError(
+            f"`{inner.__name__}` is defined in {inner.__code__.co_filename}, which is no file: "
+            "a kernel is compiled from its file"
+        )
+    module = sys.modules.get(inner.__module__)
+    return path, getattr(module, "__package__", "") or "", inner.__name__
+
+
+def _plain(value: Any) -> Any:
+    """A constexpr as launches take it: a dtype of Triton's becomes Torch's."""
+    if type(value).__module__.startswith("triton.") and hasattr(value, "name"):
+        short = {dtype.triton: dtype.torch for dtype in DTYPES.values()} | {"int1": "bool"}
+        return getattr(torch, short.get(value.name, value.name), value)
+    return value

@@ -1,0 +1,109 @@
+"""What kernels from elsewhere share: where their file is, and running them through the cache."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from jitkern import config, jit
+from jitkern.cache.entry import Entry
+from jitkern.errors import DeclarationError, LaunchError, NotCached
+from jitkern.launch.call import Call
+from jitkern.launch.kernels import Runner
+from jitkern.source.kinds import Source, Variant
+from jitkern.target import Target
+
+_LONGEST = 80  # characters of a file's name, of which the names of entries are made
+_WORKER = "jitkern.compilers.triton.worker"
+
+
+class RawKernel:
+    """A function of a source, called on the device of its tensors.
+
+    target: what it is compiled for; by default that device. Its compiled variants are remembered,
+    so a file that is edited later counts for a kernel that is made later.
+    """
+
+    device = "cuda"
+
+    def __init__(self, source: Source, function: str, target: Target | None) -> None:
+        stem = re.sub(r"\W", "_", source.paths[0].stem)[:_LONGEST]
+        self.op = f"raw::{stem}"
+        self.source = source
+        self.function = function
+        self.target = target
+        self._runners: dict[int | None, Runner] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.function} of {self.source.paths[0]}>"
+
+    def _refuse_in_worker(self, what: str) -> None:
+        main = sys.modules["__main__"]
+        if getattr(getattr(main, "__spec__", None), "name", "") == _WORKER:
+            raise LaunchError(
+                f"`{self.function}` is {what} while the file that asks for it is imported to "
+                "compile a kernel of it: put that call below `if __name__ == '__main__':`"
+            )
+
+    def _start(self, call: Call) -> None:
+        self._refuse_in_worker("called")
+        tensors = (arg for arg in call.args if isinstance(arg, torch.Tensor))
+        device = next((t.device for t in tensors if t.device.type == self.device), None)
+        if device is None and self.device == "cuda" and torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
+        runner = self._runner(device or torch.device(self.device))
+        try:
+            runner(call)
+        except NotCached as e:
+            now = config.current().compile == "background" and not jit.capturing()
+            if not now or not isinstance(e.variant, Variant):
+                raise self._not_cached(e) from None
+            jit.ensure(e.variant, runner.target)  # there is no reference to run meanwhile
+            runner(call)
+
+    def _runner(self, device: torch.device) -> Runner:
+        runner = self._runners.get(device.index)
+        if runner is None:
+            target = self.target or Target.current(self.device, device.index)
+            made = Runner(self.op, self.source, target, device)
+            runner = self._runners.setdefault(device.index, made)
+        return runner
+
+    def _target(self, target: Target | str | None) -> Target:
+        return target_of(target) or self.target or Target.current(self.device)
+
+    def _ensure(self, variant: Variant, target: Target) -> Entry:
+        try:
+            return jit.ensure(variant, target)
+        except NotCached as e:
+            raise self._not_cached(e) from None
+
+    def _not_cached(self, error: NotCached) -> NotCached:
+        said = str(error).partition(" Prewarm it:")[0]
+        return NotCached(
+            f"{said} Compile it beforehand: its `compile` method builds it for any target",
+            **vars(error),
+        )
+
+
+def target_of(target: Target | str | None) -> Target | None:
+    """The target that is meant. Raises TargetError."""
+    return Target.parse(target) if isinstance(target, str) else target
+
+
+def place_of(path: str | Path, depth: int = 2, *, folder: bool = False) -> Path:
+    """The file, or folder, from where the caller `depth` frames up is, else from here.
+
+    Raises DeclarationError.
+    """
+    caller = sys._getframe(depth).f_globals.get("__file__")
+    bases = [Path(caller).absolute().parent] if caller else []
+    places = [base / path for base in dict.fromkeys([*bases, Path.cwd()])]
+    for place in places:
+        if place.is_dir() if folder else place.is_file():
+            return place
+    looked = " or ".join(dict.fromkeys(map(str, places)))
+    raise DeclarationError(f"there is no {'directory' if folder else 'file'} {looked}")

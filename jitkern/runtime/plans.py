@@ -1,0 +1,235 @@
+"""What a warm process serves a call with, without tracing: which stub, over which kernels.
+
+A plan is a small entry, keyed by all that a trace depends on: the launch function's `World` (its
+code and what it reads), the kernel's sources, the target, and the situation, which is what a trace
+takes for granted of the arguments (dtypes, ranks, which are None). It names the entries of the stub
+and of the kernels that were loaded, which are a part of its key too. A situation has as many plans
+as its launch function took branches: entries of one label; where a configuration had to be chosen,
+they are for the device model that chose it. They are tried one by one, those first that were made
+for a call of the same sizes and numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitkern import __version__, jit
+from jitkern.cache import events
+from jitkern.cache.key import Key, canonical, digest_of
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Entry
+from jitkern.compilers import compiler_for
+from jitkern.errors import CacheError, DeclarationError
+from jitkern.launch.tuned import Tuned, model_of
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.closure import Closure, closure_of
+from jitkern.source.kinds import DTYPES, Source, Variant
+from jitkern.source.variant_key import make_key
+from jitkern.target import Target
+from jitkern.trace.world import World
+
+ARTIFACT = "plan.json"
+MOST = 64  # plans that are kept for a situation,
+CONSTANT = 16  # and plans among them that hold a number of their call for constant;
+FEW = 4  # where there are more of these, each is tried for calls of its own numbers alone
+_SHORT = {
+    getattr(torch, dtype.torch): code
+    for code, dtype in DTYPES.items()
+    if hasattr(torch, dtype.torch)
+}
+_log = logging.getLogger(__name__)
+Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
+
+
+class Plan(NamedTuple):
+    """What serves calls like `example`; `constant` where it serves no others."""
+
+    stub: Reference
+    kernels: tuple[Reference, ...]
+    example: str = ""
+    constant: bool = False
+
+
+@functools.cache
+def _tracer() -> str:
+    """jitkern's own part in a trace."""
+    found = hashlib.sha256(__version__.encode())
+    package = Path(__file__).parents[1]
+    for folder in ("source", "launch", "trace", "runtime"):
+        for path in sorted((package / folder).iterdir()):
+            if path.suffix in (".py", ".c", ".h"):
+                found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def situation_of(args: Sequence[Any]) -> tuple[str, ...]:
+    """What a trace takes for granted of the arguments."""
+    return tuple(
+        str(arg) if arg is None or isinstance(arg, bool)
+        else type(arg).__name__ if isinstance(arg, (int, float))
+        else f"{_SHORT.get(arg.dtype, arg.dtype)}[{len(arg.shape)}]"
+        for arg in args
+    )  # fmt: skip
+
+
+def example_of(args: Sequence[Any]) -> str:
+    """The numbers of a call: the sizes of its tensors, and its integers and floats."""
+    return ",".join(
+        repr(arg) if arg is None or isinstance(arg, (bool, int, float))
+        else "x".join(map(str, arg.shape))
+        for arg in args
+    )  # fmt: skip
+
+
+class Plans:
+    """Those of one launch function in one world, over one source, for one target."""
+
+    def __init__(
+        self,
+        op: str,
+        schema: str,
+        function: Callable[..., Any],
+        world: World,
+        source: Source,
+        target: Target,
+    ) -> None:
+        self.op = op
+        self.source = source
+        self.target = target.for_host_code()
+        self._tunable = isinstance(function, Tuned) or source.kind == "triton"
+        self.closure: Closure | None = None
+        if world.refusal or not world.kept:
+            return
+        exact = jit.exact_target(Variant(op, source), target)  # a native kernel's instruction set
+        flags = compiler_for(source).flags(source, exact)
+        self._flags = (schema, str(exact), *flags, world.identity, _tracer())
+        self._by_index = "device" in world.attributes  # it may ask which device of a model it is
+        with contextlib.suppress(DeclarationError):  # a call will say so
+            self.closure = closure_of(source)
+
+    def find(
+        self, situation: tuple[str, ...], example: str = "", device: torch.device | None = None
+    ) -> Iterator[Plan]:
+        """The plans for a situation that may serve a call of these numbers, likely ones first.
+
+        With a device, those of its model too.
+        """
+        models = [""] if device is None or not self._tunable else ["", model_of(device)]
+        found = [plan for model in models for _, plan in self.entries(situation, model, device)]
+        alike = [plan for plan in found if plan.example == example]
+        free = [plan for plan in found if plan.example != example and not plan.constant]
+        bound = [plan for plan in found if plan.example != example and plan.constant]
+        return iter([*alike, *free, *(bound if len(bound) <= FEW else [])])
+
+    def entries(
+        self, situation: tuple[str, ...], model: str = "", device: torch.device | None = None
+    ) -> Iterator[tuple[Entry, Plan]]:
+        """Every plan for a situation and a device model, with its entry."""
+        key = self._key(situation, model, device)
+        if key is None:
+            return
+        for entry in jit.open_cache().labelled(key.target, key.label):
+            if _without_plan(entry.manifest.inputs) != key.inputs:
+                continue
+            try:
+                plan = _read(entry)
+            except (OSError, ValueError) as e:
+                _log.warning("%s is damaged (%s); tracing again", entry.path, e)
+                jit.open_cache().quarantine(entry)
+                continue
+            events.use(entry.path)
+            yield entry, plan
+
+    def publish(
+        self,
+        situation: tuple[str, ...],
+        plan: Plan,
+        model: str = "",
+        device: torch.device | None = None,
+    ) -> tuple[Entry, bool] | None:
+        """Keep a plan for the next process; returns its entry, and whether it is new.
+
+        model: the device model that it is for, "" for any. None for a function that has no plans,
+        where there are enough of them, and where the cache cannot be written.
+        """
+        of_situation = self._key(situation, model, device)
+        if of_situation is None:
+            return None
+        named = {"stub": plan.stub, "kernels": plan.kernels}
+        inputs = {**of_situation.inputs, "plan": named}
+        key = Key(inputs, digest_of(inputs), of_situation.label)
+        cache = jit.open_cache()
+        if known := cache.find(key):
+            cache.list_plan(known)  # of a cache that had no lists
+            events.use(known.path)
+            return known, False
+        kept = [found for _, found in self.entries(situation, model, device)]
+        if len(kept) >= MOST or (plan.constant and sum(p.constant for p in kept) >= CONSTANT):
+            return None
+        provenance = {"name": "jitkern", "version": __version__}
+        try:
+            with cache.staging() as staging:
+                (staging / ARTIFACT).write_bytes(canonical(plan))
+                manifest = Manifest(key.inputs, compiler=provenance)
+                entry = cache.publish(key, staging, manifest)
+        except CacheError:
+            return None
+        events.use(entry.path)
+        return entry, True
+
+    def _key(
+        self, situation: tuple[str, ...], model: str, device: torch.device | None
+    ) -> Key | None:
+        """Of the plans of a situation, without what they are; None where there can be none."""
+        if self.closure is None:
+            return None
+        index = device.index if device and self._by_index else 0
+        flags = (*self._flags, *filter(None, [model, f"device {index}" if index else ""]))
+        variant = Variant(
+            self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(situation))
+        )
+        key = make_key(variant, self.target, flags, self.closure)
+        return key._replace(label=f"{key.label}.{key.digest[:8]}")
+
+
+def _without_plan(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if name != "plan"}
+
+
+def _read(entry: Entry) -> Plan:
+    """The plan in an entry. Raises ValueError for what `publish` would not have written."""
+    try:
+        stub, kernels, example, constant = json.loads(entry.read(ARTIFACT))
+        if not all(map(_is_reference, (stub, *kernels))):
+            raise ValueError("it does not name a stub and kernels")
+    except (TypeError, RecursionError) as e:
+        raise ValueError(f"it is no plan: {e}") from e
+    return Plan(tuple(stub), tuple(map(tuple, kernels)), str(example), bool(constant))
+
+
+def _is_reference(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(part, str) and "/" not in part for part in value)
+    )
+
+
+def reference_to(key: Key) -> Reference:
+    """What a plan names an entry by."""
+    return key.target, key.label, key.digest
+
+
+def entry_of(reference: Reference) -> Entry | None:
+    """The entry that a plan names, or None where it is gone."""
+    target, label, digest = reference
+    return jit.open_cache().find(Key({"target": target}, digest, label))

@@ -1,0 +1,381 @@
+/* What Torch calls for an op, by way of the op's trampoline (`runtime/code_page.py`). It describes
+   the tensors, tries the op's compiled variants, and where none fits asks the op's Python sibling,
+   which computes the answer and may append a variant. The hit path takes no lock and runs no Python.
+   `binding.py` drives it. */
+extern int snprintf(char *, unsigned long, const char *, ...);
+
+enum { OPS = 8192, ARGUMENTS = 32, RETURNS = 16, VARIANTS = 128, TEXT = 4096 };
+enum { NAMESPACES = 4096, READ = 16 };
+
+typedef i32 Stub(Call *);
+
+/* What a launch function read besides its arguments (`trace/world.py`). It is as it was while every
+   word is: first `fixed` words, the parts of functions and the contents of their variables; then a
+   version for each namespace, where a change may have been one of another name. */
+typedef struct { const u64 *at; u64 seen; } Word;
+typedef struct { void *namespace, *name, *value; } Binding; /* value 0: the name is not bound */
+typedef struct {
+  i32 fixed, namespaces, bindings;
+  Word *words;
+  const Binding *bound;
+} World;
+
+typedef struct { /* runtime.py fills it; it is not changed, but for `used` */
+  Stub *stub;
+  void *const *kernels;
+  World *world;
+  i32 index;      /* of the device it was traced for */
+  i32 preference; /* it serves while the settings prefer the same kind of source */
+  i32 generation; /* of the declaration: a launch function may be declared again */
+  i32 used;       /* when it last served after another had */
+} Variant;
+
+typedef struct {
+  /* T: a tensor, W: one that is changed, i: an integer, f: a float, b: a bool; lower or upper case
+     swapped (t, w, I, F, B): None is allowed */
+  char kinds[ARGUMENTS + 1], name[128], sibling[128];
+  i32 cuda, autograd, count, last, generation, clock;
+  i32 backend[2]; /* of the slot at the Autograd key: those of the op on the CPU and on CUDA, or -1 */
+  u64 misses;
+  Variant *variants[VARIANTS];
+} Op;
+
+static Api api;
+static Op ops[OPS]; /* untouched pages of it take no memory */
+static i32 preferred;                     /* by all threads; -1: nobody can tell */
+static __thread i32 preferred_here = -1; /* by this one, where that is something else */
+static const void *undefined; /* c10::UndefinedTensorImpl */
+static i64 keys_at;           /* where a TensorImpl has its dispatch keys */
+static u32 watching[16];      /* dispatch keys that modes, torch.func and tracing include; 0 ends */
+static u64 plain_keys;        /* those of tensors that nothing but Autograd and a backend sees */
+/* Errors come back by value: Torch up to 2.12 logs each exception that crosses the shim. */
+static __thread char message[TEXT];
+static __thread i32 interrupted; /* what `message` stands for is a KeyboardInterrupt */
+static void *watched_namespaces[NAMESPACES]; /* from Python 3.12 on: see jitkern_changed */
+static u64 versions[NAMESPACES];
+static i32 watched_count;
+
+/* ------------------------------------------------------------------------ what stubs call */
+
+static i32 allocate(Call *call, i64 dim, const i64 *size, const i64 *stride, i32 dtype,
+                    Handle *handle, char **data) {
+  return api.empty_strided(dim, size, stride, dtype, call->device, call->index, handle) ||
+         api.get_data_ptr(*handle, data);
+}
+
+static i32 release(Call *call, Handle *owned, i32 count, i32 code) {
+  for (i32 i = 0; i < count; i++)
+    if (owned[i]) api.delete_tensor_object(owned[i]);
+  return code == FAILED && call->launched ? BROKEN : code;
+}
+
+typedef struct { /* CUlaunchAttribute */
+  i32 id, pad;
+  union { char pad[64]; u32 cluster[3]; i32 flag; } value;
+} Attribute;
+typedef struct { /* CUlaunchConfig */
+  u32 grid[3], block[3], smem;
+  void *stream;
+  Attribute *attributes;
+  u32 count;
+} Config;
+enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, INVALID_CONTEXT = 201 };
+enum { MAX_DYNAMIC_SHARED = 8, DEFAULT_SHARED = 48 << 10 };
+
+/* grid: three sizes; block: three sizes and the bytes of dynamic shared memory;
+   options: null, or the cluster's three sizes (0: none), cooperative, programmatic. */
+static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, const i64 *block,
+                  const i32 *options, void **parameters) {
+  Attribute attributes[3];
+  Config config = {{(u32)grid[0], (u32)grid[1], (u32)grid[2]},
+                   {(u32)block[0], (u32)block[1], (u32)block[2]},
+                   (u32)block[3], call->stream, attributes, 0};
+  if (!grid[0] || !grid[1] || !grid[2]) return 0;
+  if (block[3] > DEFAULT_SHARED) /* where that is too much, the launch says so */
+    api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, (i32)block[3], kernel, call->index);
+  if (options && options[0]) {
+    Attribute *cluster = &attributes[config.count++];
+    cluster->id = CLUSTER;
+    for (i32 i = 0; i < 3; i++) cluster->value.cluster[i] = (u32)options[i];
+  }
+  for (i32 i = 3; options && i < 5; i++)
+    if (options[i])
+      attributes[config.count++] =
+          (Attribute){i == 3 ? COOPERATIVE : PROGRAMMATIC, 0, {.flag = 1}};
+  i32 error = api.cuLaunchKernelEx(&config, kernel, parameters, 0);
+  if (error == INVALID_CONTEXT) { /* a thread that has not used CUDA yet: nothing was launched */
+    void *context;
+    error = api.cuDevicePrimaryCtxRetain(&context, call->index);
+    if (!error) error = api.cuCtxSetCurrent(context);
+    if (!error) error = api.cuLaunchKernelEx(&config, kernel, parameters, 0);
+  }
+  if (error) {
+    const char *why = "unknown";
+    api.cuGetErrorString(error, &why);
+    snprintf(call->error, TEXT,
+             "CUDA error %d (%s) when launching %s with grid=(%lld, %lld, %lld) "
+             "block=(%lld, %lld, %lld) smem=%lld",
+             error, why, what, grid[0], grid[1], grid[2], block[0], block[1], block[2], block[3]);
+    return 1;
+  }
+  call->launched = 1;
+  return 0;
+}
+
+/* -------------------------------------------------------------------- what Torch calls */
+
+static Handle tensor(const Op *op, const u64 *stack, u64 i) {
+  switch (op->kinds[i]) {
+    case 'T': case 'W': return (Handle)stack[i];
+    case 't': case 'w': return stack[i] ? *(Handle *)stack[i] : 0;
+    default: return 0;
+  }
+}
+
+static void drop(const Op *op, const u64 *stack, u64 given) {
+  for (u64 i = 0; i < given; i++) {
+    Handle handle = tensor(op, stack, i);
+    if (handle) api.delete_tensor_object(handle);
+    switch (op->kinds[i]) {
+      case 't': case 'w': case 'I': case 'F': case 'B':
+        if (stack[i]) api.operator_delete((void *)stack[i]);
+    }
+  }
+}
+
+/* `message` becomes an exception. As Torch's are of type RuntimeError, which `except Exception`
+   catches, Python is told again of a Ctrl-C: it raises that one as soon as its code goes on. */
+static void raise(const Op *op, const char *otherwise) {
+  char text[TEXT];
+  if (interrupted) interrupted = 0, api.PyErr_SetInterrupt();
+  snprintf(text, TEXT, "%s", message[0] ? message : otherwise);
+  message[0] = 0; /* nothing runs after the next line */
+  api.check(0, op->name, "jitkern", 0, text);
+}
+
+/* The sibling takes the slot and the arguments; beside an error it returns empty tensors. */
+static void ask_python(const Op *op, u64 *stack, u64 given, u64 returned) {
+  u64 passed[1 + ARGUMENTS + RETURNS] = {(u64)(op - ops)};
+  for (u64 i = 0; i < given; i++) passed[1 + i] = stack[i];
+  message[0] = 0;
+  if (api.call_dispatcher(op->sibling, "", passed)) raise(op, "its Python sibling failed");
+  for (u64 i = 0; i < returned; i++) stack[i] = passed[i];
+  if (!message[0]) return;
+  for (u64 i = 0; i < returned; i++) api.delete_tensor_object((Handle)stack[i]);
+  raise(op, "");
+}
+
+static void describe(Tensor *t, Handle handle) {
+  t->handle = handle;
+  if (!handle) return;
+  api.get_dim(handle, &t->dim), api.get_numel(handle, &t->numel);
+  api.get_sizes(handle, &t->size), api.get_strides(handle, &t->stride);
+  api.get_dtype(handle, &t->dtype), api.get_data_ptr(handle, &t->data);
+  api.get_device_type(handle, &t->device), api.get_device_index(handle, &t->index);
+}
+
+static i32 writes(const Op *op) {
+  for (const char *kind = op->kinds; *kind; kind++)
+    if ((*kind | 32) == 'w') return 1;
+  return 0;
+}
+
+/* Whether the names mean what they meant, though a namespace has changed. */
+static i32 renewed(World *world) {
+  u64 now[READ];
+  Word *words = world->words + world->fixed;
+  i32 same = 1, locked = api.PyGILState_Ensure();
+  for (i32 i = 0; i < world->namespaces; i++) now[i] = *words[i].at;
+  for (i32 i = 0; i < world->bindings && same; i++) {
+    const Binding *bound = &world->bound[i];
+    same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
+  }
+  for (i32 i = 0; i < world->namespaces && same; i++)
+    __atomic_store_n(&words[i].seen, now[i], __ATOMIC_RELAXED);
+  api.PyGILState_Release(locked);
+  return same;
+}
+
+static i32 holds(World *world) {
+  i32 i = 0;
+  for (; i < world->fixed; i++)
+    if (*world->words[i].at != world->words[i].seen) return 0;
+  for (; i < world->fixed + world->namespaces; i++)
+    if (*world->words[i].at != __atomic_load_n(&world->words[i].seen, __ATOMIC_RELAXED))
+      return renewed(world);
+  return 1;
+}
+
+static i32 serve(Op *op, i32 i, Call *call) {
+  Variant *variant = __atomic_load_n(&op->variants[i], __ATOMIC_ACQUIRE);
+  i32 preference = preferred_here < 0 ? preferred : preferred_here;
+  if (variant->index != call->index || variant->preference != preference ||
+      variant->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
+    return MISS;
+  call->kernels = variant->kernels;
+  i32 code = holds(variant->world) ? variant->stub(call) : MISS;
+  if (code != MISS && i != __atomic_load_n(&op->last, __ATOMIC_RELAXED)) {
+    __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
+    variant->used = ++op->clock; /* which was used longest ago need only be about right */
+  }
+  return code;
+}
+
+static i32 try_variants(Op *op, Call *call) {
+  i32 count = __atomic_load_n(&op->count, __ATOMIC_ACQUIRE);
+  i32 last = __atomic_load_n(&op->last, __ATOMIC_RELAXED);
+  i32 code = last < count ? serve(op, last, call) : MISS;
+  for (i32 i = count - 1; code == MISS && i >= 0; i--)
+    if (i != last) code = serve(op, i, call);
+  return code;
+}
+
+static void run(Op *op, u64 *stack, u64 given, u64 returned) {
+  if (api.function_modes && api.function_modes()) { /* they see what a launch function calls */
+    __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
+    ask_python(op, stack, given, returned);
+    return;
+  }
+  Tensor tensors[ARGUMENTS];
+  Handle returns[RETURNS], guard = 0;
+  Call call = {.api = &api, .tensors = tensors, .values = stack, .returns = returns,
+               .error = message, .device = op->cuda, .index = op->cuda ? -1 : 0};
+  for (u64 i = 0; i < given; i++) {
+    describe(&tensors[i], tensor(op, stack, i));
+    if (call.index < 0 && tensors[i].handle && tensors[i].device == 1) call.index = tensors[i].index;
+  }
+  if (op->cuda) {
+    i32 current = call.index;
+    api.get_current_device_index(&current);
+    if (current != call.index) api.create_device_guard(call.index, &guard);
+    api.get_current_cuda_stream(call.index, &call.stream);
+  }
+  i32 code = try_variants(op, &call);
+  if (guard) api.delete_device_guard(guard);
+  if (code == BROKEN && !writes(op)) code = FAILED; /* nothing shows: Python answers it anew */
+  if (code == MISS || code == FAILED) {
+    __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
+    ask_python(op, stack, given, returned);
+    return;
+  }
+  for (u64 i = 0; i < given; i++)
+    if ((op->kinds[i] | 32) == 'w' && tensors[i].handle && !api.is_inference(tensors[i].handle))
+      api.bump_version(tensors[i].handle); /* so that Autograd notices what it had saved */
+  drop(op, stack, given);
+  if (code == BROKEN) {
+    raise(op, "an allocation or a copy failed after a kernel was launched: what the op changes in "
+              "place may be changed");
+  }
+  for (u64 i = 0; i < returned; i++) stack[i] = (u64)returns[i];
+}
+
+/* Whether something wants to see the calls between Autograd and the backend. */
+static i32 watched(void) {
+  for (const u32 *key = watching; *key; key++)
+    if (api.is_included(*key)) return 1;
+  return 0;
+}
+
+/* At the Autograd key: straight on to the backend where nothing asks for a gradient and nobody
+   watches, which saves the 0.3 us of asking the dispatcher again; else Python knows what to do. */
+static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
+  i32 recording = api.grad_mode_is_enabled(), wanted = 0, plain = 1, cuda = 0;
+  for (u64 i = 0; i < given && plain && !wanted; i++) {
+    Handle handle = tensor(op, stack, i);
+    if (!handle) continue;
+    const char *impl = *(char **)handle;
+    wanted = (recording && api.requires_grad(impl)) ||
+             *api.forward_grad(impl, 0, handle) != undefined;
+    const u64 keys = *(const u64 *)(impl + keys_at);
+    i32 device = 0;
+    if (keys) api.get_device_type(handle, &device);
+    cuda |= device == 1;
+    plain &= keys && !(keys & ~plain_keys); /* no keys: None where the schema has a tensor */
+  }
+  if (plain && !wanted && op->backend[cuda] >= 0 && !watched()) {
+    run(&ops[op->backend[cuda]], stack, given, returned);
+  } else {
+    ask_python(op, stack, given, returned);
+  }
+}
+
+/* Where the trampolines lead. */
+void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
+  (ops[number].autograd ? differentiate : run)(&ops[number], stack, given, returned);
+}
+
+/* ------------------------------------------------------------------ what runtime.py calls */
+
+void jitkern_bind(void *const *table, u64 bytes) {
+  __builtin_memcpy(&api, table, bytes);
+  api.allocate = allocate, api.launch = launch, api.release = release;
+}
+
+/* What the Autograd key needs to know of this Torch; see the variables. */
+void jitkern_autograd(const void *undefined_tensor, i64 at, u64 plain, const u32 *keys) {
+  undefined = undefined_tensor, keys_at = at, plain_keys = plain;
+  for (u64 i = 0; keys[i] && i < sizeof watching / sizeof *watching - 1; i++) watching[i] = keys[i];
+}
+
+void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {
+  ops[slot].backend[0] = cpu, ops[slot].backend[1] = cuda;
+}
+
+/* The slot of an op at one dispatch key, before its trampoline leads here. */
+void jitkern_declare(i32 slot, const char *kinds, const char *name, const char *sibling, i32 cuda,
+                     i32 autograd) {
+  Op *op = &ops[slot];
+  snprintf(op->kinds, sizeof op->kinds, "%s", kinds);
+  snprintf(op->name, sizeof op->name, "%s", name);
+  snprintf(op->sibling, sizeof op->sibling, "%s", sibling);
+  op->cuda = cuda, op->autograd = autograd, op->backend[0] = op->backend[1] = -1;
+}
+
+/* Add a variant, in the place of the one that served longest ago where all are taken; returns the
+   place. Called under a lock. A variant is never freed: another thread may run it. */
+i32 jitkern_append(i32 slot, Variant *variant) {
+  Op *op = &ops[slot];
+  i32 place = op->count;
+  variant->generation = op->generation, variant->used = ++op->clock;
+  for (i32 i = 0; i < op->count; i++) {
+    i32 gone = op->variants[i]->generation != op->generation;
+    if (gone || (op->count == VARIANTS && i != op->last &&
+                 (place == VARIANTS || op->variants[i]->used - op->variants[place]->used < 0)))
+      place = i;
+    if (gone) break;
+  }
+  __atomic_store_n(&op->variants[place], variant, __ATOMIC_RELEASE);
+  if (place == op->count) __atomic_store_n(&op->count, place + 1, __ATOMIC_RELEASE);
+  return place;
+}
+
+/* Let no variant of before serve any more. */
+void jitkern_forget(i32 slot) { __atomic_fetch_add(&ops[slot].generation, 1, __ATOMIC_RELAXED); }
+
+/* The version of a namespace that Python tells the changes of; 0 where there is no more room.
+   Called under a lock. */
+const u64 *jitkern_watch(void *namespace) {
+  for (i32 i = 0; i < watched_count; i++)
+    if (watched_namespaces[i] == namespace) return &versions[i];
+  if (watched_count == NAMESPACES) return 0;
+  watched_namespaces[watched_count] = namespace;
+  return &versions[watched_count++];
+}
+
+/* What PyDict_AddWatcher is given. */
+i32 jitkern_changed(i32 event, void *namespace, void *name, void *value) {
+  (void)event, (void)name, (void)value;
+  for (i32 i = 0; i < watched_count; i++)
+    if (watched_namespaces[i] == namespace) __atomic_fetch_add(&versions[i], 1, __ATOMIC_RELEASE);
+  return 0;
+}
+
+void jitkern_prefer(i32 everywhere, i32 here) {
+  __atomic_store_n(&preferred, everywhere, __ATOMIC_RELAXED);
+  preferred_here = here;
+}
+void jitkern_fail(const char *text, i32 interrupt) {
+  snprintf(message, TEXT, "%s", text);
+  interrupted = interrupt;
+}
+u64 jitkern_misses(i32 slot) { return __atomic_load_n(&ops[slot].misses, __ATOMIC_RELAXED); }

@@ -1,0 +1,284 @@
+"""An op's place in the launch runtime: its compiled variants in this process, and those kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from jitkern import config, jit
+from jitkern.config import Config
+from jitkern.errors import JitkernError
+from jitkern.launch.parameter import Frozen, Parameter
+from jitkern.launch.tuned import parts_of
+from jitkern.runtime.binding import Runtime, runtime, when_loaded
+from jitkern.runtime.plans import Plan, Plans, entry_of, example_of, situation_of
+from jitkern.source.kinds import Generated, Source
+from jitkern.target import Target
+from jitkern.trace.world import World, world_of
+
+STRIKES = 4  # traces that may fail for calls alike: the first values may just have been odd ones
+REMEMBERED = 256  # calls that were not served, of which it is known how often they came
+AT_ONCE = 4  # stubs that are being made for calls of one class
+MANY = 64  # variants that the dtypes, ranks and branches of an op may come to
+# How often a call must have come before a stub is made for it, by how many there are that hold a
+# value for constant, or are beyond MANY: these could be made without end, and few come back.
+_PATIENCE = ((16, 1), (32, 2), (64, 8), (128, 32))
+_OFTEN = 256
+_log = logging.getLogger(__name__)
+_STUB = Generated("stub.c", text="")  # what a stub is loaded as; its text is in the entry's key
+
+
+class Calls:
+    """Calls of one class (source, device, dtypes, ranks, what is None): what is done for them."""
+
+    def __init__(self) -> None:
+        self.plans: Iterator[Plan] | None = None  # those that the cache keeps, not yet tried
+        self.world: World | None = None  # under which they were sought
+        self.building: set[str] = set()  # the calls, by their numbers, that stubs are made for
+        self.strikes = 0
+        self.refused = ""  # why they keep to the Python launcher
+        self.forgotten = False  # they were asked of a launch function that was declared again
+        self.unavailable: Config | None = None  # settings under which their stub is not to be had
+
+
+class Slot:
+    """One op on one device type. `refused` says why calls keep to the Python launcher."""
+
+    def __init__(
+        self,
+        device: str,
+        number: int,
+        op: str,
+        schema: str,
+        parameters: list[Parameter],
+        returns: int,
+    ) -> None:
+        self.device = device
+        self.number = number
+        self.op = op
+        self.schema = schema
+        self.parameters = parameters
+        self.returns = returns
+        self.lock = threading.RLock()
+        self.known: set[tuple[Any, ...]] = set()
+        self._calls: dict[tuple[Any, ...], Calls] = {}
+        self._came: OrderedDict[str, int] = OrderedDict()
+        self._plans: dict[tuple[Any, ...], Plans] = {}
+        self._frozen: list[Frozen] = []
+        self._constant = 0  # variants that hold a value for constant, or are for another world
+        self._worlds: set[World] = set()
+        self._places: dict[int, Any] = {}  # what is known, by its place among the variants
+        self._full = False
+        SLOTS.append(self)
+
+    @property
+    def misses(self) -> int:
+        """How many calls asked Python."""
+        found = runtime()
+        return found.misses(self.number) if found else 0
+
+    @property
+    def refused(self) -> dict[tuple[Any, ...], str]:
+        """Why calls keep to the Python launcher, by their class."""
+        return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
+
+    def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> Calls:
+        """What is done for calls like this one."""
+        kind = (id(source), device.index, config.current().prefer, *map(_class_of, args))
+        found = self._calls.get(kind)
+        return found if found is not None else self._calls.setdefault(kind, Calls())
+
+    def recall(
+        self,
+        calls: Calls,
+        function: Callable[..., Any],
+        source: Source,
+        target: Target,
+        device: torch.device,
+        args: Sequence[Any],
+    ) -> bool:
+        """Append the next variant that the cache keeps for calls like this one, if there is one.
+
+        Raises nothing.
+        """
+        if calls.world is not None and calls.plans is None and calls.world.holds():
+            return False  # all have been tried
+        if not runtime() or config.current().compiler == "exact":
+            return False
+        with self.lock:
+            try:
+                return self._append_next(calls, function, source, target, device, args)
+            except (JitkernError, OSError, ValueError) as e:
+                calls.plans = None
+                _log.info("%s is traced again: %s", self.op, e)
+                return False
+
+    def _append_next(
+        self,
+        calls: Calls,
+        function: Callable[..., Any],
+        source: Source,
+        target: Target,
+        device: torch.device,
+        args: Sequence[Any],
+    ) -> bool:
+        world = world_of(parts_of(function))
+        if world is not calls.world:
+            found = self.plans(function, world, source, target)
+            calls.plans = found.find(situation_of(args), example_of(args), device)
+            calls.world = world
+        for plan in calls.plans or ():
+            entries = [entry_of(reference) for reference in (plan.stub, *plan.kernels)]
+            if None in entries:
+                continue
+            stub, *kernels = (
+                jit.load_entry(kind, entry)
+                for kind, entry in zip((_STUB, *[source] * len(plan.kernels)), entries)
+                if entry
+            )
+            addresses = [kernel.address for kernel in kernels]
+            if self.append(calls, stub, plan.stub[2], addresses, device, config.current(), world):
+                return True
+        calls.plans = None
+        return False
+
+    def plans(
+        self, function: Callable[..., Any], world: World, source: Source, target: Target
+    ) -> Plans:
+        """What the cache keeps for this launch function in this world."""
+        key = (world, source, target)
+        if key not in self._plans:
+            self._plans[key] = Plans(self.op, self.schema, function, world, source, target)
+        return self._plans[key]
+
+    def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
+        """Whether a stub is to be made for a call that no variant served."""
+        call = example_of(args)
+        if calls.strikes >= STRIKES or calls.unavailable is config.current():
+            return False
+        if len(calls.building) >= AT_ONCE or call in calls.building:
+            return False
+        count = self._constant + max(0, len(self.known) - MANY)
+        needed = next((times for stubs, times in _PATIENCE if count < stubs), _OFTEN)
+        if needed == 1:
+            return True
+        with self.lock:
+            came = self._came.pop(call, 0) + 1
+            if came < needed:
+                self._came[call] = came
+                while len(self._came) > REMEMBERED:
+                    self._came.popitem(last=False)
+        return came >= needed
+
+    def refuse(self, calls: Calls, why: str, strikes: int = 1) -> None:
+        """Note why calls keep to the Python launcher; after some strikes, for good."""
+        if not calls.refused:
+            _log.info("%s keeps to its Python launcher: %s", self.op, why)
+        calls.refused = why
+        calls.strikes += strikes
+
+    def append(
+        self,
+        calls: Calls,
+        stub: Any,
+        digest: str,
+        addresses: list[int],
+        device: torch.device,
+        settings: Config,
+        world: World,
+        frozen: Sequence[Frozen] = (),
+    ) -> bool:
+        """Let a loaded stub serve `calls`, over kernels at these addresses, while `world` holds.
+
+        False where it does so already.
+        """
+        known = (digest, device.index, settings.prefer, world, *addresses)
+        with self.lock:
+            calls.refused = ""
+            if known in self.known or calls.forgotten:
+                return False
+            self.known.add(known)
+            self._frozen += frozen
+            self._constant += bool(frozen) or world not in self._worlds
+            self._worlds.add(world)
+
+        def add(found: Runtime) -> None:
+            with self.lock:
+                if calls.forgotten:
+                    return
+                place = found.append(self.number, stub, addresses, device, settings, world)
+                if place is None:
+                    self.known.discard(known)
+                    self.refuse(calls, "C cannot tell whether all that it reads is as it was")
+                    return
+                taken = self._places.get(place)
+                self._places[place] = known
+                self.known.discard(taken)
+                if taken and not self._full:
+                    self._full = True
+                    _log.warning(
+                        "%s has as many compiled variants as it may have; a new one takes the "
+                        "place of the one that served longest ago. What keeps changing: %s",
+                        self.op, _changing(self._frozen),
+                    )  # fmt: skip
+
+        when_loaded(add)
+        return True
+
+    def forget(self) -> None:
+        """Begin anew: the op's launch function was declared again.
+
+        What is being built for calls of the earlier one never serves.
+        """
+        found = runtime()
+        with self.lock:
+            for calls in self._calls.values():
+                calls.forgotten = True
+            self._calls.clear()
+            self._came.clear()
+            self._plans.clear()
+            self._places.clear()
+            self._frozen.clear()
+            self._worlds.clear()
+            self._constant = 0
+            self.known.clear()
+            if found:
+                found.forget(self.number)
+
+
+def _class_of(value: Any) -> Any:
+    """What a trace takes for constant without being asked."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.dim(), value.device
+    return value if value is None or isinstance(value, bool) else type(value)
+
+
+def _changing(frozen: Sequence[Frozen]) -> str:
+    """The values that variants hold for constant and that differ most among them."""
+    values: dict[str, set[Any]] = {}
+    for what, value in frozen:
+        values.setdefault(what, set()).add(value)
+    counts = Counter({what: len(seen) for what, seen in values.items() if len(seen) > 1})
+    named = [f"{what} ({count} values)" for what, count in counts.most_common(3)]
+    return ", ".join(named) or "dtypes, ranks, and the branches that its launch function takes"
+
+
+SLOTS: list[Slot] = []
+
+
+def _after_fork() -> None:
+    """A child may have a lock that another thread of its parent held, and builds nothing yet."""
+    for slot in SLOTS:
+        slot.lock = threading.RLock()
+        for calls in slot._calls.values():
+            calls.building.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

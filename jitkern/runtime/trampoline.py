@@ -1,0 +1,193 @@
+"""The C functions that Torch calls for an op, and the Python that they ask where they cannot serve.
+
+Torch's boxed kernels have no context, so each op takes slots in the launch runtime, one for each
+device type and one for Autograd. They ask Python through sibling ops, one for each signature, whose
+first argument is the slot. An exception goes back by value: the runtime raises it on its side of
+Torch as a RuntimeError, and `cause_of` finds it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from jitkern.errors import JitkernError, LaunchError
+from jitkern.launch.parameter import Parameter
+from jitkern.runtime.registry import expected, registry
+from jitkern.runtime.symbols import AUTOGRAD, MUTATION, OPTIONALS, symbols
+
+NAMESPACE = "jitkern_python"
+MAX_ARGUMENTS, MAX_RETURNS, MAX_TEXT = 32, 16, 4096  # as runtime.c has them
+T = TypeVar("T")
+_KINDS = {
+    "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
+    "Optional[Tensor]": "t", "Optional[int]": "I", "Optional[SymInt]": "I",
+    "Optional[float]": "F", "Optional[bool]": "B",
+}  # fmt: skip
+_TYPES = {
+    "T": "Tensor", "t": "Tensor?", "W": "Tensor", "w": "Tensor?", "i": "int", "I": "int?",
+    "f": "float", "F": "float?", "b": "bool", "B": "bool?",
+}  # fmt: skip
+
+
+class Trampolines:
+    """Those of one op. `parameters` is None where its schema has types that they do not pass."""
+
+    def __init__(self, name: str, schema: Any) -> None:
+        self.name = name
+        self.slots: dict[str, int] = {}  # by device
+        self.parameters = _parameters(schema)
+        self.returns = len(schema.returns)
+        self._positional = sum(not argument.kwarg_only for argument in schema.arguments)
+
+    def register(self, device: str, answer: Callable[..., Any]) -> int | None:
+        """Make one Torch's kernel for a device type, and return its slot.
+
+        answer: the Python that it asks. None where nothing can lead it to C, or C cannot serve
+        this op: Python has to do.
+        """
+        slot = self._declare(device.upper(), answer, ())
+        if slot is not None:
+            self.slots[device] = slot
+        return slot
+
+    def register_autograd(self, answer: Callable[..., Any]) -> bool:
+        """The same for Autograd."""
+        slot = self._declare("Autograd", answer, AUTOGRAD)
+        return slot is not None
+
+    def _declare(self, key: str, answer: Callable[..., Any], needed: tuple[str, ...]) -> int | None:
+        if self.parameters is None or not expected():
+            return None
+        kinds = "".join(parameter.kind for parameter in self.parameters)
+        writes = MUTATION if "W" in kinds or "w" in kinds else ()
+        optional = OPTIONALS if not set(kinds) <= set("TWifb") else ()
+        if not symbols().provides(*needed, *writes, *optional):
+            return None
+        return registry().declare(
+            kinds, self.name, _sibling(kinds, self.returns), key, self._by_value(answer),
+            (self.slots.get("cpu", -1), self.slots.get("cuda", -1)),
+        )  # fmt: skip
+
+    def _by_value(self, answer: Callable[..., Any]) -> Callable[[tuple[Any, ...], bool], Any]:
+        assert self.parameters is not None
+        split, settled = self._positional, handled(answer)
+        names = [parameter.name for parameter in self.parameters[split:]]
+
+        def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
+            try:
+                return settled(*args[:split], **dict(zip(names, args[split:])))
+            except BaseException as e:  # noqa: BLE001  it is raised again on Torch's other side
+                text, interrupted = _keep(cause_of(e) if type(e) is RuntimeError else e)
+                registry().fail(text, by_python=by_python, interrupted=interrupted)
+                empty = [torch.empty(0) for _ in range(self.returns)]
+                return empty[0] if self.returns == 1 else tuple(empty)
+
+        _askers.add(ask.__code__)
+        return ask
+
+
+class _Failure(threading.local):
+    """The exception behind the RuntimeError that Torch is about to raise, and its text."""
+
+    error: BaseException | None = None
+    text = ""
+
+
+_failure = _Failure()
+_STACK = "\nException raised from "  # what Torch appends to a message on demand
+_askers: set[types.CodeType] = set()  # whose frames ask `cause_of`
+
+
+def wants_cause(function: Callable[..., T]) -> Callable[..., T]:
+    """Mark a function that asks `cause_of` about a RuntimeError that it catches."""
+    _askers.add(function.__code__)
+    return function
+
+
+def handled(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, after which no error is kept that it has handled."""
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        before = _failure.error, _failure.text
+        result = function(*args, **kwargs)
+        _failure.error, _failure.text = before
+        return result
+
+    return call
+
+
+def cause_of(error: RuntimeError) -> BaseException:
+    """The exception that a trampoline turned into `error`, or `error` itself."""
+    cause, _failure.error = _failure.error, None
+    text = str(error)
+    if cause is not None and text.partition(_STACK)[0] == _failure.text.partition(_STACK)[0]:
+        return cause
+    if re.match(r"CUDA error \d+ \(.*\) when launching ", text):
+        return LaunchError(text, launched=1)
+    return error
+
+
+def _keep(error: BaseException) -> tuple[str, bool]:
+    """Keep an exception for a caller that will ask, not to keep what it holds alive for none.
+
+    Returns what C makes the message of, without a NUL and not too long; and whether it is a Ctrl-C
+    that no such caller will raise again.
+    """
+    plain = type(error) is RuntimeError or isinstance(error, JitkernError)
+    text = str(error) if plain else f"{type(error).__name__}: {error}"
+    text = (text or type(error).__name__).replace("\0", "\\0")
+    text = text.encode(errors="replace")[: MAX_TEXT - 1].decode(errors="ignore")
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code not in _askers:
+        frame = frame.f_back
+    if frame is not None:
+        _failure.error, _failure.text = error, text
+    return text, frame is None and isinstance(error, KeyboardInterrupt)
+
+
+def _parameters(schema: Any) -> list[Parameter] | None:
+    arguments, returns = schema.arguments, schema.returns
+    if (
+        len(arguments) > MAX_ARGUMENTS
+        or len(returns) > MAX_RETURNS
+        or any(str(value.type) != "Tensor" for value in returns)
+        or len(schema.name) > 100
+    ):
+        return None
+    parameters = []
+    for argument in arguments:
+        kind = _KINDS.get(str(argument.type))
+        if kind is None:
+            return None
+        alias = argument.alias_info
+        if alias and alias.is_write:
+            kind = {"T": "W", "t": "w"}[kind]
+        parameters.append(Parameter(argument.name, kind))
+    return parameters
+
+
+@functools.cache
+def _sibling(kinds: str, returns: int) -> str:
+    """The sibling op of this signature, defined by its first user."""
+    name = f"ask_{kinds}_{returns}"
+    given = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
+    result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
+    _library().define(f"{name}(int op{given}) -> {result}")
+    # Not Library.impl, which first searches for kernels that nobody can have registered here.
+    _library().m.impl(  # type: ignore[union-attr]
+        name, "CompositeImplicitAutograd", lambda op, *args: registry().answer(op, args), False
+    )
+    return f"{NAMESPACE}::{name}"
+
+
+@functools.cache
+def _library() -> torch.library.Library:
+    return torch.library.Library(NAMESPACE, "DEF")

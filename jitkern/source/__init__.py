@@ -1,0 +1,23 @@
+"""What kernels are made of: kinds of source, the files and names in them, and their key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.source import (
+        build_environment as build_environment,
+        closure as closure,
+        cpp_text as cpp_text,
+        defining_file as defining_file,
+        dtypes as dtypes,
+        flags as flags,
+        kinds as kinds,
+        provenance as provenance,
+        triton_text as triton_text,
+        variant_key as variant_key,
+    )
+
+__getattr__ = on_first_use(__name__)

@@ -1,0 +1,274 @@
+"""Plain data: where a kernel's code comes from, and which specialisation of it is meant.
+
+Nothing here imports Torch, so a compiler's child process reads it too.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jitkern.errors import DeclarationError
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  for those who import it from here
+
+FUNCTION = "jitkern_function"  # what the library of a C or C++ kernel exports: a pointer to it
+TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords it compiles in
+Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
+
+
+class Include(NamedTuple):
+    """A directory that `#include` searches.
+
+    Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version stands for
+    them.
+    """
+
+    path: str
+    version: str = ""
+
+
+class Unit(NamedTuple):
+    """One of several files of a source, with compiler flags of its own."""
+
+    file: str
+    flags: tuple[str, ...] = ()
+
+
+@functools.cache
+def shared_include() -> str:
+    """Where `float16.h` lies: below the package in a wheel, beside it in the repository."""
+    package = Path(__file__).parents[1]
+    folders = (above / "kernels_src" / "include" for above in (package, package.parent))
+    return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
+
+
+class Source:
+    """Files of one kind in a kernel's folder, and how to compile them. It does not change.
+
+    files: names relative to the folder that declares the kernel, or `Unit`s. Of several, each is
+        compiled by itself; an Extension links them.
+    include: more directories for `#include`; the folder and the `include` beside it are always
+        searched.
+    flags: more compiler flags; they enter the key as they are.
+    environment: names of variables the build depends on; their values are passed on and enter
+        the key.
+    min_compiler: the oldest compiler version that may build it, e.g. "12.8".
+    """
+
+    kind: ClassVar[str] = ""
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    one_file: ClassVar[bool] = False
+
+    # Not a dataclass: an import makes these classes, and each would take half a millisecond.
+    def __init__(
+        self,
+        files: str | Unit | Sequence[str | Unit],
+        *,
+        include: Sequence[str | Include] = (),
+        flags: Sequence[str] = (),
+        environment: Sequence[str] = (),
+        min_compiler: str = "",
+        folder: str = "",
+        package: str = "",
+        module: str = "",
+        unit_flags: Sequence[Unit] = (),
+        others: Sequence[str] = (),
+    ) -> None:
+        for name, value in (("include", include), ("flags", flags), ("environment", environment)):
+            if isinstance(value, str):
+                raise DeclarationError(f"{name}={value!r} is one text: give a list, [{value!r}]")
+        units = [files] if isinstance(files, (str, Unit)) else list(files)
+        own = [*(unit for unit in units if not isinstance(unit, str)), *unit_flags]
+        self.files = tuple(unit if isinstance(unit, str) else unit[0] for unit in units)
+        self.unit_flags = tuple(Unit(file, tuple(more)) for file, more in own if more)
+        self.others = tuple(others)
+        self.include = tuple(Include(i) if isinstance(i, str) else Include(*i) for i in include)
+        self.flags = tuple(flags)
+        self.environment = tuple(environment)
+        self.min_compiler = min_compiler
+        self.folder = folder
+        self.package = package
+        self.module = module
+        wrong = [file for file in self.files if not file.endswith(self.suffixes)]
+        if wrong or not self.files or (self.one_file and len(self.files) > 1):
+            raise DeclarationError(
+                f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "
+                f"{' or '.join(self.suffixes)}, got `{', '.join(self.files)}`"
+            )
+        if len(set(self.files)) != len(self.files):
+            raise DeclarationError(f"a file is given twice: `{', '.join(self.files)}`")
+        if len(self.files) == 1:
+            self.flags, self.unit_flags = self.flags_of(self.files[0]), ()
+
+    def flags_of(self, file: str) -> tuple[str, ...]:
+        """The flags for one of the files: those of all, then its own."""
+        own = (flag for unit in self.unit_flags if unit.file == file for flag in unit.flags)
+        return (*self.flags, *own)
+
+    def unit(self, file: str) -> Source:
+        """One of the files, as a source of its own; `others` names the rest, for messages."""
+        rest = tuple(other for other in self.files if other != file)
+        return self.replace(files=(file,), flags=self.flags_of(file), unit_flags=(), others=rest)
+
+    def fields(self) -> dict[str, Any]:
+        """Its arguments: `type(source)(**source.fields()) == source`."""
+        return dict(vars(self))
+
+    def replace(self, **fields: Any) -> Source:
+        """The same, but for these."""
+        copied = copy.copy(self)
+        copied.__dict__.update(fields)
+        return copied
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if v)})"
+        )
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, found."""
+        return [Path(self.folder, file) for file in self.files]
+
+    @property
+    def roots(self) -> list[Include]:
+        """Where `#include` looks, in order."""
+        shared = Path(self.folder).parent / "include"
+        beside = [Include(str(shared))] if shared.is_dir() else []
+        inside = dict.fromkeys(str(path.parent) for path in self.paths)
+        return [
+            *(Include(path) for path in inside if Path(path) != Path(self.folder)),
+            Include(self.folder),
+            *beside,
+            *(Include(str(Path(self.folder, i.path)), i.version) for i in self.include),
+        ]
+
+
+class Cuda(Source):
+    """`.cu` files of `__global__` functions, compiled by NVRTC (nvcc if they need the host half).
+
+    Of several files, a kernel is compiled from the one that defines it.
+    """
+
+    kind: ClassVar[str] = "nvrtc"
+    suffixes: ClassVar[tuple[str, ...]] = (".cu",)
+
+
+class Cpp(Source):
+    """C or C++ for the CPU: functions and templates over raw pointers, no Torch header.
+
+    Of several files, a kernel is compiled from the one that defines it.
+
+    native: compile for the instruction set of the machine (or the one that the target names).
+    openmp: compile and link with OpenMP.
+    """
+
+    kind: ClassVar[str] = "cc"
+    suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".c")
+
+    def __init__(
+        self,
+        files: str | Unit | Sequence[str | Unit],
+        *,
+        native: bool = False,
+        openmp: bool = False,
+        **rest: Any,
+    ) -> None:
+        super().__init__(files, **rest)
+        self.native = native
+        self.openmp = openmp
+
+    @property
+    def is_c(self) -> bool:
+        """Whether it is C rather than C++."""
+        return self.files[0].endswith(".c")
+
+    @property
+    def roots(self) -> list[Include]:
+        """Where `#include` looks, in order: last where `float16.h` lies."""
+        return [*super().roots, Include(shared_include())]
+
+
+class Triton(Source):
+    """A `.py` file of `@triton.jit` functions."""
+
+    kind: ClassVar[str] = "triton"
+    suffixes: ClassVar[tuple[str, ...]] = (".py",)
+    one_file: ClassVar[bool] = True
+
+
+class Extension(Source):
+    """C++ or CUDA against Torch's headers that registers itself; one library of all its files.
+
+    function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a
+    plain name for a pybind function (the source holds its PYBIND11_MODULE). It takes the op's
+    arguments.
+    """
+
+    kind: ClassVar[str] = "extension"
+    suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".cu")
+
+    def __init__(
+        self, files: str | Unit | Sequence[str | Unit], *, function: str, **rest: Any
+    ) -> None:
+        super().__init__(files, **rest)
+        self.function = function
+
+    @property
+    def pybind(self) -> bool:
+        """Whether the artifact is a Python module rather than a library that registers ops."""
+        return "::" not in self.function
+
+
+class Generated(Source):
+    """C that jitkern wrote itself, in plain C with no headers: a stub, or the launch runtime."""
+
+    kind: ClassVar[str] = "stub"
+    suffixes: ClassVar[tuple[str, ...]] = (".c",)
+
+    def __init__(self, files: str | Sequence[str], *, text: str, **rest: Any) -> None:
+        super().__init__(files, **rest)
+        self.text = text
+
+
+SOURCES: dict[str, type[Source]] = {kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)}
+
+
+class Variant(NamedTuple):
+    """One specialisation of one source of one op: what is compiled as a unit.
+
+    function: the `__global__`, `extern "C"` or `@triton.jit` function; empty for an Extension.
+    template: template arguments, macros or constexprs, by name, in order.
+    signature: Triton's classes of the other arguments, e.g. `*f32:16`, `i32:16`, `1`.
+    options: Triton's compile options, e.g. num_warps.
+    """
+
+    op: str
+    source: Source
+    function: str = ""
+    template: tuple[tuple[str, Constant], ...] = ()
+    signature: tuple[str, ...] = ()
+    options: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """A short readable name, not unique: `f32`, `rows.f16.BLOCK1024`."""
+        base = self.op.split("::")[-1]
+        values = [v if isinstance(v, str) else f"{name}{v}" for name, v in self.template]
+        if self.source.kind == "triton":
+            codes = {part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}
+            values = sorted(codes) + values
+        parts = ([self.function] if self.function not in ("", base) else []) + values
+        text = ".".join(parts) or (self.source.kind if self.source.kind == "extension" else "")
+        return re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)[:80]

@@ -1,0 +1,248 @@
+"""What a launch must know of a `@triton.jit` function, read from its text, without Triton."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from jitkern.errors import CompileError
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.kinds import DTYPES, Constant
+
+_TYPES = {  # what an annotation calls a type, without `tl.`
+    "int": "i32", "float": "f32", "double": "f64", "half": "f16", "i1": "bool", "u1": "bool",
+    "int1": "bool", "uint1": "bool", "float8e4nv": "f8e4m3", "float8e5": "f8e5m2",
+    **{name: code for code, dtype in DTYPES.items() for name in (dtype.torch, dtype.triton)},
+}  # fmt: skip
+_NARROW = {  # floats that no launch passes but in a tensor
+    name for code in ("f16", "bf16", "f8e4m3", "f8e5m2") for name in (code, DTYPES[code].triton)
+}
+
+
+class Config(NamedTuple):
+    """One `triton.Config`: constexprs, and compile options such as num_warps."""
+
+    constexprs: tuple[tuple[str, Constant], ...]
+    options: tuple[tuple[str, int], ...]
+
+
+class Function(NamedTuple):
+    """A `@triton.jit` function as its text declares it: what a launch needs without Triton.
+
+    configs, key: of `@triton.autotune`: what to choose from, and the arguments whose every value
+    has a choice of its own. heuristics: of `@triton.heuristics`: constexprs computed from the rest.
+    """
+
+    parameters: tuple[str, ...]
+    constexprs: frozenset[str]
+    defaults: tuple[tuple[str, Constant], ...]  # of constexprs, where they are literals
+    passed: tuple[tuple[str, Constant | None], ...]  # of the other parameters, likewise
+    plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
+    unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
+    annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever is passed
+    configs: tuple[Config, ...] = ()
+    key: tuple[str, ...] = ()
+    heuristics: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
+
+
+class Functions(Mapping[str, Function]):
+    """The jit functions of a file, each read as it is asked for, which raises CompileError."""
+
+    def __init__(self, path: str, tree: ast.Module) -> None:
+        self._names = _Names(path, tree)
+        self._nodes = {
+            node.name: (node, decorator)
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit"))
+        }
+        self._read: dict[str, Function] = {}
+
+    def __getitem__(self, name: str) -> Function:
+        if name not in self._read:
+            self._read[name] = _function(*self._nodes[name], self._names)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+@functools.cache
+def functions(path: str, _stamp: int) -> Functions:
+    """The jit functions of a file; its mtime only keys the memo. Raises CompileError."""
+    try:
+        tree = ast.parse(Path(path).read_bytes(), path)
+    except SyntaxError as e:
+        raise CompileError(f"{path}({e.lineno}): error: {e.msg}") from e
+    return Functions(path, tree)
+
+
+def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Function:
+    positional = [*node.args.posonlyargs, *node.args.args]
+    parameters = [*positional, *node.args.kwonlyargs]
+    names = [parameter.arg for parameter in parameters]
+    constexprs = frozenset(
+        p.arg for p in parameters if p.annotation and "constexpr" in ast.unparse(p.annotation)
+    )
+    annotated = tuple((p.arg, kind) for p in parameters if (kind := _annotated(p.annotation)))
+    for name, kind in annotated:
+        if fault := scalar_fault(name, kind):
+            raise CompileError(f"{module.path}({node.lineno}): error: {fault}")
+    values = [None] * (len(positional) - len(node.args.defaults)) + node.args.defaults
+    literals = {
+        name: value
+        for name, expression in zip(names, [*values, *node.args.kw_defaults])
+        if expression
+        for value in _literal(expression)
+    }
+    return Function(
+        tuple(names),
+        constexprs,
+        tuple((n, v) for n, v in literals.items() if n in constexprs and v is not None),
+        tuple((n, v) for n, v in literals.items() if n not in constexprs),
+        frozenset(_named(decorator, "do_not_specialize", names)),
+        frozenset(_named(decorator, "do_not_specialize_on_alignment", names)),
+        annotated,
+        *_tuning(_decorator(node, "autotune"), module),
+        _heuristics(_decorator(node, "heuristics"), module),
+    )
+
+
+def scalar_fault(parameter: str, kind: str) -> str:
+    """Why a scalar annotated as `kind`, in our words or Triton's, cannot be launched; else ""."""
+    if kind not in _NARROW:
+        return ""
+    return (
+        f"`{parameter}` is annotated as {kind}, and scalars that are floats of 16 bits or fewer "
+        "cannot be passed: annotate it as tl.float32, and convert it in the function"
+    )
+
+
+def _annotated(annotation: ast.expr | None) -> str:
+    """The type that it names as Triton reads it: `i64`, `*f32`; else ""."""
+    if isinstance(annotation, ast.Call) and ast.unparse(annotation.func).endswith("pointer_type"):
+        kind = _annotated(annotation.args[0]) if annotation.args else ""
+        return kind and f"*{kind}"
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        text = annotation.value.strip()
+    else:
+        text = ast.unparse(annotation) if annotation else ""
+    text = text.removeprefix("const ").strip()
+    pointer = text.startswith("*") or text.endswith("*")
+    kind = _TYPES.get(text.strip("* ").rpartition(".")[2].removesuffix("_t"), "")
+    return kind and f"{'*' if pointer else ''}{kind}"
+
+
+def _tuning(
+    decorator: ast.expr | None, module: _Names
+) -> tuple[tuple[Config, ...], tuple[str, ...]]:
+    if not isinstance(decorator, ast.Call):
+        return (), ()
+    given = dict(zip(("configs", "key"), decorator.args))
+    given |= {item.arg: item.value for item in decorator.keywords if item.arg}
+    refused = {"prune_configs_by", "pre_hook", "post_hook"}.intersection(given)
+    if refused:
+        raise CompileError(
+            f"{module.path}({decorator.lineno}): error: `{min(refused)}` of @triton.autotune is "
+            "not supported: list the configurations that are left"
+        )
+    configs = tuple(module.value(given["configs"]))
+    return configs, tuple(module.value(given["key"]) if "key" in given else ())
+
+
+def _heuristics(
+    decorator: ast.expr | None, module: _Names
+) -> tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...]:
+    if not isinstance(decorator, ast.Call):
+        return ()
+    (values,) = (*decorator.args, *(item.value for item in decorator.keywords))
+    return tuple(module.value(values).items())
+
+
+def _config(
+    kwargs: dict[str, Constant], num_warps: int = 4, num_stages: int = 3, num_ctas: int = 1,
+    maxnreg: int | None = None, **unsupported: object,
+) -> Config:  # fmt: skip
+    """What stands in for `triton.Config`, with its defaults."""
+    if any(value is not None for value in unsupported.values()):
+        raise ValueError(f"triton.Config({', '.join(unsupported)}=...) is not supported")
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options |= {"num_ctas": num_ctas} if num_ctas != 1 else {}
+    options |= {"maxnreg": maxnreg} if maxnreg else {}
+    return Config(tuple(kwargs.items()), tuple(options.items()))
+
+
+class _Names(dict[str, Any]):
+    """The names of a file as its decorators use them, computed without Triton as they are asked."""
+
+    def __init__(self, path: str, tree: ast.Module) -> None:
+        light = SimpleNamespace(Config=_config, cdiv=cdiv, next_power_of_2=next_power_of_2)
+        super().__init__(triton=light, Config=_config, math=math)
+        self.path = path
+        self._tree = tree
+
+    def value(self, expression: ast.expr) -> Any:
+        """What an expression of the file is worth. Raises CompileError."""
+        try:
+            code = compile(ast.Expression(expression), self.path, "eval")
+            return eval(code, self)  # noqa: S307  the kernel author's own code
+        except Exception as e:
+            raise CompileError(
+                f"{self.path}({expression.lineno}): error: a launch reads this without importing "
+                f"Triton, and could not: {type(e).__name__}: {e}"
+            ) from e
+
+    def __missing__(self, name: str) -> Any:
+        for node in self._tree.body:
+            names = [t.id for t in getattr(node, "targets", ()) if isinstance(t, ast.Name)]
+            if name in names or getattr(node, "name", "") == name:
+                code = compile(ast.Module([node], []), self.path, "exec")
+                exec(code, self)  # noqa: S102  the kernel author's own code
+                return self[name]
+        raise KeyError(name)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of 2 that is not below n, which is at least 1."""
+    return 1 << (n - 1).bit_length()
+
+
+def _literal(expression: ast.expr) -> list[Constant | None]:
+    """The number or None that it is, if it is one."""
+    with contextlib.suppress(ValueError):
+        value = ast.literal_eval(expression)
+        if value is None or isinstance(value, (bool, int, float)):
+            return [value]
+    return []
+
+
+def _decorator(node: ast.FunctionDef, name: str) -> ast.expr | None:
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if ast.unparse(called).split(".")[-1] == name:
+            return decorator
+    return None
+
+
+def _named(decorator: ast.expr, keyword: str, names: list[str]) -> list[str]:
+    """Parameters that a list keyword of the decorator gives, by name or position."""
+    for item in decorator.keywords if isinstance(decorator, ast.Call) else []:
+        if item.arg == keyword:
+            with contextlib.suppress(ValueError):
+                return [
+                    names[v] if isinstance(v, int) else str(v) for v in ast.literal_eval(item.value)
+                ]
+    return []

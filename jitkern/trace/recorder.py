@@ -1,0 +1,437 @@
+"""What a traced launch function does, noted as lines of C: allocations, launches and results."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from jitkern.launch import autotune
+from jitkern.launch.arguments import checked
+from jitkern.launch.call import Call, expanded
+from jitkern.launch.kernels import Compiled, geometry_of
+from jitkern.launch.symbols import (
+    Facts,
+    Statement,
+    Symbol,
+    Unsupported,
+    concrete,
+    is_symbol,
+    text_of,
+)
+from jitkern.launch.tuned import Tuned
+from jitkern.named_tuple import NamedTuple
+from jitkern.source import triton_text
+from jitkern.source.kinds import Source
+from jitkern.trace.tensor_proxy import Memory, TensorProxy
+
+# Torch's numbers for dtypes (c10::ScalarType) and devices.
+_DTYPES = {
+    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6,
+    "float64": 7, "complex32": 8, "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15,
+    "float8_e5m2": 23, "float8_e4m3fn": 24, "uint16": 27, "uint32": 28, "uint64": 29,
+}  # fmt: skip
+DTYPE_CODES = {getattr(torch, name): code for name, code in _DTYPES.items() if hasattr(torch, name)}
+DEVICE_CODES = {"cpu": 0, "cuda": 1}
+_CTYPES = {
+    "bool": "_Bool", "f32": "float", "f64": "double", "i8": "signed char", "i16": "short",
+    "i32": "i32", "i64": "i64", "u8": "unsigned char", "u16": "unsigned short", "u32": "u32",
+    "u64": "u64",
+}  # fmt: skip
+
+
+_active = threading.local()  # the recorder of this thread's trace
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Note in `recorder` what this thread allocates, while the block runs."""
+    before, _active.recorder = getattr(_active, "recorder", None), recorder
+    try:
+        yield
+    finally:
+        _active.recorder = before
+
+
+def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
+    """What torch.empty, torch.zeros_like and the like make in a trace."""
+    recorder: Recorder = _active.recorder
+    kwargs = {k: v for k, v in kwargs.items() if v is not None}
+    if name.endswith("_like"):
+        made = recorder.like(*args, **kwargs)
+    elif "size" in kwargs:
+        made = recorder.empty(kwargs.pop("size"), *args, **kwargs)
+    else:
+        allocate = recorder.empty_strided if name == "empty_strided" else recorder.empty
+        made = allocate(*args, **kwargs)
+    return made.zero_() if name.startswith("zeros") else made
+
+
+def is_proxy(value: object) -> bool:
+    """Whether `value` is a TensorProxy; isinstance is told otherwise."""
+    return type(value) is TensorProxy
+
+
+class Described(NamedTuple):
+    """What a trace asks of a tensor that is passed: all but its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    layout: torch.layout
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Described:
+        """A tensor's; a meta tensor's address is as aligned as a fresh allocation would be."""
+        if tensor.layout is not torch.strided:
+            return cls(tensor.dtype, (), (), 0, tensor.layout)
+        meta = tensor.device.type == "meta"
+        offset = int(tensor.storage_offset())
+        address = offset * tensor.element_size() if meta else tensor.data_ptr()
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), address, tensor.layout)
+
+
+def described(args: Sequence[Any]) -> list[Any]:
+    """Arguments with a `Described` for each tensor; one that is passed twice has one of them."""
+    known: dict[int, Described] = {}
+    return [
+        known.setdefault(id(arg), Described.of(arg)) if isinstance(arg, torch.Tensor) else arg
+        for arg in args
+    ]
+
+
+class Provider(Protocol):
+    """Where a trace has its kernels from: a Runner, or one that only reads the cache."""
+
+    source: Source
+
+    def chosen(
+        self, function: str, configs: Sequence[Any], situation: autotune.Situation
+    ) -> autotune.Choice:
+        """Which configuration to take, of `function` or of `.tune`; nothing is measured."""
+
+    def compiled(self, call: Call) -> Compiled:
+        """The variant that an expanded call needs."""
+
+
+class Recorder:
+    """The recorder that the proxies of one run share."""
+
+    def __init__(
+        self,
+        op: str,
+        device: torch.device,
+        where: str,
+        kernels_of: Provider,
+        line: Callable[[], int],
+    ) -> None:
+        self.op = op
+        self.device = device
+        self.where = where
+        self.facts = Facts(line)
+        self.actions: list[Statement] = []
+        self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
+        self.views = 0
+        self.kernels: list[Compiled] = []
+        self.model: str | None = ""
+        self._kernels_of = kernels_of
+
+    def act(self, text: str) -> None:
+        """Do this, in order."""
+        self.actions.append(Statement(text, self.facts.line()))
+
+    def symbol(self, text: str, hint: Any, what: str, *, natural: bool = False) -> Symbol:
+        """A leaf: something that a call brings."""
+        return Symbol(self.facts, text, hint, what, natural=natural)
+
+    def tensor(self, name: str, label: str, value: Described) -> TensorProxy:
+        """The proxy of an argument; guards what is concrete about it."""
+        if value.layout is not torch.strided or value.dtype not in DTYPE_CODES:
+            raise Unsupported(f"its argument `{label}` is {value.layout} of {value.dtype}")
+        self.facts.guard(
+            f"{name}->handle && {name}->dtype == {DTYPE_CODES[value.dtype]} "
+            f"&& {name}->dim == {len(value.shape)}"
+        )
+        self.facts.guard(
+            f"{name}->device == {DEVICE_CODES[self.device.type]}"
+            + (f" && {name}->index == call->index" if self.device.type == "cuda" else "")
+        )
+        sizes, strides = (
+            [
+                self.symbol(
+                    f"{name}->{field}[{d}]",
+                    hint,
+                    f"{field}({d}) of `{label}`",
+                    natural=field == "size",
+                )
+                for d, hint in enumerate(hints)
+            ]
+            for field, hints in (("size", value.shape), ("stride", value.strides))
+        )
+        memory = Memory(
+            f"{name}->handle",
+            f"{name}->data",
+            self.symbol(f"(i64){name}->data", value.address, f"the address of `{label}`"),
+        )
+        return TensorProxy(self, memory, value.dtype, sizes, strides, argument=name)
+
+    # ------------------------------------------------------------------ allocation
+
+    def dense(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """The strides of contiguous memory, as Torch sets them: a size of 0 counts as 1."""
+        strides: list[Any] = []
+        step: Any = 1
+        for size in reversed(shape):
+            strides.append(step)
+            step = step * (
+                size._made(int, f"max1({size.text})", max(size.hint, 1))
+                if is_symbol(size)
+                else max(size, 1)
+            )
+        return tuple(reversed(strides))
+
+    def allocate(
+        self,
+        shape: Sequence[Any],
+        strides: Sequence[Any] | None,
+        dtype: torch.dtype,
+        *,
+        contiguous: bool = False,
+    ) -> TensorProxy:
+        """New memory of these sizes and strides (None: contiguous)."""
+        if dtype not in DTYPE_CODES:
+            raise Unsupported(f"it allocates {dtype}")
+        shape = tuple(shape)
+        laid = self.dense(shape) if strides is None else tuple(strides)
+        number = len(self.owned)
+        self.owned.append((shape, laid))
+        self.act(f"char *y{number};")
+        self.act(
+            f"if (api->allocate(call, {len(shape)}, {_array(shape)}, {_array(laid)}, "
+            f"{DTYPE_CODES[dtype]}, &owned[{number}], &y{number})) goto failed;"
+        )
+        memory = Memory(f"owned[{number}]", f"y{number}", None)
+        return TensorProxy(
+            self, memory, dtype, shape, laid, contiguous=contiguous or strides is None
+        )
+
+    def empty(
+        self, *shape: Any, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
+    ) -> TensorProxy:
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return self.allocate(sizes, None, self._options(dtype, device, rest))
+
+    def empty_strided(
+        self,
+        shape: Any,
+        strides: Any,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        **rest: Any,
+    ) -> TensorProxy:
+        return self.allocate(shape, strides, self._options(dtype, device, rest))
+
+    def like(
+        self,
+        model: TensorProxy,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        memory_format: Any = torch.preserve_format,
+        **rest: Any,
+    ) -> TensorProxy:
+        """As torch.empty_like: a dense model's strides are kept, odd ones of empty sizes too."""
+        if not is_proxy(model):
+            raise Unsupported("it allocates like what is not a tensor of this call")
+        chosen = self._options(dtype or model.dtype, device or self.device, rest)
+        if memory_format is torch.contiguous_format:
+            return self.allocate(model.shape, None, chosen)
+        if memory_format is not torch.preserve_format:
+            raise Unsupported(f"it allocates in {memory_format}")
+        dense = model.is_contiguous()
+        if not dense:
+            expected: Any = 1
+            for d in sorted(range(model.ndim), key=lambda d: _hints(model, d)):
+                if model.shape[d] == 1:
+                    continue
+                if not model._strides[d] == expected:
+                    raise Unsupported("it allocates like a tensor with gaps or overlaps")
+                expected = expected * model.shape[d]
+        return self.allocate(model.shape, model._strides, chosen, contiguous=dense)
+
+    def _options(self, dtype: torch.dtype | None, device: Any, rest: dict[str, Any]) -> torch.dtype:
+        wanted = torch.device(device if device is not None else "cpu")
+        index = wanted.index if wanted.index is not None else self.device.index
+        if wanted.type != self.device.type or index != self.device.index:
+            raise Unsupported(f"it allocates on {wanted}, and its op runs on {self.device}")
+        unknown = [k for k, v in rest.items() if v and not (k == "layout" and v is torch.strided)]
+        if unknown:
+            raise Unsupported(f"it allocates with {unknown[0]}=")
+        self.facts.guard("!fills(api)")
+        if dtype is not None:
+            return dtype
+        default = torch.get_default_dtype()
+        self.facts.guard(f"api->default_dtype && api->default_dtype() == {DTYPE_CODES[default]}")
+        return default
+
+    def handle(self, tensor: TensorProxy) -> str:
+        """Its handle in C; of a view, a new one."""
+        if tensor._argument or self._whole(tensor):
+            return tensor._memory.handle
+        number = len(self.owned)
+        self.owned.append(((), ()))
+        self.act(
+            f"if (api->_reinterpret_tensor({tensor._memory.handle}, {tensor.ndim}, "
+            f"{_array(tensor.shape)}, {_array(tensor._strides)}, {text_of(tensor._offset)}, "
+            f"&owned[{number}])) goto failed;"
+        )
+        return f"owned[{number}]"
+
+    def _whole(self, tensor: TensorProxy) -> bool:
+        """Whether it is an allocation as it was made."""
+        if tensor._memory.address is not None or not _same(tensor._offset, 0):
+            return False
+        made = self.owned[int(tensor._memory.handle[6:-1])]
+        return all(
+            len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
+            for a, b in zip(made, (tensor.shape, tensor._strides))
+        )
+
+    # ------------------------------------------------------------------ launches and results
+
+    def start(self, call: Call) -> None:
+        """Launch: the kernel is had now, the arguments are checked, and the stub does the rest."""
+        choose = functools.partial(self._autotuned, call.function)
+        call = expanded(self.where, self._kernels_of.source, call, choose)
+        call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
+        compiled = self._kernels_of.compiled(call)
+        number = len(self.kernels)
+        self.kernels.append(compiled)
+        what = f"`{call.function}` of {self.where}"
+        given = call.args if compiled.kept is None else [call.args[i] for i in compiled.kept]
+        if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in given):
+            raise Unsupported("it passes a tensor made by other means than empty and zeros")
+        args = checked(what, compiled.parameters, given, self.device)
+        values = [
+            (_ctype(code), _argument(code, arg)) for code, arg in zip(compiled.parameters, args)
+        ]
+        if self.device.type == "cpu":
+            types = ", ".join(ctype for ctype, _ in values) or "void"
+            passed = ", ".join(text for _, text in values)
+            self.act(f"((void (*)({types}))call->kernels[{number}])({passed});")
+            self.act("call->launched = 1;")
+            return
+        shape = geometry_of(what, compiled, call.keywords)
+        values += [("char *", text) for text in self._scratch(compiled, shape.grid)]
+        names = [f"a{i}" for i in range(len(values))]
+        declared = " ".join(
+            f"{ctype}{'' if ctype.endswith('*') else ' '}{name} = {text};"
+            for name, (ctype, text) in zip(names, values)
+        )
+        pointers = ", ".join(f"&{name}" for name in names) or "0"
+        options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl))
+        extra = _array(options).replace("i64", "i32") if any(options) else "0"
+        size, block = _array(shape.grid), _array((*shape.block, shape.smem))
+        self.act("{")
+        self.act(f"  {declared}")
+        self.act(f"  void *p[] = {{{pointers}}};")
+        self.act(
+            f'  if (api->launch(call, call->kernels[{number}], "{what}", {size}, {block}, '
+            f"{extra}, p)) goto failed;"
+        )
+        self.act("}")
+
+    def choose(
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """The configuration of `.tune`; whatever was asked to find it is guarded."""
+        configs = autotune.configs_of(tuned, args, kwargs)
+        return configs[self._choice("", configs, autotune.situation_of_call(tuned, args, kwargs))]
+
+    def _autotuned(
+        self, function: str, declared: triton_text.Function, named: dict[str, Any]
+    ) -> triton_text.Config:
+        situation = autotune.situation_of(declared, named)
+        return declared.configs[self._choice(function, declared.configs, situation)]
+
+    def _choice(self, function: str, configs: Sequence[Any], situation: autotune.Situation) -> int:
+        number, model = self._kernels_of.chosen(function, configs, situation)
+        if model != "" and self.model is not None:
+            self.model = model
+        return number
+
+    def _scratch(self, compiled: Compiled, grid: Sequence[Any]) -> Iterator[str]:
+        """Triton's trailing parameters: memory that all its programs share out among them."""
+        for size in compiled.meta.get("scratch", ()):
+            if size:
+                yield self.allocate((math.prod(grid) * size,), None, torch.uint8)._memory.data
+            else:
+                yield "0"
+
+    def finish(self, result: Any, wanted: int) -> None:
+        """Return these tensors."""
+        results = (
+            result if isinstance(result, (tuple, list)) else () if result is None else (result,)
+        )
+        if len(results) != wanted:
+            raise Unsupported(f"it returns {len(results)} values, and its schema {wanted}")
+        given: set[str] = set()
+        handles: list[str] = []
+        for tensor in results:
+            if type(tensor) is not TensorProxy:
+                raise Unsupported(f"it returns a {type(tensor).__name__}")
+            if tensor._memory.address is not None or tensor._memory.handle in given:
+                raise Unsupported("it returns an argument, or one tensor twice")
+            given.add(tensor._memory.handle)
+            handles.append(self.handle(tensor))
+        for i, handle in enumerate(handles):  # when nothing can fail any more
+            self.act(f"call->returns[{i}] = {handle}, {handle} = 0;")
+
+
+def _argument(code: str, value: Any) -> str:
+    """A kernel argument in C."""
+    if value is None:
+        return "0"
+    if type(value) is TensorProxy:
+        if _same(value._offset, 0):
+            return value._memory.data
+        if value.numel() == 0:
+            return "0"
+        return f"{value._memory.data} + {text_of(value._offset * value.itemsize)}"
+    text = text_of(value)
+    if code in ("f32", "f64") and not isinstance(value, float):
+        text = f"(double){text}"  # as Python rounds an integer
+    return text if code in ("i64", "f64") else f"({_CTYPES[code]}){text}"
+
+
+def _ctype(code: str) -> str:
+    return "char *" if code[:1] == "*" else _CTYPES[code]
+
+
+def _array(values: Sequence[Any]) -> str:
+    """A C array of integers, never empty."""
+    return f"(const i64[]){{{', '.join(map(text_of, values)) or '0'}}}"
+
+
+def _hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
+    """Order of dimensions: only decides which guards are tried, which then hold or not."""
+    stride, size = tensor._strides[d], tensor.shape[d]
+    return (
+        stride.hint if is_symbol(stride) else stride,
+        size.hint if is_symbol(size) else size,
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two numbers are one expression."""
+    return (
+        a is b
+        or (is_symbol(a) and is_symbol(b) and a.text == b.text)
+        or (not is_symbol(a) and not is_symbol(b) and a == b)
+    )

@@ -1,0 +1,38 @@
+"""The C text of a variant: a few lines over `shim.h`, which nothing needs to be linked to."""
+
+from __future__ import annotations
+
+from jitkern.launch.symbols import Statement
+from jitkern.trace.shim import shim
+from jitkern.trace.trace import Traced
+
+
+def lines_of(schema: str, traced: Traced) -> list[Statement]:
+    """The lines of the stub, each with the line of the launch function that asked for it."""
+    head = [
+        f"/* {schema} */",
+        "i32 stub(Call *call) {",
+        "  const Api *api = call->api;",
+        *(f"  const Tensor *{name} = &call->tensors[{i}];" for i, name in traced.tensors),
+        "  i32 odd = 0;",
+    ]
+    middle = ["  if (odd) return MISS;", f"  Handle owned[{traced.owned or 1}] = {{0}};"]
+    release = f"  return api->release(call, owned, {traced.owned}, %s);"
+    return [
+        *(Statement(text, 0) for text in head),
+        *(Statement(f"  {text}", line) for text, line in traced.facts),
+        *(Statement(text, 0) for text in middle),
+        *(Statement(f"  {text}", line) for text, line in traced.actions),
+        Statement(release % "DONE", 0),
+        *(Statement(t, 0) for t in ("failed:", release % "FAILED") if _may_fail(traced)),
+        Statement("}", 0),
+    ]
+
+
+def text_of_stub(schema: str, traced: Traced) -> str:
+    """What the C compiler is given."""
+    return shim() + "\n" + "".join(f"{text}\n" for text, _ in lines_of(schema, traced))
+
+
+def _may_fail(traced: Traced) -> bool:
+    return any("goto failed" in text for text, _ in traced.actions)

@@ -1,0 +1,428 @@
+"""Tensors as a launch function sees them while it is traced.
+
+A `TensorProxy` has a dtype, a rank and a device, as they are now, and sizes, strides and an address
+that stand for whatever the next call brings. It can be asked, viewed, allocated like and copied;
+anything else is Unsupported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitkern.launch.arguments import ALIGNMENT
+from jitkern.launch.symbols import Unsupported, concrete, is_symbol
+from jitkern.named_tuple import NamedTuple
+
+if TYPE_CHECKING:
+    from jitkern.trace.recorder import Recorder
+
+
+class Shape(tuple[Any, ...]):
+    """Like torch.Size, over Symbols."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return torch.Size
+
+    def __repr__(self) -> str:
+        return f"torch.Size({list(self)!r})"
+
+    def numel(self) -> Any:
+        return math.prod(self)
+
+    def __getitem__(self, item: Any) -> Any:
+        found = super().__getitem__(concrete(item))
+        return Shape(found) if isinstance(item, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Shape((*self, *other)) if isinstance(other, tuple) else NotImplemented
+
+    def __mul__(self, times: Any) -> Any:
+        return Shape(super().__mul__(concrete(times)))
+
+    __rmul__ = __mul__
+
+
+class Memory(NamedTuple):
+    """What a tensor lies in: an argument, or an allocation of this call."""
+
+    handle: str  # in C
+    data: str
+    address: Any  # of an argument: a Symbol; of an allocation: None, for it is aligned
+
+
+class Address:
+    """The data_ptr() of an allocation: nothing is known of it but its alignment."""
+
+    def __init__(self, offset: Any) -> None:
+        self._offset = offset
+
+    def __mod__(self, other: Any) -> Any:
+        if type(other) is int and 0 < other <= ALIGNMENT and ALIGNMENT % other == 0:
+            return self._offset % other
+        raise Unsupported(f"it takes the address of an allocation modulo {other}")
+
+    def _refuse(self, *_: object) -> Any:
+        raise Unsupported("it uses the address of an allocation for more than its alignment")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __int__ = __index__ = __repr__ = _refuse
+
+
+class TensorProxy:
+    """One tensor of the launch function that is traced."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        memory: Memory,
+        dtype: torch.dtype,
+        shape: Sequence[Any],
+        strides: Sequence[Any],
+        *,
+        offset: Any = 0,
+        argument: str = "",
+        contiguous: bool = False,
+    ) -> None:
+        self._recorder = recorder
+        self._memory = memory
+        self.dtype = dtype
+        self.device = recorder.device
+        self.shape = Shape(shape)
+        self._strides = Shape(strides)
+        self._offset = offset  # in elements
+        self._argument = argument  # its C name, where it is an argument as it was passed
+        self._known_contiguous = contiguous
+        self.layout = torch.strided
+        self.ndim = len(self.shape)
+        self.itemsize = dtype.itemsize
+        self.is_cuda = self.device.type == "cuda"
+        self.is_cpu = self.device.type == "cpu"
+        self._traced = True
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"it uses Tensor.{name}")
+
+    def __bool__(self) -> bool:
+        raise Unsupported("it looks at a tensor's value")
+
+    def __eq__(self, _: object) -> bool:
+        raise Unsupported("it compares a tensor's values")
+
+    __ne__ = __eq__
+
+    def __hash__(self) -> int:
+        raise Unsupported("it uses a tensor as a key")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_traced" in self.__dict__:
+            raise Unsupported(f"it sets Tensor.{name}")
+        self.__dict__[name] = value
+
+    def __len__(self) -> int:
+        raise Unsupported("it asks for the length of a tensor; ask for its shape[0]")
+
+    # ------------------------------------------------------------------ what it is
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[int(concrete(dim))]
+
+    def stride(self, dim: int | None = None) -> Any:
+        return self._strides if dim is None else self._strides[int(concrete(dim))]
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        return self.dtype.is_complex
+
+    def numel(self) -> Any:
+        if self._argument:
+            return self._recorder.symbol(
+                f"{self._argument}->numel",
+                math.prod(s.hint for s in self.shape),
+                "numel",
+                natural=True,
+            )
+        return self.shape.numel()
+
+    nelement = numel
+
+    @property
+    def nbytes(self) -> Any:
+        return self.numel() * self.itemsize
+
+    def data_ptr(self) -> Any:
+        if not self._argument and self.numel() == 0:
+            return 0
+        offset = self._offset * self.itemsize
+        return Address(offset) if self._memory.address is None else self._memory.address + offset
+
+    def is_contiguous(self, memory_format: Any = torch.contiguous_format) -> bool:
+        if memory_format is not torch.contiguous_format:
+            raise Unsupported(f"it asks whether a tensor is contiguous in {memory_format}")
+        if self._known_contiguous:
+            return True
+        answer = self._follows(self._strides)
+        if self._argument:
+            test = f"contiguous({self._argument})"
+            self._recorder.facts.guard(test if answer else f"!{test}")
+            self.__dict__["_known_contiguous"] = answer
+            return answer
+        return bool(self.numel() == 0) or all(
+            bool(size == 1) or bool(stride == wanted)
+            for size, stride, wanted in zip(
+                self.shape, self._strides, self._recorder.dense(self.shape)
+            )
+        )
+
+    def _follows(self, strides: Sequence[Any]) -> bool:
+        """Whether `strides` are now those of contiguous memory; not guarded."""
+        sizes = [s.hint if is_symbol(s) else s for s in self.shape]
+        expected = 1
+        for size, stride in zip(reversed(sizes), reversed(strides)):
+            if size != 1 and (stride.hint if is_symbol(stride) else stride) != expected:
+                return 0 in sizes
+            expected *= size
+        return True
+
+    # ------------------------------------------------------------------ views
+
+    def view(self, *shape: Any) -> TensorProxy:
+        dense = self._recorder.dense(self.shape)
+        if not all(bool(a == b) for a, b in zip(self._strides, dense)):
+            raise Unsupported("it views or reshapes a tensor whose strides are not dense")
+        wanted = list(
+            shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        )
+        if any(isinstance(size, torch.dtype) for size in wanted):
+            raise Unsupported("it views a tensor as another dtype")
+        holes = [i for i, size in enumerate(wanted) if type(size) is int and size == -1]
+        if holes:
+            rest = math.prod(size for i, size in enumerate(wanted) if i != holes[0])
+            wanted[holes[0]] = self.numel() // rest
+        if any(size < 0 for size in wanted) or math.prod(wanted) != self.numel():
+            raise Unsupported("it views a tensor with another number of elements")
+        return self._view(wanted, self._recorder.dense(wanted), contiguous=True)
+
+    def reshape(self, *shape: Any) -> TensorProxy:
+        return self.view(*shape)  # of what is not dense, Torch sometimes copies: not followed
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
+        start, end = self._position(start_dim), self._position(end_dim)
+        if self.ndim and start == end:
+            return self
+        merged = math.prod(self.shape[start : end + 1])
+        return self.reshape(*self.shape[:start], merged, *self.shape[end + 1 :])
+
+    def permute(self, *dims: Any) -> TensorProxy:
+        order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+        order = [self._position(d) for d in order]
+        return self._view([self.shape[d] for d in order], [self._strides[d] for d in order])
+
+    def transpose(self, dim0: int, dim1: int) -> TensorProxy:
+        order = list(range(self.ndim))
+        a, b = self._position(dim0), self._position(dim1)
+        order[a], order[b] = order[b], order[a]
+        return self.permute(order)
+
+    def t(self) -> TensorProxy:
+        if self.ndim > 2:
+            raise Unsupported(f"it transposes a tensor of {self.ndim} dimensions")
+        return self.permute(list(reversed(range(self.ndim))))
+
+    @property
+    def T(self) -> TensorProxy:  # noqa: N802
+        return self.permute(list(reversed(range(self.ndim))))
+
+    @property
+    def mT(self) -> TensorProxy:  # noqa: N802
+        return self.transpose(-2, -1)
+
+    def unsqueeze(self, dim: int) -> TensorProxy:
+        at = dim if dim >= 0 else dim + self.ndim + 1
+        shape, strides = list(self.shape), list(self._strides)
+        inner = shape[at] * strides[at] if at < self.ndim else 1
+        shape.insert(at, 1)
+        strides.insert(at, inner)
+        return self._view(shape, strides)
+
+    def squeeze(self, dim: int) -> TensorProxy:
+        at = self._position(dim)
+        if not self.ndim or self.shape[at] != 1:
+            return self._view(self.shape, self._strides, contiguous=self._known_contiguous)
+        keep = [d for d in range(self.ndim) if d != at]
+        return self._view([self.shape[d] for d in keep], [self._strides[d] for d in keep])
+
+    def expand(self, *shape: Any) -> TensorProxy:
+        given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        sizes: list[Any] = []
+        strides: list[Any] = []
+        for back, wanted in enumerate(reversed(given), 1):
+            old = back <= self.ndim
+            size = self.shape[-back] if old else 1
+            stride = self._strides[-back] if old else sizes[-1] * strides[-1] if sizes else 1
+            stride = stride if self.ndim else 0
+            if old and type(wanted) is int and wanted == -1:
+                wanted = size  # noqa: PLW2901
+            if wanted < 0 or (size != wanted and size != 1):  # noqa: PLR1714  each is a guard
+                raise Unsupported("it expands a dimension that is not 1")
+            strides.append(stride if size == wanted else 0)
+            sizes.append(wanted)
+        return self._view(sizes[::-1], strides[::-1])
+
+    def narrow(self, dim: int, start: Any, length: Any) -> TensorProxy:
+        at = self._position(dim)
+        if start < 0 or length < 0 or start + length > self.shape[at]:
+            raise Unsupported("it narrows a tensor beyond its size")
+        shape = [length if d == at else size for d, size in enumerate(self.shape)]
+        return self._view(shape, self._strides, offset=self._offset + start * self._strides[at])
+
+    def select(self, dim: int, index: Any) -> TensorProxy:
+        at = self._position(dim)
+        if index < 0:
+            index = index + self.shape[at]
+        if index < 0 or index >= self.shape[at]:
+            raise Unsupported("it selects beyond a tensor's size")
+        keep = [d for d in range(self.ndim) if d != at]
+        return self._view(
+            [self.shape[d] for d in keep],
+            [self._strides[d] for d in keep],
+            offset=self._offset + index * self._strides[at],
+        )
+
+    def __getitem__(self, key: Any) -> TensorProxy:
+        items = list(key) if isinstance(key, tuple) else [key]
+        if Ellipsis in [item for item in items if item is Ellipsis]:
+            at = next(i for i, item in enumerate(items) if item is Ellipsis)
+            given = sum(item is not None and item is not Ellipsis for item in items)
+            items[at : at + 1] = [slice(None)] * (self.ndim - given)
+        result, dim = self, 0
+        for item in items:
+            if item is None:
+                result = result.unsqueeze(dim)
+            elif isinstance(item, slice):
+                result = result._sliced(dim, item)
+            elif isinstance(item, int) and not isinstance(item, bool):
+                result = result.select(dim, item)
+                continue
+            else:
+                raise Unsupported(f"it indexes a tensor with {type(item).__name__}")
+            dim += 1
+        return result
+
+    def _sliced(self, dim: int, item: slice) -> TensorProxy:
+        if item.step not in (None, 1):
+            raise Unsupported("it slices a tensor with a step")
+        size = self.shape[dim]
+        start, stop = (
+            default if bound is None else _clamped(bound, size)
+            for bound, default in ((item.start, 0), (item.stop, size))
+        )
+        return self.narrow(dim, start, max(stop - start, 0))
+
+    def detach(self) -> TensorProxy:
+        return self._view(self.shape, self._strides, contiguous=self._known_contiguous)
+
+    def _view(
+        self,
+        shape: Sequence[Any],
+        strides: Sequence[Any],
+        *,
+        offset: Any = None,
+        contiguous: bool = False,
+    ) -> TensorProxy:
+        return TensorProxy(
+            self._recorder, self._memory, self.dtype, shape, strides,
+            offset=self._offset if offset is None else offset, contiguous=contiguous,
+        )  # fmt: skip
+
+    def _position(self, dim: int) -> int:
+        dim = int(concrete(dim))
+        if not -self.ndim <= dim < max(self.ndim, 1):
+            raise Unsupported(f"it names the dimension {dim} of {self.ndim}")
+        return dim % self.ndim if self.ndim else 0
+
+    # ------------------------------------------------------------------ new memory
+
+    def contiguous(self, memory_format: Any = torch.contiguous_format) -> TensorProxy:
+        if self.is_contiguous(memory_format):
+            return self
+        return self._recorder.allocate(self.shape, None, self.dtype).copy_(self)
+
+    def clone(self, memory_format: Any = torch.preserve_format) -> TensorProxy:
+        return self._recorder.like(self, memory_format=memory_format).copy_(self)
+
+    def to(self, dtype: Any = None, **rest: Any) -> TensorProxy:
+        if isinstance(dtype, TensorProxy) or type(dtype) is TensorProxy:
+            dtype = dtype.dtype
+        if rest or not isinstance(dtype, torch.dtype):
+            raise Unsupported("it uses Tensor.to() for more than a dtype")
+        return self if dtype is self.dtype else self._recorder.like(self, dtype=dtype).copy_(self)
+
+    def float(self) -> TensorProxy:
+        return self.to(torch.float32)
+
+    def double(self) -> TensorProxy:
+        return self.to(torch.float64)
+
+    def half(self) -> TensorProxy:
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> TensorProxy:
+        return self.to(torch.bfloat16)
+
+    def new_empty(self, *shape: Any, **options: Any) -> TensorProxy:
+        return self._recorder.empty(*shape, **self._like(options))
+
+    def new_zeros(self, *shape: Any, **options: Any) -> TensorProxy:
+        return self.new_empty(*shape, **options).zero_()
+
+    def new_empty_strided(self, shape: Any, strides: Any, **options: Any) -> TensorProxy:
+        return self._recorder.empty_strided(shape, strides, **self._like(options))
+
+    def _like(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of an allocation, by default this tensor's."""
+        named = {name: value for name, value in options.items() if value is not None}
+        return {"dtype": self.dtype, "device": self.device, **named}
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
+        if type(source) is not TensorProxy:
+            raise Unsupported("it copies from what is not a tensor of this call")
+        target, given = self._recorder.handle(self), self._recorder.handle(source)
+        self._recorder.act(f"if (api->copy_({target}, {given}, {int(non_blocking)})) goto failed;")
+        self._changed()
+        return self
+
+    def zero_(self) -> TensorProxy:
+        self._recorder.act(f"if (api->zero_({self._recorder.handle(self)})) goto failed;")
+        self._changed()
+        return self
+
+    def _changed(self) -> None:
+        """What was done to an argument must not be done again."""
+        if self._memory.address is not None:
+            self._recorder.act("call->launched = 1;")
+
+
+def _clamped(bound: Any, size: Any) -> Any:
+    """A slice's bound, as Python counts them."""
+    if bound < 0:
+        bound = bound + size
+    return 0 if bound < 0 else min(bound, size)

@@ -1,0 +1,179 @@
+"""Running a launch function once, with tensors and numbers that stand for those of later calls.
+
+What it asks becomes guards, what it does becomes actions, and both together a stub (`stub.py`).
+Whatever it does that C cannot follow is Unsupported, with the line: the op then keeps to its Python
+launcher. What it reads besides its arguments is a `World`, which is guarded like they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError
+from jitkern.launch.kernels import Compiled, Kernels
+from jitkern.launch.parameter import Frozen, Parameter
+from jitkern.launch.symbols import Statement, Unsupported, line_in, running
+from jitkern.launch.tuned import parts_of
+from jitkern.named_tuple import NamedTuple
+from jitkern.trace.recorder import Provider, Recorder, described, recording
+from jitkern.trace.seen import traceable
+from jitkern.trace.shim import shim
+from jitkern.trace.world import World, world_of
+
+_KEYWORDS = frozenset((
+    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
+    "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict",
+    "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union",
+    "unsigned", "void", "volatile", "while", "api", "call", "failed", "odd", "owned", "p", "stub",
+))  # fmt: skip
+
+
+@functools.cache
+def identifier(name: str) -> str:
+    """The name of an argument as C has it."""
+    taken = re.fullmatch(r"[avy]\d+", name) or name in _KEYWORDS
+    return f"{name}_" if taken or re.search(rf"\b{name}\b", shim()) else name
+
+
+class Traced(NamedTuple):
+    """What one run of a launch function came to.
+
+    tensors: C names of the arguments that are tensors, by position. owned: how many tensors it
+    makes. kernels: the variants it launches. frozen: the values it holds for constant. model: the
+    device model whose choice of a configuration it follows; "" where there was nothing to choose,
+    None where nobody has measured. world: what it read besides its arguments.
+    """
+
+    tensors: list[tuple[int, str]]
+    facts: list[Statement]
+    actions: list[Statement]
+    owned: int
+    kernels: list[Compiled]
+    frozen: list[Frozen]
+    model: str | None
+    world: World
+
+
+def trace(  # one run of one launch function
+    op: str,
+    function: Callable[..., Any],
+    parameters: Sequence[Parameter],
+    args: Sequence[Any],
+    keywords: frozenset[str],
+    returns: int,
+    device: torch.device,
+    where: str,
+    kernels_of: Provider,
+) -> Traced:
+    """What `function(k, *args)` does, for any arguments that give the same answers.
+
+    args: real tensors (or meta tensors that stand for some on `device`) and numbers, by position.
+    keywords: names of those that are passed by name.
+    Raises Unsupported, with the line.
+    """
+    code = getattr(function, "__code__", None)
+    world = world_of(parts_of(function))
+    if world.refusal:
+        raise Unsupported(world.refusal)
+    recorder = Recorder(op, device, where, kernels_of, line_in(code))
+    outer = running.facts, running.problem
+    running.facts, running.problem = recorder.facts, None
+    try:
+        proxies, tensors = _arguments(
+            recorder, parameters, described(args), compares=world.compares
+        )
+        named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
+        with recording(recorder):
+            result = traceable(function, world)(
+                Kernels(recorder.start, recorder.choose),
+                *(proxy for name, proxy in named.items() if name not in keywords),
+                **{name: proxy for name, proxy in named.items() if name in keywords},
+            )
+        recorder.finish(result, returns)
+        if running.problem:  # the launch function has caught it
+            raise running.problem  # noqa: TRY301
+    except (CompilerNotFound, TargetError, CacheError, LoadError):
+        raise  # a kernel that cannot be had now
+    except Exception as e:
+        raise Unsupported(f"{place_of(e, function)}{_reason(e)}") from e
+    finally:
+        running.facts, running.problem = outer
+    return Traced(
+        tensors,
+        recorder.facts.statements,
+        recorder.actions,
+        len(recorder.owned),
+        recorder.kernels,
+        recorder.facts.frozen,
+        recorder.model,
+        world,
+    )
+
+
+def _identical(a: str, b: str) -> str:
+    return f"{a}->handle && {b}->handle && *(void **){a}->handle == *(void **){b}->handle"
+
+
+def _arguments(
+    recorder: Recorder, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
+) -> tuple[list[Any], list[tuple[int, str]]]:
+    """The proxies of the arguments, and the C names of the tensors among them.
+
+    compares: whether it is asked which of them are one object; else it makes no difference.
+    """
+    proxies: list[Any] = []
+    tensors = []
+    for i, (parameter, value) in enumerate(zip(parameters, args)):
+        name, kind = identifier(parameter.name), parameter.kind
+        stored = f"call->values[{i}]"
+        if kind in "TtWw":
+            tensors.append((i, name))
+            twin = next((j for j, other in enumerate(args[:i]) if other is value), None)
+            if value is not None and twin is not None and compares:
+                recorder.facts.guard(_identical(identifier(parameters[twin].name), name))
+                proxies.append(proxies[twin])
+                continue
+            for j, other in tensors[:-1]:
+                if compares and args[j] is not None and value is not None:
+                    recorder.facts.guard(f"!({_identical(other, name)})")
+            if value is None:
+                recorder.facts.guard(f"!{name}->handle")
+                proxies.append(None)
+            else:
+                proxies.append(recorder.tensor(name, parameter.name, value))
+            continue
+        if kind.isupper():
+            recorder.facts.guard(f"{'!' if value is None else ''}{stored}")
+            stored = f"*(const u64 *){stored}"
+        if value is None:
+            proxies.append(None)
+        elif kind in "bB":  # a real bool: `is` and `not` cannot be intercepted
+            recorder.facts.guard(f"({stored} & 255) == {int(value)}")
+            proxies.append(value)
+        else:
+            text = f"real({stored})" if kind in "fF" else f"(i64){stored}"
+            number = float(value) if kind in "fF" else int(value)
+            value_name = recorder.facts.value(type(number), text, name)
+            proxies.append(recorder.symbol(value_name, number, f"`{parameter.name}`"))
+    return proxies, tensors
+
+
+def place_of(e: BaseException, function: Any) -> str:
+    """`kernel.py:12: `, the line of the launch function at fault; "" where it has none."""
+    code = getattr(function, "__code__", None)
+    frames = [
+        f for f in traceback.extract_tb(e.__traceback__) if code and f.filename == code.co_filename
+    ]
+    if frames:
+        return f"{frames[-1].filename}:{frames[-1].lineno}: "
+    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+
+
+def _reason(e: BaseException) -> str:
+    return str(e) if isinstance(e, Unsupported) else f"while it was traced: {type(e).__name__}: {e}"
