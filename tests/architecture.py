@@ -1,6 +1,6 @@
 """The rooms of jitkern, who imports whom, and what goes the wrong way.
 
-    python -m tests.architecture
+python -m tests.architecture
 """
 
 from __future__ import annotations

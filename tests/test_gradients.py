@@ -275,6 +275,47 @@ def test_forward_mode_with_no_reference_is_an_error(declare):
     assert torch.equal(op(X), X)
 
 
+# ------------------------------------------------------------------ gradients that do not fit
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (torch.ones(3), r"a gradient of shape \[3\], and `w` has the shape \[2\]"),
+        (torch.ones(()), r"a gradient of shape \[\], and `w` has the shape \[2\]"),
+        (torch.ones(2, device="meta"), "a gradient on meta, and `w` is on cpu"),
+        (torch.ones(2) * 1j, "a gradient of torch.complex64, and `w` is of torch.float32"),
+        (1.0, "a float in place of a gradient: return a tensor or None"),
+    ],
+    ids=["shape", "scalar", "device", "complex", "number"],
+)
+def test_a_gradient_that_does_not_fit_is_told_with_the_op_and_the_argument(declare, wrong, says):
+    op = declare("(Tensor x, Tensor w) -> Tensor", lambda k, x, w: x * w)
+    op.backward(lambda grad: (grad, wrong))
+    place = rf"{op.name}: .*test_gradients\.py:\d+: its backward returned, for `w`, "
+    with pytest.raises(DeclarationError, match=place + says):
+        op(leaf(), leaf()).sum().backward()
+    with pytest.raises(DeclarationError, match=place + says):
+        torch.func.grad(lambda w: op(X, w).sum())(X)
+
+
+def test_a_gradient_that_nobody_needs_may_be_anything(declare):
+    op = declare("(Tensor x, Tensor w) -> Tensor", lambda k, x, w: x * w)
+    op.backward(lambda grad: (grad, torch.ones(3, device="meta")))
+    x = leaf()
+    op(x, X).sum().backward()
+    assert torch.equal(x.grad, torch.ones(2))
+
+
+@pytest.mark.parametrize("given", [torch.ones(3, 2), torch.ones(2, dtype=torch.float64)])
+def test_a_gradient_that_torch_sums_or_converts_is_left_to_it(declare, given):
+    op = declare("(Tensor x) -> Tensor", lambda k, x: x.clone())
+    op.backward(lambda grad: given)
+    x = leaf()
+    op(x).sum().backward()
+    assert torch.equal(x.grad, given.reshape(-1, 2).sum(0).float())
+
+
 # ------------------------------------------------------------------ in place
 
 

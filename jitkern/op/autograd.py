@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree
 
 from jitkern.errors import DeclarationError
-from jitkern.op.gradient import Gradient, inside_backward
+from jitkern.op.gradient import Gradient, described, inside_backward
 from jitkern.runtime.symbols import AUTOGRAD, symbols
 
 if TYPE_CHECKING:
@@ -225,6 +225,7 @@ class _Recorded:
         kept = [name for name in gradient.asked if isinstance(known.get(name), torch.Tensor)]
         ctx.save_for_backward(*(known[name] for name in kept))
         ctx.gradient, ctx.kept = gradient, kept
+        ctx.inputs = [described(tensor) for tensor in tensors]
         ctx.plain = {
             name: known.get(name) for name in gradient.asked if name in known and name not in kept
         }
@@ -234,7 +235,8 @@ class _Recorded:
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         kept = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
-        return None, None, None, *ctx.gradient.backward(grads, kept, ctx.needs_input_grad[3:])
+        needs = ctx.needs_input_grad[3:]
+        return None, None, None, *ctx.gradient.backward(grads, kept, needs, ctx.inputs)
 
 
 class _Call:

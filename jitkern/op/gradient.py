@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from jitkern.errors import DeclarationError
 
 
@@ -66,9 +68,16 @@ class Gradient:
             )
 
     def backward(
-        self, grads: tuple[Any, ...], kept: dict[str, Any], needs: tuple[bool, ...]
+        self,
+        grads: tuple[Any, ...],
+        kept: dict[str, Any],
+        needs: tuple[bool, ...],
+        inputs: list[Any],
     ) -> tuple[Any, ...]:
-        """One gradient for each tensor input."""
+        """One gradient for each tensor input.
+
+        inputs: for each of them what `described` returns. Raises DeclarationError.
+        """
         known = {**kept, **dict(zip(self.grads, grads)), "needs": needs}
         _depth.value += 1
         try:
@@ -81,7 +90,52 @@ class Gradient:
                 f"{self.name}: its backward returned {len(gradients)} gradients "
                 f"for the tensors {', '.join(self.tensors)}"
             )
+        for name, gradient, needed, expected in zip(self.tensors, gradients, needs, inputs):
+            if gradient is not None and described(gradient) != expected:
+                self._check(name, gradient, expected, needed=needed)
         return gradients
+
+    def _check(self, name: str, gradient: Any, expected: Any, *, needed: bool) -> None:
+        """Refuse what Torch refuses: it sums over broadcast dimensions, and converts dtypes."""
+        code = getattr(self.function, "__code__", None)
+        place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+        told = f"{self.name}: {place}its backward returned, for `{name}`, "
+        if not isinstance(gradient, torch.Tensor):
+            raise DeclarationError(
+                f"{told}a {type(gradient).__name__} in place of a gradient: return a tensor or None"
+            )
+        if not needed:
+            return
+        shape, device, dtype = expected
+        if not _sums_to(gradient.shape, shape):
+            raise DeclarationError(
+                f"{told}a gradient of shape {list(gradient.shape)}, and `{name}` has the shape "
+                f"{list(shape)}: return one of that shape"
+            )
+        if gradient.device != device and gradient.dim():
+            raise DeclarationError(
+                f"{told}a gradient on {gradient.device}, and `{name}` is on {device}: return one "
+                "there"
+            )
+        if gradient.is_complex() and not dtype.is_complex:
+            raise DeclarationError(
+                f"{told}a gradient of {gradient.dtype}, and `{name}` is of {dtype}: return its "
+                "real part"
+            )
+
+
+def described(tensor: Any) -> Any:
+    """What a gradient has in common with its tensor; None for what is no tensor."""
+    if isinstance(tensor, torch.Tensor):
+        return tensor.shape, tensor.device, tensor.dtype
+    return None
+
+
+def _sums_to(shape: torch.Size, wanted: torch.Size) -> bool:
+    """Whether a tensor of the wanted shape broadcasts to this one."""
+    return len(shape) >= len(wanted) and all(
+        size in (1, given) for size, given in zip(reversed(wanted), reversed(shape))
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
