@@ -1,8 +1,12 @@
+from functools import partial
+
 import pytest
 import torch
 
 from jitkern.errors import LaunchError
 from jitkern.launch.arguments import checked
+from jitkern.launch.parameters import written
+from jitkern.source.kinds import Cpp, Triton, Variant
 
 CPU = torch.device("cpu")
 
@@ -18,7 +22,7 @@ def test_arguments_pass_as_they_are():
         (
             "*f32",
             torch.zeros(1, dtype=torch.float64),
-            "argument 0 must be a float32 tensor, got a tensor of torch.float64",
+            "argument 1 must be a float32 tensor, got a tensor of torch.float64; it takes",
         ),
         ("*f32", 3, "must be a tensor, got int `3`"),
         ("*f32", torch.zeros(1, device="meta"), "must be a tensor on cpu, got one on meta"),
@@ -31,7 +35,7 @@ def test_arguments_pass_as_they_are():
         ("f32", "x", "must be f32, got str `x`"),
         ("f32", True, "must be f32, got bool"),
         ("i32", torch.zeros(1), "must be i32, got Tensor"),
-        ("", 1, "argument 0 must be of a type that launches can pass"),
+        ("", 1, "argument 1 must be of a type that launches can pass"),
         ("f32", 3.5e38, r"must be a number that fits f32, got 3.5e\+38"),
         ("f32", -(2**128), "must be a number that fits f32, got -340282"),
         ("f64", 10**400, "must be a number that fits f64, got 10000"),
@@ -81,3 +85,55 @@ def test_integers_of_one_width_are_compatible(code, dtype):
 def test_other_dtypes_are_not(code, dtype):
     with pytest.raises(LaunchError):
         checked("k", [code], [torch.zeros(1, dtype=dtype)], CPU)
+
+
+@pytest.fixture
+def told(tmp_path):
+    """Why a launch of a kernel of this text is refused, whose parameters have these codes."""
+
+    def run(text, codes, args, function="k", kept=None, source=Cpp, **headers):
+        source = source("k.py" if source is Triton else "k.cpp", folder=str(tmp_path))
+        source.paths[0].write_text(text)
+        for name, content in headers.items():
+            (tmp_path / f"{name}.h").write_text(content)
+        variant = Variant("ns::op", source, function, (("B", 8),))
+        with pytest.raises(LaunchError) as error:
+            checked("`k`", codes, args, CPU, partial(written, variant, kept, len(codes)))
+        return str(error.value)
+
+    return run
+
+
+def test_a_parameter_is_named_as_it_is_written(told):
+    text = 'extern "C" void k(T* __restrict__ out,  // of n\n const T x[4], int64_t n) {}'
+    codes, x = ["*f32", "*f32", "i64"], torch.zeros(4)
+    takes = "(T* __restrict__ out, const T x[4], int64_t n)"
+    assert told(text, codes, [x, 4, x]) == (
+        f"`k`: argument 2 (`const T x[4]`) must be a tensor, got int `4`; it takes {takes}"
+    )
+    assert told(text, codes, [x, x]) == f"`k` takes 3 arguments {takes}, got 2"
+
+
+def test_a_parameter_of_an_overload_in_a_header_is_named(told):
+    header = "void k(float* x);\nvoid k(float* x, int n) {}\nnamespace a { void k(int i, int j); }"
+    text = '#include "a.h"'
+    assert "argument 2 (`int n`) must be" in told(
+        text, ["*f32", "i32"], [None, 0.5], "::k(float*, int)", a=header.partition("\nnames")[0]
+    )
+    assert "argument 2 must be i32, got float `0.5`; it takes (*f32, i32)" in told(
+        text, ["*f32", "i32"], [None, 0.5], a=header
+    ), "which one is meant is not told"
+
+
+def test_a_parameter_that_a_macro_writes_is_told_by_its_type(told):
+    text = "#define K(name) void name(int n) {}\nK(k)"
+    assert told(text, ["i32"], [0.5]).endswith(
+        "argument 1 must be i32, got float `0.5`; it takes (i32)"
+    )
+
+
+def test_a_triton_parameter_is_named_by_its_place_in_the_launch(told):
+    text = "import triton\n@triton.jit\ndef k(x, one, n, B: tl.constexpr): pass"
+    assert told(text, ["*f32", "i32"], [None, 2**31], kept=(0, 2), source=Triton) == (
+        "`k`: argument 3 (`n`) must be an integer that fits i32, got 2147483648; it takes (x, one, n)"
+    )

@@ -141,16 +141,18 @@ def test_a_cpu_tensor_among_cuda_ones_is_named(launch):
         k.fill(torch.empty(4, dtype=torch.int32), 4, 5, grid=1, block=32)
         return torch.empty_like(x)
 
-    with pytest.raises(LaunchError, match="argument 0 must be a tensor on cuda:0, got one on cpu"):
+    with pytest.raises(
+        LaunchError, match=r"argument 1 \(`.*`\) must be a tensor on cuda:0, got one on cpu"
+    ):
         launch(mixed)(X.cuda())
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (lambda x: (x.float(), 1, 5), "argument 0 must be a int32 tensor"),
-        (lambda x: (x, 1, 2**31), "argument 2 must be an integer that fits i32"),
-        (lambda x: (x, 1.5, 5), "argument 1 must be i64"),
+        (lambda x: (x.float(), 1, 5), r"argument 1 \(`.*`\) must be a int32 tensor"),
+        (lambda x: (x, 1, 2**31), r"argument 3 \(`.*`\) must be an integer that fits i32"),
+        (lambda x: (x, 1.5, 5), r"argument 2 \(`.*`\) must be i64"),
         (lambda x: (x, 1), "takes 3 arguments"),
     ],
 )

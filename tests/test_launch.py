@@ -41,7 +41,7 @@ def test_wrong_arguments_never_reach_the_kernel(kernels):
     x = torch.zeros(2)
     with pytest.raises(LaunchError, match=r"`fill` of test::k for cpu-.* takes 3 arguments"):
         kernels.fill[{"T": x.dtype}](x)
-    with pytest.raises(LaunchError, match="argument 0 must be a float32 tensor"):
+    with pytest.raises(LaunchError, match=r"argument 1 \(`T\* .*`\) must be a float32 tensor"):
         kernels.fill[{"T": x.dtype}](x.double(), 2, 1.0)
     assert kernels.launched == 0
 

@@ -73,9 +73,9 @@ def package(tmp_path, monkeypatch, cli):
 @pytest.mark.parametrize(
     ("launch", "says"),
     [
-        ("k.f(out, x, grid=1, block=32)", "takes 3 arguments (*f32, *f32, i64), got 2"),
-        ("k.f(out, 2, x.numel(), grid=1, block=32)", "argument 1 must be a tensor, got int `2`"),
-        ("k.f(out, x.half(), 3, grid=1, block=32)", "argument 1 must be a float32 tensor"),
+        ("k.f(out, x, grid=1, block=32)", "takes 3 arguments (float* out, const float* x, long long n), got 2"),
+        ("k.f(out, 2, x.numel(), grid=1, block=32)", "argument 2 (`const float* x`) must be a tensor, got int `2`; it takes (float* out, const "),
+        ("k.f(out, x.half(), 3, grid=1, block=32)", "argument 2 (`const float* x`) must be a float32 tensor"),
         ("k.f(out, x, x.numel(), block=32)", "`grid` must be one to three sizes, got None"),
         ("k.f(out, x, x.numel(), grid=1)", "`block` must be one to three sizes, got None"),
         ("k.f(out, x, 1, grid=1, block=2048)", "block=2048 has 2048 threads, and no GPU takes more"),

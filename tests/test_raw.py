@@ -393,10 +393,10 @@ def test_a_kernel_without_a_reference_does_not_wait_for_the_background(file):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ((torch.zeros(2), 2), r"takes 3 arguments \(\*f32, i32, f32\), got 2"),
-        ((torch.zeros(2).double(), 2, 1.0), "argument 0 must be a float32 tensor"),
-        ((torch.zeros(2), 2**31, 1.0), "argument 1 must be an integer that fits i32"),
-        ((torch.zeros(2), 2, True), "argument 2 must be f32, got bool"),
+        ((torch.zeros(2), 2), r"takes 3 arguments \(float\* x, int n, float value\), got 2"),
+        ((torch.zeros(2).double(), 2, 1.0), r"argument 1 \(`float\* x`\) must be a float32 tensor"),
+        ((torch.zeros(2), 2**31, 1.0), r"argument 2 \(`int n`\) must be an integer that fits i32"),
+        ((torch.zeros(2), 2, True), r"argument 3 \(`float value`\) must be f32, got bool"),
     ],
 )
 def test_wrong_arguments_never_reach_a_kernel(file, args, says):
@@ -647,10 +647,10 @@ def test_a_kernel_runs_on_the_current_stream():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"n": 2**31}, "argument 3 must be an integer that fits i32"),
-        ({"n": 1.0}, "argument 3 must be i32, got float"),
-        ({"a": torch.zeros(10)}, "argument 0 must be a tensor on cuda:0, got one on cpu"),
-        ({"a": torch.zeros(10).double()}, "argument 0 must be"),
+        ({"n": 2**31}, r"argument 4 \(`int n`\) must be an integer that fits i32"),
+        ({"n": 1.0}, r"argument 4 \(`int n`\) must be i32, got float"),
+        ({"a": torch.zeros(10)}, r"argument 1 \(`.*`\) must be a tensor on cuda:0, got one on cpu"),
+        ({"a": torch.zeros(10).double()}, r"argument 1 \(`.*`\) must be"),
         ({"grid": None}, "`grid` must be one to three sizes"),
     ],
 )

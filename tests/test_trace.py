@@ -347,7 +347,8 @@ def test_a_number_out_of_the_kernels_range_is_a_launch_error(subject):
     tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, n + 1))
     tested.learns(E, 1)
     with pytest.raises(
-        LaunchError, match="argument 1 must be an integer that fits i64, got 9223372036854775808"
+        LaunchError,
+        match=r"argument 2 \(`long a`\) must be an integer that fits i64, got 9223372036854775808",
     ):
         tested.op(E, TOP)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,21 +27,32 @@ _LIMITS = {"f32": 2**128 - 2**103, "f64": 2**1024 - 2**970}  # what rounds to in
 
 
 def checked(
-    what: str, parameters: Sequence[str], args: Sequence[Any], device: torch.device
+    what: str,
+    parameters: Sequence[str],
+    args: Sequence[Any],
+    device: torch.device,
+    written: Callable[[], tuple[Sequence[int], Sequence[str]]] = lambda: ((), ()),
 ) -> Sequence[Any]:
     """The arguments of a launch, if each is what the kernel's parameter takes.
+
+    written: for messages, see `parameters.written`.
 
     Raises LaunchError for a wrong count, type, dtype or device, and for a number out of range:
     nothing is ever truncated.
     """
     if len(args) != len(parameters):
-        raise LaunchError(
-            f"{what} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(args)}"
-        )
+        listed = ", ".join(written()[1] or parameters)
+        raise LaunchError(f"{what} takes {len(parameters)} arguments ({listed}), got {len(args)}")
     for i, (code, arg) in enumerate(zip(parameters, args)):
         fault = _fault(code, arg, device)
         if fault:
-            raise LaunchError(f"{what}: argument {i} must be {fault[0]}, got {fault[1]}")
+            positions, texts = written()
+            position = positions[i] if texts else i
+            named = f" (`{texts[position]}`)" if texts else ""
+            raise LaunchError(
+                f"{what}: argument {position + 1}{named} must be {fault[0]}, got {fault[1]}; "
+                f"it takes ({', '.join(texts or parameters)})"
+            )
     return args
 
 

@@ -134,6 +134,12 @@ class Compiled(NamedTuple):
         codes: list[str] = self.meta["parameters"]
         return codes
 
+    def written(self) -> tuple[Sequence[int], list[str]]:
+        """Its parameters as their author wrote them: see `parameters.written`."""
+        from jitkern.launch import parameters
+
+        return parameters.written(self.variant, self.kept, len(self.parameters))
+
 
 class Ready(NamedTuple):
     """A kernel that was launched before: for messages, `what`; and how its arguments are packed."""
@@ -340,7 +346,7 @@ class Runner:
         compiled = self.compiled(call)
         what = f"`{call.function}` of {self.where}"
         given = _kept(compiled, call.args)
-        args = checked(what, compiled.parameters, given, self.device)
+        args = checked(what, compiled.parameters, given, self.device, compiled.written)
         values = [_address(what, a) if isinstance(a, torch.Tensor) else a for a in args]
         if self.source.kind == "cc":
             compiled.function.call(values)
@@ -463,7 +469,7 @@ class CachedKernels:
             arg.to("meta") if isinstance(arg, torch.Tensor) and _is_on(arg, self.target) else arg
             for arg in _kept(compiled, call.args)
         ]
-        checked(what, compiled.parameters, given, torch.device("meta"))
+        checked(what, compiled.parameters, given, torch.device("meta"), compiled.written)
         if self.source.kind != "cc":
             geometry_of(what, compiled, call.keywords)
 

@@ -317,7 +317,7 @@ class Recorder:
         given = call.args if compiled.kept is None else [call.args[i] for i in compiled.kept]
         if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in given):
             raise Unsupported("it passes a tensor made by other means than empty and zeros")
-        args = checked(what, compiled.parameters, given, self.device)
+        args = checked(what, compiled.parameters, given, self.device, compiled.written)
         values = [
             (_ctype(code), _argument(code, arg)) for code, arg in zip(compiled.parameters, args)
         ]
