@@ -112,8 +112,16 @@ def test_a_schema_that_cannot_work_is_refused(declare, schema, says):
 
 def test_declaring_twice_is_refused(declare):
     op = declare()
-    with pytest.raises(DeclarationError, match="declared twice"):
+    with pytest.raises(DeclarationError, match=f"declared twice, by `{__name__}`: give"):
         kernel(op.schema)
+
+
+@pytest.mark.parametrize("module", ["mypkg.scale.kernel", "__main__"])
+def test_who_takes_the_name_of_a_shipped_op_is_told_to_write_a_namespace(module):
+    importlib.import_module("jitkern.ops")
+    by = rf"twice, by `jitkern\.kernels_src\.softmax\.kernel` and `{module}`: .* `mylib::softmax"
+    with pytest.raises(DeclarationError, match=by):
+        exec("kernel('softmax(Tensor x) -> Tensor')", {"__name__": module, "kernel": kernel})
 
 
 @pytest.mark.parametrize(

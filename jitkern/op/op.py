@@ -299,7 +299,11 @@ class Op:
     def _register(self) -> Any:
         library, name = _library(self.name), self.name.split("::")[1]
         if self.name in OPS:
-            raise DeclarationError(f"{self.name} is declared twice")
+            modules = dict.fromkeys(f"`{m}`" for m in (OPS[self.name].module, self.module) if m)
+            raise DeclarationError(
+                f"{self.name} is declared twice, by {' and '.join(modules) or 'one module'}: give "
+                f"one of them another name, or a namespace, as in `mylib::{name}(...)`"
+            )
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
             self._implement(device, library)
