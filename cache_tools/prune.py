@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jitkern.cache import eviction
-from jitkern.cache.entry import Entry
-from jitkern.cache.eviction import Use, after_publish, remove
-from jitkern.cache.pins import pin, pinned, unpin
-from jitkern.cache.store import Cache
+from jitkern.cache.store import eviction
+from jitkern.cache.store.entry import Entry
+from jitkern.cache.store.eviction import Use, after_publish, remove
+from jitkern.cache.store.pins import pin, pinned, unpin
+from jitkern.cache.store.store import Cache
 from jitkern.cache_tools.installed import Installed
 
 __all__ = ["Use", "after_publish", "evictable", "pin", "pinned", "remove", "unpin"]
@@ -23,7 +23,7 @@ def evictable(
     GPUs and package versions cannot use, too.
     """
     useless = _stale(cache) if stale else set()
-    return eviction.evictable(cache, max_size=max_size, max_age=max_age, stale=useless)
+    return eviction.evictable(cache, max_size=max_size or None, max_age=max_age, stale=useless)
 
 
 def _stale(cache: Cache) -> set[Path]:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config, jit
-from jitkern.cache import eviction
-from jitkern.cache.manifest import NAME, Manifest
-from jitkern.cache.root import GRACE
-from jitkern.cache.store import Cache
+from jitkern.cache.store import eviction
+from jitkern.cache.store.manifest import NAME, Manifest
+from jitkern.cache.store.root import GRACE
+from jitkern.cache.store.store import Cache
 from jitkern.cache_tools.installed import Installed
 from jitkern.dropin import memo
 from jitkern.jit import mega_cache_entries
@@ -141,6 +141,13 @@ def test_a_publish_over_the_limit_evicts_down_to_nine_tenths(cache, put):
     after(cache, size=1, max_size=total)
     left = sum(use.bytes for use in eviction.uses(cache))
     assert 0.8 * total < left <= 0.9 * total
+
+
+def test_a_limit_of_one_byte_is_a_limit(cache, put):
+    paths = [put(1, DAY), put(2, 2 * DAY)]
+    after(cache, size=1)
+    after(cache, size=1, max_size=1)
+    assert not any(path.exists() for path in paths)
 
 
 def test_what_was_used_within_the_hour_is_safe_from_the_automatic_run(cache, put):

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern.cache import VERSION, layout, lock, pins, receipts, usage
-from jitkern.cache.manifest import NAME
-from jitkern.cache.root import Root
+from jitkern.cache.store import VERSION, layout, lock, pins, receipts, usage
+from jitkern.cache.store.manifest import NAME
+from jitkern.cache.store.root import Root
 from jitkern.errors import CacheError
 from jitkern.files import atomic
 
@@ -49,11 +49,15 @@ class Use(NamedTuple):
 
 
 def evictable(
-    cache: Root, *, max_size: int = 0, max_age: float = 0, stale: AbstractSet[Path] = frozenset()
+    cache: Root,
+    *,
+    max_size: int | None = None,
+    max_age: float = 0,
+    stale: AbstractSet[Path] = frozenset(),
 ) -> list[Use]:
-    """What must go for the user root to keep to these limits (0 = none), oldest use first.
+    """What must go for the user root to keep to these limits, oldest use first.
 
-    max_size: bytes; max_age: seconds since the last use; stale: entries that go in any case.
+    max_size: bytes, or None; max_age: seconds since the last use, or 0 for any; stale: entries that go in any case.
     """
     pinned = pins.pinned(cache)
     found = sorted(uses(cache), key=lambda use: use.used)
@@ -63,7 +67,7 @@ def evictable(
     for use in found:
         too_old = max_age and use.used < old
         if use.path in pinned or not (
-            use.path in stale or too_old or (max_size and size > max_size)
+            use.path in stale or too_old or (max_size is not None and size > max_size)
         ):
             continue
         if layout.is_entry(use.path):
@@ -123,7 +127,7 @@ def uses(cache: Root) -> Iterator[Use]:
 
 def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
     cache.purge()
-    trimmed = int(max_size * TRIM)
+    trimmed = int(max_size * TRIM) if max_size else None
     for use in evictable(cache, max_size=trimmed, max_age=max_age):
         with contextlib.suppress(OSError):
             used = (use.path / NAME).stat().st_mtime  # now: it may have been found since
