@@ -11,8 +11,11 @@ from conftest import H100
 from test_cli import needs_nvrtc
 
 from jitkern import cuda_kernel
+from jitkern.compilers.result import compile_error
 from jitkern.declare import Cpp, Triton, kernel
 from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.kernel import Variant
+from jitkern.target import Target
 
 NUMBERS = itertools.count()
 
@@ -93,6 +96,49 @@ def test_a_template_argument_that_no_launch_gave(call, template):
     assert 'the launch gives it, as in k.f[{"T": ...}](...); this one gave: ' + given in str(
         e.value
     )
+
+
+def test_a_syntax_error_is_shown_in_its_line(call, tmp_path):
+    with pytest.raises(CompileError) as e:
+        call('extern "C" void f(float* x) {\n  x[0] = y[0];\n  x[1] = 3\n}', {})
+    lines = str(e.value).split("\n")
+    for line, column, text in ((2, 10, "  x[0] = y[0];"), (3, 11, "  x[1] = 3")):
+        at = next(i for i, shown in enumerate(lines) if f"f.cpp:{line}:{column}: error" in shown)
+        assert lines[at + 1 : at + 3] == [
+            f"    {line} | {text}",
+            "      | " + " " * (column - 1) + "^",
+        ]
+
+
+@needs_nvrtc
+def test_a_syntax_error_of_a_cuda_kernel_is_shown_in_its_line(tmp_path):
+    text = "__global__ void k(int* x) {\n  x[0] = y[0];\n}"
+    (tmp_path / "k.cu").write_text(text)
+    with pytest.raises(CompileError) as e:
+        cuda_kernel(tmp_path / "k.cu", "k", target=H100).compile()
+    assert re.search(r'k\.cu\(2\): error: .*"y".*\n +x\[0\] = y\[0\];\n +\^', str(e.value)), e.value
+
+
+def test_an_excerpt_belongs_to_its_error():
+    said = [
+        "a.cu(3): error: no instance of overloaded function matches",
+        "            argument types are: (int)",
+        "    f(1);",
+        "    ^",
+        "ld: undefined reference to `g'",
+        "a.cpp:9:1: error: of a line that is too wide",
+        "    9 | " + "x" * 300,
+        "      | ^",
+        "a.cpp:5:7: error: with no excerpt",
+        "b.h:1:1: note: with one",
+        "    1 | int y;",
+        "      | ^~~~~",
+    ]
+    variant, target = Variant("ns::f", Cpp("f.cpp"), "f"), Target.parse(H100)
+    shown = str(compile_error(variant, target, ["c++"], "\n".join(said[:8]))).split("\n")
+    assert [shown[0].rpartition("2.11.0: ")[2] or shown[0], *shown[1:]] == [said[0], *said[2:6]]
+    shown = str(compile_error(variant, target, ["c++"], "\n".join(said[8:])))
+    assert shown.endswith(said[8])
 
 
 def test_a_dtype_that_kernels_do_not_know(call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import shlex
@@ -28,6 +29,7 @@ MISSING_HEADER = (
     r'(?:cannot|could not) open source file "([^"]+)"'
     r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"
 )
+_WIDEST = 200  # of a source line in a message
 _LINKER_FAILED = ("ld returned", "linker command failed")  # whose own lines say why
 
 
@@ -64,9 +66,9 @@ def compile_error(
             "free some, or set JITKERN_CACHE_DIR"
         )
     lines = output.strip().splitlines()
-    errors = re.findall(_ERROR, output)
-    errors.sort(key=lambda line: any(word in line for word in _LINKER_FAILED))
-    said = "\n".join(line.strip() for line in errors[:3]) or (
+    errors = list(re.finditer(_ERROR, output))
+    errors.sort(key=lambda error: any(word in error.group() for word in _LINKER_FAILED))
+    said = "\n".join(e.group().strip() + _excerpt(output, e.end()) for e in errors[:3]) or (
         lines[-1] if lines else "it said nothing"
     )
     what = f"`{variant.function}`" if variant.function else "its Extension"
@@ -78,6 +80,21 @@ def compile_error(
         command=shlex.join(command),
         log=output,
     )
+
+
+def _excerpt(output: str, at: int) -> str:
+    """The source line and the caret that a compiler printed below the error that ends here."""
+    rows = output[at:].split("\n")[1:]
+    for row, caret in itertools.pairwise(rows):
+        if (
+            not row.strip()
+            or len(row) > _WIDEST
+            or re.search(r"\b(?:error|note|warning)\b\s*:", row)
+        ):
+            break
+        if re.fullmatch(r"[\s|~]*\^[\s~^]*", caret):
+            return f"\n{row}\n{caret.rstrip()}"
+    return ""
 
 
 def missing_header(output: str) -> str:
