@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jitkern.cache.store import eviction
-from jitkern.cache.store.entry import Entry
-from jitkern.cache.store.eviction import Use, after_publish, remove
-from jitkern.cache.store.pins import pin, pinned, unpin
-from jitkern.cache.store.store import Cache
+from jitkern.cache import eviction
+from jitkern.cache.entry import Entry
+from jitkern.cache.eviction import Use, after_publish, remove
+from jitkern.cache.pins import pin, pinned, unpin
+from jitkern.cache.store import Cache
 from jitkern.cache_tools.installed import Installed
 
 __all__ = ["Use", "after_publish", "evictable", "pin", "pinned", "remove", "unpin"]

@@ -1,7 +1,7 @@
 """Keys, and the signatures by which other users and machines can trust an entry.
 
 A signature covers the bytes of `manifest.json`, and through the hashes in it every artifact. It
-lies beside the manifest (see jitkern.files.signature), so that signing changes nothing that is signed.
+lies beside the manifest (see jitkern.files.signature): signing changes nothing that is signed.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config, jit
-from jitkern.cache.store import eviction
-from jitkern.cache.store.manifest import NAME, Manifest
-from jitkern.cache.store.root import GRACE
-from jitkern.cache.store.store import Cache
+from jitkern.cache import eviction
+from jitkern.cache.manifest import NAME, Manifest
+from jitkern.cache.root import GRACE
+from jitkern.cache.store import Cache
 from jitkern.cache_tools.installed import Installed
 from jitkern.dropin import memo
 from jitkern.jit import mega_cache_entries

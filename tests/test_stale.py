@@ -173,6 +173,8 @@ FLAGS = {
     ),
     "response_file_searches": Case("#include <v.h>", {"o/opts": "-I{o}", **HEADER}, OTHER, {"flags": ["@{o}/opts"]}),
     "specs": Case("", {"o/specs": "*cc1plus:\n+ -DV=1\n\n"}, {"o/specs": "*cc1plus:\n+ -DV=2\n\n"}, {"flags": ["-specs={o}/specs"]}),
+    "profiles": Case(ONE, {"o/k.gcda": "1"}, {"o/k.gcda": "2"}, {"flags": ["-fprofile-use={o}"]}, "profiles from .*/o, which is no file"),
+    "profiles_elsewhere": Case(ONE, {"o/k.gcda": "1"}, {"o/k.gcda": "2"}, {"flags": ["-fprofile-use", "-fprofile-dir={o}"]}, "profiles from .*/o, which is no file"),
     "precompiled": Case('#include "v.h"\n#define OTHER', {"d/v.h": ONE, "d/v.h.gch": "precompiled"}, {"d/v.h": TWO}, {}, "v.h.gch"),
     "precompiled_by_a_flag": Case("", {"o/v.h": ONE, "o/v.h.gch": "precompiled"}, {"o/v.h": TWO}, {"flags": ["-include", "{o}/v.h"]}, "v.h.gch"),
     "variable_for_the_assembler": Case(blob('.include \\"v.s\\"'), {"o/v.s": ".byte 1\n"}, {"o/v.s": ".byte 2\n"}, {"flags": ["-Wa,-I{o}"]}, "v.s"),
@@ -238,6 +240,7 @@ EXTENSIONS = {
     },
     **OUTSIDE,
     "flag_isystem": FLAGS["flag_isystem"],
+    "profiles": FLAGS["profiles"],
     **{
         name: LINKED[name]
         for name in ("incbin", "incbin_absolute", "incbin_by_a_macro", "incbin_pasted")

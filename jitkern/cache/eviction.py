@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-from jitkern.cache.store import VERSION, layout, lock, pins, receipts, usage
-from jitkern.cache.store.manifest import NAME
-from jitkern.cache.store.root import Root
+from jitkern.cache import VERSION, layout, lock, pins, receipts, usage
+from jitkern.cache.manifest import NAME
+from jitkern.cache.root import Root
 from jitkern.errors import CacheError
 from jitkern.files import atomic
 
@@ -57,7 +57,8 @@ def evictable(
 ) -> list[Use]:
     """What must go for the user root to keep to these limits, oldest use first.
 
-    max_size: bytes, or None; max_age: seconds since the last use, or 0 for any; stale: entries that go in any case.
+    max_size: bytes, or None; max_age: seconds since the last use, or 0 for any; stale: entries that
+    go in any case.
     """
     pinned = pins.pinned(cache)
     found = sorted(uses(cache), key=lambda use: use.used)

@@ -15,8 +15,8 @@ import re
 import tempfile
 from pathlib import Path
 
-from jitkern import durable
 from jitkern.errors import CacheError
+from jitkern.files import atomic
 
 _PREFIX = "jitkern-private-"
 
@@ -32,7 +32,7 @@ def private_root() -> Path:
 
     def delete() -> None:
         if os.getpid() == owner:
-            durable.delete(path)
+            atomic.delete(path)
             _sweep(path.parent)  # children have ended, most likely
 
     atexit.register(delete)
@@ -84,7 +84,7 @@ def _delete_unlocked(path: Path) -> None:
     if path.lstat().st_uid != os.geteuid():
         return
     descriptor = _locked(path, wait=False)
-    durable.delete(path)
+    atomic.delete(path)
     os.close(descriptor)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jitkern.errors import CompileError
 from jitkern.source.closure import pastes_unnamed
-from jitkern.source.flags import is_loaded
+from jitkern.source.flags import expanded, is_loaded, paths_after
 
 UNTOLD = (
     "it uses .incbin, and this compiler does not tell which files that reads, so the cache key "
@@ -20,6 +20,8 @@ UNTOLD = (
 )
 _LINKED = "linked.d"
 LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
+_READING_PROFILES = ("-fprofile-use", "-fprofile-instr-use", "-fbranch-probabilities")
+_PROFILES = ("-fprofile-use=", "-fprofile-instr-use=", "-fprofile-dir=")
 _READ_BY_LINKERS = ("-l", "-L", "-Wl,", "-Xlinker", "-T", "@")
 
 
@@ -73,6 +75,21 @@ def refuse_untold(
             "2.35 or newer, lld, or mold",
             op=op,
         )
+
+
+def refuse_profiles(flags: Sequence[str], op: str) -> None:
+    """Raise CompileError for profiles in a directory: no compiler lists what it reads there."""
+    told = list(expanded(flags))
+    if not any(flag.startswith(_READING_PROFILES) for flag in told):
+        return
+    for path in paths_after(_PROFILES, told):
+        if not Path(path).is_file():
+            raise CompileError(
+                f"{op}: its flags have the compiler read profiles from {path}, which is no file, "
+                "and it does not tell which it reads there, so the cache key cannot cover them: "
+                "name the file, as in -fprofile-use=/path/of/kernel.gcda",
+                op=op,
+            )
 
 
 def lists_binaries(folder: Path, units: Iterable[str], flags: Sequence[str]) -> bool:

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
         arguments as arguments,
         autotune as autotune,
         call as call,
+        interface as interface,
         kernels as kernels,
         packing as packing,
-        parameter as parameter,
+        parameters as parameters,
         symbols as symbols,
         tuned as tuned,
     )

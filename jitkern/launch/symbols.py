@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from jitkern.launch.parameter import Frozen
+from jitkern.launch.interface import Frozen
 from jitkern.named_tuple import NamedTuple
 
 _INT64 = range(-(2**63), 2**63)

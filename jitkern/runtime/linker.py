@@ -15,8 +15,8 @@ from jitkern.cache.entry import Entry
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached
 from jitkern.launch.arguments import SHORT
+from jitkern.launch.interface import Parameter
 from jitkern.launch.kernels import Runner
-from jitkern.launch.parameter import Parameter
 from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds

@@ -14,7 +14,7 @@ import torch
 from jitkern import config, jit
 from jitkern.config import Config
 from jitkern.errors import JitkernError
-from jitkern.launch.parameter import Frozen, Parameter
+from jitkern.launch.interface import Frozen, Parameter
 from jitkern.launch.tuned import parts_of
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
 from jitkern.runtime.plans import Plan, Plans, entry_of, example_of, situation_of

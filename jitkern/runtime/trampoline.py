@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from jitkern.errors import JitkernError, LaunchError
-from jitkern.launch.parameter import Parameter
+from jitkern.launch.interface import Parameter
 from jitkern.runtime.registry import expected, registry
 from jitkern.runtime.symbols import AUTOGRAD, MUTATION, OPTIONALS, symbols
 

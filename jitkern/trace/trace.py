@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError
+from jitkern.launch.interface import Frozen, Parameter
 from jitkern.launch.kernels import Compiled, Kernels
-from jitkern.launch.parameter import Frozen, Parameter
 from jitkern.launch.symbols import Statement, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple

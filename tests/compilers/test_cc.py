@@ -382,6 +382,21 @@ def test_flags_for_a_linker_that_does_not_tell_what_it_reads_are_refused(build, 
             build('extern "C" void k(int* x) {}', flags=["-lm"])
 
 
+def test_a_profile_is_named_by_its_file(build, tmp_path):
+    text = 'extern "C" void k(int* x) {}'
+    profile = tmp_path / "profiles" / "k.gcda"
+    profile.parent.mkdir()
+    for where in (f"-fprofile-use={profile.parent}", f"-fprofile-use={profile}"):
+        with pytest.raises(CompileError, match=r"which is no file, .*: name the file, as in"):
+            build(text, flags=[where])
+    found = set()
+    for data in ("1", "2"):
+        profile.write_text(data)
+        found.add(build(text, flags=[f"-fprofile-use={profile}"]).path)
+    assert len(found) == 2, "its content is in the key"
+    assert build(text, flags=["-fprofile-generate", f"-fprofile-dir={tmp_path}"])
+
+
 def test_a_precompiled_header_is_refused(build):
     (build.folder / "v.h").write_text("")
     (build.folder / "v.h.gch").write_text("")

@@ -37,6 +37,7 @@ def build(
             f"{variant.op} for {target}: host code is built on its own platform, "
             f"here {this_platform()}"
         )
+    opened.refuse_profiles(source.flags, variant.op)
     tool = tool_of(source)
     compiler = identity(tool)
     folder = staging / "build"

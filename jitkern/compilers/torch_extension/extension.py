@@ -48,6 +48,9 @@ class ExtensionCompiler(Compiler):
         if with_cuda and not target.cuda:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
         build = _build_of(variant.op, source, target)
+        compilers.opened.refuse_profiles(
+            [flag for unit in build.units for flag in unit.flags], variant.op
+        )
         built, opened = torch_extension.compile_and_link.make(build, variant, target, staging)
         known = torch_extension.commands.toolchain(build, opened)
         closures.check(source, closure, opened, known, variant.op)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import private
+from jitkern.cache import process_root
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 CHILD = """
@@ -69,28 +69,28 @@ def test_what_is_not_a_root_of_this_user_stays(run, tmp_path, monkeypatch):
     for name in ("jitkern-private-", "jitkern-private-longer0000", "jitkern-1000", "private0"):
         (tmp_path / name).mkdir()
     before = sorted(tmp_path.rglob("*"))
-    private._sweep(tmp_path)
+    process_root._sweep(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "jitkern-private-others00").mkdir()
     with monkeypatch.context() as other:
         other.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        private._sweep(tmp_path)
+        process_root._sweep(tmp_path)
     assert (tmp_path / "jitkern-private-others00").is_dir()
-    private._sweep(tmp_path)
+    process_root._sweep(tmp_path)
     assert not (tmp_path / "jitkern-private-others00").is_dir()
 
 
 def test_a_root_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    lock, swept = private._locked, []
+    lock, swept = process_root._locked, []
 
     def late(path, *, wait):
         if wait and not swept:
             swept.append(path)
-            private._sweep(tmp_path)
+            process_root._sweep(tmp_path)
         return lock(path, wait=wait)
 
-    monkeypatch.setattr(private, "_locked", late)
-    path = private._made_in(str(tmp_path))
+    monkeypatch.setattr(process_root, "_locked", late)
+    path = process_root._made_in(str(tmp_path))
     assert swept and path.is_dir() and path not in swept
-    private._sweep(tmp_path)
+    process_root._sweep(tmp_path)
     assert path.is_dir()
