@@ -1,78 +1,19 @@
 """The house: what its rooms are, and that imports go down only."""
 
 import ast
-from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
+from architecture import MODULES, ROOT, TREES, circle, for_types, imports, upward
 
-ROOT = Path(__file__).parent.parent
-# From the ground up: a room, or a module beside the rooms, imports from its own room and from those
-# before it.
-ORDER = (
-    "errors", "named_tuple", "files", "config", "target", "cache", "source", "calls", "compilers",
-    "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw", "dropin", "declare",
-    "prewarm", "ops", "cache_tools", "cli",
-)  # fmt: skip
-OF_CACHE_TOOLS = ORDER[: ORDER.index("calls")]  # it needs neither Torch nor a compiler
-PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}
+FILES = pytest.mark.parametrize("name", MODULES)
 
 
-def modules():
-    """Every module of ours, by its name."""
-    for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+def test_imports_go_down_only():
+    assert not upward()
 
 
-MODULES = dict(modules())
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
-FILES = pytest.mark.parametrize(
-    "name", [n for n in MODULES if n not in ("jitkern", "jitkern.__main__")]
-)
-
-
-def room_of(name):
-    return name.split(".")[1]
-
-
-def for_types(tree):
-    """The nodes that only a type checker sees."""
-    return {
-        id(inside)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inside in ast.walk(node)
-    }
-
-
-def imports(tree):
-    """(node, module of ours) for each that a file imports when it runs."""
-    hidden = for_types(tree)
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            longer = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in MODULES else node.module for name in longer]
-        for name in names:
-            if id(node) not in hidden and name in MODULES and name != "jitkern":
-                yield node, name
-
-
-@FILES
-def test_imports_go_down_only(name):
-    own = room_of(name)
-    below = OF_CACHE_TOOLS + ("cache_tools",) if own == "cache_tools" else ORDER
-    for _, other in imports(TREES[name]):
-        reached = room_of(other)
-        assert reached in below, f"{name} imports {other}"
-        assert ORDER.index(reached) <= ORDER.index(own), f"{name} imports {other}, above it"
-        assert own == "cli" or own == "cache_tools" or reached != "cache_tools", (
-            f"{name} imports {other}"
-        )
+def test_no_modules_import_each_other():
+    assert not circle()
 
 
 @FILES
@@ -81,16 +22,6 @@ def test_modules_of_ours_are_imported_at_the_top(name):
     top = set(map(id, TREES[name].body))
     for node, other in imports(TREES[name]):
         assert id(node) in top, f"{name} imports {other} inside a function"
-
-
-def test_no_modules_import_each_other():
-    graph = {name: {other for _, other in imports(tree)} for name, tree in TREES.items()}
-    for name, others in graph.items():
-        others.discard(name)
-        others -= {
-            name[: len(room)] for room in graph if name.startswith(f"{room}.")
-        }  # its own room
-    TopologicalSorter(graph).prepare()
 
 
 @FILES
