@@ -8,8 +8,8 @@ import torch
 
 import jitkern.ops  # noqa: F401  declares the ops
 from jitkern import config
+from jitkern.cache import events
 from jitkern.errors import JitkernError
-from jitkern.jit import events
 from jitkern.op.op import OPS, Op
 
 

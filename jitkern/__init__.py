@@ -24,6 +24,7 @@ _HOMES = {
     "cpp_kernel": "raw.from_file",
     "cuda_kernel": "raw.from_file",
     "triton_kernel": "raw.from_triton",
+    "prewarm": "prewarming.api",
     "stats": "cache.events",
     "using": "config",
     "JitkernError": "errors",

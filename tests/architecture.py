@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors", "named_tuple", "files", "config", "target", "cache", "source", "calls", "compilers",
     "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw", "dropin", "declare",
-    "prewarm", "ops", "cache_tools", "cli",
+    "prewarming", "ops", "cache_tools", "cli",
 )  # fmt: skip
 OF_CACHE_TOOLS = {*ORDER[: ORDER.index("calls")], "cache_tools"}  # neither Torch nor a compiler
 PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}

@@ -22,6 +22,7 @@ from jitkern.cli import main, output
 from jitkern.compilers.cuda import toolkit
 from jitkern.errors import NotCached
 from jitkern.op.op import OPS
+from jitkern.prewarming.builder import Step
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
@@ -223,7 +224,7 @@ def test_an_op_without_samples_is_a_miss(cli, package):
     assert (code, len(kernels(report)), report["skipped"]) == (0, 3, 2)
     for row in report["results"][-2:]:
         assert row["op"] in ("unsampled::none", "unsampled::elsewhere")
-        assert f"{row['op']}: nothing tells which kernels it needs: add .samples" in row["reason"]
+        assert f"{row['op']}: no sample calls: add `@op.samples`" in row["reason"]
     assert cli("prewarm", "unsampled", "--fail-on-miss")[0] == 1
     assert cli("prewarm", "unsampled::good", "--fail-on-miss")[0] == 0
 
@@ -348,8 +349,7 @@ def test_the_bar_never_wraps(monkeypatch, columns):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
     progress = output.Progress()
-    progress.total = 2
-    progress.step("built   " + "x" * 300)
+    progress(Step(1, 2, "built   " + "x" * 300, finished=True))
     (shown,) = filter(None, sys.stderr.getvalue().split("\r\033[K"))
     assert len(shown) == columns - 1
 

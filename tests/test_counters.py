@@ -121,7 +121,7 @@ def test_hits_by_receipt_are_counted_once_after_a_fork(root, run_python):
     code = f"""
 import os
 from pathlib import Path
-from jitkern import receipts
+from jitkern.dropin import memo
 import atexit
 receipts._hits.append((Path({str(root)!r}), 1.0))
 atexit.register(receipts._settle_at_exit)

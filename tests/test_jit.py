@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import compilers, config, jit
-from jitkern.cache import lock
+from jitkern.cache import events, lock
 from jitkern.cache.process_root import private_root
 from jitkern.cache.store import Cache
 from jitkern.errors import (
@@ -21,7 +21,7 @@ from jitkern.errors import (
     NotCached,
     UntrustedCache,
 )
-from jitkern.jit import events, obtain
+from jitkern.jit import obtain
 from jitkern.loading import loader
 from jitkern.target import Target
 

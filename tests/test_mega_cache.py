@@ -151,6 +151,6 @@ def test_every_entry_is_followed_once_and_those_before_too(variant, target, comp
 def test_a_torch_without_it_is_left_alone(run_python):
     done = run_python(
         "import sys, torch\nsys.modules['torch.compiler._cache'] = None\n"
-        "import jitkern.ops, jitkern.jit.events\nassert not jitkern.cache.used._followers"
+        "import jitkern.ops, jitkern.cache.events\nassert not jitkern.cache.used._followers"
     )
     assert done.returncode == 0, done.stderr

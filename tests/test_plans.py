@@ -19,7 +19,7 @@ from jitkern.cache.store import Cache
 from jitkern.declare import Cpp, kernel
 from jitkern.op.needed_kernels import needs_of
 from jitkern.op.op import OPS
-from jitkern.prewarm import ahead
+from jitkern.prewarming import ahead
 from jitkern.runtime import binding, builds, linker, plans
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key

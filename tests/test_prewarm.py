@@ -16,14 +16,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import jitkern
 from jitkern import config, jit
+from jitkern.cache import events
 from jitkern.calls import record
 from jitkern.calls.samples import ShapesAlone
 from jitkern.compilers import child_process
-from jitkern.jit import events
+from jitkern.errors import DeclarationError, TargetError
 from jitkern.op.op import OPS, Op
-from jitkern.prewarm import builder, identity, tasks
+from jitkern.prewarming import builder, identity, tasks
 from jitkern.runtime import binding
+from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -378,3 +381,33 @@ def test_what_the_shipped_ops_need_is_found_without_sympy(run_python):
         "print('sympy' in sys.modules)"
     )
     assert done.stdout == "False\n", done.stderr
+
+
+def test_the_python_api_does_what_the_command_does(package, cache_dir):
+    importlib.import_module(f"{package}.kernel")
+    op, steps = OPS[f"{package}::f"], []
+    before = {name: dict(vars(other)) for name, other in OPS.items() if name != op.name}
+    found = jitkern.prewarm([op], progress=steps.append)
+    assert {result.status for result in found} == {"built"}
+    assert len([result for result in found if "plan" not in result.variant]) >= 3 + 1 + 4
+    *_, last = [step for step in steps if step.finished]
+    assert (last.done, last.total) == (last.total, len([step for step in steps if step.finished]))
+    assert {name: dict(vars(other)) for name, other in OPS.items() if name != op.name} == before
+    again = jitkern.prewarm([package], [Target.current("cpu")])
+    assert {result.status for result in again} == {"hit"} and len(again) == len(found)
+    with pytest.raises(DeclarationError, match="`nothing` is no declared op"):
+        jitkern.prewarm(["nothing"])
+    with pytest.raises(TargetError):
+        jitkern.prewarm([op], ["cuda-sm_nothing"])
+
+
+def test_the_python_api_shards_what_it_is_given(package, cache_dir):
+    importlib.import_module(f"{package}.kernel")
+    op = OPS[f"{package}::f"]
+    parts = [jitkern.prewarm([op], shard=(part, 2)) for part in (1, 2)]
+    kernels = [
+        {r.path for r in part if r.op == op.name and "plan" not in r.variant} for part in parts
+    ]
+    assert all(kernels) and not kernels[0] & kernels[1]
+    whole = jitkern.prewarm([op])
+    assert {result.status for result in whole} == {"hit"}

@@ -222,7 +222,7 @@ def test_a_recorded_call_that_nothing_fits_is_skipped_with_the_reason(
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ("", "holds no call"),
+        ("", "contains no calls"),
         (
             recorded_line("jitkern::vec_add", 2) + recorded_line("jitkern::vec_add", 1),
             "line 2 does not fit the op: ",

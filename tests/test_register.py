@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from jitkern import config
+from jitkern.cache import events
 from jitkern.compilers import compiler_for
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
 from jitkern.errors import (
@@ -21,7 +22,6 @@ from jitkern.errors import (
     NotCached,
     TargetError,
 )
-from jitkern.jit import events
 from jitkern.launch import kernels
 from jitkern.op.needed_kernels import needs_of
 from jitkern.source.kinds import Variant

@@ -16,7 +16,7 @@ from jitkern.launch import autotune
 from jitkern.launch.kernels import Kernels, Runner
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarm.ahead import keep_plans, stubs_of
+from jitkern.prewarming.ahead import keep_plans, stubs_of
 from jitkern.runtime import binding, linker, plans
 from jitkern.source.kinds import Variant
 from jitkern.target import Target

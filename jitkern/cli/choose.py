@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jitkern
-from jitkern import calls, op as room
-from jitkern.errors import DeclarationError, JitkernError
+from jitkern import op as room
+from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
+from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -51,33 +52,19 @@ def choose_ops(names: list[str]) -> Chosen:
     return _choose(names, _import_installed())
 
 
-def choose_recorded(path: Path, names: list[str]) -> Chosen:
-    """The ops that `names` mean, and have every op made ready for the calls in a recording alone.
+def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[str, str]]:
+    """The ops that `names` mean, wanted for the calls in a recording alone, and what is broken.
 
     Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here,
     or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
-    try:
-        recorded = calls.record.read(path)
-    except OSError as e:
-        raise DeclarationError(f"{path} cannot be read: {e.strerror}") from e
-    if not recorded:
-        raise DeclarationError(f"{path} holds no call: nothing had to be readied in that run")
+    recorded = read_recording(path)
     for call in recorded:
         if call.op not in room.op.OPS:
             _declare(call, path, names)
-    chosen = _choose(names, raising)  # after those modules, which may declare them
-    for op in room.op.OPS.values():
-        of_op = op.recorded = {}
-        for call in recorded:
-            if call.op == op.name:
-                origin = f"{path}, line {call.line}"
-                why = calls.samples.misfit(op.schema, call.args)
-                problem = f"{origin} does not fit the op: {why}" if why else ""
-                sample = calls.samples.Sample(origin, call.args, problem)
-                of_op.setdefault((call.device, call.kind), []).append(sample)
-    return chosen
+    ops, broken = _choose(names, raising)  # after those modules, which may declare them
+    return recorded_calls(ops, recorded, path), broken
 
 
 def _import_installed() -> dict[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jitkern import cache_tools, config, jit, op as room, prewarm, trace
+from jitkern import cache_tools, config, jit, op as room, prewarming, trace
 from jitkern.cache.store import Cache
 from jitkern.cli import hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
@@ -104,7 +104,7 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str
     for problem in problems:
         yield _row(source.kind, target, problem)
     yield from hints.choices(op, source, target)
-    stubs, reasons = prewarm.ahead.stubs_of(op, source, target, calls)
+    stubs, reasons = prewarming.ahead.stubs_of(op, source, target, calls)
     here = hints.installed([stub.variant for stub in stubs], target)
     written = op.written(source, target.device) if stubs else None
     for variant, traced in {stub.variant: stub.traced for stub in stubs}.items():

@@ -6,8 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from jitkern import config
+
+if TYPE_CHECKING:
+    from jitkern.prewarming.builder import Step
 
 
 def print_json(**fields: object) -> None:
@@ -59,29 +63,29 @@ class Progress:
     WIDTH = 24
 
     def __init__(self) -> None:
-        self.total = 0
-        self.done = 0
         self.live = sys.stderr.isatty()
 
-    def note(self, line: str) -> None:
-        """Say something that stays."""
-        self.close()
-        print(line, file=sys.stderr, flush=True)
+    def __enter__(self) -> Progress:  # noqa: PYI034  Self came with Python 3.11
+        return self
 
-    def step(self, line: str) -> None:
-        """One more item is finished; `line` says which and how."""
-        self.done += 1
-        if not self.live:
-            print(f"[{self.done}/{self.total}] {line}", file=sys.stderr, flush=True)
-            return
-        filled = self.WIDTH * self.done // max(1, self.total)
-        bar = "#" * filled + "." * (self.WIDTH - filled)
-        text = f"[{bar}] {self.done}/{self.total} {line}"
-        sys.stderr.write(f"\r\033[K{text[: _columns() - 1]}")  # a line that wraps would stay
-        sys.stderr.flush()
+    def __exit__(self, *_: object) -> None:
+        self._clear()
 
-    def close(self) -> None:
-        """Take the bar away."""
+    def __call__(self, step: Step) -> None:
+        """Show what happened."""
+        if not step.finished:  # a remark, which stays
+            self._clear()
+            print(step.text, file=sys.stderr, flush=True)
+        elif not self.live:
+            print(f"[{step.done}/{step.total}] {step.text}", file=sys.stderr, flush=True)
+        else:
+            filled = self.WIDTH * step.done // max(1, step.total)
+            bar = "#" * filled + "." * (self.WIDTH - filled)
+            text = f"[{bar}] {step.done}/{step.total} {step.text}"
+            sys.stderr.write(f"\r\033[K{text[: _columns() - 1]}")  # a line that wraps would stay
+            sys.stderr.flush()
+
+    def _clear(self) -> None:
         if self.live:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()

@@ -9,20 +9,13 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from jitkern import config, op as room, prewarm
+from jitkern import config
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
-from jitkern.compilers import parallelism
-from jitkern.source.kinds import Extension
-from jitkern.target import Target
-
-if TYPE_CHECKING:
-    from jitkern.op.op import Op
-    from jitkern.prewarm.tasks import Group, Result
-
-_CUDA = "cuda-sm_90-cu130-torch2.11.0"
+from jitkern.prewarming.api import CUDA, prewarm
+from jitkern.prewarming.tasks import Result
+from jitkern.prewarming.wanted import Wanted
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -37,7 +30,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="T",
-        help=f"e.g. {_CUDA}; repeatable",
+        help=f"e.g. {CUDA}; repeatable",
     )
     parser.add_argument(
         "--jobs",
@@ -47,7 +40,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     )
     parser.add_argument("--keep-going", action="store_true", help="go on after a failed build")
     parser.add_argument(
-        "--shard", type=_shard, metavar="I/N", help="build only part I (from 1) of N"
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="I/N",
+        help="build only part I (from 1) of N",
     )
     parser.add_argument(
         "--from",
@@ -65,20 +62,19 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        return _run(args)
-    finally:
-        for op in room.op.OPS.values():
-            op.recorded = None
-
-
-def _run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     targets = choose_targets(args.target)
-    ops, broken = (
-        choose_recorded(args.recording, args.what) if args.recording else choose_ops(args.what)
-    )
-    results = _results(args, ops, targets, broken)
+    if args.recording:
+        wanted, broken = choose_recorded(args.recording, args.what)
+    else:
+        ops, broken = choose_ops(args.what)
+        wanted = [Wanted(op) for op in ops]
+    with Progress() as progress:
+        results = prewarm(
+            wanted, targets, shard=args.shard, jobs=args.jobs, keep_going=args.keep_going,
+            refresh=args.refresh, progress=progress,
+        ) if wanted else []  # fmt: skip
+    results += [Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()]
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -100,82 +96,6 @@ def _run(args: argparse.Namespace) -> int:
             f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
         )
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
-
-
-def _results(
-    args: argparse.Namespace, ops: list[Op], targets: list[Target], broken: dict[str, str]
-) -> list[prewarm.tasks.Result]:
-    """What has come of every source for every target, and what cannot be tried."""
-    unmatched = _unmatched(ops, targets)
-    lacking = None
-    if args.shard:
-        lacking = _without_calls(ops, targets, set())
-        prewarm.ahead.keep_shard(ops, *args.shard)
-    groups = [
-        prewarm.tasks.Group(op, source, target)
-        for op in ops
-        for target in targets
-        for source in op.sources.get(target.device, ())
-    ]
-    # Into a private cache instead would keep nothing.
-    with config.using(fallback="raise", jobs=args.jobs or config.current().jobs):
-        builder = prewarm.builder.Builder(
-            parallelism.limit(), Progress(), keep_going=args.keep_going, refresh=args.refresh
-        )
-        results = builder.build(groups)
-    return [
-        *results,
-        *unmatched,
-        *(_without_calls(ops, targets, builder.found) if lacking is None else lacking),
-        *(
-            prewarm.tasks.Result(name, "", "", "failed", reason=reason)
-            for name, reason in broken.items()
-        ),
-    ]
-
-
-def _without_calls(
-    ops: list[Op], targets: list[Target], found: set[Group]
-) -> list[prewarm.tasks.Result]:
-    """The ops that no call is known of; found: the groups whose calls are ready."""
-    ready = {(op.name, target.device) for op, _, target in found}
-    lacking = []
-    for op in ops:
-        for device in dict.fromkeys(target.device for target in targets):
-            kernels = [s for s in op.sources.get(device, ()) if not isinstance(s, Extension)]
-            if not kernels or op.recorded is not None or (op.name, device) in ready:
-                continue
-            if op.prewarm_inputs(kernels[0], device):
-                continue
-            reason = (
-                f"{op.name}: nothing tells which kernels it needs: add .samples that yield calls "
-                'on the device "meta", or prewarm=, or give a recording'
-            )
-            lacking.append(prewarm.tasks.Result(op.name, "", device, "skipped", reason=reason))
-    return lacking
-
-
-def _unmatched(ops: list[Op], targets: list[Target]) -> list[prewarm.tasks.Result]:
-    """What a recording has and no target or source fits."""
-    found = []
-    for op in ops:
-        for (device, kind), calls in (op.recorded or {}).items():
-            known = any(source.kind == kind for source in op.sources.get(device, ()))
-            if known and any(target.device == device for target in targets):
-                continue
-            remedy = (
-                f"name a target of theirs, e.g. --target {_example(device)}" if known
-                else f"the op has no {kind} source for it any more; record anew"
-            )  # fmt: skip
-            count = f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
-            reason = f"{op.name}: {count} on {device}: {remedy}"
-            found.append(prewarm.tasks.Result(op.name, kind, device, "skipped", reason=reason))
-    return found
-
-
-def _example(device: str) -> Target:
-    this = Target.current("cpu")
-    return this if device == "cpu" else Target.parse(_CUDA)._replace(torch=this.torch)
 
 
 def _print(results: list[Result]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitkern import trace
-from jitkern.calls.samples import ShapesAlone
+from jitkern.calls.samples import Sample, ShapesAlone
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.launch.autotune import configs_of
 from jitkern.launch.call import Call, every_expansion, variant_of
@@ -18,7 +18,6 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Extension, Source, Variant
 
 if TYPE_CHECKING:
-    from jitkern.calls.samples import Sample
     from jitkern.op.op import Op
 
 
@@ -42,19 +41,21 @@ class Needs(NamedTuple):
 
 def needs_of(op: Op, source: Source, device: str) -> Needs:
     """What the samples need of `source`."""
-    units, problems = units_of(op, source, device)
+    samples = [Sample("")] if isinstance(source, Extension) else op.prewarm_samples()
+    units, problems = units_of(op, source, device, samples)
     variants = dict.fromkeys(variant for unit in units for variant in unit.variants)
     return Needs(list(variants), [call for unit in units for call in unit.calls], problems)
 
 
-def units_of(op: Op, source: Source, device: str) -> tuple[list[Unit], list[str]]:
+def units_of(
+    op: Op, source: Source, device: str, samples: Sequence[Sample]
+) -> tuple[list[Unit], list[str]]:
     """The samples by the kernels of `source` that they use, and why that of others is not known."""
     if isinstance(source, Extension):
-        wanted = op.recorded is None or op.prewarm_inputs(source, device)
-        return [Unit((Variant(op.name, source),), [])] if wanted else [], []
+        return [Unit((Variant(op.name, source),), [])] if samples else [], []
     units: dict[frozenset[Variant], Unit] = {}
     problems: dict[str, None] = {}
-    for sample in op.prewarm_inputs(source, device):
+    for sample in samples:
         used: dict[Variant, None] = {}
         problem = sample.problem or _problem(op, source, device, sample, used)
         if problem:

@@ -68,7 +68,6 @@ class Op:
         self._reference: Function | None = None
         self._fake: Function | None = None
         self._prewarm = prewarm
-        self.recorded: dict[tuple[str, str], list[Sample]] | None = None
         self._samples: Callable[[str], Iterator[Any]] | None = None
         self._drawn: list[Sample] | None = None
         _check_extensions(self.name, sources)
@@ -204,14 +203,9 @@ class Op:
         for sample in self._samples(device) if self._samples else ():
             yield sample if isinstance(sample, tuple) else (sample,)
 
-    def prewarm_inputs(self, source: Source, device: str) -> list[Sample]:
-        """What prewarm makes `source` ready for.
-
-        The calls of a recording if one was given (`recorded`), else the samples and `prewarm=`.
-        """
-        if self.recorded is not None:
-            return self.recorded.get((device, source.kind), [])
-        if self._drawn is None:  # the same for every source and target
+    def prewarm_samples(self) -> list[Sample]:
+        """The calls that prewarm makes ready: the samples and `prewarm=`."""
+        if self._drawn is None:
             self._drawn = [*self._draw(), *calls.samples.samples_of(self.schema, self._prewarm)]
         return self._drawn
 

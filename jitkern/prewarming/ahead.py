@@ -1,16 +1,15 @@
-"""The stubs and plans that calls need, found on meta tensors, and how shards divide the calls."""
+"""The stubs and plans that calls need, found on meta tensors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from jitkern import jit
 from jitkern.cache.entry import Entry
-from jitkern.calls.samples import Sample
 from jitkern.errors import LaunchError, NotCached
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, every_expansion
@@ -18,7 +17,7 @@ from jitkern.launch.kernels import CachedKernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
-from jitkern.op.needed_kernels import digest_of, runs_of
+from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
 from jitkern.runtime.linker import keep, stub_variant
 from jitkern.runtime.plans import Plans, reference_to, situation_of
@@ -35,40 +34,6 @@ class Stub(NamedTuple):
     variant: Variant
     traced: Traced
     args: list[Any]
-
-
-def keep_shard(ops: Iterable[Op], part: int, parts: int) -> None:
-    """Leave to `ops` those calls alone that part `part` (from 1) of `parts` is to make ready.
-
-    What is dealt out, evenly, are the sets of kernels that calls use, so that one part builds a
-    kernel, and the stubs and plans that need it. Every machine deals alike, whatever its targets.
-    """
-    units: dict[tuple[str, str, str], tuple[Op, list[Sample]]] = {}
-    kept: dict[Op, dict[tuple[str, str], list[Sample]]] = {}
-    for op in ops:
-        kept[op] = {}
-        for unit, call in _units(op):
-            units.setdefault(unit, (op, []))[1].append(call)
-    for device, kind, digest in sorted(units)[part - 1 :: parts]:
-        op, calls = units[device, kind, digest]
-        kept[op].setdefault((device, kind), []).extend(calls)
-    for op, recorded in kept.items():
-        op.recorded = recorded
-
-
-def _units(op: Op) -> list[tuple[tuple[str, str, str], Sample]]:
-    """The calls of an op, each with its device, its kind, and what is equal for equal kernels."""
-    found = []
-    for device, sources in op.sources.items():
-        for source in sources:
-            calls = op.prewarm_inputs(source, device)
-            if isinstance(source, Extension):
-                calls = [Sample("")] if calls or op.recorded is None else []
-            found += [
-                ((device, source.kind, digest_of(op, source, device, call.args)), call)
-                for call in calls
-            ]
-    return found
 
 
 def refused_by(

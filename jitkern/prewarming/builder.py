@@ -7,16 +7,17 @@ import functools
 import importlib
 import logging
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from jitkern.compilers import child_process, compiler_for
 from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.jit import exact_target
+from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import units_of
-from jitkern.prewarm.agenda import Agenda
-from jitkern.prewarm.records import Known, Records, Steps
-from jitkern.prewarm.tasks import (
+from jitkern.prewarming.agenda import Agenda
+from jitkern.prewarming.records import Known, Records, Steps
+from jitkern.prewarming.tasks import (
     NOT_TRIED,
     Broken,
     Group,
@@ -28,7 +29,7 @@ from jitkern.prewarm.tasks import (
     Plans,
     Result,
 )
-from jitkern.prewarm.workers import Died, Done, workers
+from jitkern.prewarming.workers import Died, Done, workers
 from jitkern.runtime import binding
 from jitkern.source.kinds import Extension
 from jitkern.target import Target, this_platform
@@ -37,27 +38,21 @@ _log = logging.getLogger(__name__)
 _EVERY_BUILD = ("jitkern.source.provenance", "jitkern.cache.eviction")  # imports them
 
 
-class Progress(Protocol):
-    """Who is told of what happens while it does."""
+class Step(NamedTuple):
+    """What happened: one more of `total` tasks is finished, or only something is said of them."""
 
+    done: int
     total: int
-
-    def note(self, line: str) -> None:
-        """Say something."""
-
-    def step(self, line: str) -> None:
-        """One more of `total` is finished."""
-
-    def close(self) -> None:
-        """There is no more to come."""
+    text: str
+    finished: bool
 
 
 class _Work:
     """One group, by the numbers of its tasks, and what is said of it."""
 
     def __init__(self, group: Group, agenda: Agenda) -> None:
-        op, source, target = group
-        units, problems = units_of(op, source, target.device)
+        op, (_, source, target) = group.op, group
+        units, problems = units_of(op, source, target.device, group.samples)
         self.group = group
         self.failed = [Result(op.name, "", str(target), "failed", reason=p) for p in problems]
         self.kernels: dict[int, None] = {}
@@ -81,11 +76,18 @@ class Builder:
     """
 
     def __init__(
-        self, jobs: int, progress: Progress, *, keep_going: bool = False, refresh: bool = False
+        self,
+        jobs: int,
+        progress: Callable[[Step], object],
+        *,
+        keep_going: bool = False,
+        refresh: bool = False,
     ) -> None:
         self.found: set[Group] = set()
         self._jobs = jobs
         self._progress = progress
+        self._done = 0
+        self._total = 0
         self._manner = Manner(refresh=refresh, keep_going=keep_going)
         self._stopped = False
         self._agenda = Agenda()
@@ -105,17 +107,14 @@ class Builder:
             if found and not self._manner.refresh:
                 known[group] = found
         self.found = {*known}
-        try:
-            works = self._make([group for group in groups if group not in known])
-            for group, work in works.items():
-                known[group] = Known(self._steps(work), [*work.notes])
-                if not self._stopped:
-                    records.keep(group, known[group])
-            for group in self.found:
-                for note in known[group].notes:
-                    self._progress.note(note)
-        finally:
-            self._progress.close()
+        works = self._make([group for group in groups if group not in known])
+        for group, work in works.items():
+            known[group] = Known(self._steps(work), [*work.notes])
+            if not self._stopped:
+                records.keep(group, known[group])
+        for group in self.found:
+            for note in known[group].notes:
+                self._tell(note)
         steps = zip(*(known[group].steps for group in groups))
         return list(_once([result for step in steps for one in step for result in one]))
 
@@ -189,29 +188,32 @@ class Builder:
                 notes = self._work_of[number].notes
                 if text not in notes:
                     notes[text] = None
-                    self._progress.note(text)
+                    self._tell(text)
             case More(count):
-                self._progress.total += count
+                self._total += count
             case Plans(results):
                 self._plans[number] = results
             case Done():
                 self._agenda.finish(number)
 
+    def _tell(self, text: str, *, finished: bool = False) -> None:
+        self._done += finished
+        self._progress(Step(self._done, self._total, text, finished))
+
     def _fail_task(self, number: int, reason: str) -> None:
-        self._progress.total += number in self._work_of  # of its stubs nobody has told yet
+        self._total += number in self._work_of  # of its stubs nobody has told yet
         self._note(number, self._agenda.tasks[number].result("failed", reason=reason))
 
     def _note(self, number: int, result: Result) -> None:
         """Keep a result, and say so."""
         self._rows.setdefault(number, []).append(result)
-        self._progress.step(
-            f"{result.status:7} {result.op} {result.variant} {result.target} {result.seconds:.2f} s"
-        )
+        what = f"{result.status:7} {result.op} {result.variant} {result.target}"
+        self._tell(f"{what} {result.seconds:.2f} s", finished=True)
         if result.status == "failed":
             self._fail()
 
     def _want(self, number: int) -> None:
-        self._progress.total += not self._stopped and self._agenda.want(number)
+        self._total += not self._stopped and self._agenda.want(number)
 
     def _fail(self) -> None:
         """After a failed build nothing more is begun, unless that was asked for."""

@@ -6,13 +6,15 @@ A task is performed in any process that has imported the op, and is told of whil
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jitkern import config, jit
+from jitkern.calls.samples import Sample
 from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
 from jitkern.op.op import Op
-from jitkern.prewarm.ahead import Stub, keep_plans, refused_by, stubs_of
+from jitkern.prewarming.ahead import Stub, keep_plans, refused_by, stubs_of
+from jitkern.prewarming.wanted import Wanted
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
@@ -22,9 +24,19 @@ NOT_TRIED = "not tried after a failed build; see --keep-going"
 class Group(NamedTuple):
     """A source of an op, for a target."""
 
-    op: Op
+    wanted: Wanted
     source: Source
     target: Target
+
+    @property
+    def op(self) -> Op:
+        """The op."""
+        return self.wanted.op
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """The calls that it is to be ready for."""
+        return self.wanted.of(self.source, self.target.device)
 
 
 class Result(NamedTuple):
@@ -118,7 +130,7 @@ class Launchers(NamedTuple):
 
     def perform(self, manner: Manner) -> Iterator[Message]:
         """Check the calls, trace them, compile the stubs that come of it, and keep their plans."""
-        op, source, target = self.group
+        op, (_, source, target) = self.group.op, self.group
         if refused := refused_by(op, source, target, self.calls):
             yield More(len(refused))
             for reason in refused:
@@ -148,7 +160,7 @@ class Launchers(NamedTuple):
         return Result(self.group.op.name, "", str(self.group.target), status, **rest)
 
     def _plans(self, stubs: list[Stub]) -> Iterator[Result]:
-        op, source, target = self.group
+        op, (_, source, target) = self.group.op, self.group
         for entry, new in keep_plans(op, source, target, stubs):
             status = "built" if new else "hit"
             place = entry.path.parent.name

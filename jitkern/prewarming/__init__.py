@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 from jitkern import on_first_use
 
 if TYPE_CHECKING:
-    from jitkern.prewarm import (
+    from jitkern.prewarming import (
         agenda as agenda,
         ahead as ahead,
+        api as api,
         builder as builder,
         identity as identity,
         records as records,
+        shards as shards,
         tasks as tasks,
+        wanted as wanted,
         workers as workers,
     )
 

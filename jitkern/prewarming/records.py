@@ -26,8 +26,8 @@ from jitkern.compilers import compiler_for
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.files import atomic
 from jitkern.launch.tuned import Tuned, parts_of
-from jitkern.prewarm.identity import calls_of, code_of_jitkern
-from jitkern.prewarm.tasks import Group, Result
+from jitkern.prewarming.identity import calls_of, code_of_jitkern
+from jitkern.prewarming.tasks import Group, Result
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Extension, Variant
 from jitkern.source.variant_key import make_key
@@ -110,7 +110,7 @@ class Records:
         return self._fingerprints[group]
 
     def _parts(self, group: Group) -> list[Any] | None:
-        op, source, target = group
+        op, (wanted, source, target) = group.op, group
         variant = Variant(op.name, source, "choice")
         try:
             exact = jit.exact_target(variant, target)
@@ -121,12 +121,12 @@ class Records:
             return None  # who builds it is told why
         launch = ""
         calls: list[str] | None = []
-        if function is None and op.recorded is not None:
-            calls = ["some"] if op.prewarm_inputs(source, target.device) else ["none"]
+        if function is None and wanted.calls is not None:
+            calls = ["some"] if group.samples else ["none"]
         if function:
             world = world_of(parts_of(function))
             launch = world.identity if world.kept and world.closed() else ""
-            calls = calls_of(op, source, target.device) if launch else None
+            calls = calls_of(group) if launch else None
         if calls is None:
             return None
         tunable = isinstance(function, Tuned) or source.kind == "triton"
@@ -150,6 +150,6 @@ class Records:
 
 
 def _name(group: Group) -> str:
-    op, source, target = group
+    op, (_, source, target) = group.op, group
     named = [op.name, source.kind, list(source.files), list(source.flags), str(target)]
     return f"{hashlib.sha256(canonical(named)).hexdigest()[:32]}.json"

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 import jitkern
-from jitkern.op.op import Op
-from jitkern.source.kinds import Source
+from jitkern.prewarming.tasks import Group
 from jitkern.trace.world import world_of
 
 _TORCH = (  # of torch: the dtype and the shape of a meta tensor, alike in every process
@@ -37,14 +36,16 @@ def code_of_jitkern() -> str:
     return found.hexdigest()
 
 
-def calls_of(op: Op, source: Source, device: str) -> list[str] | None:
+def calls_of(group: Group) -> list[str] | None:
     """What stands for the calls that are to be made ready."""
-    if op.recorded is None and (op._samples or op._prewarm):
+    op = group.op
+    if group.wanted.calls is None and (op._samples or op._prewarm):
         drawn = _function(op._samples) if op._samples else []
         if drawn is not None and (listed := outline(list(op._prewarm))) is not None:
             return [*drawn, listed]
-    outlines = [outline(s.args) for s in op.prewarm_inputs(source, device) if not s.problem]
-    if len(outlines) < len(op.prewarm_inputs(source, device)) or None in outlines:
+    samples = group.samples
+    outlines = [outline(sample.args) for sample in samples if not sample.problem]
+    if len(outlines) < len(samples) or None in outlines:
         return None
     return [text for text in outlines if text is not None]
 

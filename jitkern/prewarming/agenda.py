@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from jitkern.prewarm.tasks import Group, Kernel, Launchers, Task
+from jitkern.prewarming.tasks import Group, Kernel, Launchers, Task
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 

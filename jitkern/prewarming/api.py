@@ -1,0 +1,150 @@
+"""`jitkern.prewarm`: compile ahead of the first call, for any target. Nothing is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from jitkern import config
+from jitkern.compilers import parallelism
+from jitkern.errors import DeclarationError
+from jitkern.op.op import OPS, Op
+from jitkern.prewarming.builder import Builder, Step
+from jitkern.prewarming.shards import shard_of
+from jitkern.prewarming.tasks import Group, Result
+from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
+from jitkern.source.kinds import Extension
+from jitkern.target import Target
+
+CUDA = "cuda-sm_90-cu130-torch2.11.0"  # an example
+
+
+def prewarm(
+    ops: Iterable[Op | str | Wanted] = (),
+    targets: Iterable[Target | str] = (),
+    *,
+    recording: str | os.PathLike[str] | None = None,
+    shard: tuple[int, int] = (1, 1),
+    jobs: int | None = None,
+    keep_going: bool = False,
+    refresh: bool = False,
+    progress: Callable[[Step], object] | None = None,
+) -> list[Result]:
+    """Compile what calls of ops need, for this machine or for any target, without its device.
+
+    ops: ops, or their names, or namespaces; by default all that are declared.
+    targets: or their texts; by default those of this machine.
+    recording: a file that JITKERN_RECORD wrote: only the calls in it are made ready.
+    shard: (part from 1, parts): only this part of the work.
+    jobs: builds at once; by default from cores and free memory.
+    keep_going: whether to go on after a failed build.
+    refresh: whether to compile again what is cached.
+    progress: called in this thread with a Step whenever something was done.
+
+    Returns a Result for each entry, and for whatever failed or could not be tried, with the reason.
+    Raises DeclarationError for an op that is not declared and for a file that is no recording,
+    TargetError for what is no target, SettingError, and CacheError where nothing can be kept.
+    """
+    meant = [Target.parse(t) if isinstance(t, str) else t for t in targets] or Target.visible()
+    chosen = _meant(ops)
+    if recording is not None:
+        path = Path(recording)
+        recorded = read_recording(path)
+        _check_declared(path, {call.op: call.module for call in recorded})
+        chosen = recorded_calls([wanted.op for wanted in chosen], recorded, path)
+    unmatched = _unmatched(chosen, meant)
+    lacking = None
+    if shard[1] > 1:
+        lacking = _without_calls(chosen, meant, set())
+        chosen = shard_of(chosen, *shard)
+    groups = [
+        Group(wanted, source, target)
+        for wanted in chosen
+        for target in meant
+        for source in wanted.op.sources.get(target.device, ())
+    ]
+    # Into a private cache instead would keep nothing.
+    with config.using(fallback="raise", jobs=jobs or config.current().jobs):
+        builder = Builder(
+            parallelism.limit(),
+            progress or (lambda _: None),
+            keep_going=keep_going,
+            refresh=refresh,
+        )
+        results = builder.build(groups)
+    if lacking is None:
+        lacking = _without_calls(chosen, meant, builder.found)
+    return [*results, *unmatched, *lacking]
+
+
+def _meant(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
+    chosen: dict[str, Wanted] = {}
+    for given in ops:
+        if isinstance(given, str):
+            named = [
+                op for op in OPS.values()
+                if op.name in (given, f"jitkern::{given}") or op.name.split("::")[0] == given
+            ]  # fmt: skip
+            if not named:
+                raise DeclarationError(
+                    f"`{given}` is no declared op or namespace: import its module first. There "
+                    f"are: {', '.join(sorted(OPS))}"
+                )
+            chosen.update({op.name: Wanted(op) for op in named})
+        else:
+            wanted = given if isinstance(given, Wanted) else Wanted(given)
+            chosen[wanted.op.name] = wanted
+    return [*chosen.values()] or [Wanted(OPS[name]) for name in sorted(OPS)]
+
+
+def _check_declared(path: Path, modules: dict[str, str]) -> None:
+    for op, module in modules.items():
+        if op not in OPS:
+            raise DeclarationError(f"{path} has calls of {op}: import {module}, which declares it")
+
+
+def _without_calls(
+    chosen: Iterable[Wanted], targets: Iterable[Target], found: set[Group]
+) -> list[Result]:
+    """The ops that no call is known of; found: the groups whose calls are ready."""
+    ready = {(group.op.name, group.target.device) for group in found}
+    lacking = []
+    for wanted in chosen:
+        op = wanted.op
+        for device in dict.fromkeys(target.device for target in targets):
+            kernels = [s for s in op.sources.get(device, ()) if not isinstance(s, Extension)]
+            if not kernels or wanted.calls is not None or (op.name, device) in ready:
+                continue
+            if wanted.of(kernels[0], device):
+                continue
+            reason = (
+                f'{op.name}: no sample calls: add `@op.samples` (called with "meta") or '
+                "`prewarm=[...]`, or give a recording"
+            )
+            lacking.append(Result(op.name, "", device, "skipped", reason=reason))
+    return lacking
+
+
+def _unmatched(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[Result]:
+    """What a recording has and no target or source fits."""
+    found = []
+    for wanted in chosen:
+        op = wanted.op
+        for (device, kind), calls in (wanted.calls or {}).items():
+            known = any(source.kind == kind for source in op.sources.get(device, ()))
+            if known and any(target.device == device for target in targets):
+                continue
+            remedy = (
+                f"name a target of theirs, e.g. --target {_example(device)}" if known
+                else f"the op has no {kind} source for it any more; record anew"
+            )  # fmt: skip
+            count = f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
+            reason = f"{op.name}: {count} on {device}: {remedy}"
+            found.append(Result(op.name, kind, device, "skipped", reason=reason))
+    return found
+
+
+def _example(device: str) -> Target:
+    this = Target.current("cpu")
+    return this if device == "cpu" else Target.parse(CUDA)._replace(torch=this.torch)

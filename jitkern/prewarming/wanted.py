@@ -1,0 +1,59 @@
+"""An op, and the calls that it is to be ready for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from jitkern.calls import record
+from jitkern.calls.record import Call
+from jitkern.calls.samples import Sample, misfit
+from jitkern.errors import DeclarationError
+from jitkern.op.op import Op
+from jitkern.source.kinds import Extension, Source
+
+Calls = Mapping[tuple[str, str], Sequence[Sample]]  # by device and kind of source
+
+
+class Wanted:
+    """An op, and the calls that it is to be ready for.
+
+    calls: by device and kind of source, those of a recording or of a shard; None for the samples of
+    the op and its `prewarm=`.
+    """
+
+    def __init__(self, op: Op, calls: Calls | None = None) -> None:
+        self.op = op
+        self.calls = calls
+
+    def of(self, source: Source, device: str) -> Sequence[Sample]:
+        """The calls that `source` is to be ready for; one without arguments for an Extension."""
+        given = None if self.calls is None else self.calls.get((device, source.kind), ())
+        if isinstance(source, Extension):
+            return [Sample("")] if given or given is None else []
+        return self.op.prewarm_samples() if given is None else given
+
+
+def read_recording(path: Path) -> list[Call]:
+    """The calls of a recording. Raises DeclarationError for a file that is none."""
+    try:
+        recorded = record.read(path)
+    except OSError as e:
+        raise DeclarationError(f"{path} cannot be read: {e.strerror}") from e
+    if not recorded:
+        raise DeclarationError(f"{path} contains no calls: that run compiled nothing")
+    return recorded
+
+
+def recorded_calls(ops: Iterable[Op], recorded: Iterable[Call], path: Path) -> list[Wanted]:
+    """The ops, each wanted for its calls in a recording alone."""
+    calls: dict[str, dict[tuple[str, str], list[Sample]]] = {op.name: {} for op in ops}
+    schemas = {op.name: op.schema for op in ops}
+    for call in recorded:
+        if call.op in calls:
+            origin = f"{path}, line {call.line}"
+            why = misfit(schemas[call.op], call.args)
+            problem = f"{origin} does not fit the op: {why}" if why else ""
+            sample = Sample(origin, call.args, problem)
+            calls[call.op].setdefault((call.device, call.kind), []).append(sample)
+    return [Wanted(op, calls[op.name]) for op in ops]
