@@ -211,11 +211,13 @@ def _read(
             yield from pool.map(read, places[start : start + AT_ONCE])
 
 
-def _peek(path: Path) -> Entry | ValueError:
-    """An entry as its manifest says."""
+def _peek(path: Path) -> Entry | ValueError | None:
+    """An entry as its manifest says; None for one that was removed since."""
     try:
         return Entry(path, Manifest.believed(owned.read(path, None, NAME, MAX_BYTES, None)))
     except (OSError, ValueError) as e:
+        if not os.path.lexists(path):
+            return None
         return e if isinstance(e, ValueError) else ValueError(str(e))
 
 

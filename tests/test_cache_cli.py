@@ -311,6 +311,24 @@ def test_an_entry_is_found_by_its_digest(put, cli):
     assert cli("cache", "show", entry.manifest.digest[:16] + "x" * 4)[0] == 1
 
 
+@pytest.mark.parametrize("verb", ["stats", "ls", "verify"])
+def test_what_is_removed_while_it_is_listed_is_not_damaged(verb, put, cli, monkeypatch):
+    gone = put("mylib::a").path
+    put("mylib::b")
+    places = Cache.places
+
+    def places_then_remove(cache, named=None):
+        found = list(places(cache, named))
+        cache.remove(gone)
+        return iter(found)
+
+    monkeypatch.setattr(Cache, "places", places_then_remove)
+    code, out, _ = cli("cache", verb, "--json")
+    rows = json.loads(out.splitlines()[-1])["entries"]
+    assert (code, [(row["op"], row["ok"]) for row in rows]) == (0, [("mylib::b", True)])
+    assert not gone.exists()
+
+
 def test_stats_count_what_cannot_be_read(put, cli):
     put("mylib::a")
     (put("mylib::b").path / NAME).write_text("{}")
