@@ -143,6 +143,20 @@ def test_an_odd_plan_is_none(odd, warm):
         plans._read(entry)
 
 
+@pytest.mark.parametrize("kernels", [[], ["another"]])
+def test_a_plan_that_names_other_kernels_than_its_key_does_is_made_again(kernels, warm, run_python):
+    path = the_entry(warm, "vec_add.plan")
+    stub, named, example, constant = json.loads((path / plans.ARTIFACT).read_bytes())
+    others = [[named[0][0], "vec_add.f64", "0" * 64] for _ in kernels]
+    with_artifact(path, canonical([stub, others, example, constant]))
+    entry = Cache(warm).look_up(path.parent.name, path.name).entry
+    with pytest.raises(ValueError, match="its key"):
+        plans._read(entry)
+    done = run_python(CALL)  # a stub over too few kernels reads what lies behind them
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert json.loads((path / plans.ARTIFACT).read_bytes())[1] == named
+
+
 @pytest.mark.parametrize("odd", KERNELS)
 def test_the_verbs_survive_an_odd_entry(odd, warm, cli):
     KERNELS[odd](the_entry(warm, "vec_add.f32-"))

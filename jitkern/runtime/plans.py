@@ -211,6 +211,8 @@ def _read(entry: Entry) -> Plan:
         stub, kernels, example, constant = json.loads(entry.read(ARTIFACT))
         if not all(map(_is_reference, (stub, *kernels))):
             raise ValueError("it does not name a stub and kernels")
+        if entry.manifest.inputs.get("plan") != {"stub": stub, "kernels": kernels}:
+            raise ValueError("it names other entries than its key does")
     except (TypeError, RecursionError) as e:
         raise ValueError(f"it is no plan: {e}") from e
     return Plan(tuple(stub), tuple(map(tuple, kernels)), str(example), bool(constant))
