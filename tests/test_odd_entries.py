@@ -157,6 +157,32 @@ def test_a_plan_that_names_other_kernels_than_its_key_does_is_made_again(kernels
     assert json.loads((path / plans.ARTIFACT).read_bytes())[1] == named
 
 
+TOO_LARGE = (
+    "import resource, sys\n"
+    "from pathlib import Path\n"
+    "from jitkern.cache.store import Cache\n"
+    "from jitkern.cache_tools import rows\n"
+    "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+    "cache = Cache(Path(sys.argv[1]))\n"
+    "print(cache.look_up(*sys.argv[2:]).reason, [row.ok for row in rows(cache, verify='always')])\n"
+)
+
+
+def test_an_artifact_that_memory_cannot_hold_is_a_miss(warm, tmp_path):
+    path = the_entry(warm, "vec_add.f32-")
+    for other in Cache(warm).paths():
+        if other != path:
+            Cache(warm).remove(other)
+    with_artifact(path, size=1 << 36)
+    os.truncate(path / Manifest.decode((path / NAME).read_bytes()).meta["artifact"], 1 << 36)
+    done = subprocess.run(
+        [sys.executable, "-c", TOO_LARGE, str(warm), path.parent.name, path.name],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "unreadable [False]\n"), done.stderr
+    assert path.exists()
+
+
 @pytest.mark.parametrize("odd", KERNELS)
 def test_the_verbs_survive_an_odd_entry(odd, warm, cli):
     KERNELS[odd](the_entry(warm, "vec_add.f32-"))

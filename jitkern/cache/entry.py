@@ -238,12 +238,15 @@ def _check(
 ) -> tuple[bytes, os.stat_result]:
     """The bytes of an artifact (none where only its size is to be verified), and its status.
 
-    Raises ValueError.
+    Raises ValueError and OSError.
     """
     with owned.opened_file(path, directory, name, owners) as (file, status):
         if status.st_size != artifact.size:
             raise ValueError(f"{name} has the wrong size")
-        data = file.read(artifact.size) if verify == "always" else b""
+        try:
+            data = file.read(artifact.size) if verify == "always" else b""
+        except MemoryError as e:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), name) from e
         if verify == "always" and hashlib.sha256(data).hexdigest() != artifact.sha256:
             raise ValueError(f"{name} is not what was published")
         return data, status
