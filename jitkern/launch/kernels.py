@@ -18,7 +18,7 @@ from typing import Any, NamedTuple  # quicker to make than those of an import of
 
 import torch
 
-from jitkern import config, jit
+from jitkern import config, jit, launch
 from jitkern.config import Config
 from jitkern.errors import (
     CompilerNotFound,
@@ -136,9 +136,7 @@ class Compiled(NamedTuple):
 
     def written(self) -> tuple[Sequence[int], list[str]]:
         """Its parameters as their author wrote them: see `parameters.written`."""
-        from jitkern.launch import parameters
-
-        return parameters.written(self.variant, self.kept, len(self.parameters))
+        return launch.parameters.written(self.variant, self.kept, len(self.parameters))
 
 
 class Ready(NamedTuple):
