@@ -15,8 +15,8 @@ TREE = "sh -c 'sleep 1000 & echo $! > {0}/grandchild; touch {0}/begun; wait'"
 PARENT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner may have had us ignore it
-from jitkern.compilers import child
-child.run(["sh", "-c", sys.argv[1]])
+from jitkern.compilers import child_process
+child_process.run(["sh", "-c", sys.argv[1]])
 """
 
 
@@ -50,8 +50,8 @@ def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
 
 def test_a_fork_of_the_parent_does_not_keep_them_alive(tmp_path):
     code = (
-        "import os, sys, threading, time\nfrom pathlib import Path\nfrom jitkern.compilers import child\n"
-        "threading.Thread(target=child.run, args=(['sh', '-c', sys.argv[1]],), daemon=True).start()\n"
+        "import os, sys, threading, time\nfrom pathlib import Path\nfrom jitkern.compilers import child_process\n"
+        "threading.Thread(target=child_process.run, args=(['sh', '-c', sys.argv[1]],), daemon=True).start()\n"
         "while not Path(sys.argv[2], 'begun').exists(): time.sleep(0.01)\n"
         "pid = os.fork()\n"
         "if not pid: time.sleep(1000)\n"

@@ -235,4 +235,4 @@ def test_no_other_file_reads_the_environment():
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Attribute)
         }
-        assert path.name == "config.py" or not read & {"environ", "getenv"}, path
+        assert path.name == "settings.py" or not read & {"environ", "getenv"}, path

@@ -9,11 +9,11 @@ from jitkern.cache.store import Cache
 WORK = """
 import sys
 from pathlib import Path
-from jitkern import counters
+from jitkern.cache import usage
 root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path({root!r})
-counters.hit(root, root, 1.5)
-counters.hit(root, Path("/layer"), 2.0)
-counters.miss(root, "absent", 0.25)
+usage.hit(root, root, 1.5)
+usage.hit(root, Path("/layer"), 2.0)
+usage.miss(root, "absent", 0.25)
 """
 
 
@@ -70,7 +70,7 @@ def test_a_root_that_does_not_exist_or_is_read_only_is_no_error(tmp_path, run_py
 
 def test_a_fork_counts_only_its_own(root, run_python):
     code = WORK.format(root=str(root)) + (
-        "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: counters.hit(root, root, 1.0)\n"
+        "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: usage.hit(root, root, 1.0)\n"
     )
     assert run_python(code).returncode == 0
     assert usage.total(root)["hits"]["user"] == 2
@@ -87,7 +87,7 @@ def test_stats_tell_hits_by_layer_and_misses_by_reason(
     with config.using(cache_dir=tmp_path / "user", system_cache=(cache_dir,)):
         jit.ensure(variant, target)
         (tmp_path / "user" / "v1").mkdir(parents=True)
-        usage._flush()
+        usage.flush()
         above = usage.total(tmp_path / "user")
     found = cache_tools.stats(Cache(cache_dir), cache_tools.rows(Cache(cache_dir)))
     assert above["hits"] == {str(cache_dir): 1}
@@ -123,8 +123,8 @@ import os
 from pathlib import Path
 from jitkern.dropin import memo
 import atexit
-receipts._hits.append((Path({str(root)!r}), 1.0))
-atexit.register(receipts._settle_at_exit)
+memo._hits.append((Path({str(root)!r}), 1.0))
+atexit.register(memo._settle)
 if os.fork():
     os.wait()
 """

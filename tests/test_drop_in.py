@@ -249,8 +249,10 @@ def test_sycl_is_not_compiled(files):
 def test_the_signatures_are_those_of_torch():
     import inspect
 
+    from torch.utils import cpp_extension
+
     for name in ("load", "load_inline"):
-        theirs = inspect.signature(getattr(compile_and_link, name)).parameters.values()
+        theirs = inspect.signature(getattr(cpp_extension, name)).parameters.values()
         ours = inspect.signature(getattr(jitkern, name)).parameters.values()
         assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
 
@@ -446,9 +448,9 @@ m = jitkern.load_inline("drop_in_warm", {MODULE % ""!r}, no_implicit_headers=Tru
 unwanted = {{"torch.utils.cpp_extension", "jitkern.%s", "jitkern.compilers.child_process", "setuptools"}}
 print(json.dumps([m.answer(), sorted(unwanted & set(sys.modules)), jitkern.stats()]))
 """
-    by_receipt = run_python(code % "entry", PATH="/nonexistent", JITKERN_COMPILE="never")
+    by_receipt = run_python(code % "cache.entry", PATH="/nonexistent", JITKERN_COMPILE="never")
     shutil.rmtree(cache_dir / "inline")
-    by_lookup = run_python(code % "jit", PATH="/nonexistent", JITKERN_COMPILE="never")
+    by_lookup = run_python(code % "jit.build", PATH="/nonexistent", JITKERN_COMPILE="never")
     for done in (by_receipt, by_lookup):
         assert done.returncode == 0, done.stderr
         answer, loaded, stats = json.loads(done.stdout)
@@ -483,8 +485,7 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     else:
         shutil.copytree(cache_dir, tmp_path / "copy")
         monkeypatch.setattr(
-            config,
-            "_current",
+            "jitkern.config.settings._current",
             config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
         )
     with pytest.raises((OSError, ValueError)), memo._read(config.current(), receipt.name):
@@ -947,7 +948,7 @@ def test_a_library_that_is_missing_is_named(files, is_python_module):
 def test_a_fork_waits_for_no_thread_of_its_parent(run_python):
     code = """
 import os, threading
-from jitkern import library
+from jitkern.loading import library
 held, over = threading.Event(), threading.Event()
 def hold():
     with library._opening:
@@ -1116,9 +1117,11 @@ def test_the_arch_list_is_read_as_torch_reads_it(listed, archs):
     )
     assert list(arch_flags.arch_flags(listed, ())) == expected
     if "f" not in listed and "90a+" not in listed:
+        from torch.utils import cpp_extension
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TORCH_CUDA_ARCH_LIST", listed)
-            assert compile_and_link._get_cuda_arch_flags() == expected
+            assert cpp_extension._get_cuda_arch_flags() == expected
 
 
 def test_flags_that_name_an_arch_take_the_place_of_the_list():

@@ -14,7 +14,7 @@ COUNTED = """
 import collections, json, sys, torch
 {before}
 import jitkern.ops
-from jitkern.launch import linker, runtime, slot
+from jitkern.runtime import binding, linker, slot
 counting = collections.Counter()
 told = ("open", "_thread.start_new_thread", "subprocess.Popen", "os.posix_spawn", "os.fork")
 sys.addaudithook(lambda event, _: event in told and counting.update([event]))
@@ -28,7 +28,7 @@ for _ in range(1000):
     jitkern.ops.vec_add(x, y)
 seen = dict(counting)
 print(json.dumps({{
-    "seen": seen, "loaded": runtime.runtime() is not None, "stubs": jitkern.stats()["stubs"],
+    "seen": seen, "loaded": binding.runtime() is not None, "stubs": jitkern.stats()["stubs"],
     "misses": sum(one.misses for one in slot.SLOTS) - sum(before),
 }}))
 """
@@ -72,7 +72,7 @@ def test_errors_and_gradients_are_right_before_the_runtime_is_loaded(run_python)
         "from jitkern.runtime import builds\n"
         "builds.RUNTIME.later = lambda work: True\n"
         "import jitkern.ops\n"
-        "from jitkern.launch import runtime\n"
+        "from jitkern.runtime import binding\n"
         "for _ in range(3):\n"
         "    try: torch.ops.jitkern.vec_add(torch.ones(2), torch.ones(3))\n"
         "    except RuntimeError as e: print('shapes differ' in str(e))\n"
@@ -80,7 +80,7 @@ def test_errors_and_gradients_are_right_before_the_runtime_is_loaded(run_python)
         "    jitkern.ops.softmax(x).square().sum().backward()\n"
         "    wanted, = torch.autograd.grad(x.softmax(-1).square().sum(), x)\n"
         "    print(torch.allclose(x.grad, wanted))\n"
-        "print(runtime.runtime())\n"
+        "print(binding.runtime())\n"
     )
     assert done.stdout.split() == ["True"] * 6 + ["None"], done.stderr
 
@@ -102,7 +102,7 @@ def test_a_process_that_ends_at_once_waits_no_longer_than_it_may(run_python, tmp
 CONSTANTS = """
 import glob, json, math, os, sys, threading, torch
 from jitkern.declare import Cpp, kernel
-from jitkern.launch import linker, slot
+from jitkern.runtime import linker, slot
 open("k.cpp", "w").write('extern "C" void scale(float* out, double a, long n) { for (long i = 0; i < n; i++) out[i] = a; }')
 op = kernel("jitkern_constants::f(Tensor x, float a) -> Tensor", cpu=Cpp(os.path.abspath("k.cpp")))
 @op.launch("cpu")

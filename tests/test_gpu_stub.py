@@ -321,10 +321,10 @@ def autotune_again(op, tmp_path):
     declared = triton_text.functions(str(tmp_path / "t.py"), 0)["double"]
     code = (
         "import torch\nfrom jitkern import config\nfrom jitkern.source.kinds import Triton\n"
-        "from jitkern.launch import autotune, triton\nfrom jitkern.target import Target\n"
+        "from jitkern.launch import autotune\nfrom jitkern.source import triton_text\nfrom jitkern.target import Target\n"
         "def refuse(*_): raise AssertionError('measured')\n"
         "autotune._milliseconds = refuse\n"
-        f"configs = triton.functions({str(tmp_path / 't.py')!r}, 0)['double'].configs\n"
+        f"configs = triton_text.functions({str(tmp_path / 't.py')!r}, 0)['double'].configs\n"
         f"source = Triton(**{op.sources['cuda'][0].fields()!r})\n"
         f"s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"
         f"autotune.choose({op.name!r}, source, 'double', Target.current('cuda'), "
@@ -377,7 +377,7 @@ def test_compute_sanitizer_finds_nothing(tmp_path):
     if not Path(tool).exists():
         pytest.skip("needs compute-sanitizer")
     code = (
-        "import torch, jitkern.ops as ops\nfrom jitkern.launch import linker\n"
+        "import torch, jitkern.ops as ops\nfrom jitkern.runtime import linker\n"
         "for shape in ((64, 100), (3, 17), (1, 1)):\n"
         "    x = torch.randn(shape, device='cuda')\n"
         "    for _ in range(2):\n"

@@ -91,11 +91,11 @@ def test_a_fork_holds_no_place(run_python):
     code = """
 import os, threading
 from jitkern import config
-from jitkern.compilers import jobs
-with config.using(jobs=1), jobs.place(threading.Event()):
+from jitkern.compilers import parallelism
+with config.using(jobs=1), parallelism.place(threading.Event()):
     pid = os.fork()
     if not pid:
-        with jobs.place(threading.Event()) as taken:
+        with parallelism.place(threading.Event()) as taken:
             os._exit(taken)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 """

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("own_locks")
 
 HOLDER = """
 import sys, time
-from jitkern import lock
+from jitkern.cache import lock
 with lock.held("name", "x"):
     print("held", flush=True)
     time.sleep(600)

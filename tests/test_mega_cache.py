@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from jitkern import config, jit, mega_cache
-from jitkern.cache import used
+from jitkern.cache import events
 from jitkern.cache.manifest import NAME
 from jitkern.cache.store import Cache
 
@@ -140,17 +140,17 @@ def test_a_cache_that_cannot_be_written_is_a_warning(saved, tmp_path, caplog):
 def test_every_entry_is_followed_once_and_those_before_too(variant, target, compiler):
     entry = jit.ensure(variant, target)
     seen = []
-    used.follow(seen.append)
+    events.follow(seen.append)
     try:
         jit.ensure(variant, target)
         assert seen.count(entry.path) == 1
     finally:
-        used._followers.remove(seen.append)
+        events._followers.remove(seen.append)
 
 
 def test_a_torch_without_it_is_left_alone(run_python):
     done = run_python(
         "import sys, torch\nsys.modules['torch.compiler._cache'] = None\n"
-        "import jitkern.ops, jitkern.cache.events\nassert not jitkern.cache.used._followers"
+        "import jitkern.ops, jitkern.cache.events\nassert not jitkern.cache.events._followers"
     )
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from jitkern import cuda_kernel
 from jitkern.compilers.result import compile_error
 from jitkern.declare import Cpp, Triton, kernel
 from jitkern.errors import CompileError, DeclarationError, LaunchError
-from jitkern.kernel import Variant
+from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 NUMBERS = itertools.count()

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config
-from jitkern.cache import eviction, layout, usage
+from jitkern.cache import eviction, layout, receipts, usage
 from jitkern.cache.layout import TAG, TAG_TEXT
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.root import QUARANTINED
 from jitkern.cache.store import Cache
-from jitkern.dropin import memo
 from jitkern.errors import CacheError
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
@@ -79,13 +78,13 @@ def everything_automatic(cache, put):
         assert cache.find(key) is None
     key, entry = put(cache, 0)
     cache.keep_log(key, entry.path)
-    memo.leave("a" * 64, entry.path, {}, new=True)
+    receipts.leave(cache.root, "a" * 64, entry.path, {}, new=True)
     for name in ("01", "02"):
         (cache.root / "v1" / "stats" / f"{name}.jsonl").write_text("{}\n")
     eviction.after_publish(cache, 10**9, max_size=1, max_age=1)
     usage.compact(cache.root)
     cache.purge(0.0)
-    memo.forget(cache.root)
+    receipts.forget(cache.root)
     with cache.staging():
         pass
 
@@ -180,7 +179,7 @@ def test_links_are_not_followed(place, cache_dir, put, cli, tmp_path):
         except CacheError:
             pass
         usage.compact(cache_dir)
-        memo.forget(cache_dir)
+        receipts.forget(cache_dir)
     assert listing(documents) == before
 
 

@@ -23,6 +23,7 @@ from jitkern.prewarming import ahead
 from jitkern.runtime import binding, builds, linker, plans
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
+from jitkern.target import Target
 from jitkern.trace.world import World
 
 _number = itertools.count()
@@ -74,7 +75,7 @@ def closes_over(value):
 def identity_of(function):
     """What plans of a launch function are kept under; None where there are none."""
     world = World([function])
-    made = plans.Plans("x::y", "", function, world, Cpp("k.cpp"), jit.Target.current("cpu"))
+    made = plans.Plans("x::y", "", function, world, Cpp("k.cpp"), Target.current("cpu"))
     return world.identity if hasattr(made, "_flags") else None
 
 
@@ -132,9 +133,7 @@ def reads_a_device_index(k, x):
 
 def test_a_function_that_asks_for_a_device_has_plans_of_each_of_its_index():
     world = World([reads_a_device_index])
-    made = plans.Plans(
-        "x::y", "", reads_a_device_index, world, Cpp("k.cpp"), jit.Target.current("cpu")
-    )
+    made = plans.Plans("x::y", "", reads_a_device_index, world, Cpp("k.cpp"), Target.current("cpu"))
     first, second = (made._key((), "", torch.device("cuda", index)) for index in (0, 1))
     assert first is None or first.digest != second.digest
 
@@ -144,9 +143,7 @@ def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypa
     keys = []
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
-        made = plans.Plans(
-            op.name, op.schema, plain, World([plain]), source, jit.Target.current("cpu")
-        )
+        made = plans.Plans(op.name, op.schema, plain, World([plain]), source, Target.current("cpu"))
         keys.append(made._key(("f32[1]", "int"), "", None).digest)
     assert keys[0] != keys[1]
 
@@ -213,7 +210,7 @@ def _(k, x):
 """
 EDITED = """
 import torch, planned
-from jitkern.launch import linker
+from jitkern.runtime import linker
 for _ in range(2):
     print(planned.op(torch.ones(3)).tolist())
     linker.settle()
@@ -273,7 +270,7 @@ def op(declared):
 def planned(op):
     slot = slot_of(op)
     source = op.sources["cpu"][0]
-    target = next(iter({jit.Target.current("cpu")}))
+    target = next(iter({Target.current("cpu")}))
     return list(slot.plans(plain, World([plain]), source, target).entries(("f32[1]", "int")))
 
 
@@ -325,9 +322,9 @@ def test_prewarm_and_a_call_agree_on_the_stub(op):
     linker.settle()
     source = op.sources["cpu"][0]
     calls = needs_of(op, source, "cpu").calls
-    (stub,), _ = ahead.stubs_of(op, source, jit.Target.current("cpu"), calls)
+    (stub,), _ = ahead.stubs_of(op, source, Target.current("cpu"), calls)
     with config.using(compile="never"):
-        assert jit.ensure(stub.variant, jit.Target.current("cpu")).manifest.inputs["op"] == op.name
+        assert jit.ensure(stub.variant, Target.current("cpu")).manifest.inputs["op"] == op.name
 
 
 def test_a_callback_may_call_the_op_it_is_told_of(run_python):

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config, jit
-from jitkern.cache import eviction
+from jitkern.cache import eviction, receipts
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.root import GRACE
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.installed import Installed
-from jitkern.dropin import memo
 from jitkern.jit import mega_cache_entries
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
@@ -98,9 +97,8 @@ def test_a_removed_entry_is_gone_for_the_next_lookup_and_freed(cache, put):
 
 def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
     kept, gone = put(1), put(2)
-    with config.using(cache_dir=cache.root):
-        memo.leave("a" * 64, kept, {}, new=True)
-        memo.leave("b" * 64, gone, {}, new=True)
+    receipts.leave(cache.root, "a" * 64, kept, {}, new=True)
+    receipts.leave(cache.root, "b" * 64, gone, {}, new=True)
     folder = cache.root / "inline"
     (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
     (folder / "notes").write_text("mine")

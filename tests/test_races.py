@@ -251,7 +251,7 @@ def test_a_lock_folder_of_no_use_stops_nobody(what, ensure, compiler, monkeypatc
         runtime.mkdir()
         monkeypatch.setattr(lock.os, "access", lambda path, mode: "read-only" not in what)
     if what == "a folder for the lock":
-        monkeypatch.setattr("jitkern.jit.obtain._lock_name", lambda key: "name")
+        monkeypatch.setattr("jitkern.jit.build.lock_name", lambda key: "name")
         (runtime / "jitkern" / "name.lock").mkdir(parents=True)
     with config.using(runtime_dir=runtime):
         assert ensure() == b"code of f32"

@@ -559,8 +559,8 @@ def test_two_threads_are_inside_a_kernel_at_once(declare, way):
 
 FORK = """
 import os, signal, torch, jitkern.ops
-from jitkern.launch import linker, runtime, slot
-assert runtime.runtime()
+from jitkern.runtime import binding, linker, slot
+assert binding.runtime()
 vec_add = jitkern.ops.vec_add
 known = vec_add.backends["cpu"].implementation.slot
 def computes(*tensors):
@@ -978,7 +978,7 @@ def test_numbers_at_the_edge_of_their_types_are_passed_whole(many):
 
 CALL = """
 import torch, jitkern, jitkern.ops
-from jitkern.launch import linker, runtime, slot
+from jitkern.runtime import binding, linker, slot
 assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
 linker.settle()
 before = [known.misses for known in slot.SLOTS]
@@ -986,7 +986,7 @@ assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
 after = [known.misses for known in slot.SLOTS]
 stats = jitkern.stats()
 served = any(known.known and known.number is not None for known in slot.SLOTS) and after == before
-print(runtime.runtime() is not None, served, stats["compiles"], stats["stubs"])
+print(binding.runtime() is not None, served, stats["compiles"], stats["stubs"])
 """
 PYTHON, LINKED = "False False", "True True"  # who served the second call
 

@@ -22,7 +22,8 @@ pytestmark = [
 DRIVER = """
 import hashlib, json, pathlib, sys
 import torch, jitkern
-from jitkern import closure, jit
+from jitkern import jit
+from jitkern.source import closure
 from jitkern.source.kinds import Cuda, Extension, Triton, Variant
 from jitkern.target import Target
 

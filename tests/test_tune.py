@@ -416,14 +416,14 @@ else:
         return float(candidate["WAY"])
     autotune._milliseconds = measure
 import jitkern, tuned
-from jitkern.launch import slot
+from jitkern.runtime import slot
 x = torch.ones(3)
 results = {{str(tuned.op(x, a=2.0).tolist()) for _ in range(2)}}
 from jitkern import jit
 if {warm}:
     print(*results, jitkern.stats()["compiles"])
 else:
-    from jitkern.launch import linker
+    from jitkern.runtime import linker
     linker.settle()
     print(*results, measured)
 """
@@ -440,9 +440,9 @@ def process(tmp_path, run_python):
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    run_python("from jitkern import jit; from jitkern.launch import runtime\n"
+    run_python("from jitkern import jit; from jitkern.runtime import binding\n"
                "from jitkern.target import Target\n"
-               "jit.ensure(runtime.variant(), Target.current('cpu'))")  # fmt: skip
+               "jit.ensure(binding.variant(), Target.current('cpu'))")  # fmt: skip
     return run
 
 

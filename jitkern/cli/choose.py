@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jitkern
-from jitkern import op as room
+from jitkern import op as room, prewarming
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
-from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
 from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.calls.record import Call
     from jitkern.op.op import Op
+    from jitkern.prewarming.wanted import Wanted
 
 _OF_A_PACKAGE = "; for an op of a package that is not installed, give the package's name"
 _NO_KERNEL_FILE = (
@@ -59,16 +59,17 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[st
     or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
-    recorded = read_recording(path)
+    recorded = prewarming.wanted.read_recording(path)
     for call in recorded:
         if call.op not in room.op.OPS:
             _declare(call, path, names)
     ops, broken = _choose(names, raising)  # after those modules, which may declare them
-    return recorded_calls(ops, recorded, path), broken
+    return prewarming.wanted.recorded_calls(ops, recorded, path), broken
 
 
 def _import_installed() -> dict[str, str]:
     """Import what declares ops, and tell why of a module that raises."""
+    importlib.import_module("jitkern.ops")
     raising = {}
     for module in jitkern.declare.installed():
         try:

@@ -10,12 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from jitkern import config
+from jitkern import config, prewarming
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
-from jitkern.prewarming.api import CUDA, prewarm
-from jitkern.prewarming.tasks import Result
-from jitkern.prewarming.wanted import Wanted
+
+_EXAMPLE = "cuda-sm_90-cu130-torch2.11.0"
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -30,7 +29,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="T",
-        help=f"e.g. {CUDA}; repeatable",
+        help=f"e.g. {_EXAMPLE}; repeatable",
     )
     parser.add_argument(
         "--jobs",
@@ -68,13 +67,16 @@ def run(args: argparse.Namespace) -> int:
         wanted, broken = choose_recorded(args.recording, args.what)
     else:
         ops, broken = choose_ops(args.what)
-        wanted = [Wanted(op) for op in ops]
+        wanted = [prewarming.wanted.Wanted(op) for op in ops]
     with Progress() as progress:
-        results = prewarm(
+        results = prewarming.api.prewarm(
             wanted, targets, shard=args.shard, jobs=args.jobs, keep_going=args.keep_going,
             refresh=args.refresh, progress=progress,
         ) if wanted else []  # fmt: skip
-    results += [Result(name, "", "", "failed", reason=reason) for name, reason in broken.items()]
+    results += [
+        prewarming.tasks.Result(name, "", "", "failed", reason=reason)
+        for name, reason in broken.items()
+    ]
     count = {
         status: sum(r.status == status for r in results)
         for status in ("built", "hit", "failed", "skipped")
@@ -98,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
 
 
-def _print(results: list[Result]) -> None:
+def _print(results: list[prewarming.tasks.Result]) -> None:
     rows = [
         (
             r.status,

@@ -298,6 +298,7 @@ def _gathered(
 
 
 def user_file(environment: Mapping[str, str]) -> Path:
+    """The path of the user's settings file, which need not exist."""
     base = environment.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # noqa: PTH117  its specification has a relative one ignored
         base = "~/.config"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jitkern import cxx
 from jitkern.errors import JitkernError
+from jitkern.source import cpp_text
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Variant
 from jitkern.source.triton_text import functions
@@ -49,10 +49,10 @@ def _of_cxx(variant: Variant, count: int) -> list[str]:
 
 
 def _of_text(path: Path, variant: Variant, count: int) -> list[str]:
-    text = cxx.read(path)
-    if cxx.plain_name(variant.function).rpartition("::")[2] not in text:
+    text = cpp_text.read(path)
+    if cpp_text.plain_name(variant.function).rpartition("::")[2] not in text:
         return []
-    named = cxx.named(cxx.functions_in(text), variant.function)
-    lists = dict.fromkeys(tuple(cxx.split(function.parameters)) for function in named)
+    named = cpp_text.named(cpp_text.functions_in(text), variant.function)
+    lists = dict.fromkeys(tuple(cpp_text.split(function.parameters)) for function in named)
     fitting = [found for found in lists if len(found) == count]
     return list(fitting[0]) if len(fitting) == 1 else []
