@@ -21,7 +21,7 @@ from jitkern.errors import (
     NotCached,
     UntrustedCache,
 )
-from jitkern.jit import obtain
+from jitkern.jit import cache_in_use
 from jitkern.loading import loader
 from jitkern.target import Target
 
@@ -149,7 +149,7 @@ def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, ta
 
 def test_no_lock_outlives_what_it_was_for(compiler, variant, target):
     jit.ensure(variant, target)
-    assert not obtain._locks
+    assert not cache_in_use._locks
 
 
 def test_threads_compile_once(compiler, variant, target):

@@ -44,7 +44,7 @@ def test_python_cuda_and_cpp_snippets_run(tmp_path, run_python):
             done = run_python(text)
             assert done.returncode == 0, f"{text}\n{done.stderr}"
             ran += 1
-    assert ran == 6
+    assert ran == 7
 
 
 @pytest.mark.skipif(this_platform() != "linux_x86_64", reason="shows an x86-64 target")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
+import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
-from jitkern import config
+from jitkern import cache, config
 from jitkern.cache import usage
-from jitkern.cache.process_root import private_root
 from jitkern.cache.store import Cache, Entry
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
@@ -20,6 +23,8 @@ _OPENED_BY = (  # the settings that say which cache it is, and how it is used
     "max_size", "max_age",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
+_guard = threading.Lock()
 spilled: list[bool] = []  # something was compiled into the private root
 
 
@@ -39,7 +44,7 @@ def _open_cache(*values: Any) -> Cache:
             raise
         warn_of_private_root(e)
         return Cache(
-            private_root(), (*settings.system_cache, *installed_layers()),
+            cache.process_root.private_root(), (*settings.system_cache, *installed_layers()),
             verify=settings.verify, fsync=False, rules=Trust.of(settings),
         )  # fmt: skip
 
@@ -47,13 +52,15 @@ def _open_cache(*values: Any) -> Cache:
 def warn_of_private_root(why: CacheError) -> None:
     """Say where kernels are compiled instead, and why."""
     _log.warning(
-        "%s. Until then kernels are compiled into %s, for this process alone", why, private_root()
+        "%s. Until then kernels are compiled into %s, for this process alone",
+        why,
+        cache.process_root.private_root(),
     )
 
 
 def spill() -> Cache:
     """The private root of this process."""
-    return Cache(private_root(), fsync=False)
+    return Cache(cache.process_root.private_root(), fsync=False)
 
 
 def count_hit(entry: Entry) -> None:
@@ -61,5 +68,22 @@ def count_hit(entry: Entry) -> None:
     usage.hit(open_cache().root, entry.root, entry.manifest.seconds)
 
 
-if hasattr(os, "register_at_fork"):  # it may be in the private root of the parent
-    os.register_at_fork(after_in_child=_open_cache.cache_clear)
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Let no two threads of this process be in a block of this name at once."""
+    with _guard:
+        this = _locks.setdefault(name, threading.Lock())
+    with this:
+        yield
+
+
+def _after_fork() -> None:
+    """A child forgets the locks and the private root of its parent."""
+    global _guard  # noqa: PLW0603
+    _guard = threading.Lock()
+    _locks.clear()
+    _open_cache.cache_clear()  # it may be in the private root of the parent
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from jitkern import jit
 from jitkern.cache import events
 from jitkern.cache.entry import Entry
 from jitkern.cache.events import Event
 from jitkern.errors import LoadError
-from jitkern.jit.cache_in_use import count_hit, open_cache
-from jitkern.jit.obtain import ensure, one_at_a_time
+from jitkern.jit.cache_in_use import count_hit, one_at_a_time, open_cache
 from jitkern.loading.loader import load
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -24,7 +24,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
 
     Raises what `ensure` does, and LoadError.
     """
-    entry = ensure(variant, target, may_compile=may_compile)
+    entry = jit.obtain.ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
     with one_at_a_time(f"load {digest}"):
         if digest not in _loaded:
@@ -39,7 +39,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
                     open_cache().quarantine(entry)
                 _loaded[digest] = load(
                     variant.source,
-                    ensure(variant, target, refresh=not gone, may_compile=may_compile),
+                    jit.obtain.ensure(variant, target, refresh=not gone, may_compile=may_compile),
                 )
         return _loaded[digest]
 

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 import time
-import weakref
-from collections.abc import Iterator
 
 from jitkern import cache, config, jit
 from jitkern.cache import events
@@ -24,7 +20,7 @@ from jitkern.errors import (
     TargetError,
 )
 from jitkern.jit import cache_in_use
-from jitkern.jit.cache_in_use import open_cache
+from jitkern.jit.cache_in_use import one_at_a_time, open_cache
 from jitkern.jit.request import Request
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -32,19 +28,6 @@ from jitkern.target import Target
 OTHER_COMPILER = "another compiler made it"
 REFRESH = Found(None, reason="refresh")
 _log = logging.getLogger(__name__)
-_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
-_guard = threading.Lock()
-
-
-def _after_fork() -> None:
-    """A child forgets the locks that its parent's other threads held."""
-    global _guard  # noqa: PLW0603
-    _guard = threading.Lock()
-    _locks.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def exact_target(variant: Variant, target: Target) -> Target:
@@ -127,12 +110,3 @@ def capturing() -> bool:
     import torch
 
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-@contextlib.contextmanager
-def one_at_a_time(name: str) -> Iterator[None]:
-    """Let no two threads of this process be in a block of this name at once."""
-    with _guard:
-        this = _locks.setdefault(name, threading.Lock())
-    with this:
-        yield

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import config, jit, launch, op as room, runtime
+from jitkern import config, jit, launch, op as room, runtime, trace
 from jitkern.calls import record
 from jitkern.errors import (
     CacheError,
@@ -27,7 +27,6 @@ from jitkern.runtime.binding import prepare, say_why_not
 from jitkern.runtime.slot import Slot
 from jitkern.source.kinds import Extension, Source, Variant
 from jitkern.target import Target
-from jitkern.trace.quick import runnable
 
 if TYPE_CHECKING:
     from jitkern.launch.kernels import Runner
@@ -150,7 +149,7 @@ class Implementation:
         kernels = runner.kernels()
         try:
             launcher = self._launcher(source)
-            result = runnable(launcher)(kernels, *args, **kwargs)
+            result = trace.quick.runnable(launcher)(kernels, *args, **kwargs)
             runner.check_result(launcher, self.op.returned, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
