@@ -1,9 +1,10 @@
 """The house: what its rooms are, and that imports go down only."""
 
 import ast
+import re
 
 import pytest
-from architecture import MODULES, ROOT, TREES, circle, for_types, imports, upward
+from architecture import MODULES, ORDER, ROOT, TREES, circle, for_types, imports, upward
 
 FILES = pytest.mark.parametrize("name", MODULES)
 
@@ -99,3 +100,32 @@ def test_only_the_command_line_prints_or_exits():
         if not name.startswith("jitkern.cli") and name not in children:
             called = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
             assert not called & {"print", "sys.exit", "exit"}, name
+
+
+MAP = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def named_in_the_map():
+    """(module, dotted name) of each function that the map names."""
+    found = re.findall(r"`((?:[a-z_]+/)+[a-z_]+)\.([A-Za-z_.]+)`", MAP)
+    return [(place, name) for place, name in found if name not in ("py", "c") and "." not in place]
+
+
+@pytest.mark.parametrize(("place", "name"), named_in_the_map(), ids=".".join)
+def test_the_map_names_functions_where_they_are(place, name):
+    module = f"jitkern.{place.replace('/', '.')}".removesuffix(".__init__")
+    node = TREES[module]
+    for part in name.split("."):
+        inside = {n.name: n for n in node.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        node = inside[part]
+
+
+def test_the_map_has_each_room_and_few_words():
+    rooms = re.findall(r"^\| `([a-z]+)/` \|", MAP, flags=re.MULTILINE)
+    folders = [
+        path.name for path in (ROOT / "jitkern").iterdir() if (path / "__init__.py").is_file()
+    ]
+    assert sorted(rooms) == sorted(folders)
+    assert rooms == sorted(rooms, key=ORDER.index)
+    words = MAP.partition("## Words")[2].count("\n| ") - 1
+    assert len(named_in_the_map()) > 20 and 15 < words <= 25
