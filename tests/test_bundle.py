@@ -723,7 +723,7 @@ def test_unsigned_and_foreign_entries_are_refused_before_the_manifest_is_parsed(
     refused(joined(unsigned), "not signed by a trusted key", keys=(public,))
     signatures = [each for each in found if each[0].endswith(".sig")]
     signatures[0][2], signatures[1][2] = signatures[1][2], signatures[0][2]  # equally long
-    refused(joined(found), "signature of .* is wrong", keys=(public,))
+    refused(joined(found), "signature by the key .* is wrong", keys=(public,))
 
 
 def test_without_keys_signatures_are_kept_and_not_needed(signed, cache, other, tmp_path):

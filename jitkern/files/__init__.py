@@ -1,4 +1,4 @@
-"""Files that nobody else could have written, and files that are whole after a crash."""
+"""Files that no other user could have written, and files that stay whole after a crash."""
 
 from __future__ import annotations
 

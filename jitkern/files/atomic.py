@@ -1,7 +1,7 @@
-"""Directories and files that are on the disk, not only in its cache, when a function returns.
+"""Write files and directories so that they are whole on the disk, even after a power cut.
 
-After a power cut a rename may be there and the bytes it renamed not, unless they were synced
-before it (ext4 and xfs, tried); the rename itself is there once its directory is synced.
+A rename can survive a power cut while the bytes of the renamed file are lost, unless the file was
+synced first (tried on ext4 and xfs). The rename itself survives once its directory is synced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
+    """Wait until the content of a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
         os.fsync(descriptor)
@@ -23,9 +23,10 @@ def sync(path: Path) -> None:
 
 
 def make_directory(path: Path, mode: int, *, fsync: bool) -> None:
-    """Make `path`, and with mode 0755 what is missing above it; each is synced into its parent.
+    """Make the directory `path`, and its missing parents with mode 0755.
 
-    Raises FileExistsError where something else is in the way, and OSError.
+    fsync: sync the parent of each new directory. Raises FileExistsError where a file or link is in
+    the way, and OSError.
     """
     if path.is_dir() and not path.is_symlink():
         return
@@ -34,7 +35,7 @@ def make_directory(path: Path, mode: int, *, fsync: bool) -> None:
     try:
         path.mkdir(mode)
     except FileExistsError:
-        if not path.is_dir() or path.is_symlink():  # else another process was faster
+        if not path.is_dir() or path.is_symlink():  # otherwise another process was faster
             raise
     if fsync:
         sync(path.parent)
@@ -48,25 +49,25 @@ def write(
     mode: int = 0o644,
     fsync: bool = False,
 ) -> None:
-    """Make `path` hold `data` by one rename: a reader has the old file or the new. Raises OSError.
+    """Write `data` to `path` by one rename: a reader sees the old file or the new. Raises OSError.
 
-    staging: where it is written first, on the same file system; by default beside it.
+    staging: directory for the temporary file, on the same file system; by default that of `path`.
     """
-    new = (staging or path.parent) / f".{path.name}.{uuid.uuid4().hex}"
+    temporary = (staging or path.parent) / f".{path.name}.{uuid.uuid4().hex}"
     try:
-        new.write_bytes(data)
-        new.chmod(mode)
+        temporary.write_bytes(data)
+        temporary.chmod(mode)
         if fsync:
-            sync(new)
-        new.replace(path)
+            sync(temporary)
+        temporary.replace(path)
     except BaseException:
-        delete(new)
+        delete(temporary)
         raise
 
 
 def delete(path: Path) -> None:
-    """Remove a file, or a directory and all in it; what cannot be removed stays."""
-    with contextlib.suppress(OSError):  # rmtree raises some errors that it was told to ignore
+    """Remove a file, or a directory with its content, as far as the system allows."""
+    with contextlib.suppress(OSError):  # rmtree raises some errors despite `ignore_errors`
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -1,8 +1,8 @@
-"""Who could have written a directory that native code is loaded from.
+"""Check who could have written a directory that native code is loaded from.
 
 Checksums find accidents; ownership and signatures find other users. A process of the same user is
-out of scope. What is read is opened so that this is known of it: relative to an open directory, no
-link followed, its owner and mode those of what is open.
+out of scope. Files are opened relative to an open directory, without following links, and their
+owner and mode are those of the open descriptor: nobody can exchange a file after its check.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ RELATIVE = os.open in os.supports_dir_fd  # not on Windows
 DESCRIPTORS = "/proc/self/fd"
 INSTALLED = "jitkern_layers"  # folder beside installed packages: one read-only layer for each wheel
 
-_given: set[str] = set()  # what `path_in` returned
+_returned_paths: set[str] = set()  # by `path_in`
 
 
 class Trust(NamedTuple):
-    """What the settings files say about trust (see config.Config)."""
+    """The trust rules in the settings files (see config.Config)."""
 
     roots: tuple[Path, ...] = ()
     keys: tuple[str, ...] = ()
@@ -39,17 +39,17 @@ class Trust(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Trust:
-        """Those of the settings."""
+        """Return the trust rules of the settings."""
         return cls(config.trusted, config.trusted_keys, config.signed)
 
 
 class Layer(NamedTuple):
-    """A root of the cache, and what is asked of its entries.
+    """A root of the cache, and the conditions that its entries must meet.
 
-    owners: users that they may belong to, writable by nobody else; None where the place vouches for
-    them. keys: one of these must have signed each; none where no signature is needed.
-    own: the user root, which is written to. vouched: the settings say that its directories may be
-    open to others.
+    owners: users who may own entries that nobody else can write; None: any, the place is trusted.
+    keys: public keys, one of which must have signed each entry; empty where none is needed.
+    own: whether this is the user root, which this process writes to.
+    vouched: whether the settings allow other users to write its directories.
     """
 
     root: Path
@@ -60,31 +60,31 @@ class Layer(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether an entry is used where it lies: no other can change it after it was checked."""
+        """Return whether entries are used in place: nobody can change them after their check."""
         return self.owners is not None or not self.keys
 
 
 def user_layer(root: Path, trusted: tuple[Path, ...] = ()) -> Layer:
-    """The user root, as a layer."""
+    """Return the layer of the user root."""
     owners = frozenset({os.geteuid()}) if hasattr(os, "geteuid") else None
     return Layer(root, owners, own=True, vouched=root in trusted)
 
 
 def layer_of(root: Path, trust: Trust) -> Layer | str:
-    """The read-only layer at `root`, or why it must not be used.
+    """Return the read-only layer at `root`, or the reason why it must not be used.
 
-    In this order: a root of which signed entries alone are wanted; one that the settings trust, or
-    that is a part of the Python installation that jitkern was imported from; one that belongs to
-    this user or to root and that no other can write; one whose entries carry a trusted signature.
+    The first rule that fits decides: the settings demand signed entries for the root; they trust
+    the root, or it is part of this Python installation; it belongs to this user or to the user root
+    and nobody else can write it; its entries carry a trusted signature.
     """
     if not os.access(root, os.R_OK | os.X_OK):
-        return f"{root} cannot be read by this user: `chmod -R a+rX` it"
+        return f"{root} cannot be read by this user: run `chmod -R a+rX {root}`"
     reason = distrust_root_of_layer(root)
     owners = frozenset({os.geteuid(), 0}) if hasattr(os, "geteuid") else None
     vouched = root in trust.roots or _is_installed(root)
     if root in trust.signed:
         if not trust.keys:
-            return f"{root} is to hold signed entries only, and there are no `trusted_keys`"
+            return f"{root} is listed under `signed`, but the settings name no `trusted_keys`"
         return Layer(root, None if vouched or reason else owners, trust.keys)
     if vouched:
         return Layer(root, None)
@@ -94,14 +94,14 @@ def layer_of(root: Path, trust: Trust) -> Layer | str:
 
 
 def distrust_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
-    """Why code must not be loaded from the user root `root`, or "" if it may.
+    """Return the reason why code must not be loaded from the user root, or "".
 
-    It is owned by this user and writable by no other; a directory above it may be writable by all
-    only if it is sticky, as /tmp is. A root that does not exist yet is judged by what is above it.
+    The root must be owned by this user and writable by nobody else; a directory above it may be
+    writable by all only if sticky, like /tmp. For a missing root only the directories above count.
     """
     if not hasattr(os, "geteuid") or root in trusted:
         return ""
-    with contextlib.suppress(OSError):  # there is none yet, or not for us
+    with contextlib.suppress(OSError):  # the root is missing or unreachable
         reason = distrust_entry(root.stat(), {os.geteuid()})
         if reason:
             return f"{root} {reason}"
@@ -109,23 +109,23 @@ def distrust_root(root: Path, trusted: tuple[Path, ...] = ()) -> str:
         with contextlib.suppress(OSError):
             mode = parent.stat().st_mode
             if stat.S_ISDIR(mode) and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                return f"{parent}, above it, is writable by every user"
+                return f"{parent}, a parent of {root}, is writable by every user"
     return ""
 
 
 def distrust_root_of_layer(root: Path) -> str:
-    """Why a read-only layer is not trusted for its owner, or "" if it is."""
+    """Return the reason why the owner or mode of a read-only layer is not trusted, or ""."""
     if not hasattr(os, "geteuid"):
         return ""
     try:
         reason = distrust_entry(root.stat(), {os.geteuid(), 0})
     except OSError as e:
-        reason = f"cannot be looked at: {e.strerror}"
+        reason = f"cannot be examined: {e.strerror}"
     return f"{root} {reason}" if reason else ""
 
 
 def distrust_entry(status: os.stat_result, owners: set[int] | frozenset[int]) -> str:
-    """Why a file or directory with this status is not to be trusted, or ""."""
+    """Return the reason why a file or directory with this status is not trusted, or ""."""
     if status.st_uid not in owners:
         return f"belongs to user {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -135,7 +135,7 @@ def distrust_entry(status: os.stat_result, owners: set[int] | frozenset[int]) ->
 
 @contextlib.contextmanager
 def opened(path: Path, parent: int | None = None, *, follow: bool = False) -> Iterator[int | None]:
-    """A descriptor of a directory in the directory `parent`; None where the platform has none."""
+    """Open a directory inside the directory `parent`; yield None where the platform cannot."""
     if not RELATIVE:
         if not path.is_dir() or (path.is_symlink() and not follow):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -150,17 +150,17 @@ def opened(path: Path, parent: int | None = None, *, follow: bool = False) -> It
 
 
 def path_in(directory: int | None, path: Path, name: str) -> str:
-    """A path of the file `name` in an open directory, for those who cannot take a descriptor.
+    """Return a path of the file `name` in an open directory, for loaders that need a path.
 
-    It goes through the descriptor, not through `path`, the directory's name, which may lead
-    elsewhere by now. dlopen takes two libraries of one name for one, so no path is given twice.
+    The path goes through the descriptor, since `path`, the name of the directory, may lead
+    elsewhere by now. dlopen takes equal paths for one library, so no path is returned twice.
     """
     if directory is None or not os.path.isdir(DESCRIPTORS):  # noqa: PTH112  imports less
         return str(path / name)
     place = f"{DESCRIPTORS}/{directory}/"
-    while f"{place}{name}" in _given:
+    while f"{place}{name}" in _returned_paths:
         place += "./"
-    _given.add(f"{place}{name}")
+    _returned_paths.add(f"{place}{name}")
     return f"{place}{name}"
 
 
@@ -168,7 +168,7 @@ def path_in(directory: int | None, path: Path, name: str) -> str:
 def opened_file(
     path: Path, directory: int | None, name: str, owners: frozenset[int] | None
 ) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """A regular file of the entry, links not followed, and its status. Raises ValueError."""
+    """Open a regular file of an entry, not a link; yield it and its status. Raises ValueError."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     where = path / name if directory is None else name
     descriptor = os.open(where, flags, dir_fd=directory)
@@ -192,7 +192,7 @@ def read(
     *,
     used: bool = False,
 ) -> bytes:
-    """The bytes of a file of at most `limit` bytes. used: see `touch`. Raises ValueError."""
+    """Return the bytes of a file, at most `limit`. used: `touch` the file. Raises ValueError."""
     with opened_file(path, directory, name, owners) as (file, status):
         if status.st_size > limit:
             raise ValueError(f"{name} has more than {limit} bytes")
@@ -202,30 +202,30 @@ def read(
 
 
 def touch(descriptor: int, status: os.stat_result) -> None:
-    """Make now the time of modification of an open file, where that is more than an hour off."""
+    """Set the modification time of an open file to now, if it is more than an hour off."""
     if abs(time.time() - status.st_mtime) > TOUCH and os.utime in os.supports_fd:
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
 
 def check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None) -> None:
-    """Raise ValueError for what is not to be trusted; None for owners takes any."""
+    """Raise ValueError if a file with this status is not trusted. owners: None for any owner."""
     reason = distrust_entry(status, owners) if owners is not None else ""
     if reason:
         raise ValueError(f"{what} {reason}")
 
 
 def installed_layers() -> tuple[Path, ...]:
-    """The layers that wheels of prebuilt kernels brought into this Python installation."""
-    found = []
+    """Return the layers that wheels of prebuilt kernels brought into this Python installation."""
+    layers = []
     others = [Path(p) for p in sys.path if p.endswith("-packages")]  # judged by their owner
     for place in dict.fromkeys((*_installation(), *others)):
         try:
             names = sorted(os.listdir(place / INSTALLED))
         except OSError:
             continue
-        found += [place / INSTALLED / name for name in names]
-    return tuple(path for path in found if path.is_dir())
+        layers += [place / INSTALLED / name for name in names]
+    return tuple(path for path in layers if path.is_dir())
 
 
 def _is_installed(root: Path) -> bool:
@@ -235,7 +235,7 @@ def _is_installed(root: Path) -> bool:
 
 
 def _installation() -> list[Path]:
-    """Where this Python's packages are, jitkern among them: who writes there runs code here."""
+    """Return this Python's package directories: whoever can write there runs code here anyway."""
     here = Path(__file__).parents[2]
     prefix = f"{sys.prefix}{os.sep}"
     places = [Path(p) for p in sys.path if p.startswith(prefix) and p.endswith("-packages")]

@@ -1,7 +1,7 @@
 """Ed25519 signatures over the bytes of a manifest, in the file `manifest.sig` beside it.
 
-A line of that file, and a public key in the settings, is `ed25519 PUBLIC-KEY [SIGNATURE]`, both in
-base64. The algorithm is that of RFC 8032, by the package `cryptography`.
+Each line of `manifest.sig` is `ed25519 PUBLIC-KEY SIGNATURE`, and a public key in the settings is
+`ed25519 PUBLIC-KEY`, all in base64. The package `cryptography` implements the algorithm, RFC 8032.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ REMEDY = 'pip install "jitkern[sign]"'
 
 
 def distrust(data: bytes, signatures: bytes, keys: tuple[str, ...]) -> str:
-    """Why no signature over `data` by one of `keys` is among `signatures`, or "" if one is.
+    """Return the reason why `signatures` holds no valid signature of `data`, or "" if it does.
 
-    keys: public keys in base64.
+    keys: public keys in base64, one of which must have signed.
     """
     try:
         from cryptography.exceptions import InvalidSignature
@@ -33,14 +33,14 @@ def distrust(data: bytes, signatures: bytes, keys: tuple[str, ...]) -> str:
         try:
             Ed25519PublicKey.from_public_bytes(decoded(public)).verify(decoded(signature), data)
         except (ValueError, InvalidSignature):
-            reason = f"its signature of {public} is wrong"
+            reason = f"its signature by the key {public} is wrong"
         else:
             return ""
     return reason
 
 
 def public_key(text: str) -> str:
-    """The base64 in `ed25519 BASE64 [comment]`. Raises ValueError."""
+    """Return the base64 in `ed25519 BASE64 [comment]`. Raises ValueError."""
     kind, _, rest = text.strip().partition(" ")
     public = rest.split(" ")[0]
     if kind != "ed25519" or len(decoded(public)) != 32:
@@ -49,7 +49,7 @@ def public_key(text: str) -> str:
 
 
 def decoded(text: str) -> bytes:
-    """The bytes of base64. Raises ValueError."""
+    """Return the bytes that base64 text encodes. Raises ValueError."""
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as e:
