@@ -1,4 +1,4 @@
-"""What the user asked for: read once, frozen, validated however it comes."""
+"""The settings of the user: read once, frozen, and validated whatever their origin."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ __all__ = [
     "BUILD_VARIABLES", "PREFERENCES", "SEARCHED", "SETTINGS", "Config", "cuda_arch_list",
     "current", "duration_of", "follow_preferences", "preferences", "renew", "size_of", "using",
 ]  # fmt: skip
-__getattr__ = on_first_use(__name__)  # `file`, where there is one to read
+__getattr__ = on_first_use(__name__)  # the module `file`, needed only if a settings file exists

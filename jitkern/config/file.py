@@ -1,7 +1,7 @@
-"""Settings files: `/etc/jitkern/config.toml`, then the user's own, which wins.
+"""Settings files: `/etc/jitkern/config.toml`, then the user's own file, which wins.
 
-Each key is a setting's variable without `JITKERN_`, in lower case. Three more stand here and
-nowhere else, since they say what native code may be loaded from: `trusted`, `trusted_keys` and
+Each key is the name of an environment variable without `JITKERN_`, in lower case. Three keys have
+no variable, since they decide where native code may be loaded from: `trusted`, `trusted_keys` and
 `signed`.
 """
 
@@ -21,21 +21,23 @@ TRUST = ("TRUSTED", "TRUSTED_KEYS", "SIGNED")
 
 
 def read(path: Path, settings: Collection[str]) -> dict[str, object]:
-    """The values in the file, by the names that they have there.
+    """Return the values in a settings file by their keys.
 
-    settings: what may stand in it beside what says whom to trust. Raises SettingError, naming the
-    file, for a key that is none, and for a file that another user could have written.
+    settings: the keys that are allowed beside the keys of TRUST. Raises SettingError, naming the
+    file, for an unknown key, and for a file that another user could have written.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if hasattr(os, "geteuid") and distrust_entry(status, {0, os.geteuid()}):
-            raise SettingError(f"{path} is not used: another user could have written it")
+            raise SettingError(
+                f"{path} is not used: another user could have written it; mend its owner and mode"
+            )
         text = file.read().decode(errors="replace")
     known = {name.lower() for name in (*settings, *TRUST)}
     values = _parsed(text, path)
     for key in values.keys() - known:
         names = ", ".join(sorted(known))
-        raise SettingError(f"{path}: `{key}` is not a setting; there are: {names}")
+        raise SettingError(f"{path}: `{key}` is not a setting: expected one of {names}")
     return values
 
 
@@ -44,7 +46,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         parsed: dict[str, Any] = importlib.import_module(name).loads(text)
     except ImportError as e:
-        raise SettingError(f"{path} needs Python 3.11, or `pip install tomli`") from e
+        raise SettingError(
+            f"{path} cannot be read without a TOML parser: use Python 3.11, or `pip install tomli`"
+        ) from e
     except ValueError as e:
-        raise SettingError(f"{path}: {e}") from e
+        raise SettingError(f"{path}: this is not valid TOML: {e}") from e
     return parsed

@@ -1,15 +1,15 @@
 """Settings, read once from the environment. No other file reads `os.environ`.
 
-What compilers are told beside the settings, CC, CXX, CPATH and the like, is read then, too, and
-anew at each call of `load_inline` and `load`, as by Torch's: see `renew`. Whatever this process
-builds later is told the same.
+Variables for compilers (CC, CXX, CPATH and the like) are read at the same time, and again at each
+call of `load_inline` and `load`, as Torch does: see `renew`. Later builds of this process get the
+renewed values.
 
 Precedence, highest first:
 1. arguments (command-line options, `config.using(...)`, which counts in its own context alone)
 2. environment variables
 3. the user's settings file, `~/.config/jitkern/config.toml` (or below `$XDG_CONFIG_HOME`)
-4. the system's, `/etc/jitkern/config.toml`
-5. the defaults below
+4. the system's settings file, `/etc/jitkern/config.toml`
+5. the defaults of `Config`
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from jitkern import config, files
 from jitkern.errors import SettingError
 
 SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # directories for `#include`
-# What a compiler's child process may see; all else (CFLAGS, CPATH, NVCC_*_FLAGS, TRITON_*) is
-# scrubbed, so that a builder and a server agree on the artifact.
+# Variables that a compiler's child process may see; all others (CFLAGS, CPATH, NVCC_*_FLAGS,
+# TRITON_*) are removed, so that a builder and a server agree on the artifact.
 BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "USER", "LOGNAME")
-_OF_TOOLS = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "MAX_JOBS")  # read for builds
+_TOOL_VARIABLES = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "MAX_JOBS")
 PREFERENCES = ("", "nvrtc", "triton", "extension", "cc")  # kinds of source
 SYSTEM_FILE = Path("/etc/jitkern/config.toml")
 SETTINGS = (
@@ -45,21 +45,23 @@ _TIMES = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
 
 
 class _Snapshot(dict[str, str]):
-    """The environment of this process, as it was read."""
+    """A copy of the environment of this process."""
 
 
-class Config:  # not a dataclass: making one takes 2 ms of every import
-    """One immutable set of settings; `Config.from_env()` makes it, `current()` holds it.
+class Config:  # not a dataclass: making a dataclass takes 2 ms of every import
+    """An immutable set of settings: `Config.from_env()` makes it, `current()` returns it.
 
-    Making one raises TypeError for an unknown name, and SettingError for a value it does not take.
+    The constructor raises TypeError for an unknown name, and SettingError for an invalid value.
 
-    max_size: bytes, and max_age: seconds, that the user root is kept to (0 = no limit).
-    trusted: roots that may be read though others could write them; trusted_keys: public keys whose
-    signature makes an entry trusted; signed: roots of which only such entries are used.
+    max_size: bytes that the user root may hold (0 = no limit).
+    max_age: seconds without use after which an entry is evicted (0 = no limit).
+    trusted: roots that are used although others could write them.
+    trusted_keys: public keys whose signature makes an entry trusted.
+    signed: roots of which only entries with a trusted signature are used.
     """
 
     cache_dir: Path
-    origins: Mapping[str, str] = MappingProxyType({})  # of settings that are no defaults
+    origins: Mapping[str, str] = MappingProxyType({})  # of settings that differ from the defaults
     system_cache: tuple[Path, ...] = ()
     trusted: tuple[Path, ...] = ()
     trusted_keys: tuple[str, ...] = ()
@@ -67,12 +69,12 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
     max_size: int = 10 << 30
     max_age: int = 60 * 86400
     compile: str = "auto"
-    fallback: str = ""  # "" = reference where nothing fits, raise where a build failed
+    fallback: str = ""  # "" = the reference where no source fits, an error where a build failed
     compiler: str = "any"
     prefer: str = ""
     verify: str = "always"
     fsync: bool = True
-    jobs: int = 0  # 0 = from cores and free memory
+    jobs: int = 0  # 0 = as many as cores and free memory allow
     lock_timeout: float = 1800.0
     record: Path | None = None  # file that the calls of a run are appended to
     log: str = "warning"
@@ -92,16 +94,16 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
             self.__dict__[name] = _checked(name, value, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"settings do not change; `config.using({name}=...)` takes others")
+        raise AttributeError(f"settings cannot be changed: use `with jitkern.using({name}=...)`")
 
     @classmethod
     def from_env(
         cls, environ: Mapping[str, str] | None = None, files: Sequence[Path] | None = None
     ) -> Config:
-        """The settings that `environ` and `files` (later ones win) ask for.
+        """Return the settings in `environ` and `files` (later files win).
 
-        Default: the process environment and the two settings files. Raises SettingError, naming
-        the variable or file and what it accepts, for a value it cannot use.
+        The default is the process environment and the two settings files. Raises SettingError for
+        an invalid value; the message names the variable or file, and the values that are allowed.
         """
         environment = _Snapshot(os.environ) if environ is None else dict(environ)
         if files is None:
@@ -121,33 +123,33 @@ class Config:  # not a dataclass: making one takes 2 ms of every import
 
     @property
     def cache_dir_origin(self) -> str:
-        """What names the cache directory."""
+        """The variable or file that names the cache directory, or "default"."""
         return self.origins.get("JITKERN_CACHE_DIR", "default")
 
     def build_environment(self, extra: tuple[str, ...] = ()) -> dict[str, str]:
-        """The scrubbed environment for a compiler, with the variables that a source declares."""
-        kept = {
+        """Return the environment for a compiler: BUILD_VARIABLES, and those a source declares."""
+        variables = {
             name: self.environment[name]
             for name in (*BUILD_VARIABLES, *extra)
             if name in self.environment
         }
-        return {"PATH": os.defpath, **kept, "LC_ALL": "C.UTF-8"}
+        return {"PATH": os.defpath, **variables, "LC_ALL": "C.UTF-8"}
 
 
-_current: Config | None = None  # those of the process
+_current: Config | None = None  # the settings of the process
 _using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern", default=None)
 _listeners: list[Callable[[], None]] = []
 _lock = threading.Lock()
-_own_blocks = threading.local()  # `count`: those of this thread, as of `_blocks`
-_blocks = 0  # blocks of `using`, of all threads, whose `prefer` is not that of the process
+_own_blocks = threading.local()  # `count`: the share of this thread in `_blocks`
+_blocks = 0  # blocks of `using` in all threads whose `prefer` differs from that of the process
 
 
 def current() -> Config:
-    """The settings in force here; the environment is read on the first call."""
-    return _using.get() or _of_process()
+    """Return the settings in force here; the first call reads the environment."""
+    return _using.get() or _process_settings()
 
 
-def _of_process() -> Config:
+def _process_settings() -> Config:
     global _current  # noqa: PLW0603  the one process-wide value, set once
     if _current is None:
         _current = Config.from_env()
@@ -156,23 +158,23 @@ def _of_process() -> Config:
 
 
 def renew(also: Sequence[str] = ()) -> None:
-    """Take what variables that every build depends on, and those `also` named, are now.
+    """Read the variables again that every build depends on, and the variables named in `also`.
 
-    All else stays: settings, what `using` says, and variables that sources name. Where none of them
-    changed, `current()` is the same object as before.
+    Settings, overrides by `using`, and variables that sources name stay as they are. Where no
+    variable changed, `current()` returns the same object as before.
     """
     global _current  # noqa: PLW0603
     settings = current()
     before = settings.environment
     if not isinstance(before, _Snapshot):
         return
-    read = {name: os.environ.get(name) for name in (*BUILD_VARIABLES, *_OF_TOOLS, *also)}
-    if all(before.get(name) == value for name, value in read.items()):
+    values = {name: os.environ.get(name) for name in (*BUILD_VARIABLES, *_TOOL_VARIABLES, *also)}
+    if all(before.get(name) == value for name, value in values.items()):
         return
-    now = _Snapshot({k: v for k, v in {**before, **read}.items() if v is not None})
+    after = _Snapshot({k: v for k, v in {**before, **values}.items() if v is not None})
     old = _tools(before)
-    tools = {name: tool for name, tool in _tools(now).items() if vars(settings)[name] == old[name]}
-    renewed = Config(**{**vars(settings), **tools, "environment": now})
+    tools = {k: tool for k, tool in _tools(after).items() if vars(settings)[k] == old[k]}
+    renewed = Config(**{**vars(settings), **tools, "environment": after})
     if _using.get():
         _using.set(renewed)
     else:
@@ -189,7 +191,7 @@ def _tools(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def cuda_arch_list() -> str:
-    """`TORCH_CUDA_ARCH_LIST` as it is now: Torch reads it at each call, and so programs set it."""
+    """Return the present `TORCH_CUDA_ARCH_LIST`: programs set it late, as Torch reads it anew."""
     return os.environ.get("TORCH_CUDA_ARCH_LIST", "")
 
 
@@ -197,14 +199,14 @@ def cuda_arch_list() -> str:
 def using(**settings: object) -> Iterator[Config]:
     """Run a block under changed settings, e.g. `with using(compile="never"):`.
 
-    They count in this thread and context alone, and in what jitkern builds beside its calls; a
-    thread that somebody else starts, as Torch does for gradients on a GPU, has those of the
-    process. Values are what the environment takes, or of the setting's type. Raises TypeError for a
-    name that is none, SettingError for a value that is not usable.
+    The changed settings hold in this thread and context, and in background builds for its calls. A
+    thread that other code starts, as Torch does for gradients on a GPU, has the settings of the
+    process. A value is text, as in the environment, or has the type of the setting. Raises
+    TypeError for an unknown name, and SettingError for an invalid value.
     """
     before, outer = _using.get(), current()
     changed = Config(**{**vars(outer), **settings})
-    differs = changed.prefer != _of_process().prefer
+    differs = changed.prefer != _process_settings().prefer
     _using.set(changed)
     _count_blocks(+differs)
     try:
@@ -224,28 +226,28 @@ def _count_blocks(change: int) -> None:
 
 
 def follow_preferences(listener: Callable[[], None]) -> None:
-    """Call this now, and in each thread and at each time that `preferences` may have changed."""
+    """Call `listener` now, and whenever `preferences` may have changed, in the thread concerned."""
     with _lock:
         _listeners.append(listener)
         listener()
 
 
 def preferences() -> tuple[str | None, str | None]:
-    """What `prefer` is in every thread, and in this one, as far as C code may rely on it.
+    """Return the value of `prefer` in every thread, and in this thread, as far as C may rely on it.
 
-    C code knows threads, but no contexts. So the first is None while any block prefers another kind
-    than the process does. The second is None outside of such a block, and in the thread of an event
-    loop, whose tasks have contexts of their own.
+    C code knows threads, but no contexts. So the first value is None while any block prefers
+    another kind than the process does. The second value is None outside of such a block, and in the
+    thread of an event loop, whose tasks have contexts of their own.
     """
-    process, own = _of_process().prefer, current().prefer
-    import asyncio  # Torch has it imported, and C code relies on this where Torch is
+    process, own = _process_settings().prefer, current().prefer
+    import asyncio  # costs nothing: C code asks only after Torch, which imports asyncio
 
     shared = asyncio._get_running_loop() is not None
     return None if _blocks else process, None if shared or own == process else own
 
 
 def _after_fork() -> None:
-    """A child has none of the blocks of its parent's other threads."""
+    """Forget the blocks of the parent's other threads, which a forked child does not have."""
     global _lock, _blocks  # noqa: PLW0603
     _lock = threading.Lock()
     _blocks = getattr(_own_blocks, "count", 0)
@@ -258,12 +260,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def size_of(text: str) -> int:
-    """Bytes, of `500 MiB`, `10G` or a plain number. Raises ValueError."""
+    """Return the bytes that `500 MiB`, `10G` or a plain number means. Raises ValueError."""
     return _scaled(text, r"([KMGT]?)(?:I?B)?", _SIZES)
 
 
 def duration_of(text: str) -> int:
-    """Seconds, of `30 d`, `12h` or a plain number. Raises ValueError."""
+    """Return the seconds that `30 d`, `12h` or a plain number means. Raises ValueError."""
     return _scaled(text, "(S|MIN|H|D|W)?", _TIMES)
 
 
@@ -277,11 +279,11 @@ def _scaled(text: str, unit: str, units: Mapping[str, int]) -> int:
 def _gathered(
     environment: Mapping[str, str], files: Sequence[Path]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Every setting that somebody names, by its field, and what each JITKERN_ name comes from."""
+    """Return the values of all settings that are set, and the origins of the JITKERN_ names."""
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     for path in files:
-        if not os.path.isfile(path):  # noqa: PTH113  False where the home cannot be searched
+        if not os.path.isfile(path):  # noqa: PTH113  False where the home cannot be read
             continue
         for name, value in config.file.read(path, SETTINGS).items():
             values[name] = _checked(name, value, f"{path}: {name}")
@@ -290,8 +292,8 @@ def _gathered(
         variable = f"JITKERN_{setting}"
         if text := environment.get(variable):
             name = setting.lower()
-            listed = [part for part in text.split(os.pathsep) if part]
-            value = listed if name == "system_cache" else text
+            parts = [part for part in text.split(os.pathsep) if part]
+            value = parts if name == "system_cache" else text
             values[name] = _checked(name, value, variable)
             origins[variable] = "environment"
     return values, origins
@@ -300,14 +302,14 @@ def _gathered(
 def user_file(environment: Mapping[str, str]) -> Path:
     """The path of the user's settings file, which need not exist."""
     base = environment.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # noqa: PTH117  its specification has a relative one ignored
+    if not os.path.isabs(base):  # noqa: PTH117  the XDG specification ignores relative paths
         base = "~/.config"
     return _path(f"{base}/jitkern/config.toml")
 
 
 def _path(value: object) -> Path:
     if not isinstance(value, (str, os.PathLike)):
-        raise ValueError("expected a path")  # noqa: TRY004  told like every other value
+        raise ValueError("expected a path")  # noqa: TRY004  callers report all ValueErrors alike
     return Path(os.path.expanduser(value)).absolute()  # noqa: PTH111  raises nothing without a home
 
 
@@ -316,10 +318,10 @@ def _path_or_none(value: object) -> Path | None:
 
 
 def _paths(value: object) -> tuple[Path, ...]:
-    one = isinstance(value, (str, os.PathLike))
-    if not one and not isinstance(value, (list, tuple)):
+    is_path = isinstance(value, (str, os.PathLike))
+    if not is_path and not isinstance(value, (list, tuple)):
         raise ValueError("expected a list of paths")
-    return tuple(map(_path, [value] if one else value))  # type: ignore[call-overload]
+    return tuple(map(_path, [value] if is_path else value))  # type: ignore[call-overload]
 
 
 def _keys(value: object) -> tuple[str, ...]:
@@ -331,12 +333,12 @@ def _keys(value: object) -> tuple[str, ...]:
 
 
 def _is_bare_key(text: str) -> bool:
-    """Whether it is what `public_key` returns."""
+    """Return whether the text is a key as `public_key` returns it, already checked."""
     return re.fullmatch(r"[A-Za-z0-9+/]{43}=", text) is not None
 
 
 def _default_cache_dir() -> Path:
-    if sys.platform == "linux":  # as platformdirs has it, which takes 3 ms of an import
+    if sys.platform == "linux":  # the path of platformdirs, whose import takes 3 ms
         base = os.environ.get("XDG_CACHE_HOME", "")
         path = Path(base) if base.startswith("/") else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111
         path /= "jitkern"
@@ -346,7 +348,7 @@ def _default_cache_dir() -> Path:
         path = platformdirs.user_cache_path("jitkern", appauthor=False)
     if path.is_absolute():
         return path
-    import tempfile  # a user without a home: in a container, as a rule
+    import tempfile  # the user has no home, as in many containers
 
     return Path(tempfile.gettempdir(), f"jitkern-cache-{os.geteuid()}")
 
@@ -390,7 +392,7 @@ def _switch(value: object) -> bool:
     return value
 
 
-# What a value of a setting must be, given as text or as what the text means; the rest is not asked.
+# Checks of values, which come as text or in the setting's type; other settings take any value.
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "cache_dir": _path,
     "system_cache": _paths,
@@ -415,12 +417,12 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 
 
 def _checked(name: str, value: object, what: str) -> Any:
-    """A value as the setting has it. Raises SettingError, which calls it `what`."""
+    """Return a value in the type of its setting. what: its name in the SettingError raised."""
     try:
         return _CHECKS[name](value) if name in _CHECKS else value
     except ValueError as e:
-        told = f"{value!r}" if isinstance(value, (list, tuple)) else f"`{value}`"
-        raise SettingError(f"{what}={told} is not usable: {e}") from None
+        shown = f"{value!r}" if isinstance(value, (list, tuple)) else f"`{value}`"
+        raise SettingError(f"{what}={shown} is not usable: {e}") from None
 
 
 def _configure_log(level: str) -> None:
