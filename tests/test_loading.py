@@ -84,7 +84,7 @@ def test_what_was_replaced_since_it_was_verified_is_refused(entry, evil, source,
     copy_with(entry, evil, tmp_path / "other")
     entry.path.rename(tmp_path / "moved")
     (tmp_path / "other").rename(entry.path)
-    with pytest.raises(LoadError, match="replaced since it was verified"):
+    with pytest.raises(LoadError, match="replaced after it was verified"):
         load(source, entry)
 
 
@@ -93,7 +93,7 @@ def test_a_hard_link_to_what_was_verified_is_not_it(entry, source, tmp_path):
     entry.path.mkdir()
     for file in (tmp_path / "moved").iterdir():
         os.link(file, entry.path / file.name)
-    with pytest.raises(LoadError, match="replaced since it was verified"):
+    with pytest.raises(LoadError, match="replaced after it was verified"):
         load(source, entry)
 
 
@@ -102,7 +102,7 @@ def test_a_changed_file_is_refused(entry, evil, source):
     before = artifact.stat()
     artifact.write_bytes(evil.read_bytes()[: before.st_size])
     os.utime(artifact, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(LoadError, match="replaced since it was verified"):
+    with pytest.raises(LoadError, match="replaced after it was verified"):
         load(source, entry)
 
 

@@ -1,4 +1,4 @@
-"""Entries on disk: found, verified, published, bounded. Knows no compiler and no Torch."""
+"""Entries on disk: lookup, verification, publication and eviction. No compiler and no Torch."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ if TYPE_CHECKING:
         usage as usage,
     )
 
-VERSION = "v1"  # the folder of a root that holds entries as `layout` says
+VERSION = "v1"  # the folder of a root that holds entries, in the layout of `layout`
 RECEIPTS = "inline"  # the folder of a root that holds receipts
 __getattr__ = on_first_use(__name__)

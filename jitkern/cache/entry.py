@@ -1,7 +1,7 @@
-"""One published directory, read with no lock and trusted in nothing.
+"""An entry: a published directory that is read without a lock and checked in every part.
 
-It is read through one open descriptor, so a reader sees one generation of it even while another
-process replaces it. Whatever is odd is a ValueError, which the cache treats as a miss.
+An entry is read through one open descriptor, so a reader sees one generation of it even while
+another process replaces it. Any defect is a ValueError, which the cache treats as a miss.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from jitkern.files import owned
 from jitkern.files.owned import Layer
 from jitkern.named_tuple import NamedTuple
 
-_PASSING = frozenset((  # what is wrong with this process or moment, not with the entry
+_PASSING = frozenset((  # errors of this process or moment, not of the entry
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ESTALE,
 ))  # fmt: skip
 
 
-Verified = dict[str, tuple[int, ...]]  # by the name of a file, what tells it from any other
+Verified = dict[str, tuple[int, ...]]  # the `_identity` of each file by its name; "": the directory
 
 
 class Entry(NamedTuple):
-    """A whole entry: its directory, its manifest, and which files were verified."""
+    """A whole entry: its directory, its manifest, and the identities of the verified files."""
 
     path: Path
     manifest: Manifest
@@ -37,40 +37,40 @@ class Entry(NamedTuple):
 
     @property
     def root(self) -> Path:
-        """Of the layer that it lies in."""
+        """The root of the layer that holds the entry."""
         return self.path.parents[2]
 
     @property
     def reference(self) -> tuple[str, str, str]:
-        """What names it in any cache: its target, label and digest."""
+        """The target, label and digest, which name the entry in any cache."""
         label = self.path.name.rpartition("-")[0]
         return self.path.parent.name, label, self.manifest.digest
 
     @property
     def op(self) -> str:
-        """The op that it belongs to, qualified."""
+        """The op of the entry, with its namespace."""
         return str(self.manifest.inputs["op"])
 
     @property
     def variant(self) -> str:
-        """The readable part of its name after that of the op, e.g. `f32`."""
+        """The part of the label after the name of the op, e.g. `f32`."""
         base = self.op.removeprefix("jitkern::").replace("::", ".")
         label = self.path.name.rpartition("-")[0]
         return label.removeprefix(base).removeprefix(".")
 
     def read(self, name: str) -> bytes:
-        """The bytes of an artifact, verified. Raises ValueError or OSError if it is not whole."""
+        """Return the verified bytes of an artifact. Raises ValueError or OSError if damaged."""
         with owned.opened(self.path) as directory:
             artifact = self.manifest.artifacts[name]
             return _check(self.path, directory, name, artifact, None, verify="always")[0]
 
     @contextlib.contextmanager
     def loadable(self) -> Iterator[str]:
-        """Where a loader finds its artifact, as long as the block runs.
+        """Yield a path for the loader of the artifact, valid inside the block.
 
-        The path leads through an open descriptor of the directory that was verified: whoever may
-        rename what is above it cannot put other code in its place. Raises ValueError if it is not
-        what was verified, and OSError.
+        The path leads through an open descriptor of the verified directory: a user who may rename a
+        directory above it cannot exchange the code. Raises ValueError if the artifact was replaced
+        after its verification, and OSError.
         """
         name = self.manifest.meta["artifact"]
         with owned.opened(self.path) as directory:
@@ -79,25 +79,25 @@ class Entry(NamedTuple):
                 return
             if self.verified:
                 self._check_same(directory, name)
-            else:  # published by this process just now
+            else:  # this process has just published the entry, and has not read it back
                 owners = frozenset({os.geteuid()})
-                owned.check_owner("it", os.fstat(directory), owners)
+                owned.check_owner("its directory", os.fstat(directory), owners)
                 artifact = self.manifest.artifacts[name]
                 _check(self.path, directory, name, artifact, owners, verify="always")
             yield owned.path_in(directory, self.path, name)
 
     def _check_same(self, directory: int, name: str) -> None:
-        there = {"": _identity(os.fstat(directory))[:2]}
+        identities = {"": _identity(os.fstat(directory))[:2]}
         with owned.opened_file(self.path, directory, name, None) as (_, status):
-            there[name] = _identity(status)
-        if any(self.verified.get(what) != identity for what, identity in there.items()):
-            raise ValueError("it was replaced since it was verified")
+            identities[name] = _identity(status)
+        if any(self.verified.get(file) != identity for file, identity in identities.items()):
+            raise ValueError("the entry was replaced after it was verified")
 
     def files(self) -> dict[str, bytes]:
-        """Its files as another cache takes them in, verified; the manifest is the one checked.
+        """Return the verified files of the entry for another cache, with the checked manifest.
 
-        Not the log: no hash covers it, and it holds paths of this machine. Raises ValueError or
-        OSError if it is not whole.
+        The log is left out: no hash covers it, and it holds paths of this machine. Raises
+        ValueError or OSError if the entry is damaged.
         """
         signatures = self.signatures()
         return {
@@ -107,7 +107,7 @@ class Entry(NamedTuple):
         }
 
     def signatures(self) -> bytes:
-        """What is in its `manifest.sig`, b"" where it has none. Raises ValueError or OSError."""
+        """Return the content of `manifest.sig`, or b"". Raises ValueError or OSError."""
         with owned.opened(self.path) as directory:
             try:
                 return owned.read(
@@ -118,14 +118,14 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of its artifacts."""
+        """The size of the artifacts in bytes."""
         return sum(artifact.size for artifact in self.manifest.artifacts.values())
 
 
 class Damaged(ValueError):
-    """What is wrong with an entry.
+    """An entry is not whole; the message says why.
 
-    path: what to put out of the way; None where that was replaced since, or is not ours to touch.
+    path: the file or directory to quarantine; None where it was replaced meanwhile or is not ours.
     """
 
     def __init__(self, message: str, path: Path | None) -> None:
@@ -134,16 +134,16 @@ class Damaged(ValueError):
 
 
 class Unsigned(ValueError):
-    """No trusted key has signed an entry, where one must have."""
+    """An entry carries no signature of a trusted key, and its layer demands one."""
 
 
 def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool = False) -> Entry:
-    """The entry `name` for `target` of a layer, checked.
+    """Return the entry `name` for `target` in a layer, after all checks.
 
-    That is: owner and mode, signature where one is wanted, manifest, and size and hash of its
-    artifacts. verify: "always", or "size" to leave out the hashes; touch: note that it was used.
-    Raises FileNotFoundError where there is none, Damaged where it is not whole, Unsigned, and
-    OSError where it could not be read this time.
+    The checks are of owner and mode, of the signature where the layer demands one, of the manifest,
+    and of size and hash of the artifacts. verify: "always", or "size" to skip the hashes. touch:
+    note the use of the entry. Raises FileNotFoundError for a missing entry, Damaged, Unsigned, and
+    OSError where the entry could not be read this time.
     """
     path = layer.root / VERSION / target / name
     with contextlib.ExitStack() as open_directories:
@@ -160,7 +160,7 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
                 raise Damaged(str(e), path) from e
         status = path.lstat() if directory is None else os.fstat(directory)
         try:
-            owned.check_owner("it", status, layer.owners)
+            owned.check_owner("its directory", status, layer.owners)
             return _read_opened(path, directory, layer, verify=verify, touch=touch)
         except FileNotFoundError as e:
             raise Damaged(f"{e.filename} is missing", _current(path, status)) from e
@@ -175,9 +175,9 @@ def read_entry(layer: Layer, target: str, name: str, *, verify: str, touch: bool
 
 
 def _check_folder(directory: int | None, path: Path, layer: Layer) -> None:
-    """Raise ValueError where others may write a directory that holds entries of a layer.
+    """Raise ValueError where other users can write a directory that holds entries of a layer.
 
-    Of the root itself this is known where it was chosen to be one.
+    The root itself was checked when it was chosen as the root of a layer.
     """
     judged = layer.owners is not None and not layer.vouched
     if judged and directory is not None and path != layer.root:
@@ -185,7 +185,7 @@ def _check_folder(directory: int | None, path: Path, layer: Layer) -> None:
 
 
 def _current(path: Path, status: os.stat_result) -> Path | None:
-    """`path` if it names the directory of `status`; asked while that is open, so not reused."""
+    """Return `path` if it still names the directory of `status`, which must be open; else None."""
     with contextlib.suppress(OSError):
         if os.path.samestat(path.lstat(), status):
             return path
@@ -221,7 +221,7 @@ def _read_opened(
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """What tells a file from any other, and from itself after a change."""
+    """Return numbers that differ for any two files, and for one file before and after a change."""
     return (
         status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
     )  # fmt: skip
@@ -236,7 +236,7 @@ def _check(
     *,
     verify: str,
 ) -> tuple[bytes, os.stat_result]:
-    """The bytes of an artifact (none where only its size is to be verified), and its status.
+    """Return the bytes of an artifact (b"" where only the size is verified) and its status.
 
     Raises ValueError and OSError.
     """

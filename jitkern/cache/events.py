@@ -1,6 +1,6 @@
-"""What this process does with entries: finds, builds and uses them; told to whoever listens.
+"""Events of this process (hits, builds, uses of entries), counted and passed on to listeners.
 
-Nothing here is heavy to import: a warm start counts its hits too.
+This module imports nothing heavy, since a warm start counts its hits too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from jitkern.named_tuple import NamedTuple
 
-STUB = "stub"  # the kind of source that launches kernels, and is none itself
+STUB = "stub"  # the kind of source that launches kernels, and is no kernel itself
 _log = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
-    """What happened to a variant: status is `hit`, `built` or `failed`; seconds is what it took."""
+    """An event of a variant. status: `hit`, `built` or `failed`; seconds: its duration."""
 
     op: str
     variant: str
@@ -34,9 +34,9 @@ _followers: list[Callable[[Path], None]] = []
 
 
 def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call `callback` with an Event for every hit and compile; returns a function that stops it.
+    """Call `callback` with an Event for every hit and compile; return a function that stops this.
 
-    What the callback raises is logged: it never makes a call fail.
+    Exceptions of the callback are logged: a callback never makes a call fail.
     """
     registration = object()
     _callbacks[registration] = callback
@@ -48,27 +48,27 @@ def on_compile(callback: Callable[[Event], None]) -> Callable[[], None]:
 
 
 def heard() -> bool:
-    """Whether anybody listens: to `on_compile`, or to the log."""
+    """Return whether events have a listener: a callback of `on_compile`, or a debug log."""
     return bool(_callbacks) or _log.isEnabledFor(logging.DEBUG)
 
 
 def stats() -> dict[str, float]:
-    """This process so far: kernels found (`hits`), compiled and failed, and the seconds that took.
+    """Return counts of this process: `hits`, `compiles`, `failures` and `seconds` of compiling.
 
-    `stubs` counts the stubs, and the runtime they need, that were compiled beside them.
+    `stubs` counts compiled stubs, and the runtime that stubs need, which `compiles` leaves out.
     """
     return dict(_counts)
 
 
 def follow(follower: Callable[[Path], None]) -> None:
-    """Call `follower` with the path of every entry that this process used, and of each to come."""
+    """Call `follower` with the path of every entry that this process has used or will use."""
     _followers.append(follower)
     for path in tuple(_used):
         follower(path)
 
 
 def use(path: Path) -> None:
-    """Note that this process uses the entry at a path."""
+    """Note that this process uses the entry at `path`."""
     if path not in _used:
         _used[path] = None
         for follower in _followers:
@@ -76,12 +76,12 @@ def use(path: Path) -> None:
 
 
 def count_hit() -> None:
-    """Count an entry that was found by a shorter way, of which nothing more is told."""
+    """Count an entry that a receipt found: listeners get no event for it."""
     _counts["hits"] += 1
 
 
 def tell(event: Event, kind: str) -> None:
-    """Tell of what happened to a variant of this kind of source."""
+    """Count and log an event of a variant with a source of this kind, and call the callbacks."""
     if event.path:
         use(Path(event.path))
     if kind == STUB:
@@ -102,5 +102,5 @@ def tell(event: Event, kind: str) -> None:
     for callback in tuple(_callbacks.values()):
         try:
             callback(event)
-        except Exception:  # noqa: BLE001  the kernel is there all the same
+        except Exception:  # noqa: BLE001  a callback must not make a call fail
             _log.exception("a callback of on_compile failed on %s", event)

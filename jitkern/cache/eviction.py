@@ -1,8 +1,9 @@
-"""Bounds: which entries go when a cache is too large, too old or stale.
+"""Eviction: which entries are removed when a cache is too large, or entries are old or stale.
 
-The least recently used go first. What was used within the last hour stays unless the size is asked
-for, and what is pinned always. After ccache, the automatic run trims to nine tenths of the limit,
-so that it does not run at every publish, and as Go's build cache does, it looks once a day.
+The least recently used entries are removed first. The automatic run keeps entries that were used
+within the last hour; pinned entries always stay. Like ccache, the automatic run trims to nine
+tenths of the limit, so that it does not run at every publish. As in Go's build cache, a run is
+also due once a day.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ STATE = "prune.json"
 
 
 class Use(NamedTuple):
-    """An entry: bytes of its files, when it was published, and when it was last found."""
+    """The size and use of an entry: bytes of its files, Unix times of publication and last hit."""
 
     path: Path
     bytes: int
@@ -37,7 +38,7 @@ class Use(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> Use:
-        """As far as it can be read. Raises OSError where it is gone."""
+        """Return the use of the entry at `path`, as far as readable. Raises OSError if gone."""
         published = path.lstat().st_mtime
         size, used = 0, published
         with contextlib.suppress(OSError), os.scandir(path) as files:
@@ -55,63 +56,63 @@ def evictable(
     max_age: float = 0,
     stale: AbstractSet[Path] = frozenset(),
 ) -> list[Use]:
-    """What must go for the user root to keep to these limits, oldest use first.
+    """Return the entries to evict so that the user root keeps to limits, oldest use first.
 
-    max_size: bytes, or None; max_age: seconds since the last use, or 0 for any; stale: entries that
-    go in any case.
+    max_size: bytes, or None for any size. max_age: seconds since the last use, or 0 for any age.
+    stale: entries to evict in any case.
     """
     pinned = pins.pinned(cache)
-    found = sorted(uses(cache), key=lambda use: use.used)
-    size = sum(use.bytes for use in found)
+    candidates = sorted(uses(cache), key=lambda use: use.used)
+    size = sum(use.bytes for use in candidates)
     old = time.time() - max_age
-    going = []
-    for use in found:
+    victims = []
+    for use in candidates:
         too_old = max_age and use.used < old
         if use.path in pinned or not (
             use.path in stale or too_old or (max_size is not None and size > max_size)
         ):
             continue
         if layout.is_entry(use.path):
-            going.append(use)
+            victims.append(use)
             size -= use.bytes
-    return going
+    return victims
 
 
 def remove(cache: Root, paths: Iterable[Path]) -> list[Path]:
-    """Take entries out of the user root, at once for readers, and then free their space.
+    """Remove entries of the user root, at once for readers, and then free their space.
 
-    Returns those that went: what is no entry of the user root is left alone. Raises CacheError, and
-    removes nothing, where the root holds other files.
+    Returns the paths removed; a path that is no entry of the user root is left alone. Raises
+    CacheError, and removes nothing, where the root holds other files.
     """
     paths = list(paths)
     if paths and not cache.claim():
         raise CacheError(
             f"nothing is removed from {cache.root}: it has no {layout.TAG} of jitkern, since it "
-            "held other files when it was first used. Point JITKERN_CACHE_DIR at a directory of "
+            "held other files at its first use. Point JITKERN_CACHE_DIR at a directory of "
             f"its own, and delete the entries in {cache.root / VERSION} by hand",
             path=str(cache.root),
             errno=None,
         )
-    gone = [path for path in paths if cache.remove(path)]
+    removed = [path for path in paths if cache.remove(path)]
     cache.purge(0.0)
     receipts.forget(cache.root)
-    return gone
+    return removed
 
 
 def after_publish(cache: Root, size: int, *, max_size: int, max_age: float) -> None:
-    """Evict, if the cache grew over its limit with an entry of `size` bytes, or a day has gone by.
+    """Evict if a new entry of `size` bytes takes the cache over its limit, or a day has passed.
 
-    A failure is nobody's: the next run tries again. Two processes may both evict: what one took is
-    gone for the other.
+    Failures are ignored, since the next run tries again. Two processes may evict at once: each
+    skips the entries that the other has removed.
     """
     if not layout.is_tagged(cache.root):
         return
     with contextlib.suppress(OSError, CacheError):
-        at, known = _state(cache)
+        last_run, known = _state(cache)
         total = known + size
-        due = not 0 <= time.time() - at < DAY
+        due = not 0 <= time.time() - last_run < DAY
         if not due and (not max_size or total <= max_size):
-            _write(cache, at, total)
+            _write(cache, last_run, total)
             return
         _write(cache, time.time(), 0)  # so that no other process begins now
         _evict(cache, max_size=max_size, max_age=max_age)
@@ -120,7 +121,7 @@ def after_publish(cache: Root, size: int, *, max_size: int, max_age: float) -> N
 
 
 def uses(cache: Root) -> Iterator[Use]:
-    """Every entry of the user root, damaged ones too."""
+    """Yield the use of every entry of the user root, damaged entries too."""
     for path in cache.paths():
         with contextlib.suppress(OSError):
             yield Use.of(path)
@@ -131,7 +132,7 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
     trimmed = int(max_size * TRIM) if max_size else None
     for use in evictable(cache, max_size=trimmed, max_age=max_age):
         with contextlib.suppress(OSError):
-            used = (use.path / NAME).stat().st_mtime  # now: it may have been found since
+            used = (use.path / NAME).stat().st_mtime  # read again: there may be a hit since
             if 0 <= time.time() - used < YOUNG:
                 continue
         cache.remove(use.path)
@@ -140,7 +141,7 @@ def _evict(cache: Root, *, max_size: int, max_age: float) -> None:
 
 
 def _state(cache: Root) -> tuple[float, int]:
-    """When the last run was, and the bytes of the cache as far as is known."""
+    """Return the Unix time of the last run, and the bytes of the cache as far as known."""
     try:
         at, known = json.loads((cache.root / VERSION / STATE).read_bytes())
         return float(at), int(known)

@@ -1,7 +1,7 @@
 """The key of an entry: named inputs, kept in clear, and the SHA-256 of their canonical JSON.
 
-In: everything that can change the artifact's bytes. Out: mtimes, absolute paths, the working
-directory, `$HOME`, and the compiler's identity, which is provenance (see README, "The
+Inputs are everything that can change the artifact's bytes. No inputs are mtimes, absolute paths,
+the working directory, `$HOME`, and the compiler's identity, which is provenance (see README, "The
 key").
 """
 
@@ -15,7 +15,7 @@ from jitkern.named_tuple import NamedTuple
 
 
 class Key(NamedTuple):
-    """`inputs` in clear, their `digest`, and where an entry lies below the version folder."""
+    """The key of an entry: `inputs` in clear, their `digest`, and the label of the folder name."""
 
     inputs: dict[str, Any]
     digest: str
@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The target as it is spelled in the path."""
+        """The target as spelled in the path."""
         return str(self.inputs["target"])
 
     @property
@@ -33,10 +33,10 @@ class Key(NamedTuple):
 
 
 def digest_of(inputs: dict[str, Any]) -> str:
-    """SHA-256, in hex, of the canonical JSON of `inputs`."""
+    """Return the SHA-256, in hex, of the canonical JSON of `inputs`."""
     return hashlib.sha256(canonical(inputs)).hexdigest()
 
 
 def canonical(value: object) -> bytes:
-    """JSON with sorted keys and no spaces: equal values give equal bytes."""
+    """Return JSON with sorted keys and no spaces, so that equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,17 +1,17 @@
-"""Names on disk: what in a directory belongs to a cache, told from what does not.
+"""Names on disk: which files of a directory belong to a cache, and which do not.
 
     <root>/CACHEDIR.TAG
     <root>/v1/<target>/<label>-<digest>/{manifest.json, compile.log, artifacts}
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine, and the logs of failed builds
-    <root>/v1/trash/           what was removed a moment ago
-    <root>/v1/{pins,stats,prune.json}    see cache_tools
-    <root>/v1/prewarm/         see prewarm.records
+    <root>/v1/trash/           entries that were removed a moment ago
+    <root>/v1/{pins,stats,prune.json}    see cache.pins, cache.usage and cache.eviction
+    <root>/v1/prewarm/         see prewarming.records
     <root>/v1/plans/<target>/<label>/<digest>    an empty file for each entry that is a plan
 
-A user may name any directory as the root, one that holds other files too. So nothing is deleted
-except below a root that bears our tag, and there only what bears a name that jitkern gives; an
-entry must also hold a manifest of ours. Links are never followed.
+A user may name any directory as the root, even one that holds other files. So files are deleted
+only below a root with our tag, and only if they have names that jitkern gives; an entry must also
+hold a manifest of ours. Links are never followed.
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ _PLAIN = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*"
 _TARGET = rf"{_PLAIN}-torch[A-Za-z0-9._+!-]+"
 _ENTRY = rf"{_PLAIN}-[0-9a-f]{{16}}"
 _STAGED = r"(\..+\.)?[0-9a-f]{32}|\.doctor-.+"
-_SET_ASIDE = r"([0-9]{1,20})(\..+)?"  # when, in nanoseconds, and the name that it had
+_SET_ASIDE = r"([0-9]{1,20})(\..+)?"  # Unix time in nanoseconds, and the former name
 _AT_THE_TOP = rf"{VERSION}|{VERSION}\.bad\.[0-9]+|{RECEIPTS}|{TAG}|lost\+found|\..*"
 
 
 def is_target(name: str) -> bool:
-    """Whether a folder of entries may have this name."""
+    """Return whether the folder of a target may have this name."""
     return re.fullmatch(_TARGET, name) is not None
 
 
 def is_entry_name(name: str) -> bool:
-    """Whether the folder of an entry may have this name."""
+    """Return whether the folder of an entry may have this name."""
     return re.fullmatch(_ENTRY, name) is not None
 
 
 def check_place(target: str, name: str) -> None:
-    """Raise ValueError where no entry may lie in this folder for this target."""
+    """Raise ValueError if an entry may not have this target and folder name."""
     if not is_target(target) or not is_entry_name(name):
-        raise ValueError(f"`{target}/{name}` is not a place of an entry")
+        raise ValueError(f"`{target}/{name}` is not a valid place for an entry")
 
 
 def in_list(path: Path) -> Path:
-    """Where an entry stands in the list of its label, if it is a plan."""
+    """Return the path that lists the entry at `path` under its label, if the entry is a plan."""
     label, _, digest = path.name.rpartition("-")
     return path.parents[1] / LISTS / path.parent.name / label / digest
 
 
 def is_staged(name: str) -> bool:
-    """Whether this names something in `tmp` that jitkern put there."""
+    """Return whether jitkern gives this name to a file or folder in `tmp`."""
     return re.fullmatch(_STAGED, name) is not None
 
 
 def set_aside_at(name: str) -> float | None:
-    """When jitkern put what bears this name into `trash` or `bad`; None if it did not."""
+    """Return the Unix time in a name that jitkern gives in `trash` or `bad`, or None."""
     match = re.fullmatch(_SET_ASIDE, name)
     return int(match[1]) / 1e9 if match else None
 
 
 def is_tagged(root: Path) -> bool:
-    """Whether a root bears the tag of a cache of jitkern."""
+    """Return whether a root has the tag of a cache of jitkern."""
     data = _beginning(root / TAG, 4096)
     return data.startswith(TAG_TEXT.encode().splitlines()[0]) and b"jitkern" in data
 
 
 def has_other_tag(root: Path) -> bool:
-    """Whether what stands for the tag is not ours; a file of zeros is one that a power cut left."""
+    """Return whether the tag's file has content other than zeros, which a power cut leaves."""
     tag = root / TAG
     if not os.path.lexists(tag):
         return False
@@ -88,9 +88,9 @@ def has_other_tag(root: Path) -> bool:
 
 
 def holds_only_a_cache(root: Path) -> bool:
-    """Whether all that a root without a tag holds has names of ours, so that it may be tagged.
+    """Return whether all files in a root without a tag have names of ours, so that it may get one.
 
-    Hidden files and `lost+found` do not count: file systems put them there. Raises OSError.
+    Hidden files and `lost+found` do not count: file systems make them. Raises OSError.
     """
     return all(re.fullmatch(_AT_THE_TOP, name) for name in os.listdir(root)) and all(
         name in NOT_TARGETS or is_target(name) for name in names(root / VERSION)
@@ -98,9 +98,9 @@ def holds_only_a_cache(root: Path) -> bool:
 
 
 def is_entry(path: Path) -> bool:
-    """Whether `<root>/v1/<target>/<label>-<digest>` is an entry, whole or not.
+    """Return whether `<root>/v1/<target>/<label>-<digest>` is an entry, whole or not.
 
-    That is: its names are such, no link is on the way to it, and it holds a manifest of ours.
+    The names must be valid, no folder of the path a link, and a manifest of ours must be there.
     """
     return (
         is_entry_name(path.name)
@@ -111,7 +111,7 @@ def is_entry(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a directory, and no link to one."""
+    """Return whether a path is a directory, not a link to a directory."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
@@ -119,7 +119,7 @@ def is_folder(path: Path) -> bool:
 
 
 def names(directory: Path) -> list[str]:
-    """What a directory holds, sorted; nothing for one that is gone, a link or no directory."""
+    """Return the sorted names in a directory; none if the path is missing, a link or a file."""
     try:
         return sorted(os.listdir(directory)) if is_folder(directory) else []
     except OSError:
@@ -127,14 +127,14 @@ def names(directory: Path) -> list[str]:
 
 
 def folders(directory: Path, wanted: Callable[[str], object]) -> list[str]:
-    """The wanted names of directories in a directory, links left out, sorted."""
+    """Return the sorted names of folders in a directory that are `wanted`, without links."""
     if not is_folder(directory):
         return []
     try:
-        with os.scandir(directory) as found:
+        with os.scandir(directory) as items:
             return sorted(
                 item.name
-                for item in found
+                for item in items
                 if wanted(item.name) and item.is_dir(follow_symlinks=False)
             )
     except OSError:
@@ -142,7 +142,7 @@ def folders(directory: Path, wanted: Callable[[str], object]) -> list[str]:
 
 
 def _beginning(path: Path, size: int) -> bytes:
-    """The first bytes of a regular file that is no link; none where there is no such file."""
+    """Return the first bytes of a regular file, or b"" for a link or a missing file."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         descriptor = os.open(path, flags)

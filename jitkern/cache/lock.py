@@ -1,9 +1,9 @@
-"""One builder at a time per key on this host. It saves work; correctness never depends on it.
+"""Locks: one builder at a time per key on this host. Locks save work; correctness needs none.
 
-The operating system frees the lock when its holder dies. The lock directory is node-local, since
-flock on a network file system may do nothing. Where locks are not to be had, or the wait reaches
-its ceiling, the caller goes on without: publishing is atomic, so the worst is one more compile.
-The package filelock takes the same lock, and as long to import as some kernels to compile.
+The operating system frees a lock when its holder dies. The lock directory is node-local, since
+flock on a network file system may do nothing. Without locks, or after `lock_timeout`, the caller
+builds without a lock: publishing is atomic, so the cost is at most one more compile. The package
+filelock would do the same, but its import takes as long as compiling some kernels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from jitkern import config
 from jitkern.files.owned import distrust_entry
 
-PATIENCE = 10.0  # seconds between two messages to somebody who waits
-STALE = 86400.0  # seconds after which a file that nobody locks is of no use
-POLL = 0.02  # seconds between two looks at a lock that somebody else has
+PATIENCE = 10.0  # seconds between two messages of a process that waits
+STALE = 86400.0  # seconds after which an unlocked lock file is deleted
+POLL = 0.02  # seconds between two attempts to take a lock
 _NAME = r"[0-9a-f]+-[0-9a-f]+\.(lock|owner)"
 _log = logging.getLogger(__name__)
 _held: set[int] = set()  # descriptors of lock files
@@ -32,13 +32,13 @@ _held: set[int] = set()  # descriptors of lock files
 
 @contextlib.contextmanager
 def held(name: str, what: str) -> Iterator[None]:
-    """Hold the lock `name` (a file name) while building `what` (for messages)."""
+    """Hold the lock of this name in a block that builds `what` (a description for messages)."""
     directory = lock_directory(config.current())
     if directory is None:
         yield
         return
     path, owner = directory / f"{name}.lock", directory / f"{name}.owner"
-    descriptor = _acquired(path, owner, what)
+    descriptor = _acquire(path, owner, what)
     try:
         if descriptor is not None:
             with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def held(name: str, what: str) -> Iterator[None]:
         yield
     finally:
         if descriptor in _held:
-            for file in (owner, path):  # the lock last: until then nobody else writes an owner
+            for file in (owner, path):  # the lock last: until then no other process writes an owner
                 with contextlib.suppress(OSError):
                     file.unlink()
             _release(descriptor)
@@ -70,15 +70,15 @@ def sweep() -> None:
                     _release(descriptor)
 
 
-def _acquired(path: Path, owner: Path, what: str) -> int | None:
-    """The descriptor that holds the lock; None where there is no lock, or the wait was too long."""
+def _acquire(path: Path, owner: Path, what: str) -> int | None:
+    """Wait for a lock and return its descriptor; None if locks fail, or after `lock_timeout`."""
     deadline = time.monotonic() + config.current().lock_timeout
     while True:
         left = deadline - time.monotonic()
         try:
-            descriptor = _polled(path, time.monotonic() + max(0.0, min(PATIENCE, left)))
+            descriptor = _poll(path, time.monotonic() + max(0.0, min(PATIENCE, left)))
         except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here
-            _log.info("no lock for %s (%s); going on without", what, e)
+            _log.info("cannot lock %s (%s); compiling it without a lock", what, e)
             return None
         if descriptor is not None:
             return descriptor
@@ -91,8 +91,8 @@ def _acquired(path: Path, owner: Path, what: str) -> int | None:
             return None
 
 
-def _polled(path: Path, until: float) -> int | None:
-    """The descriptor that holds the lock, or None where another process has it until that time."""
+def _poll(path: Path, until: float) -> int | None:
+    """Try to take a lock until a time (`time.monotonic`); return its descriptor, or None."""
     while True:
         descriptor = _tried(path)
         if descriptor is not None or time.monotonic() >= until:
@@ -101,11 +101,11 @@ def _polled(path: Path, until: float) -> int | None:
 
 
 def _tried(path: Path) -> int | None:
-    """The descriptor that holds the lock, or None where it is somebody else's. Raises OSError.
+    """Try once to take a lock; return its descriptor, or None if it is taken. Raises OSError.
 
-    Whoever releases the lock deletes its file: one that was deleted since it was opened is none.
+    A process that releases a lock deletes the file, so a lock on a deleted file does not count.
     """
-    import fcntl  # this platform has one, as it has user numbers
+    import fcntl  # not on Windows, where `lock_directory` returns None
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     _held.add(descriptor)
@@ -123,7 +123,7 @@ def _tried(path: Path) -> int | None:
 
 
 def _release(descriptor: int) -> None:
-    """Free the lock, though a child that this process forked may have the descriptor, too."""
+    """Free a lock, even if a forked child of this process has the descriptor, too."""
     import fcntl
 
     with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ def _close(descriptor: int) -> None:
 
 
 def _after_fork() -> None:
-    """Close what the parent holds: its locks end with the parent, not with a child of it."""
+    """Close the lock files of the parent, so that its locks end with it, not with this child."""
     for descriptor in tuple(_held):
         _close(descriptor)
 
@@ -148,12 +148,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def lock_directory(settings: config.Config) -> Path | None:
-    """A directory of this user on this node, made where it is missing, or None."""
+    """Return a directory for locks that only this user can write, made if missing, or None."""
     if not hasattr(os, "geteuid"):
         return None
     runtime = settings.runtime_dir
     candidates = [runtime / "jitkern"] if runtime else []
-    with contextlib.suppress(FileNotFoundError):  # nowhere can be written
+    with contextlib.suppress(FileNotFoundError):  # no temporary directory can be written
         candidates.append(Path(tempfile.gettempdir(), f"jitkern-{os.geteuid()}"))
     for path in candidates:
         try:

@@ -1,8 +1,8 @@
-"""`manifest.json`, the last file written into an entry.
+"""The manifest: `manifest.json`, the last file written into an entry.
 
-It holds every key input in clear, and each artifact's hash, as canonical JSON whose last field is
-the SHA-256 of the bytes before it. Parsing is strict and size-capped: anything odd is a ValueError,
-which the cache treats as a miss.
+A manifest holds every key input in clear, and each artifact's hash, as canonical JSON whose last
+field is the SHA-256 of the bytes before it. Parsing is strict and limited in size: any defect is a
+ValueError, which the cache treats as a miss.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from jitkern.named_tuple import NamedTuple
 
 NAME = "manifest.json"
 LOG = "compile.log"
-BEGINS = b'{"artifacts":{"'  # of every manifest: its fields are sorted, and there is an artifact
+BEGINS = b'{"artifacts":{"'  # of every manifest: fields are sorted, and there is an artifact
 MAX_BYTES = 4 << 20  # of a manifest
-MAX_SIZE = 1 << 40  # of an artifact
+MAX_SIZE = 1 << 40  # of an artifact, in bytes
 MAX_SECONDS = 1e9
 RESERVED = frozenset((NAME, LOG, "manifest.sig"))  # no artifact may have such a name
 _SEAL = b',"sha256":"%s"}\n'
 _SEAL_BYTES = len(_SEAL % bytes(64))
 _HEXADECIMAL = frozenset("0123456789abcdef")
-_OF_NAMES = frozenset(f"{string.ascii_letters}{string.digits}_.-")
+_NAME_CHARACTERS = frozenset(f"{string.ascii_letters}{string.digits}_.-")
 _LONGEST_NAME = 128
 
 
 class Artifact(NamedTuple):
-    """Size in bytes and SHA-256, in hex, of a file."""
+    """The size in bytes and the SHA-256, in hex, of a file."""
 
     size: int
     sha256: str
 
     @classmethod
     def of(cls, data: bytes) -> Artifact:
-        """The artifact that `data` is."""
+        """Return the artifact with the content `data`."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
 class Manifest(NamedTuple):
-    """What an entry holds and what it was made from.
+    """The artifacts of an entry and the inputs of its key.
 
-    meta: what loading needs to know (symbols, parameters); compiler: who built it; seconds: how
-    long it took; package: name and version of the package that the source came in.
+    meta: facts for loading (symbols, parameters); compiler: name and version of the compiler;
+    seconds: duration of the build; package: name and version of the package with the source.
     """
 
     inputs: dict[str, Any]
@@ -59,38 +59,38 @@ class Manifest(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Recomputed from the inputs, so that an entry cannot claim to be another."""
+        """The digest, recomputed from the inputs, so that an entry cannot claim to be another."""
         return digest_of(self.inputs)
 
     def fields(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return all fields as plain values for JSON."""
         plain = {n: dict(v) if isinstance(v, Mapping) else v for n, v in self._asdict().items()}
         plain["artifacts"] = {name: a._asdict() for name, a in self.artifacts.items()}
         return plain
 
     def encode(self) -> bytes:
-        """The file's bytes."""
+        """Return the bytes of the file `manifest.json`."""
         body = canonical(self.fields())[:-1]
         return body + _seal_of(body)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """The manifest in `data`.
+        """Return the manifest in `data`.
 
         Raises ValueError for anything that `encode` would not have written.
         """
         if len(data) > MAX_BYTES:
-            raise ValueError(f"it has {len(data)} bytes, and at most {MAX_BYTES} are read")
+            raise ValueError(f"the manifest has {len(data)} bytes, more than {MAX_BYTES}")
         body, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
         if seal != _seal_of(body):
-            raise ValueError("its checksum does not match its content")
+            raise ValueError("the checksum of the manifest does not match its content")
         return cls._parsed(body + b"}", canonically=True)
 
     @classmethod
     def believed(cls, data: bytes) -> Manifest:
-        """The manifest in `data`, of which no more is checked than the types of its fields.
+        """Return the manifest in `data` after a check of the types of its fields alone.
 
-        For listings of many. Raises ValueError.
+        Listings of many entries use this short cut. Raises ValueError.
         """
         return cls._parsed(data[:-_SEAL_BYTES] + b"}", canonically=False)
 
@@ -99,19 +99,19 @@ class Manifest(NamedTuple):
         try:
             fields = json.loads(text)
             if canonically and canonical(fields) != text:
-                raise ValueError("it is not canonical")
+                raise ValueError("the manifest is not canonical JSON")
             artifacts = {
                 name: Artifact(**artifact) for name, artifact in fields.pop("artifacts").items()
             }
             manifest = cls(artifacts=artifacts, **fields)
         except (AttributeError, KeyError, TypeError, RecursionError) as e:
-            raise ValueError(f"it has not the expected fields: {e}") from e
+            raise ValueError(f"the manifest does not have the expected fields: {e}") from e
         if not artifacts or not all(map(_is_name, artifacts)):
-            raise ValueError("it lists no artifact, or one with an odd name")
+            raise ValueError("the manifest lists no artifact, or an artifact with an invalid name")
         if not manifest._has_expected_types():
-            raise ValueError("a field of it has an unexpected type")
+            raise ValueError("a field of the manifest has an unexpected type")
         if not manifest._has_expected_sizes():
-            raise ValueError("a number in it is out of range")
+            raise ValueError("a number in the manifest is out of range")
         return manifest
 
     def _has_expected_types(self) -> bool:
@@ -139,7 +139,7 @@ def _seal_of(body: bytes) -> bytes:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it may be shown: it is neither empty nor holds what no terminal can print."""
+    """Return whether a value is text that is not empty and that a terminal can print."""
     return isinstance(value, str) and value.isprintable() and bool(value)
 
 
@@ -148,6 +148,6 @@ def _is_sha256(value: object) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    """Whether it may name an artifact: short and plain, neither hidden nor an option."""
-    plain = 0 < len(name) <= _LONGEST_NAME and _OF_NAMES.issuperset(name)
+    """Return whether an artifact may have a name: short, plain, not hidden, not like an option."""
+    plain = 0 < len(name) <= _LONGEST_NAME and _NAME_CHARACTERS.issuperset(name)
     return plain and name[0] not in ".-" and name not in RESERVED

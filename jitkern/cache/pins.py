@@ -1,7 +1,7 @@
-"""Pins: entries that are never evicted. One empty file each, `v1/pins/<target>/<folder name>`.
+"""Pins mark entries that are never evicted, each by an empty file `v1/pins/<target>/<folder name>`.
 
-They lie beside the entries, so that an entry is never edited and one that is built again keeps its
-pin.
+Pins lie outside of the entries, so that pinning edits no entry, and an entry that is built again
+keeps its pin.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from jitkern.errors import CacheError
 
 
 def pin(cache: Root, paths: Iterable[Path]) -> None:
-    """Keep these entries of the user root. Raises CacheError."""
+    """Pin entries of the user root. Raises CacheError."""
     try:
         for path in paths:
-            place = _place(cache, path)
-            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            place.touch()
+            file = _pin_file(cache, path)
+            file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            file.touch()
     except OSError as e:
         raise cache.write_error(e) from e
 
 
 def unpin(cache: Root, paths: Iterable[Path]) -> list[Path]:
-    """Keep them no longer, whether they are there or not; those that were pinned.
+    """Remove the pins of entries, existing or not; return the paths that had a pin.
 
     Raises CacheError.
     """
-    freed = []
+    unpinned = []
     try:
         for path in paths:
-            place = _place(cache, path)
+            file = _pin_file(cache, path)
             with contextlib.suppress(FileNotFoundError):
-                place.unlink()
-                freed.append(path)
+                file.unlink()
+                unpinned.append(path)
             with contextlib.suppress(OSError):
-                place.parent.rmdir()
+                file.parent.rmdir()
     except OSError as e:
         raise cache.write_error(e) from e
-    return freed
+    return unpinned
 
 
 def pinned(cache: Root) -> set[Path]:
-    """The paths of pinned entries. Raises CacheError where that cannot be known."""
+    """Return the paths of pinned entries. Raises CacheError where the pins cannot be read."""
     version = cache.root / VERSION
     try:
         return {
@@ -71,5 +71,5 @@ def _names(directory: Path) -> list[str]:
         return []
 
 
-def _place(cache: Root, path: Path) -> Path:
+def _pin_file(cache: Root, path: Path) -> Path:
     return cache.root / VERSION / "pins" / path.parent.name / path.name

@@ -1,8 +1,8 @@
-"""A temporary root for one process, where no other can be written or trusted.
+"""A temporary root for one process, used where no other root can be written or trusted.
 
 A process that is killed, or ends by os._exit as children of multiprocessing do, leaves its root
-behind. Each is locked until its process has ended, and what nobody locks is deleted by the next
-process of the same user that makes one. Ids of processes would not tell: containers share /tmp.
+behind. Each root is locked until its process ends; the next process of the same user that makes a
+root deletes the unlocked roots. Process ids would not do: containers share /tmp, but not ids.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _PREFIX = "jitkern-private-"
 
 @functools.cache
 def private_root() -> Path:
-    """The root, made at the first call and removed at the end of the process.
+    """Return the root, made at the first call and removed at the end of the process.
 
-    Raises CacheError where nothing at all can be written.
+    Raises CacheError where no directory can be written.
     """
-    path = _made()
+    path = _new_root()
     owner = os.getpid()
 
     def delete() -> None:
         if os.getpid() == owner:
             atomic.delete(path)
-            _sweep(path.parent)  # children have ended, most likely
+            _sweep(path.parent)  # the children of this process have most likely ended
 
     atexit.register(delete)
     return path
 
 
-if hasattr(os, "register_at_fork"):  # a child has one of its own: its parent deletes this one
+if hasattr(os, "register_at_fork"):  # a child makes a new root: its parent deletes the old one
     os.register_at_fork(after_in_child=private_root.cache_clear)
 
 
-def _made() -> Path:
-    for directory in (None, "/dev/shm"):  # noqa: S108  mkdtemp makes a private one
+def _new_root() -> Path:
+    for directory in (None, "/dev/shm"):  # noqa: S108  mkdtemp makes a private folder
         try:
-            path = _made_in(directory)
+            path = _new_root_in(directory)
         except OSError as e:
             reason = e.strerror
         else:
@@ -60,18 +60,18 @@ def _made() -> Path:
     )
 
 
-def _made_in(directory: str | None) -> Path:
-    """A new root, locked. Raises OSError."""
+def _new_root_in(directory: str | None) -> Path:
+    """Make a root and lock it. Raises OSError."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
-        with contextlib.suppress(OSError, ImportError):  # no locks here: then nobody sweeps either
+        with contextlib.suppress(OSError, ImportError):  # without locks no process sweeps either
             _locked(path, wait=True)
-        if path.is_dir():  # else it was swept before it was locked
+        if path.is_dir():  # otherwise the root was swept before it was locked
             return path
 
 
 def _sweep(folder: Path) -> None:
-    """Delete the roots in a folder that this user made and no process has any more."""
+    """Delete the roots of this user in a folder that no process uses any more."""
     with contextlib.suppress(OSError, ImportError):
         for name in os.listdir(folder):
             if re.fullmatch(_PREFIX + r"\w{8}", name):
@@ -80,7 +80,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _delete_unlocked(path: Path) -> None:
-    """Raises OSError where it is locked, somebody else's, or no directory."""
+    """Delete a root of this user. Raises OSError where it is locked or no directory."""
     if path.lstat().st_uid != os.geteuid():
         return
     descriptor = _locked(path, wait=False)
@@ -89,9 +89,9 @@ def _delete_unlocked(path: Path) -> None:
 
 
 def _locked(path: Path, *, wait: bool) -> int:
-    """A descriptor; closing it, and its copies in forked children, frees the directory.
+    """Lock a directory and return a descriptor that holds the lock until all its copies are closed.
 
-    Raises OSError, and ImportError where there are no such locks.
+    Raises OSError, and ImportError on platforms without such locks.
     """
     import fcntl
 

@@ -1,6 +1,6 @@
-"""Receipts: a short way from a call to the entry that served it, one file a call.
+"""Receipts: a short way from a call to the entry that served it, in one file for each call.
 
-They lie beside the entries, in `inline`, and go with them.
+Receipts lie in the folder `inline` of the root, and are deleted when their entries are gone.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import Any
 from jitkern.cache import RECEIPTS, VERSION, layout
 from jitkern.files import atomic
 
-_KEPT = 512
+_MAX_RECEIPTS = 512
 
 
 def leave(root: Path, digest: str, path: Path, receipt: Mapping[str, Any], *, new: bool) -> None:
-    """Leave a receipt for the entry at `path`, if that lies in the user root and has none."""
+    """Write a receipt for the entry at `path`, if the entry lies in the user root.
+
+    new: whether to replace an earlier receipt for the same call.
+    """
     folder = root / RECEIPTS
     if not digest or not path.is_relative_to(root) or (not new and (folder / digest).is_file()):
         return
@@ -29,24 +32,24 @@ def leave(root: Path, digest: str, path: Path, receipt: Mapping[str, Any], *, ne
         checksum = hashlib.sha256(body).hexdigest().encode()
         atomic.write(folder / digest, checksum + body, mode=0o600)
         if layout.is_tagged(root):
-            kept = sorted(_kept(folder), key=lambda path: path.lstat().st_mtime)
-            for old in kept[:-_KEPT]:
+            paths = sorted(_receipts(folder), key=lambda path: path.lstat().st_mtime)
+            for old in paths[:-_MAX_RECEIPTS]:
                 old.unlink(missing_ok=True)
 
 
 def forget(root: Path) -> None:
-    """Delete the receipts in a cache whose entries are gone."""
-    for path in _kept(root / RECEIPTS) if layout.is_tagged(root) else ():
+    """Delete the receipts in a root whose entries are gone."""
+    for path in _receipts(root / RECEIPTS) if layout.is_tagged(root) else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
             data = path.read_bytes()
             if hashlib.sha256(data[64:]).hexdigest().encode() != data[:64]:
-                continue  # not by us
+                continue  # jitkern did not write this file
             receipt = json.loads(data[64:])
             if not (root / VERSION / receipt["target"] / receipt["entry"]).is_dir():
                 path.unlink()
 
 
-def _kept(folder: Path) -> list[Path]:
-    """What bears the name of a receipt in a folder."""
+def _receipts(folder: Path) -> list[Path]:
+    """Return the files in a folder that have the name of a receipt."""
     digits = set("0123456789abcdef")
     return [folder / n for n in layout.names(folder) if len(n) == 64 and digits.issuperset(n)]

@@ -1,7 +1,7 @@
-"""The root that a process writes to: staging, trash, quarantine, and what may be removed.
+"""The root that a process writes to: staging, trash, quarantine, and removal of entries.
 
-Only folders that bear an entry's name and a manifest of ours are ever touched, below a root that
-bears our tag; links are not followed.
+Only folders with the name of an entry and a manifest of ours are ever removed, and only below a
+root with our tag; links are not followed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jitkern.errors import CacheError
 from jitkern.files import atomic, owned
 
 STALE_STAGING = 86400.0  # seconds after which a killed builder's staging is swept
-GRACE = 600.0  # seconds that what was removed stays in the trash, for those who are reading it
-QUARANTINED = 20  # entries kept for a look at what went wrong
+GRACE = 600.0  # seconds that removed entries stay in the trash, for processes that still read them
+QUARANTINED = 20  # damaged entries and logs that are kept for the user to look at
 _log = logging.getLogger(__name__)
 
 
 class Root:
-    """A directory with a cache in it that this process may write."""
+    """A directory with a cache that this process may write."""
 
     def __init__(self, root: Path, *, fsync: bool = True, trusted: tuple[Path, ...] = ()) -> None:
         self.root = root
@@ -41,7 +41,7 @@ class Root:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """A private directory to build in; whatever is left in it afterwards is removed.
+        """Yield a private directory to build in, and remove it with its content afterwards.
 
         Raises CacheError.
         """
@@ -56,9 +56,9 @@ class Root:
             atomic.delete(path)
 
     def list_plan(self, entry: Entry) -> None:
-        """Put a plan into the list of its label, so that nobody lists a target to find it.
+        """Add an entry that is a plan to the list of its label, so that a lookup lists no target.
 
-        One that cannot be put there is made again.
+        Later processes make a plan again that could not be listed.
         """
         if "plan" in entry.manifest.inputs and entry.root == self.root:
             listed = layout.in_list(entry.path)
@@ -67,9 +67,9 @@ class Root:
                 listed.touch()
 
     def remove(self, path: Path) -> bool:
-        """Put an entry of the user root into the trash, from where it is purged later.
+        """Move an entry of the user root into the trash, from where it is purged later.
 
-        A reader has it whole or not at all. Returns False, and leaves alone what is there, if that
+        A reader sees the whole entry or none. Returns False, and leaves the path alone, if `path`
         is no entry of the user root. Raises CacheError.
         """
         if path.parent.parent != self.root / VERSION or not layout.is_entry(path):
@@ -83,7 +83,7 @@ class Root:
         return False
 
     def claim(self) -> bool:
-        """Whether the user root bears our tag; one that holds nothing but a cache is given it now.
+        """Return whether the user root has our tag; first tag a root that holds only a cache.
 
         Raises CacheError.
         """
@@ -92,36 +92,36 @@ class Root:
             return True
         with self._writing():
             if layout.has_other_tag(self.root) or not layout.holds_only_a_cache(self.root):
-                return layout.is_tagged(self.root)  # by another process, since it was asked
+                return layout.is_tagged(self.root)  # another process may have tagged it meanwhile
             staging = self.root / VERSION / "tmp"
             atomic.write(tag, layout.TAG_TEXT.encode(), staging=staging, fsync=self.fsync)
         return True
 
     def purge(self, older_than: float = GRACE) -> None:
-        """Delete what has been in the trash, or put aside in place of `v1`, for so many seconds."""
+        """Delete files that lie in the trash, or were moved away from `v1`, for so many seconds."""
         if not layout.is_tagged(self.root):
             return
         trash = self.root / VERSION / "trash"
-        put_away = {trash / name: layout.set_aside_at(name) for name in layout.names(trash)}
+        removed = {trash / name: layout.set_aside_at(name) for name in layout.names(trash)}
         for name in listed(self.root):
             path = self.root / name
             if name.startswith(f"{VERSION}.bad.") and not layout.is_folder(path):
-                put_away[path] = layout.set_aside_at(name.removeprefix(f"{VERSION}.bad."))
-        for path, when in put_away.items():
-            if when is not None and not 0 <= time.time() - when < older_than:
+                removed[path] = layout.set_aside_at(name.removeprefix(f"{VERSION}.bad."))
+        for path, removed_at in removed.items():
+            if removed_at is not None and not 0 <= time.time() - removed_at < older_than:
                 atomic.delete(path)
 
     def quarantine(self, entry: Entry) -> None:
-        """Put an entry that would not load out of the way, if it lies in the user root."""
+        """Move an entry that would not load into quarantine, if it lies in the user root."""
         if entry.path.is_relative_to(self.root):
             self._quarantine(entry.path)
 
     def paths(
         self, root: Path | None = None, named: Callable[[str, str], bool] | None = None
     ) -> Iterator[Path]:
-        """Where the entries of a root lie, by default of the user root; nothing is read.
+        """Yield the paths of the entries of a root (default: the user root), without reading them.
 
-        named: whether entries of this target and folder name are wanted; by default all are.
+        named: a filter that takes a target and a folder name; the default lets all entries pass.
         """
         version = (root or self.root) / VERSION
         for target in layout.folders(version, layout.is_target):
@@ -130,7 +130,7 @@ class Root:
                 yield version / target / name
 
     def write_error(self, e: OSError) -> CacheError:
-        """The error for a write that failed: why, and what to do."""
+        """Return the error for a failed write: the reason, and what the user can do."""
         return CacheError(
             f"the cache {self.root} cannot be written: {reason_of(e)}",
             path=str(self.root),
@@ -138,36 +138,36 @@ class Root:
         )
 
     def keep_log(self, key: Key, staging: Path) -> Path:
-        """Keep the log of a build that failed, beside the damaged entries; returns its path."""
-        kept = self._bad(key.name)
+        """Keep the log of a failed build in the quarantine, and return its path."""
+        folder = self._quarantine_path(key.name)
         with contextlib.suppress(OSError):
-            atomic.make_directory(kept.parent, 0o700, fsync=False)
-            kept.mkdir()
-            shutil.copy(staging / LOG, kept / LOG)
+            atomic.make_directory(folder.parent, 0o700, fsync=False)
+            folder.mkdir()
+            shutil.copy(staging / LOG, folder / LOG)
             self._bound_quarantine()
-        return kept / LOG
+        return folder / LOG
 
     def _trash(self, path: Path) -> None:
         trash = self.root / VERSION / "trash" / f"{time.time_ns()}.{path.name}"
         atomic.make_directory(trash.parent, 0o700, fsync=False)
         _move(path, trash)
 
-    def _bad(self, name: str) -> Path:
+    def _quarantine_path(self, name: str) -> Path:
         return self.root / VERSION / "bad" / f"{time.time_ns()}.{name}"
 
     def _bound_quarantine(self) -> None:
         bad = self.root / VERSION / "bad"
-        kept = [name for name in layout.names(bad) if layout.set_aside_at(name) is not None]
-        for name in kept[:-QUARANTINED] if layout.is_tagged(self.root) else ():
+        names = [name for name in layout.names(bad) if layout.set_aside_at(name) is not None]
+        for name in names[:-QUARANTINED] if layout.is_tagged(self.root) else ():
             atomic.delete(bad / name)
 
     def _quarantine(self, path: Path) -> None:
-        """Put what is damaged, or in the way of what is ours, out of the way."""
+        """Move a damaged entry, or a file in the place of a directory of ours, into quarantine."""
         if not layout.is_tagged(self.root) and not layout.is_entry(path):
-            return  # it may be somebody's
+            return  # the file may belong to the user
         with contextlib.suppress(OSError):
-            bad = self._bad(path.name)
-            if path.name == VERSION:  # what holds the quarantine: beside it
+            bad = self._quarantine_path(path.name)
+            if path.name == VERSION:  # the quarantine is inside this directory: move it beside
                 bad = path.with_name(f"{VERSION}.bad.{time.time_ns()}")
             else:
                 atomic.make_directory(bad.parent, 0o700, fsync=False)
@@ -188,13 +188,13 @@ class Root:
             self._warn_once(
                 layout.TAG,
                 "%s holds other files than jitkern's, so nothing in it is ever evicted or cleared: "
-                "point JITKERN_CACHE_DIR at a directory of its own, %s/jitkern say",
+                "point JITKERN_CACHE_DIR at a directory of its own, e.g. %s/jitkern",
                 self.root,
                 self.root,
             )
 
     def _make_own(self, path: Path) -> None:
-        """Make a directory of ours; what is in its way, a link say, is put aside."""
+        """Make a directory of ours, and first quarantine a file or link in its place."""
         try:
             atomic.make_directory(path, 0o755, fsync=self.fsync)
         except FileExistsError:
@@ -203,12 +203,12 @@ class Root:
         if self._own.owners and not self._own.vouched:
             status = path.stat()
             if status.st_mode & 0o022 and status.st_uid in self._own.owners:
-                path.chmod(0o755)  # what others may write is not read from
+                path.chmod(0o755)  # lookups refuse directories that others can write
 
     def _sweep(self, now: float) -> None:
-        """Take out the staging of builders that were killed long ago.
+        """Remove the staging of builders that were killed long ago.
 
-        now: the time by the clock of the file system, which may not be that of this process.
+        now: Unix time by the clock of the file system, which may differ from that of this process.
         """
         if not layout.is_tagged(self.root):
             return
@@ -217,7 +217,7 @@ class Root:
         for path in (staged / name for name in layout.names(staged) if layout.is_staged(name)):
             with contextlib.suppress(OSError):
                 if now - path.lstat().st_mtime > STALE_STAGING:
-                    self._trash(path)  # whole: its builder may live, if the clock jumped
+                    self._trash(path)  # not deleted: if the clock jumped, its builder may live
 
     def _sync(self, path: Path) -> None:
         if self.fsync:
@@ -237,10 +237,9 @@ class Root:
 
 
 def _move(path: Path, to: Path) -> None:
-    """Move what lies in the user root; what cannot be moved is deleted, its manifest first.
+    """Move a file or directory of the user root; delete it, manifest first, if it cannot be moved.
 
-    In a container, a directory that its image brought cannot be renamed: overlayfs says EXDEV.
-    Raises OSError.
+    In a container, overlayfs refuses with EXDEV to rename a directory of the image. Raises OSError.
     """
     try:
         path.rename(to)
@@ -254,7 +253,7 @@ def _move(path: Path, to: Path) -> None:
 
 
 def listed(directory: Path) -> list[str]:
-    """What a directory holds, sorted; nothing for one that is gone or none."""
+    """Return the sorted names in a directory; none if it is missing or cannot be read."""
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -262,7 +261,7 @@ def listed(directory: Path) -> list[str]:
 
 
 def reason_of(e: OSError) -> str:
-    """Why the system refused, and what to do."""
+    """Return why the system refused a write, and what the user can do."""
     if e.errno in _REASONS:
         return _REASONS[e.errno]
     if e.errno in (errno.ENOTDIR, errno.EEXIST):

@@ -1,8 +1,8 @@
-"""Entries on disk: found, verified, published and listed. Knows no compiler and no Torch.
+"""The cache: entries are looked up, verified, published and listed.
 
 An entry is built in private staging, synced, and published by one rename; it is never edited.
-Reading takes no lock; whatever is odd about an entry makes it a miss. The user root is looked up
-first, then the read-only layers, where nothing is ever written. What lies where is in `layout`.
+Reading takes no lock; any defect of an entry makes it a miss. The user root is looked up first,
+then the read-only layers, where nothing is ever written. `layout` says which file lies where.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from jitkern.named_tuple import NamedTuple
 
 __all__ = ["Cache", "Entry"]
 
-LONGEST_ROOT = 3500  # bytes of a root's path; the system's limit for all of a path is 4096
-LOOKS = 100  # times that an entry is read again because another took its place
+LONGEST_ROOT = 3500  # bytes of a root's path; the system's limit for a whole path is 4096
+LOOKS = 100  # attempts to read an entry that another process keeps replacing
 _log = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """What a lookup gave: an entry and the root it lies in, or why there is none.
+    """The result of a lookup: an entry and the root of its layer, or the reason of a miss.
 
     reason: `absent`, `damaged`, `unreadable` or `unsigned`.
     """
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 class Cache(Root):
-    """A user root that is written to, and read-only layers below it."""
+    """A cache: a user root that this process writes to, and read-only layers below it."""
 
     def __init__(
         self,
@@ -58,7 +58,10 @@ class Cache(Root):
         rules: Trust = Trust(),  # noqa: B008  immutable
         limits: tuple[int, float] | None = None,
     ) -> None:
-        """limits: bytes, and seconds since the last use, that new entries are to keep to."""
+        """Make a cache.
+
+        limits: the most bytes, and seconds since the last use, that a publish keeps the root to.
+        """
         super().__init__(root, fsync=fsync, trusted=rules.roots)
         self.layers = layers
         self.verify = verify
@@ -67,16 +70,16 @@ class Cache(Root):
 
     @classmethod
     def open(cls, config: Config) -> Cache:
-        """The cache that the settings name, with the layers that are installed.
+        """Return the cache that the settings name, with its layers and the installed layers.
 
-        Raises UntrustedCache if others could have written the root, and CacheError for one whose
-        path is too long.
+        Raises UntrustedCache if others could have written the root, and CacheError if the path of
+        the root is too long.
         """
         reason = owned.distrust_root(config.cache_dir, config.trusted)
         if reason:
             raise UntrustedCache(
                 f"the cache {config.cache_dir} is not trusted: {reason}. "
-                "Native code is loaded from it, so mend its owner and mode (`chmod 700`), "
+                "Native code is loaded from the cache, so mend its owner and mode (`chmod 700`), "
                 "or point JITKERN_CACHE_DIR at a directory of your own",
                 path=str(config.cache_dir),
             )
@@ -97,33 +100,33 @@ class Cache(Root):
         )
 
     def find(self, key: Key) -> Entry | None:
-        """The entry of `key`, whole and verified, or None."""
+        """Return the entry of `key`, whole and verified, or None."""
         return self.look_up(key.target, key.name, key.digest).entry
 
     def labelled(self, target: str, label: str) -> Iterator[Entry]:
-        """Every entry of a target whose folder's name is `label` and a digest, each once."""
+        """Yield every entry of a target with this label, each once."""
         roots = [layer.root for layer in self.trusted_layers()]
-        for name in sorted({name for root in roots for name in _labelled(root, target, label)}):
+        for name in sorted({name for root in roots for name in _names_of(root, target, label)}):
             if entry := self.look_up(target, name).entry:
                 yield entry
 
     def look_up(self, target: str, name: str, digest: str = "") -> Found:
-        """The entry of this target, folder name and digest in the first layer that has it whole.
+        """Return the entry of this target and folder name in the first layer that has a whole one.
 
-        digest: "" for whichever has that name. One of a layer that others could change is copied
-        into the user root before it is used.
+        digest: the digest that the entry must have, or "" for any. An entry of a layer that others
+        could change is copied into the user root before it is used.
         """
         reason = "absent"
         if os.sep in target or os.sep in name:
-            return Found(None, reason=reason)  # what names it is odd
+            return Found(None, reason=reason)  # no entry has such a name
         for layer in self.trusted_layers():
             path = layer.root / VERSION / target / name
             try:
                 entry = self._read(layer, target, name, touch=True)
                 if digest in ("", entry.manifest.digest):
-                    entry = entry if layer.in_place else self._copied(entry)
+                    entry = entry if layer.in_place else self._copy(entry)
                     return Found(entry, layer.root)
-                _log.warning("%s is of another key with the same short name", path)
+                _log.warning("%s is not used: another key has the same short name", path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except Unsigned as e:
@@ -131,22 +134,22 @@ class Cache(Root):
                 self._warn_once((layer.root, str(e)), "%s is not used: %s", path, e)
             except Damaged as e:
                 reason = "damaged"
-                _log.warning("%s is damaged (%s); compiling it again", path, e)
+                _log.warning("the entry %s is damaged (%s); compiling it again", path, e)
                 if layer.own and e.path:
                     self._quarantine(e.path)
             except (OSError, ValueError, CacheError) as e:
                 reason = "unreadable"
-                self._warn_once((path, str(e)), "%s could not be read (%s)", path, e)
+                self._warn_once((path, str(e)), "%s could not be read (%s); skipping it", path, e)
         return Found(None, reason=reason)
 
     def publish(self, key: Key, staging: Path, manifest: Manifest) -> Entry:
-        """Make the files of `staging` the entry of `key` by one rename.
+        """Publish the files in `staging` as the entry of `key` by one rename; return the entry.
 
-        The manifest is completed with their hashes. If another process published first, its entry
-        is returned. Raises CacheError.
+        The manifest is completed with the hashes of the files. If another process published first,
+        its entry is returned. Raises CacheError.
         """
         with self._writing():
-            ready = staging / ".entry"  # only what belongs there: cleaning up cannot fail a publish
+            ready = staging / ".entry"  # for the files of the entry alone, not for other leftovers
             ready.mkdir()
             artifacts = {}
             for path in sorted(staging.iterdir()):
@@ -159,24 +162,24 @@ class Cache(Root):
             return self._install(ready, key.target, key.name, manifest)
 
     def _encoded(self, key: Key, manifest: Manifest) -> bytes:
-        """The bytes of a manifest that every reader takes. Raises CacheError for any other."""
+        """Return the bytes of a manifest. Raises CacheError if readers would refuse the bytes."""
         data = manifest.encode()
         try:
             Manifest.decode(data)
             layout.check_place(key.target, key.name)
         except ValueError as e:
             raise CacheError(
-                f"{key.name} cannot be kept in a cache: of its manifest, {e}. If it lists very "
-                "many headers, name their root with a version, Include(path, version=...)",
+                f"{key.name} cannot be kept in a cache: {e}. If the source includes very many "
+                "headers, name their root with a version, Include(path, version=...)",
                 path=str(self.root),
                 errno=None,
             ) from e
         return data
 
     def adopt(self, target: str, name: str, files: Mapping[str, bytes]) -> Entry:
-        """Make an entry of the files of another cache's, its manifest and signature unchanged.
+        """Publish the files of an entry of another cache, manifest and signature unchanged.
 
-        Raises CacheError, and ValueError where they are not a whole entry of that name.
+        Raises CacheError, and ValueError where the files are not a whole entry of that name.
         """
         manifest = Manifest.decode(files[NAME])
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
@@ -192,21 +195,21 @@ class Cache(Root):
             return self._install(staging, target, name, manifest)
 
     def entries(self, verify: str = "size") -> Iterator[tuple[Path, Entry | ValueError]]:
-        """(path, entry or what is wrong with it) of all in the user root and layers, in order."""
+        """Yield each path and its entry, or the entry's defect, in the root and the layers."""
         for layer, path in self.places():
-            if (found := self.entry_at(layer, path, verify)) is not None:
-                yield path, found
+            if (entry := self.entry_at(layer, path, verify)) is not None:
+                yield path, entry
 
     def places(
         self, named: Callable[[str, str], bool] | None = None
     ) -> Iterator[tuple[Layer, Path]]:
-        """Where the entries in the user root and the layers lie, in order; nothing is read."""
+        """Yield layer and path of all entries, the user root first, without reading them."""
         for layer in self.trusted_layers():
             for path in self.paths(layer.root, named):
                 yield layer, path
 
     def entry_at(self, layer: Layer, path: Path, verify: str) -> Entry | ValueError | None:
-        """The entry at a path, or what is wrong with it; None for one that was removed since."""
+        """Return the entry at a path, or its defect, or None if the entry was removed meanwhile."""
         try:
             return self._read(layer, path.parent.name, path.name, verify=verify)
         except FileNotFoundError:
@@ -215,19 +218,19 @@ class Cache(Root):
             return e if isinstance(e, ValueError) else ValueError(str(e))
 
     def trusted_layers(self) -> Iterator[Layer]:
-        """The user root, and the layers that may be used; one that may not is warned of once."""
+        """Yield the user root and the trusted layers; warn once of each other layer."""
         yield self._own
         for root in self.layers:
-            if not os.path.isdir(root):  # noqa: PTH112  False for one that cannot be reached
+            if not os.path.isdir(root):  # noqa: PTH112  False if it cannot be reached
                 continue
-            found = owned.layer_of(root, self.rules)
-            if isinstance(found, Layer):
-                yield found
+            layer = owned.layer_of(root, self.rules)
+            if isinstance(layer, Layer):
+                yield layer
             else:
-                self._warn_once(root, "the read-only cache %s is not used: %s", root, found)
+                self._warn_once(root, "the read-only cache %s is not used: %s", root, layer)
 
     def _install(self, ready: Path, target: str, name: str, manifest: Manifest) -> Entry:
-        """Publish a directory of finished files."""
+        """Publish a directory of finished files as an entry."""
         for path in sorted(ready.iterdir(), key=lambda path: path.name == NAME):
             path.chmod(0o644)
             self._sync(path)
@@ -240,8 +243,8 @@ class Cache(Root):
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            found = self.look_up(target, name, manifest.digest).entry
-            return found or self._after_losing(ready, final, manifest)
+            winner = self.look_up(target, name, manifest.digest).entry
+            return winner or self._publish_after_loss(ready, final, manifest)
         self._sync(final.parent)
         entry = Entry(final, manifest)
         self.list_plan(entry)
@@ -249,24 +252,24 @@ class Cache(Root):
         return entry
 
     def _keep_to_limits(self, new: Path) -> None:
-        """Evict, where a new entry takes the user root over its limits."""
+        """Evict entries if the entry at `new` takes the user root over its limits."""
         if self.limits:
             max_size, max_age = self.limits
             with contextlib.suppress(OSError):
                 size = cache.eviction.Use.of(new).bytes
                 cache.eviction.after_publish(self, size, max_size=max_size, max_age=max_age)
 
-    def _after_losing(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
+    def _publish_after_loss(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
         try:
-            ready.rename(final)  # what stood there was damaged, and is in quarantine now
+            ready.rename(final)  # the entry there was damaged, and the lookup has quarantined it
         except OSError:
             # The winner exists but cannot be seen yet (NFS caches lookups): use our own copy.
             final = cache.process_root.private_root() / final.name
             shutil.copytree(ready, final, dirs_exist_ok=True)
         return Entry(final, manifest)
 
-    def _copied(self, entry: Entry) -> Entry:
-        """A copy in the user root, or where that cannot be written a private one."""
+    def _copy(self, entry: Entry) -> Entry:
+        """Copy an entry into the user root, or into a private root if that cannot be written."""
         files = entry.files()
         target, name = entry.path.parent.name, entry.path.name
         try:
@@ -284,14 +287,14 @@ class Cache(Root):
                 )
             except Damaged as e:
                 if e.path:
-                    raise  # else it was replaced while it was read: look again
-                seen = e
-        raise ValueError(f"{seen}, and whether it was replaced cannot be told")
+                    raise  # otherwise the entry was replaced during the read: read it again
+                defect = e
+        raise ValueError(f"{defect}; perhaps another process replaces the entry all the time")
 
 
-def _labelled(root: Path, target: str, label: str) -> list[str]:
-    """The names of the entries of a label in a root: by its lists, where it has them."""
+def _names_of(root: Path, target: str, label: str) -> list[str]:
+    """Return the folder names of the entries with a label in a root, by its lists if it has any."""
     version = root / VERSION
-    if os.path.isdir(version / layout.LISTS / target):  # noqa: PTH112  False if out of reach
+    if os.path.isdir(version / layout.LISTS / target):  # noqa: PTH112  False if it is out of reach
         return [f"{label}-{digest}" for digest in listed(version / layout.LISTS / target / label)]
     return [name for name in listed(version / target) if name.rpartition("-")[0] == label]

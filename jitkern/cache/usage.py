@@ -1,7 +1,7 @@
-"""Hits and misses of all processes: one line of JSON each in `v1/stats`, written when it ends.
+"""Hits and misses of all processes: each process writes one line of JSON in `v1/stats` at its end.
 
-They are kept per user root, and lossy: a process that is killed leaves none, and a line that cannot
-be written is no error.
+The counts are kept per user root, and may be too low: a process that is killed writes no line, and
+a line that cannot be written is no error.
 """
 
 from __future__ import annotations
@@ -20,71 +20,71 @@ from jitkern.cache import VERSION, layout
 from jitkern.files import atomic
 
 SHARDS = 64
-LONGEST = 1e15  # seconds that one line may say
+LONGEST = 1e15  # seconds: larger numbers in a line are ignored
 _FILE = r"([0-9a-f]{2}|sum)\.jsonl"
 _counts: dict[Path, dict[str, Any]] = {}
 
 
-def _of(root: Path) -> dict[str, Any]:
+def _counts_of(root: Path) -> dict[str, Any]:
     if not _counts:
         atexit.register(flush)
     return _counts.setdefault(root, {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0})
 
 
 def hit(root: Path, layer: Path, seconds: float) -> None:
-    """Note a hit in `layer` (`root` itself, or one below it) that spared `seconds` of compiling."""
-    counts = _of(root)
+    """Count a hit in `layer`, or in `root` itself, that saved `seconds` of compiling."""
+    counts = _counts_of(root)
     name = "user" if layer == root else str(layer)
     counts["hits"][name] = counts["hits"].get(name, 0) + 1
     counts["saved_s"] += seconds
 
 
 def miss(root: Path, reason: str, seconds: float) -> None:
-    """Note a miss, and the seconds that compiling took."""
-    counts = _of(root)
+    """Count a miss, and the `seconds` of compiling after it."""
+    counts = _counts_of(root)
     counts["misses"][reason] = counts["misses"].get(reason, 0) + 1
     counts["compiled_s"] += seconds
 
 
 def total(root: Path) -> dict[str, Any]:
-    """The sum of what processes that have ended left."""
+    """Return the sum of the counts of all processes that have ended."""
     return _sum(_files(root / VERSION / "stats"))
 
 
 def _sum(files: list[Path]) -> dict[str, Any]:
-    found: dict[str, Any] = {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0}
+    totals: dict[str, Any] = {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0}
     for line in _lines(files):
         for name, value in line.items():
-            if isinstance(value, dict) and isinstance(found.get(name), dict):
+            if isinstance(value, dict) and isinstance(totals.get(name), dict):
                 for key, count in value.items():
                     if type(count) is int:
-                        found[name][key] = found[name].get(key, 0) + count
-            elif isinstance(found.get(name), float) and type(value) in (int, float):
-                found[name] += value if 0 <= value < LONGEST else 0
-    return {name: round(v, 3) if isinstance(v, float) else v for name, v in found.items()}
+                        totals[name][key] = totals[name].get(key, 0) + count
+            elif isinstance(totals.get(name), float) and type(value) in (int, float):
+                totals[name] += value if 0 <= value < LONGEST else 0
+    return {name: round(v, 3) if isinstance(v, float) else v for name, v in totals.items()}
 
 
 def compact(root: Path) -> None:
-    """Make one line of all. Raises OSError.
+    """Replace all lines by one line with their sum. Raises OSError.
 
-    Each file is renamed before it is read: of two processes that compact at once, one has it.
+    Each file is renamed before it is read, so that two processes cannot count the same file.
     """
     stats = root / VERSION / "stats"
     files = _files(stats)
     if len(files) < 2:
         return
-    mine = []
+    taken_files = []
     for file in files:
         taken = file.with_name(f"{uuid.uuid4().hex}.taken")
         with contextlib.suppress(FileNotFoundError):
-            mine.append(file.rename(taken))
-    _append(stats / "sum.jsonl", _sum(mine))
-    for file in mine:
+            taken_files.append(file.rename(taken))
+    _append(stats / "sum.jsonl", _sum(taken_files))
+    for file in taken_files:
         file.unlink(missing_ok=True)
 
 
 def flush() -> None:
-    """Write down what this process counted so far."""
+    """Write the counts of this process so far to the disk."""
     for root, counts in _counts.items():
         with contextlib.suppress(OSError):
             stats = root / VERSION / "stats"
@@ -104,7 +104,7 @@ def _append(path: Path, counts: dict[str, Any]) -> None:
 
 
 def _files(stats: Path) -> list[Path]:
-    """What processes left."""
+    """Return the files with the counts of processes."""
     return [stats / name for name in layout.names(stats) if re.fullmatch(_FILE, name)]
 
 
@@ -113,9 +113,9 @@ def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(OSError):
             for line in path.read_bytes().splitlines():
                 with contextlib.suppress(ValueError, RecursionError):
-                    found = json.loads(line)
-                    if isinstance(found, dict):
-                        yield found
+                    counts = json.loads(line)
+                    if isinstance(counts, dict):
+                        yield counts
 
 
 if hasattr(os, "register_at_fork"):
