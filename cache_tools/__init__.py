@@ -1,6 +1,6 @@
-"""Tools that work on a cache directory: they need no kernel, no compiler and no Torch.
+"""Tools that work on a cache directory, without kernels, compilers and Torch.
 
-The names below load on first use: every publish needs one of these modules, and not the others.
+The names below load on first use, so that a command imports only the modules that it needs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Bundles: entries of a cache in one file that any machine can check and take in.
+"""Bundles: entries of a cache in one file that any machine can check and unpack.
 
-    bundle.json                              [target, folder, SHA-256 of the manifest] of each
+    bundle.json                              [target, folder, SHA-256 of the manifest] per entry
     <target>/<folder>/manifest.sig           where the entry is signed
     <target>/<folder>/manifest.json
     <target>/<folder>/<artifact>             as the manifest lists them, by name
 
-It is a USTAR archive, or that in one Zstandard frame. Equal entries give equal bytes, and a reader
-takes nothing but the bytes that `pack` writes.
+A bundle is a USTAR archive, plain or in one Zstandard frame. Equal entries give equal bytes, and
+the reader accepts only the bytes that `pack` writes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from jitkern.files import signature
 
 INDEX = "bundle.json"
 SCHEMA = 1
-MAX_INDEX = 16 << 20  # of what lists as many entries as a bundle may have members
+MAX_INDEX = 16 << 20  # bytes: enough to list as many entries as a bundle may have members
 MAX_FILE = 512 << 20
-MAX_ENTRY = 1 << 30  # all files of one, which are in memory together
+MAX_ENTRY = 1 << 30  # bytes of all files of an entry, which are in memory together
 _TEXT = rb'"((?:[^"\\]|\\.){0,999})"'
 _ROW = re.compile(rb"\[%s,%s,%s\]" % (_TEXT, _TEXT, _TEXT))
 _SHA = re.compile("[0-9a-f]{64}")
@@ -52,17 +52,17 @@ class Packed(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What it is built for."""
+        """The target of the entry."""
         return self.place[0]
 
     @property
     def name(self) -> str:
-        """Its folder's."""
+        """The folder name of the entry."""
         return self.place[1]
 
 
 class Unpacked(NamedTuple):
-    """How many entries were new to the cache and how many not, and bytes of the new artifacts."""
+    """The counts of new entries and of entries already present, and bytes of the new artifacts."""
 
     new: int
     present: int
@@ -70,9 +70,9 @@ class Unpacked(NamedTuple):
 
 
 def pack(cache: Cache, chosen: Iterable[tuple[Row, Entry]], output: Path) -> int:
-    """Write entries to `output`, a `.tar` or `.tar.zst`; how many they are.
+    """Write entries to `output`, a `.tar` or `.tar.zst`, and return their number.
 
-    Raises BundleError, and then leaves nothing.
+    Raises BundleError, and then leaves no file.
     """
     compressed = _is_compressed(output)
     return written_without_gone(
@@ -87,9 +87,9 @@ T = TypeVar("T")
 def written_without_gone(
     cache: Cache, chosen: Iterable[tuple[Row, Entry]], write_all: Callable[[Entries], T]
 ) -> T:
-    """Call `write_all` with the chosen entries, again without those that were removed meanwhile.
+    """Call `write_all` with the chosen entries; if some were removed meanwhile, again without them.
 
-    Raises BundleError, also where there are none.
+    Raises BundleError, also if no entry is left.
     """
     entries = {(row.target, entry.path.name): entry for row, entry in chosen}
     while entries:
@@ -118,19 +118,21 @@ def _pack(entries: Entries, output: Path, *, compressed: bool) -> int:
         file.seek(0)
         try:
             for _ in read(file, compressed=compressed):
-                pass  # every limit of the reader holds, so whoever gets it can unpack it
+                pass  # the reader checks its limits, so that every machine can unpack the bundle
         except BundleError as e:
-            raise BundleError(f"these entries make no bundle: {e}; choose fewer") from e
+            raise BundleError(
+                f"these entries do not fit into a bundle: {e}; choose fewer entries"
+            ) from e
     return len(index)
 
 
 def unpack(
     cache: Cache, path: Path, *, keys: tuple[str, ...] = (), dry_run: bool = False
 ) -> Unpacked:
-    """Publish the entries of a bundle that the cache has not yet, once all of it proved good.
+    """Check a whole bundle, then publish the entries that the cache does not have.
 
-    keys: one of these must have signed every entry; none where no signature is needed. dry_run:
-    only check. Raises BundleError, and CacheError where the cache cannot be written.
+    keys: public keys, one of which must have signed each entry; empty where none is needed.
+    dry_run: only check. Raises BundleError, and CacheError where the cache cannot be written.
     """
     compressed = _is_compressed(path)
     try:
@@ -148,10 +150,10 @@ def unpack(
 
 
 def read(file: BinaryIO, *, compressed: bool, keys: tuple[str, ...] = ()) -> Iterator[Packed]:
-    """The entries of a bundle, each checked; all of it is good once the last was taken.
+    """Yield the entries of a bundle, each checked; the whole bundle is good after the last entry.
 
-    keys: one of these must have signed a manifest before anything in it is looked at. Raises
-    BundleError for whatever `pack` would not have written, and OSError.
+    keys: public keys, one of which must have signed each manifest, which is else not parsed. Raises
+    BundleError for bytes that `pack` would not have written, and OSError.
     """
     stream = Stream(inflated(file) if compressed else iter(lambda: file.read(CHUNK), b""))
     _, size = stream.header(INDEX)
@@ -161,9 +163,9 @@ def read(file: BinaryIO, *, compressed: bool, keys: tuple[str, ...] = ()) -> Ite
 
 
 def shipped(entry: Entry) -> dict[str, bytes]:
-    """The files of an entry, in the order of a bundle. Raises BundleError."""
+    """Return the files of an entry, in the order of a bundle. Raises BundleError."""
     try:
-        signing.manifest_bytes(entry)  # the signatures are of what lies there
+        signing.manifest_bytes(entry)  # the signatures must match the manifest on the disk
         return entry.files()
     except (OSError, ValueError) as e:
         raise BundleError(f"{entry.path} cannot be shipped: {e}; see `jitkern cache verify`") from e
@@ -171,7 +173,7 @@ def shipped(entry: Entry) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name once it is whole, or never. Raises BundleError."""
+    """Yield a file to write, which gets the name `path` only when whole. Raises BundleError."""
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("x+b") as file:
@@ -179,7 +181,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     except OSError as e:
         raise BundleError(
-            f"{path} cannot be written: {e.strerror or e}; name a file in a directory that can be",
+            f"{path} cannot be written: {e.strerror or e}; name a file in a writable directory",
             path=str(path),
         ) from e
     finally:
@@ -190,11 +192,11 @@ def written(path: Path) -> Iterator[BinaryIO]:
 def _looked_through(
     cache: Cache, bundle: Iterator[Packed]
 ) -> tuple[dict[Place, int], dict[Place, int]]:
-    """The entries that the cache has not yet and those that it has, with bytes of artifacts."""
-    found = {packed.place: (packed.manifest.digest, _bytes(packed.manifest)) for packed in bundle}
+    """Return the entries that the cache lacks, and those that it has, with bytes of artifacts."""
+    entries = {packed.place: (packed.manifest.digest, _bytes(packed.manifest)) for packed in bundle}
     new: dict[Place, int] = {}
     present: dict[Place, int] = {}
-    for place, (digest, size) in found.items():  # all of it was good: now the cache is asked
+    for place, (digest, size) in entries.items():  # the whole bundle is checked by now
         missing = cache.look_up(place[0], place[1], digest).entry is None
         (new if missing else present)[place] = size
     return new, present
@@ -206,7 +208,7 @@ def _publish(
     new: Collection[Place],
     present: Collection[Place],
 ) -> None:
-    """Publish what is new; everything was read and checked again, and is to be what it was."""
+    """Publish the new entries of a bundle that is read and checked again; it must be unchanged."""
     left = {*new, *present}
     for packed in bundle:
         if packed.place not in left:
@@ -221,14 +223,14 @@ def _publish(
 
 
 def _packed(stream: Stream, target: str, name: str, sha256: str, keys: tuple[str, ...]) -> Packed:
-    """The next entry, which must be this one."""
+    """Read the next entry, which must have this target, name and SHA-256 of the manifest."""
     place = f"{target}/{name}"
     signed, plain = f"{place}/{signature.NAME}", f"{place}/{NAME}"
     files = {}
-    found, size = stream.header(signed, plain)
-    if found == signed:
+    member, size = stream.header(signed, plain)
+    if member == signed:
         files[signature.NAME] = stream.content(size, signature.MAX_BYTES)
-        found, size = stream.header(plain)
+        member, size = stream.header(plain)
     data = files[NAME] = stream.content(size, MAX_BYTES)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise BundleError(f"`{plain}` is not what {INDEX} lists")
@@ -245,7 +247,7 @@ def _packed(stream: Stream, target: str, name: str, sha256: str, keys: tuple[str
 
 
 def _manifest_of(target: str, name: str, data: bytes) -> Manifest:
-    """The manifest in `data`, if an entry of this name may have it."""
+    """Return the manifest in `data`. Raises BundleError if it does not fit the entry's name."""
     try:
         manifest = Manifest.decode(data)
         problem = _problem(manifest, target, name, data)
@@ -257,7 +259,7 @@ def _manifest_of(target: str, name: str, data: bytes) -> Manifest:
 
 
 def _problem(manifest: Manifest, target: str, name: str, data: bytes) -> str:
-    """Why this entry may not have that manifest, or ""."""
+    """Return the reason why the manifest does not fit the target and name of an entry, or ""."""
     if manifest.encode() != data:
         return "it is not canonical"
     if (manifest.inputs["target"], manifest.digest[:16]) != (target, name.rpartition("-")[2]):
@@ -279,15 +281,15 @@ def _index_bytes(entries: Iterable[tuple[str, ...]]) -> bytes:
 
 
 def _index_of(data: bytes) -> list[Place]:
-    """The entries that `bundle.json` lists, each name safe, and in the order of `pack`.
+    """Return the entries that `bundle.json` lists, with checked names, in the order of `pack`.
 
-    It is read row by row, and only as `pack` writes it: a general parser would make gigabytes of
-    some megabytes of brackets.
+    The index is read row by row, exactly as `pack` writes it: a general parser could need gigabytes
+    for some megabytes of brackets.
     """
     schema = _SCHEMA.search(data[-60:])
     if schema and schema[1] != b"%d" % SCHEMA:
-        found = schema[1].decode("ascii", "replace")
-        raise BundleError(f"it has schema {found}, and this jitkern reads schema {SCHEMA}")
+        number = schema[1].decode("ascii", "replace")
+        raise BundleError(f"it has schema {number}, and this jitkern reads schema {SCHEMA}")
     entries: list[Place] = []
     at = len(b'{"entries":[')
     while row := _ROW.match(data, at):
@@ -306,7 +308,7 @@ def _index_of(data: bytes) -> list[Place]:
 
 
 def _is_compressed(path: Path) -> bool:
-    """Whether a bundle of this name is. Raises BundleError for any other name."""
+    """Return whether a bundle of this name is compressed. Raises BundleError for invalid names."""
     if not path.name.endswith((".tar", ".tar.zst")):
-        raise BundleError(f"`{path}` is no name of a bundle: expected NAME.tar or NAME.tar.zst")
+        raise BundleError(f"`{path}` is not a bundle name: expected NAME.tar or NAME.tar.zst")
     return path.suffix == ".zst"

@@ -1,4 +1,4 @@
-"""The outcome of looking at one thing that a cache needs of the machine."""
+"""The result of one check of a machine for `jitkern doctor`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ELSEWHERE = "point JITKERN_CACHE_DIR at a directory of your own"
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, what was found and from where, and what to do about it.
+    """A line of `jitkern doctor`: the thing checked, its state and origin, and a remedy.
 
-    With `ok` and a remedy it is a warning.
+    A check with `ok` and a remedy is a warning.
     """
 
     name: str
@@ -24,20 +24,20 @@ class Check:
 
 
 def fine(value: str) -> Check:
-    """What is as it should be."""
+    """Return a check that passed."""
     return Check("", ok=True, value=value)
 
 
 def warning(value: str, remedy: str) -> Check:
-    """What works, and could be better."""
+    """Return a check of a thing that works, and could work better with the remedy."""
     return Check("", ok=True, value=value, remedy=remedy)
 
 
 def failure(value: str, remedy: str) -> Check:
-    """What does not work."""
+    """Return a check that failed."""
     return Check("", ok=False, value=value, remedy=remedy)
 
 
 def existing(path: Path) -> Path:
-    """`path`, or the nearest above it that is there."""
+    """Return `path`, or its nearest parent that exists."""
     return next(p for p in (path, *path.parents) if os.path.lexists(p) or p == p.parent)

@@ -1,4 +1,4 @@
-"""Whether the disk of a cache can do its work: it is written, synced, has room, and code maps."""
+"""Checks of the disk of a cache: write access, sync, space, and whether code can be loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRUNE = "jitkern cache prune, or point JITKERN_CACHE_DIR at a larger disk"
 
 
 def file_system(path: Path, mountinfo: str) -> str:
-    """The kind of file system that an absolute path is on, by the text of /proc/self/mountinfo."""
+    """Return the kind of file system of an absolute path, by the text of /proc/self/mountinfo."""
     longest, kind = 0, "unknown"
     for line in mountinfo.split("\n"):
         mount, _, source = line.partition(" - ")
@@ -39,22 +39,22 @@ def file_system(path: Path, mountinfo: str) -> str:
         if len(fields) < 5 or not source:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[4])
-        if len(point) >= longest and path.is_relative_to(point):  # of two there, the later hides
+        if len(point) >= longest and path.is_relative_to(point):  # a later mount hides an earlier
             longest, kind = len(point), source.split(" ")[0]
     return kind
 
 
 @contextlib.contextmanager
 def _probe(settings: Config) -> Iterator[Path]:
-    """A new directory in the cache, gone afterwards.
+    """Yield a new directory in the cache, and remove it afterwards.
 
-    Raises OSError, whose strerror says why, where there is no cache that may be written to.
+    Raises OSError, whose strerror says why, where no cache exists that may be written.
     """
     root = settings.cache_dir
     if not root.is_dir():
-        raise OSError(errno.ENOENT, "it is not there yet")
+        raise OSError(errno.ENOENT, "the cache does not exist yet")
     if owned.distrust_root(root, settings.trusted):
-        raise OSError(errno.EPERM, "it is not trusted, and nothing was tried in it")
+        raise OSError(errno.EPERM, "the cache is not trusted, so nothing was tried in it")
     place = next(p for p in (root / VERSION / "tmp", root / VERSION, root) if p.is_dir())
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
         yield Path(folder)
@@ -66,8 +66,8 @@ def writable(settings: Config) -> Check:
     remedy = f"make it writable, or {ELSEWHERE} and JITKERN_SYSTEM_CACHE at a read-only one"
     if nearest != root:
         if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-            return fine(f"it can be made in {nearest}")
-        return failure(f"it cannot be made in {nearest}", remedy)
+            return fine(f"the cache can be made in {nearest}")
+        return failure(f"the cache cannot be made in {nearest}", remedy)
     try:
         with _probe(settings) as folder:
             with (folder / "probe").open("wb") as file:
@@ -76,28 +76,28 @@ def writable(settings: Config) -> Check:
                 os.fsync(file.fileno())
             (folder / "probe").rename(folder / "renamed")
     except OSError as e:
-        return failure(f"{root} is not: {e.strerror}", remedy)
-    return fine("a file was written, synced and renamed in it")
+        return failure(f"{root} cannot be written: {e.strerror}", remedy)
+    return fine("a file was written, synced and renamed in the cache")
 
 
 def executable(settings: Config) -> Check:
-    """Whether code can be loaded from it: not where it is mounted noexec."""
+    """Check that code can be loaded from the cache, which a noexec mount prevents."""
     try:
         with _probe(settings) as folder, (folder / "probe").open("w+b") as file:
             file.write(bytes(mmap.PAGESIZE))
             file.flush()
             reason = _no_mapping(file.fileno())
-    except OSError:  # no probe: ask the mount
+    except OSError:  # no probe is possible: read the flags of the mount
         flags = os.statvfs(existing(settings.cache_dir)).f_flag
         reason = "it is mounted noexec" if flags & os.ST_NOEXEC else ""
     if reason:
         remedy = f"{ELSEWHERE} that is not mounted noexec, or `mount -o remount,exec`"
-        return failure(f"no kernel can be loaded from it: {reason}", remedy)
-    return fine("code can be loaded from it")
+        return failure(f"no kernel can be loaded from the cache: {reason}", remedy)
+    return fine("code can be loaded from the cache")
 
 
 def _no_mapping(descriptor: int) -> str:
-    """Why the file cannot be mapped as code, or ""."""
+    """Return the reason why a file cannot be mapped as code, or ""."""
     try:
         mmap.mmap(
             descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC
@@ -114,14 +114,14 @@ def kind(settings: Config) -> Check:
         return fine(f"unknown: {e}")
     kind = file_system(existing(settings.cache_dir).resolve(), mountinfo)
     if kind in NETWORK or (kind.startswith("fuse.") and kind not in LOCAL_FUSE):
-        value = f"{kind}, of a network: locks are node-local, and reads may be stale"
-        where = f"JITKERN_SYSTEM_CACHE={settings.cache_dir}"
-        return warning(value, f"JITKERN_CACHE_DIR on a local disk, and {where} to read this one")
+        value = f"{kind}, a network file system: locks are node-local, and reads may be stale"
+        layer = f"JITKERN_SYSTEM_CACHE={settings.cache_dir}"
+        return warning(value, f"JITKERN_CACHE_DIR on a local disk, and {layer} to read this cache")
     return fine(kind)
 
 
 def sync_time(settings: Config) -> Check:
-    note = "" if settings.fsync else "; not waited for, since JITKERN_FSYNC is 0"
+    note = "" if settings.fsync else "; jitkern does not sync, since JITKERN_FSYNC is 0"
     try:
         with _probe(settings) as folder:
             seconds = _seconds_to_sync(folder / "probe")
@@ -134,7 +134,7 @@ def sync_time(settings: Config) -> Check:
 
 
 def _seconds_to_sync(path: Path) -> float:
-    """The median of five times, or of as many as fit into a second."""
+    """Return the median of five measured times, or of as many as fit into a second."""
     times: list[float] = []
     with path.open("wb", buffering=0) as file:
         while len(times) < 5 and sum(times) < 1:
@@ -148,7 +148,7 @@ def _seconds_to_sync(path: Path) -> float:
 def space(settings: Config) -> Check:
     status = os.statvfs(existing(settings.cache_dir))
     free = status.f_bavail * status.f_frsize
-    counted = status.f_files > 0  # not by btrfs, say
+    counted = status.f_files > 0  # btrfs, for example, does not count inodes
     value = f"{gib(free)} free" + (f", {status.f_favail} inodes" if counted else "")
     if free < LEAST_FREE or (counted and status.f_favail < LEAST_INODES):
         return failure(f"{value}: too little to build in", PRUNE)

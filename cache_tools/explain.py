@@ -1,4 +1,4 @@
-"""Why two entries are not one: the named inputs of their keys that differ, in words."""
+"""Explain in words why two entries differ: the named inputs of their keys that are not equal."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _PREFIXES = {"source.versions.": "version of ", "environment.": "variable "}
 
 
 def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | None:
-    """The entry of the same op whose inputs differ least from `wanted`, and in what.
+    """Return the entry of the same op whose inputs differ least from `wanted`, and the differences.
 
-    None where there is no other entry of the op.
+    Returns None where no other entry of the op exists.
     """
     folders = folders_of(wanted["op"])
     places = cache.places(lambda _, name: fnmatch.fnmatchcase(name, folders))
     entries = (cache.entry_at(layer, path, "size") for layer, path in places)
-    found = [
+    candidates = [
         (entry, differences(entry.manifest.inputs, wanted))
         for entry in entries
         if isinstance(entry, Entry) and entry.op == wanted["op"]
     ]
     return min(
-        ((entry, lines) for entry, lines in found if lines),
+        ((entry, lines) for entry, lines in candidates if lines),
         key=lambda pair: len(pair[1]),
         default=None,
     )
 
 
 def differences(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """`what: x there, y wanted`, for each named input that is not equal."""
+    """Return a line `what: x there, y wanted` for each named input that is not equal."""
     return [line for name, a, b in _unequal(there, wanted, "") for line in _in_words(name, a, b)]
 
 
@@ -65,8 +65,8 @@ def _in_words(name: str, there: Any, wanted: Any) -> list[str]:
     if name == "target":
         return _of_targets(str(there), str(wanted))
     if file != name:
-        how = "is new" if there is None else "is no longer used" if wanted is None else "changed"
-        return [f"file {file} {how}"]
+        change = "is new" if there is None else "is no longer used" if wanted is None else "changed"
+        return [f"file {file} {change}"]
     lists = isinstance(there or [], list) and isinstance(wanted or [], list)
     if name in _LISTS and lists:
         return _of_lists(_LISTS[name], there or [], wanted or [])
@@ -89,14 +89,14 @@ def _of_targets(there: str, wanted: str) -> list[str]:
 def _of_pairs(what: str, there: list[Any], wanted: list[Any]) -> list[str]:
     try:
         unequal = list(_unequal(dict(there), dict(wanted), ""))
-    except (TypeError, ValueError):  # of another layout
+    except (TypeError, ValueError):  # the entry has another schema
         return _of_lists(what, there, wanted)
     return [_line(f"{what} {key}", a, b) for key, a, b in unequal] or [f"order of the {what}s"]
 
 
 def _of_lists(what: str, there: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
-    lines = [f"{what} {_short(x)} there alone" for x in there if x not in wanted]
-    lines += [f"{what} {_short(x)} wanted alone" for x in wanted if x not in there]
+    lines = [f"{what} {_short(x)} only there" for x in there if x not in wanted]
+    lines += [f"{what} {_short(x)} only wanted" for x in wanted if x not in there]
     return lines or [f"order of the {what}s"]
 
 

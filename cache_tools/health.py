@@ -1,6 +1,6 @@
-"""Whether a cache can do its work: one check for each thing that it needs of the machine.
+"""Checks of a cache: one check for each thing that a cache needs of the machine.
 
-Nothing is mended and nothing is left behind; a cache that is not there yet is not made.
+The checks repair nothing and leave no files; they do not make a missing cache.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ with open(sys.argv[1]) as file:
 
 
 def health(settings: Config) -> list[Check]:
-    """What there is to say about the user root, its file system and locks, and the layers.
+    """Check the user root, its file system and locks, and the layers.
 
-    Raises nothing: what cannot be looked at is a failed check that says why.
+    Raises nothing: an exception becomes a failed check with its reason.
     """
-    checks = [_checked(name, "", look, settings) for name, look in LOOKS.items()]
+    checks = [_run(name, "", check, settings) for name, check in LOOKS.items()]
     checks[0] = replace(checks[0], origin=settings.cache_dir_origin)
     origin = settings.origins.get("JITKERN_SYSTEM_CACHE", "")
     layers = [(root, origin) for root in settings.system_cache]
     with contextlib.suppress(OSError):
         layers += [(root, "installed") for root in owned.installed_layers()]
-    return checks + [_checked("layer", origin, _layer, settings, root) for root, origin in layers]
+    return checks + [_run("layer", origin, _layer, settings, root) for root, origin in layers]
 
 
-def _checked(name: str, origin: str, look: Callable[..., Check], *arguments: object) -> Check:
+def _run(name: str, origin: str, check: Callable[..., Check], *arguments: object) -> Check:
     try:
-        check = look(*arguments)
-    except Exception as e:  # noqa: BLE001  a sick machine is what it is asked about
-        check = failure(f"cannot be looked at: {e}", ELSEWHERE)
-    return replace(check, name=name, origin=origin)
+        result = check(*arguments)
+    except Exception as e:  # noqa: BLE001  on a broken machine any check may fail
+        result = failure(f"cannot be examined: {e}", ELSEWHERE)
+    return replace(result, name=name, origin=origin)
 
 
 def _root(settings: Config) -> Check:
@@ -67,13 +67,13 @@ def _root(settings: Config) -> Check:
     if reason:
         mode_alone = reason.startswith(f"{root} is writable")
         return failure(reason, f"chmod 700 {root}" if mode_alone else ELSEWHERE)
-    return fine(str(root) if nearest == root else f"{root}, which is not there yet")
+    return fine(str(root) if nearest == root else f"{root}, which does not exist yet")
 
 
 def _owners(settings: Config) -> Check:
     root = settings.cache_dir
     if root in settings.trusted:
-        return fine("not asked for: the root is among those that the settings trust")
+        return fine("not checked: the settings trust this root")
     by_group, others = [], []
     for parent in (p for p in root.resolve().parents if p.exists()):
         status = parent.stat()
@@ -99,36 +99,32 @@ def _locks(settings: Config) -> Check:
     try:
         directory = lock.lock_directory(settings)
         if directory is None:
-            return warning(f"no directory for them: {twice}", remedy)
+            return warning(f"no directory for locks: {twice}", remedy)
         if _excludes(directory):
             return fine(f"one process at a time, in {directory}")
-        return warning(f"they exclude nobody in {directory}: {twice}", remedy)
+        return warning(f"locks in {directory} do not exclude other processes: {twice}", remedy)
     except (OSError, ImportError, subprocess.SubprocessError) as e:
-        return warning(f"not to be had ({e}): {twice}", remedy)
+        return warning(f"locks are unavailable ({e}): {twice}", remedy)
 
 
 def _excludes(directory: Path) -> bool:
-    """Whether a second process cannot have a lock that this one holds."""
+    """Return whether a lock that this process holds excludes a second process."""
     import fcntl  # not on Windows
 
     with tempfile.NamedTemporaryFile(prefix="doctor-", dir=directory) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         command = [sys.executable, "-I", "-S", "-c", _SECOND_PROCESS, file.name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode not in (0, 3):
-            raise OSError(errno.EIO, f"a second process failed: {done.stderr.strip()[-200:]}")
-        return done.returncode == 3
+        second = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        if second.returncode not in (0, 3):
+            raise OSError(errno.EIO, f"a second process failed: {second.stderr.strip()[-200:]}")
+        return second.returncode == 3
 
 
 def _size(settings: Config) -> Check:
-    taken = sum(use.bytes for use in eviction.uses(Cache(settings.cache_dir)))
+    size = sum(use.bytes for use in eviction.uses(Cache(settings.cache_dir)))
     limit = settings.max_size
-    value = (
-        f"{disk.gib(taken)} of {disk.gib(limit)}"
-        if limit
-        else f"{disk.gib(taken)}, without a limit"
-    )
-    return warning(f"{value}: over the limit", disk.PRUNE) if 0 < limit < taken else fine(value)
+    value = disk.gib(size) + (f" of {disk.gib(limit)}" if limit else ", without a limit")
+    return warning(f"{value}: over the limit", disk.PRUNE) if 0 < limit < size else fine(value)
 
 
 def _leftovers(settings: Config) -> Check:
@@ -140,33 +136,34 @@ def _leftovers(settings: Config) -> Check:
     value += f", {len(_inside(version / 'trash'))} in the trash"
     if failures:
         return warning(value, f"look into {version / 'bad'}, and delete it")
-    return warning(value, "the next compile sweeps them") if builds else fine(value)
+    return warning(value, "the next compile deletes them") if builds else fine(value)
 
 
 def _signatures(settings: Config) -> Check:
     value = f"{len(settings.trusted_keys)} trusted keys"
     wanted = settings.trusted_keys or settings.signed
     if wanted and not importlib.util.find_spec("cryptography"):
-        value += ", and no package `cryptography` to check signatures with"
+        value += ", but the package `cryptography`, which checks signatures, is missing"
         return failure(value, 'pip install "jitkern[sign]"')
     return fine(value)
 
 
 def _layer(settings: Config, root: Path) -> Check:
-    """Whether a read-only layer is used. One that nobody named is no failure where it is not."""
-    bad = failure if root in settings.system_cache else warning
+    """Check that a read-only layer is used; a layer that the settings do not name may be unused."""
+    problem = failure if root in settings.system_cache else warning
     if not root.is_dir():
-        return bad(f"{root} is no directory", "make it, or take it out of JITKERN_SYSTEM_CACHE")
-    found = owned.layer_of(root, owned.Trust.of(settings))
-    if isinstance(found, str):
+        remedy = "make it, or remove it from JITKERN_SYSTEM_CACHE"
+        return problem(f"{root} is not a directory", remedy)
+    layer = owned.layer_of(root, owned.Trust.of(settings))
+    if isinstance(layer, str):
         remedy = "mend its owner and mode, or name it under `trusted` in a settings file"
-        return bad(f"not used: {found}", remedy)
+        return problem(f"not used: {layer}", remedy)
     count = sum(1 for _ in Cache(settings.cache_dir).paths(root))
-    return fine(f"{root}, {count} entries" + (", signed ones only" if found.keys else ""))
+    return fine(f"{root}, {count} entries" + (", signed entries only" if layer.keys else ""))
 
 
 def _inside(directory: Path) -> list[Path]:
-    """What a directory holds; nothing where there is none."""
+    """Return the paths in a directory; none if it is missing."""
     return list(directory.iterdir()) if directory.is_dir() else []
 
 

@@ -1,4 +1,4 @@
-"""What this machine runs, found without importing Torch."""
+"""Versions of Torch and CUDA and the GPUs of this machine, read without importing Torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jitkern.target import Target
 
 
 class Installed(NamedTuple):
-    """torch: its version; cuda: that which Torch was built with; archs: of the visible GPUs.
+    """The versions and GPUs of this machine; a field is empty where nothing is installed.
 
-    Each is empty where there is none.
+    torch: version of Torch; cuda: version that Torch was built with; archs: of the visible GPUs.
     """
 
     torch: str
@@ -27,15 +27,15 @@ class Installed(NamedTuple):
 
     @classmethod
     def found(cls) -> Installed:
-        """Those of this machine and this Python."""
+        """Return the versions and GPUs of this machine and this Python."""
         capabilities = targets._nvml_capabilities()
         archs = frozenset(f"sm_{major}{minor}" for major, minor in capabilities)
         return cls(targets.short_version(version_of("torch")), _cuda_of_torch(), archs)
 
     def uses_target(self, text: str) -> bool:
-        """Whether a process here may look for entries of this target.
+        """Return whether a process here may look for entries of this target.
 
-        What is not known here (no Torch, no GPU) speaks against none.
+        Without Torch or a GPU here, any version of Torch or any arch is accepted.
         """
         try:
             target = Target.parse(text)
@@ -53,12 +53,12 @@ class Installed(NamedTuple):
 
     @staticmethod
     def has(package: Mapping[str, str]) -> bool:
-        """Whether this version of a package is installed here, or none is known of."""
+        """Return whether this version of a package is installed here; True for an empty mapping."""
         return not package or version_of(package.get("name", "")) == package.get("version")
 
 
 def _cuda_of_torch() -> str:
-    """`130`, read in torch/version.py."""
+    """Return the CUDA version of Torch, e.g. `130`, from torch/version.py, or ""."""
     spec = importlib.util.find_spec("torch")
     if not spec or not spec.origin:
         return ""

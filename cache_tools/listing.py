@@ -1,4 +1,4 @@
-"""What a cache holds, one row an entry."""
+"""Lists of the entries of a cache, with one row for each entry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jitkern.files import owned
 from jitkern.files.owned import Layer
 
 RUNTIME = "jitkern::runtime"
-# An order goes by what is known without reading an entry: where few are wanted, few are read.
+# Sort keys need no read of an entry, so that a listing of few entries reads few.
 SORTS: dict[str, Callable[[Use], Any]] = {
     "op": lambda use: (use.path.name.rpartition("-")[0], use.path.parent.name),
     "target": lambda use: (use.path.parent.name, use.path.name),
@@ -29,18 +29,20 @@ SORTS: dict[str, Callable[[Use], Any]] = {
     "age": lambda use: -use.published,
     "used": lambda use: -use.used,
 }
-AT_ONCE = 256  # entries that are read side by side
-_LONGEST = 60  # letters of an op that are looked for in names of folders
+AT_ONCE = 256  # entries that are read in parallel
+_LONGEST = 60  # letters of an op's name that are compared with names of folders
 
 
 @dataclass(frozen=True)
 class Row:
-    """One entry.
+    """A row of a listing, which describes one entry.
 
-    kind: of its source (nvrtc, triton, cc, extension, stub), or `plan` or `choice` for what a
-    launch was found to need; package: name and version of that which its source came in; layer:
-    the root it lies in; bytes: of its files; age_s: seconds since it was published, used_s: since
-    it was last found, to an hour; problem: "" for a whole one.
+    kind: kind of source (nvrtc, triton, cc, extension, stub), or `plan` or `choice`.
+    package: name and version of the package with the source.
+    layer: the root that holds the entry.
+    bytes: size of all files of the entry.
+    age_s, used_s: seconds since its publication, and since its last use, to an hour.
+    problem: the defect of a damaged entry, or "".
     """
 
     path: str
@@ -60,11 +62,14 @@ class Row:
 
 
 class Wanted(NamedTuple):
-    """Which entries are meant: all that every field lets through.
+    """A filter of entries: an entry passes if it fits every field.
 
-    op, target: with `*` for anything; an op of jitkern with or without its namespace, a target with
-    the host code that is built for it. kind: as in Row. older_than: seconds since an entry was last
-    used; larger_than: bytes; problem, pinned: only damaged, only pinned ones.
+    op: pattern with `*`; ops of jitkern with or without their namespace.
+    target: pattern with `*`; includes the host code that is built for the target.
+    kind, layer: as in Row.
+    older_than: seconds since the last use of an entry, at least.
+    larger_than: bytes of an entry, at least.
+    problem, pinned: whether only damaged, or only pinned, entries pass.
     """
 
     op: str = ""
@@ -77,7 +82,7 @@ class Wanted(NamedTuple):
     pinned: bool = False
 
     def lets_through(self, row: Row) -> bool:
-        """Whether this entry is one of them."""
+        """Return whether the entry of a row passes this filter."""
         return (
             _fits(row.op, self._ops())
             and (not self.kind or row.kind == self.kind)
@@ -85,13 +90,13 @@ class Wanted(NamedTuple):
         )
 
     def may_mean(self, target: str, name: str) -> bool:
-        """Whether an entry of this target and folder name may be one."""
+        """Return whether an entry with this target and folder name may pass this filter."""
         return _fits(target, (self.target, f"{self.target}-*") if self.target else ()) and _fits(
             name, tuple(map(folders_of, self._ops()))
         )
 
     def may_use(self, use: Use, now: float) -> bool:
-        """Whether it may be one, by its size and the time since it was found."""
+        """Return whether an entry may pass, by its size and the time since its last use."""
         unused: float = max(0.0, now - use.used)
         return use.bytes >= self.larger_than and unused >= self.older_than
 
@@ -106,7 +111,7 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def folders_of(op: str) -> str:
-    """A pattern of the names of folders that hold entries of an op."""
+    """Return a pattern that fits the folder names of all entries of an op."""
     plain = op.removeprefix("jitkern::").replace("::", ".")
     return plain[:_LONGEST] + "*" if re.fullmatch(r"[A-Za-z0-9_.*]+", plain) else "*"
 
@@ -120,51 +125,51 @@ def rows(
     reverse: bool = False,
     limit: int | None = None,
 ) -> list[Row]:
-    """The entries of the user root and the layers that are wanted, damaged ones too.
+    """Return the rows of the wanted entries of the user root and the layers, damaged entries too.
 
-    verify: "size", "always" to compare the hash of every artifact as well, or "none" to believe
-    what the manifest says. sort: one of SORTS, by default where they lie; limit: only the first.
+    verify: "size", "always" to check the hashes of the artifacts too, or "none" to trust manifests.
+    sort: a key of SORTS, or "" for the order of the paths. limit: the most rows to return.
     """
-    found = _found(cache, wanted, verify, sort=sort, reverse=reverse)
-    return [row for row, _ in itertools.islice(found, limit)]
+    entries = _filtered(cache, wanted, verify, sort=sort, reverse=reverse)
+    return [row for row, _ in itertools.islice(entries, limit)]
 
 
 def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
-    """The whole entries whose folder name contains `text`, or whose digest begins with it."""
+    """Return the whole entries whose folder name contains, or whose digest starts with, `text`."""
 
     def named(_: str, name: str) -> bool:
         return text in name or name.rpartition("-")[2].startswith(text[:16])
 
     return [
         (row, entry)
-        for row, entry in _found(cache, Wanted(), "size", named)
+        for row, entry in _filtered(cache, Wanted(), "size", named)
         if isinstance(entry, Entry)
         and (text in entry.path.name or entry.manifest.digest.startswith(text))
     ]
 
 
 def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
-    """The whole entries that are wanted, and the launch runtimes that stubs among them need.
+    """Return the whole entries that are wanted, and the launch runtimes that their stubs need.
 
-    Of one in several layers, that which a lookup finds.
+    An entry in several layers is returned once, from the layer that a lookup takes.
     """
-    found: dict[tuple[str, str], tuple[Row, Entry]] = {}
-    for row, entry in _found(cache, wanted, "always"):
+    entries: dict[tuple[str, str], tuple[Row, Entry]] = {}
+    for row, entry in _filtered(cache, wanted, "always"):
         if isinstance(entry, Entry):
-            found.setdefault((row.target, entry.path.name), (row, entry))
-    hosts = {_host_of(row.target) for row, _ in found.values() if row.kind == "stub"}
-    for row, entry in _found(cache, Wanted(op=RUNTIME), "always") if hosts else ():
+            entries.setdefault((row.target, entry.path.name), (row, entry))
+    hosts = {_host_of(row.target) for row, _ in entries.values() if row.kind == "stub"}
+    for row, entry in _filtered(cache, Wanted(op=RUNTIME), "always") if hosts else ():
         if isinstance(entry, Entry) and _host_of(row.target) in hosts:
-            found.setdefault((row.target, entry.path.name), (row, entry))
-    return list(found.values())
+            entries.setdefault((row.target, entry.path.name), (row, entry))
+    return list(entries.values())
 
 
 def _host_of(target: str) -> str:
-    """Torch version and platform: what a launch runtime is built for."""
+    """Return the Torch version and platform of a target, for which a launch runtime is built."""
     return target[target.rfind("-torch") :]
 
 
-def _found(
+def _filtered(
     cache: Cache,
     wanted: Wanted,
     verify: str,
@@ -173,7 +178,7 @@ def _found(
     sort: str = "",
     reverse: bool = False,
 ) -> Iterator[tuple[Row, Entry | ValueError]]:
-    """The entries that are wanted; each is read when its turn comes."""
+    """Yield the wanted entries with their rows; each entry is read only when its turn comes."""
     pinned = pins.pinned(cache)
     now = time.time()
     places = [
@@ -185,17 +190,17 @@ def _found(
     if sort:
         places.sort(key=lambda place: SORTS[sort](place[1]), reverse=reverse)
     places = [place for place in places if wanted.may_use(place[1], now)]
-    for layer, use, found in _read(cache, places, verify):
-        if found is not None:
-            row = _row(layer, use, found, pinned, now)
+    for layer, use, entry in _read(cache, places, verify):
+        if entry is not None:
+            row = _row(layer, use, entry, pinned, now)
             if wanted.lets_through(row):
-                yield row, found
+                yield row, entry
 
 
 def _read(
     cache: Cache, places: list[tuple[Layer, Use]], verify: str
 ) -> Iterator[tuple[Layer, Use, Entry | ValueError | None]]:
-    """The entry at each place; entries are read side by side where every byte is."""
+    """Yield the entry at each place; entries are read in parallel if all their bytes are read."""
 
     def read(place: tuple[Layer, Use]) -> tuple[Layer, Use, Entry | ValueError | None]:
         layer, use = place
@@ -212,7 +217,7 @@ def _read(
 
 
 def _peek(path: Path) -> Entry | ValueError | None:
-    """An entry as its manifest says; None for one that was removed since."""
+    """Return an entry by its manifest alone, or its defect, or None if it was removed meanwhile."""
     try:
         return Entry(path, Manifest.believed(owned.read(path, None, NAME, MAX_BYTES, None)))
     except (OSError, ValueError) as e:
@@ -225,33 +230,33 @@ def _use_of(path: Path, now: float) -> Use:
     try:
         return Use.of(path)
     except OSError:
-        return Use(path, 0, now, now)  # gone, or not ours to read
+        return Use(path, 0, now, now)  # the entry is gone, or this user may not read it
 
 
-def _row(layer: Layer, use: Use, found: Entry | ValueError, pinned: set[Path], now: float) -> Row:
+def _row(layer: Layer, use: Use, entry: Entry | ValueError, pinned: set[Path], now: float) -> Row:
     path = use.path
     place: dict[str, Any] = {
         "path": str(path), "target": path.parent.name, "layer": str(layer.root),
         "bytes": use.bytes, "age_s": round(max(0.0, now - use.published), 1),
         "used_s": round(max(0.0, now - use.used), 1), "pinned": path in pinned,
     }  # fmt: skip
-    if isinstance(found, ValueError):
+    if isinstance(entry, ValueError):
         label = path.name.rpartition("-")[0]
         return Row(
-            op="", variant=label, kind="", compiler="", package="", ok=False, problem=str(found),
+            op="", variant=label, kind="", compiler="", package="", ok=False, problem=str(entry),
             **place,
         )  # fmt: skip
-    manifest = found.manifest
+    manifest = entry.manifest
     return Row(
-        op=found.op, variant=found.variant, kind=kind_of(manifest), ok=True,
+        op=entry.op, variant=entry.variant, kind=kind_of(manifest), ok=True,
         compiler=" ".join(manifest.compiler.values()), package=" ".join(manifest.package.values()),
         **place,
     )  # fmt: skip
 
 
 def kind_of(manifest: Manifest) -> str:
-    """`nvrtc`, `stub`, `plan` and the like: what an entry holds."""
-    what = str(manifest.inputs.get("variant", {}).get("function", "")).partition(".")[0]
-    if what in ("plan", "choice"):
-        return what
+    """Return the kind of an entry: `plan`, `choice`, or its kind of source, e.g. `nvrtc`."""
+    function = str(manifest.inputs.get("variant", {}).get("function", "")).partition(".")[0]
+    if function in ("plan", "choice"):
+        return function
     return str(manifest.inputs.get("source", {}).get("kind", ""))

@@ -1,4 +1,4 @@
-"""What must go for a cache to keep to limits, and what this machine cannot use."""
+"""Choose the entries to remove, by limits of the cache or because this machine cannot use them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Use", "after_publish", "evictable", "pin", "pinned", "remove", "unpi
 def evictable(
     cache: Cache, *, max_size: int = 0, max_age: float = 0, stale: bool = False
 ) -> list[Use]:
-    """What must go for the user root to keep to these limits (0 = none), oldest use first.
+    """Return the entries to remove so that the user root keeps to limits, oldest use first.
 
-    max_size: bytes; max_age: seconds since the last use; stale: what this machine's Torch, CUDA,
-    GPUs and package versions cannot use, too.
+    max_size: bytes (0 = no limit). max_age: seconds since the last use (0 = no limit).
+    stale: whether entries that no Torch, CUDA, GPU or package of this machine fits go as well.
     """
     useless = _stale(cache) if stale else set()
     return eviction.evictable(cache, max_size=max_size or None, max_age=max_age, stale=useless)
 
 
 def _stale(cache: Cache) -> set[Path]:
-    """The entries of the user root that nothing here can use.
+    """Return the entries of the user root that this machine cannot use.
 
-    They are for another Torch, CUDA or GPU, or of another version of the package they came in.
+    Such entries are for another Torch, CUDA or GPU, or of another version of their package.
     """
     here = Installed.found()
     return {

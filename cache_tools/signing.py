@@ -1,7 +1,7 @@
 """Keys, and the signatures by which other users and machines can trust an entry.
 
-A signature covers the bytes of `manifest.json`, and through the hashes in it every artifact. It
-lies beside the manifest (see jitkern.files.signature): signing changes nothing that is signed.
+A signature covers the bytes of `manifest.json`, and through its hashes every artifact. Signatures
+lie beside the manifest (see jitkern.files.signature), so that signing changes no signed byte.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from jitkern.files import atomic, signature
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-PUBLIC = ".pub"  # what the name of a public key ends with, after that of its private one
+PUBLIC = ".pub"  # the suffix of a public key's file, after the name of the private key's file
 
 
 def keygen(path: Path, comment: str = "") -> str:
-    """Write a new private key at `path`, and its public one beside it; the public line.
+    """Write a new private key at `path`, and its public key beside it; return the public line.
 
-    That is what `trusted_keys` in a settings file takes. Neither file may exist already. Raises
-    JitkernError.
+    The public line belongs into `trusted_keys` of a settings file. Neither file may exist already.
+    Raises JitkernError.
     """
     _require_cryptography()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     if not comment.isprintable():
-        raise JitkernError("a key's comment is one line of printable text")
+        raise JitkernError("the comment of a key must be one line of printable text")
     private = Ed25519PrivateKey.generate()
     line = f"ed25519 {_public_of(private)} {comment}".rstrip()
     pem = private.private_bytes(
@@ -50,18 +50,18 @@ def keygen(path: Path, comment: str = "") -> str:
     try:
         _write_new(path.with_name(path.name + PUBLIC), f"{line}\n".encode(), 0o644)
     except JitkernError:
-        path.unlink()  # a key of which nobody would know the public half
+        path.unlink()  # a private key without its public key is of no use
         raise
     return line
 
 
 def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
-    """Sign those of the chosen entries that lie in the user root; how many they are.
+    """Sign the chosen entries that lie in the user root, and return their number.
 
-    An earlier signature of the same key is replaced, those of other keys stay. Raises CacheError,
-    and JitkernError where the key cannot be used or an entry is not what it was.
+    An earlier signature by the same key is replaced; signatures by other keys stay. Raises
+    CacheError, and JitkernError if the key cannot be used, or an entry was changed meanwhile.
     """
-    private = _loaded(key)
+    private = _load(key)
     public = _public_of(private)
     signed = 0
     with cache.staging() as staging:
@@ -69,12 +69,12 @@ def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
             if not entry.path.is_relative_to(cache.root):
                 continue
             try:
-                made = base64.b64encode(private.sign(manifest_bytes(entry))).decode()
-                lines = _with_line(entry.signatures(), public, f"ed25519 {public} {made}")
+                text = base64.b64encode(private.sign(manifest_bytes(entry))).decode()
+                lines = _with_line(entry.signatures(), public, f"ed25519 {public} {text}")
                 atomic.write(entry.path / signature.NAME, lines, staging=staging, fsync=cache.fsync)
             except OSError as e:
                 if not entry.path.exists():
-                    continue  # removed since it was chosen
+                    continue  # the entry was removed meanwhile
                 raise cache.write_error(e) from e
             except ValueError as e:
                 raise JitkernError(
@@ -85,28 +85,28 @@ def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
 
 
 def manifest_bytes(entry: Entry) -> bytes:
-    """What is in its `manifest.json`. Raises ValueError if it is not what was checked."""
+    """Return the content of an entry's `manifest.json`. Raises ValueError if it was changed."""
     data = (entry.path / NAME).read_bytes()
     if data != entry.manifest.encode():
         raise ValueError("its manifest was changed since it was checked")
     return data
 
 
-def _with_line(found: bytes, public: str, line: str) -> bytes:
-    """The lines of other keys, and this one, sorted: the order of signing leaves no trace."""
+def _with_line(signatures: bytes, public: str, line: str) -> bytes:
+    """Replace the line of a key; lines are sorted, so that the order of signing leaves no trace."""
     others = [
         other
-        for other in found.decode("ascii", "replace").splitlines()
+        for other in signatures.decode("ascii", "replace").splitlines()
         if other.isascii() and other.split(" ")[1:2] != [public]
     ]
-    data = "".join(f"{each}\n" for each in sorted({*others, line})).encode()
+    data = "".join(f"{text}\n" for text in sorted({*others, line})).encode()
     if len(data) > signature.MAX_BYTES:
         raise ValueError(f"{signature.NAME} would have more than {signature.MAX_BYTES} bytes")
     return data
 
 
-def _loaded(path: Path) -> Ed25519PrivateKey:
-    """The private key in a file that its owner alone may read. Raises JitkernError."""
+def _load(path: Path) -> Ed25519PrivateKey:
+    """Return the private key in a file that only its owner may read. Raises JitkernError."""
     _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -124,7 +124,7 @@ def _loaded(path: Path) -> Ed25519PrivateKey:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise JitkernError(
             f"the private key {path} is open to other users (mode {mode:o}), who could sign with "
-            "it: `chmod 600` it, or make a new one if it may have been read"
+            f"it: run `chmod 600 {path}`, or make a new key if others may have read this key"
         )
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -147,7 +147,7 @@ def _public_of(private: Ed25519PrivateKey) -> str:
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that must not exist yet, with this mode from the beginning."""
+    """Write a file that must not exist yet; the file has its mode from the beginning."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as e:

@@ -1,4 +1,4 @@
-"""What a cache was good for: hits and misses of all processes so far, and what takes the space."""
+"""Statistics of a cache: hits and misses of all processes so far, and bytes by target and op."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jitkern.cache_tools.listing import Row
 
 
 def stats(cache: Cache, rows: Iterable[Row]) -> dict[str, Any]:
-    """Totals: entries, bytes (in all, by target and by op), hits by layer, misses by reason.
+    """Return totals: entries, bytes (in all, by target, by op), hits by layer, misses by reason.
 
-    damaged: those of the rows that are; saved_s: seconds that the hits spared; compiled_s: that the
-    misses took. The counts are those of processes that have ended.
+    damaged: number of damaged rows; saved_s: seconds that hits saved; compiled_s: seconds that
+    misses took. Hits and misses are counts of processes that have ended.
     """
     by_target: Counter[str] = Counter()
     by_op: Counter[str] = Counter()
-    listed = list(rows)
-    for row in listed:
+    rows = list(rows)
+    for row in rows:
         by_target[row.target] += row.bytes
         by_op[row.op or "damaged"] += row.bytes
     return {
-        "entries": len(listed),
-        "bytes": sum(row.bytes for row in listed),
-        "damaged": sum(not row.ok for row in listed),
+        "entries": len(rows),
+        "bytes": sum(row.bytes for row in rows),
+        "damaged": sum(not row.ok for row in rows),
         "bytes_by_target": dict(by_target),
         "bytes_by_op": dict(by_op),
         **usage.total(cache.root),

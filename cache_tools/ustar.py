@@ -1,7 +1,7 @@
-"""The one way in which a bundle spells a USTAR archive, and a reader that takes no other.
+"""Write a USTAR archive in exactly one form, and read archives of this form only.
 
-Each header is made again and compared, so that no link, device, extension, odd name or odd number
-gets anywhere; what is read is bounded before it is held in memory.
+The reader makes each header again and compares it, so that links, devices, extensions, odd names
+and odd numbers are refused. It limits the size of data before it holds data in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from jitkern.errors import JitkernError
 
-LEVEL = 10  # of Zstandard: part of the format, since equal entries are to give equal bytes
+LEVEL = 10  # of Zstandard: part of the format, since equal entries must give equal bytes
 BLOCK = 512
 CHUNK = 1 << 20
 MAX_BUNDLE = 8 << 30
@@ -30,29 +30,29 @@ _ODD = {
 
 
 class BundleError(JitkernError, ValueError):
-    """A bundle or wheel cannot be made, or what is in one is not taken; `path` is its file."""
+    """A bundle or wheel cannot be made, or a bundle is refused; `path` is the file."""
 
     path: str = ""
 
 
 class Stream:
-    """The members of an archive, one after the other, and never more than is bounded."""
+    """The members of an archive, read one after the other within limits of number and size."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
         self._rest = memoryview(b"")
         self._left = MAX_BUNDLE
         self._members = 0
-        self._name = ""  # of the member in hand
+        self._name = ""  # of the last header
 
     def header(self, *expected: str) -> tuple[str, int]:
-        """Name and size of the next member, which must be one of those."""
+        """Return name and size of the next member. Raises BundleError for a name not expected."""
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise BundleError(f"it has more than {MAX_MEMBERS} members")
         block = self._take(BLOCK, expected[-1])
         parts = (block[345:500].split(b"\0")[0], block[:100].split(b"\0")[0])
-        name = str(b"/".join(filter(None, parts)))[2:-1]  # what is not plain ASCII is escaped
+        name = str(b"/".join(filter(None, parts)))[2:-1]  # other bytes than ASCII are escaped
         if not any(block):
             raise BundleError(f"it ends before `{expected[-1]}`")
         if block[156:157] != b"0":
@@ -67,7 +67,7 @@ class Stream:
         return name, int(size, 8)
 
     def content(self, size: int, limit: int) -> bytes:
-        """What follows a header."""
+        """Return the content after a header. Raises BundleError for more than `limit` bytes."""
         if size > limit:
             raise BundleError(f"`{self._name}` has {size} bytes, and at most {limit} are taken")
         data = self._take(size, f"the end of `{self._name}`")
@@ -76,7 +76,7 @@ class Stream:
         return data
 
     def finish(self) -> None:
-        """Nothing but the end may follow."""
+        """Raise BundleError if other data than the end of the archive follows."""
         if any(self._take(2 * BLOCK, "its end")) or any(self._chunks) or self._rest:
             raise BundleError("something follows its last file")
 
@@ -96,7 +96,7 @@ class Stream:
 
 
 def header_of(name: str, size: int) -> bytes:
-    """The block before a file. Raises BundleError where the name does not fit."""
+    """Return the header block of a file. Raises BundleError if the name does not fit."""
     prefix, base = "", name
     for _ in range(2 if len(name) > 100 else 0):
         if len(base) > 100:
@@ -113,7 +113,7 @@ def header_of(name: str, size: int) -> bytes:
 
 
 def write(stream: BinaryIO, name: str, data: bytes) -> None:
-    """Append a file. Raises BundleError where its name does not fit."""
+    """Append a file to an archive. Raises BundleError if its name does not fit."""
     stream.write(header_of(name, len(data)))
     stream.write(data)
     stream.write(bytes(-len(data) % BLOCK))
@@ -121,16 +121,16 @@ def write(stream: BinaryIO, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def deflating(file: BinaryIO) -> Iterator[BinaryIO]:
-    """A file that is written to `file` as one Zstandard frame."""
+    """Yield a stream whose data are written to `file` as one Zstandard frame."""
     with _zstd().ZstdFile(file, "w", level=LEVEL) as stream:
         yield stream
 
 
 def inflated(file: BinaryIO) -> Iterator[bytes]:
-    """The content of the one Zstandard frame that `file` is to be, by at most `CHUNK` bytes."""
+    """Yield the content of the one Zstandard frame in `file`, at most `CHUNK` bytes at a time."""
     zstd = _zstd()
     frame = zstd.ZstdDecompressor()
-    read = given = 0
+    size_in = size_out = 0
     while not frame.eof:
         data = file.read(CHUNK) if frame.needs_input else b""
         if frame.needs_input and not data:
@@ -139,9 +139,9 @@ def inflated(file: BinaryIO) -> Iterator[bytes]:
             chunk = frame.decompress(data, max_length=CHUNK)
         except zstd.ZstdError as e:
             raise BundleError(f"its Zstandard frame is corrupt: {e}") from e
-        read += len(data)
-        given += len(chunk)
-        if given > CHUNK + MAX_RATIO * read:
+        size_in += len(data)
+        size_out += len(chunk)
+        if size_out > CHUNK + MAX_RATIO * size_in:
             raise BundleError(f"it inflates to more than {MAX_RATIO} times its size")
         if chunk:
             yield chunk
@@ -150,7 +150,7 @@ def inflated(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _zstd() -> ModuleType:
-    """The module of Python 3.14, or the package that brings it to earlier ones."""
+    """Return the Zstandard module of Python 3.14, or its backport for earlier versions."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd

@@ -1,6 +1,6 @@
-"""Wheels of prebuilt kernels: entries of a cache that pip brings along as a read-only layer.
+"""Wheels of prebuilt kernels: entries of a cache that pip installs as a read-only layer.
 
-    jitkern_layers/<name>/v1/<target>/<folder>/...      found by trust.installed_layers()
+    jitkern_layers/<name>/v1/<target>/<folder>/...      see files.owned.installed_layers
     <name>-<version>.dist-info/{METADATA, WHEEL, RECORD}
 
 Equal entries give equal bytes.
@@ -29,7 +29,7 @@ from jitkern.cache_tools.listing import Row
 from jitkern.files.owned import INSTALLED
 
 _NAME = re.compile(r"[A-Za-z0-9]+([._-]+[A-Za-z0-9]+)*")
-_VERSION = re.compile(  # PEP 440, as its appendix B spells the canonical form
+_VERSION = re.compile(  # the canonical form of PEP 440, appendix B
     r"([1-9]\d*!)?(0|[1-9]\d*)(\.(0|[1-9]\d*))*((a|b|rc)(0|[1-9]\d*))?"
     r"(\.post(0|[1-9]\d*))?(\.dev(0|[1-9]\d*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?",
     re.ASCII,
@@ -47,10 +47,10 @@ def pack_wheel(
     version: str,
     platform: str = "",
 ) -> Path:
-    """Write a wheel of the entries into `directory`; its path.
+    """Write a wheel of the entries into `directory`, and return its path.
 
-    platform: of its tag; by default that of the host code among the entries, `any` where there is
-    none. Raises BundleError, and then leaves no wheel.
+    platform: the platform tag; by default the platform of the entries' host code, or `any`.
+    Raises BundleError, and then leaves no wheel.
     """
     path: Path = written_without_gone(
         cache, chosen, lambda entries: _pack(entries, directory, name, version, platform)
@@ -67,7 +67,7 @@ def _pack(entries: Entries, directory: Path, name: str, version: str, platform: 
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise BundleError(f"{directory} cannot be made a directory: {e.strerror}") from e
+        raise BundleError(f"cannot make {directory}: {e.strerror}; name another directory") from e
     with written(path) as file, zipfile.ZipFile(file, "w") as archive:
         record = []
         for (target, folder), entry in sorted(entries.items()):
@@ -82,10 +82,10 @@ def _pack(entries: Entries, directory: Path, name: str, version: str, platform: 
 
 
 def _project(name: str) -> str:
-    """A project's name as file names have it: `jitkern_prebuilt`, of `JitKern-Prebuilt`."""
+    """Return a project's name for file names, e.g. `jitkern_prebuilt` for `JitKern-Prebuilt`."""
     if not _NAME.fullmatch(name):
         raise BundleError(
-            f"`{name}` is no name of a package: expected ASCII letters and digits, and between "
+            f"`{name}` is not a package name: expected ASCII letters and digits, and between "
             "them `-`, `_` and `.`"
         )
     return re.sub(r"[-_.]+", "_", name).lower()
@@ -94,22 +94,22 @@ def _project(name: str) -> str:
 def _check_version(version: str) -> None:
     if not _VERSION.fullmatch(version):
         raise BundleError(
-            f"`{version}` is no version of a package: expected something like 1.2.0, 1.2.0rc1, "
+            f"`{version}` is not a package version: expected something like 1.2.0, 1.2.0rc1, "
             "1.2.0.post1 or 1.2.0+cu130 (PEP 440)"
         )
 
 
-def _platform(wanted: str, targets: set[str]) -> str:
-    """The platform tag of a wheel for these targets."""
-    found = {match.group(1) for target in targets if (match := _HOST_CODE.search(target))}
-    if len(found) > 1:
+def _platform(platform: str, targets: set[str]) -> str:
+    """Return the platform tag of a wheel: `platform`, else that of the host code, else `any`."""
+    platforms = {match.group(1) for target in targets if (match := _HOST_CODE.search(target))}
+    if len(platforms) > 1:
         raise BundleError(
-            f"the entries hold host code for {' and '.join(sorted(found))}: a wheel is for one "
+            f"the entries hold host code for {' and '.join(sorted(platforms))}: a wheel is for one "
             "platform, so choose entries with --target and pack one wheel for each"
         )
-    tag = wanted or next(iter(found), "any")
+    tag = platform or next(iter(platforms), "any")
     if not _PLATFORM.fullmatch(tag):
-        raise BundleError(f"`{tag}` is no platform of a wheel: expected e.g. manylinux_2_28_x86_64")
+        raise BundleError(f"`{tag}` is not a wheel platform: expected e.g. manylinux_2_28_x86_64")
     return tag
 
 
@@ -128,10 +128,10 @@ def _metadata(project: str, version: str, platform: str) -> dict[str, str]:
 
 
 def _add(archive: zipfile.ZipFile, place: str, data: bytes) -> str:
-    """Put a file into the archive; its line of RECORD."""
+    """Add a file to the archive, and return its line of RECORD."""
     info = zipfile.ZipInfo(place, (1980, 1, 1, 0, 0, 0))
     info.compress_type = zipfile.ZIP_DEFLATED
-    info.create_system = 3  # Unix on every machine, so that the mode is read
+    info.create_system = 3  # Unix on every machine, so that installers use the mode
     info.external_attr = 0o100644 << 16
     archive.writestr(info, data, compresslevel=6)
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

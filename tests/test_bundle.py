@@ -279,7 +279,7 @@ def test_a_signature_that_is_a_link_is_not_followed(cache, tmp_path):
 
 def test_what_could_not_be_unpacked_is_not_packed(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "MAX_FILE", 600)
-    with pytest.raises(BundleError, match="make no bundle: .*out.so` has 1280 bytes"):
+    with pytest.raises(BundleError, match="do not fit into a bundle: .*out.so` has 1280 bytes"):
         packed(cache, tmp_path)
     assert not list(tmp_path.glob("*.tar"))
 

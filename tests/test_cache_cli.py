@@ -176,7 +176,7 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
 @pytest.mark.parametrize(
     ("there", "wanted", "line"),
     [
-        ({"flags": ["-O2", "-g"]}, {"flags": ["-O3", "-g"]}, "flag -O2 there alone"),
+        ({"flags": ["-O2", "-g"]}, {"flags": ["-O3", "-g"]}, "flag -O2 only there"),
         ({"flags": ["-a", "-b"]}, {"flags": ["-b", "-a"]}, "order of the flags"),
         ({"schema": 1}, {"schema": 2}, "layout of jitkern's entries: 1 there, 2 wanted"),
         ({"environment": {"X": None}}, {"environment": {"X": "1"}}, "variable X: nothing there, 1 wanted"),
@@ -184,7 +184,7 @@ def test_explain_says_in_words_what_sets_two_entries_apart(put, cli, target, sou
         ({"source": {"closure": {"a.h": "0"}}}, {"source": {"closure": {}}}, "file a.h is no longer used"),
         ({"source": {"versions": {"cutlass": "4.6"}}}, {"source": {"versions": {"cutlass": "4.7"}}}, "version of cutlass: 4.6 there, 4.7 wanted"),
         ({"target": "odd"}, {"target": "cpu-x86_64-torch2.13.0"}, "target: odd there, cpu-x86_64-torch2.13.0 wanted"),
-        ({"variant": {"signature": ["f32"]}}, {"variant": {"signature": ["f64"]}}, "argument type f64 wanted alone"),
+        ({"variant": {"signature": ["f32"]}}, {"variant": {"signature": ["f64"]}}, "argument type f64 only wanted"),
     ],
 )  # fmt: skip
 def test_differences_in_words(there, wanted, line):

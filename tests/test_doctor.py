@@ -241,9 +241,9 @@ def test_doctor_leaves_nothing_behind(cli, cache_dir, tmp_path, folders):
 
 def test_what_is_not_there_is_judged_by_what_is_above_it(cache_dir, monkeypatch):
     checks = looked()
-    assert checks["cache"].value == f"{cache_dir}, which is not there yet"
-    assert checks["cache writable"].value == f"it can be made in {cache_dir.parent}"
-    assert checks["cache sync"].value == "not measured: it is not there yet"
+    assert checks["cache"].value == f"{cache_dir}, which does not exist yet"
+    assert checks["cache writable"].value == f"the cache can be made in {cache_dir.parent}"
+    assert checks["cache sync"].value == "not measured: the cache does not exist yet"
     flags = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
     monkeypatch.setattr(os, "statvfs", lambda _: flags)
     assert "mounted noexec" in looked()["cache executable"].value
@@ -411,10 +411,10 @@ def test_locks_are_tried_with_a_second_process(root, tmp_path, monkeypatch):
     private.mkdir(mode=0o700)
     assert looked(runtime_dir=private)["cache locks"].value.startswith("one process at a time")
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    assert "they exclude nobody" in looked(runtime_dir=private)["cache locks"].value
+    assert "do not exclude other processes" in looked(runtime_dir=private)["cache locks"].value
     assert list((private / "jitkern").iterdir()) == []
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert "not to be had" in looked(runtime_dir=private)["cache locks"].value
+    assert "locks are unavailable" in looked(runtime_dir=private)["cache locks"].value
 
 
 def test_leftovers_are_counted(root):
@@ -445,7 +445,7 @@ def test_a_named_layer_is_counted_or_fails(root, tmp_path):
     check = looked(system_cache=(layer,))["layer"]
     assert not check.ok and "not used" in check.value and "`trusted`" in check.remedy
     assert looked(system_cache=(layer,), trusted=(layer,))["layer"].ok
-    assert "signed ones only" in looked(system_cache=(layer,), trusted_keys=(KEY,))["layer"].value
+    assert "signed entries" in looked(system_cache=(layer,), trusted_keys=(KEY,))["layer"].value
 
 
 def test_an_installed_layer_that_is_not_used_is_a_warning(root, tmp_path, monkeypatch):
@@ -463,4 +463,4 @@ def test_a_check_that_goes_wrong_says_so(root, monkeypatch):
 
     monkeypatch.setitem(health.LOOKS, "cache size", broken)
     check = looked()["cache size"]
-    assert (check.ok, check.value) == (False, "cannot be looked at: Symlink loop") and check.remedy
+    assert (check.ok, check.value) == (False, "cannot be examined: Symlink loop") and check.remedy
