@@ -1,7 +1,7 @@
 """jitkern: PyTorch kernels that compile on first use and never again.
 
 `import jitkern` is light and imports no Torch; the names below load on first use. So do the modules
-of a room, a folder of jitkern: what a warm process does not need costs it nothing.
+of a room (a folder of jitkern), so that a warm process imports only the modules that it needs.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = sorted([*_HOMES, *_MODULES])
 def on_first_use(
     room: str, homes: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], Any]:
-    """The `__getattr__` of a room (PEP 562): modules of it are imported when they are met.
+    """Return the `__getattr__` of a room (PEP 562), which imports its modules on first use.
 
-    homes: names that the room itself has, and the modules of it that define them.
+    homes: public names of the room itself, with the modules that define them.
     """
 
-    def imported(name: str) -> Any:
+    def attribute(name: str) -> Any:
         if name in homes:
             value = getattr(importlib.import_module(f"{room}.{homes[name]}"), name)
             vars(sys.modules[room])[name] = value
@@ -65,7 +65,7 @@ def on_first_use(
                     raise
         raise AttributeError(f"module `{room}` has no attribute `{name}`")
 
-    return imported
+    return attribute
 
 
 __getattr__ = on_first_use(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""All that a kernel author sees: `kernel(...)`, the kinds of source, and how ops are found."""
+"""The names for kernel authors: `kernel(...)`, the kinds of source, and functions to find ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 ENTRY_POINTS = "jitkern.kernels"
-MAX_NAME = 100  # the files of the cache are named after ops
+MAX_NAME = 100  # files of the cache are named after ops
 _ALLOWED = {"cuda": (Cuda, Triton, Extension), "cpu": (Cpp, Extension)}
 
 
@@ -33,22 +33,21 @@ def kernel(
     fusible: bool = False,
     prewarm: Sequence[Any] = (),
 ) -> Op:
-    """Declare and register an op, and return it: it is the public function.
+    """Declare and register an op, and return the op, which is the public function.
 
     schema: a Torch schema; `name(...)` goes to the namespace `jitkern`, a package writes
         `mylib::name(...)`.
-    cuda, cpu: where the kernels' code is, best first; files are relative to the calling file's
-        folder.
-    fusible: under torch.compile the op becomes its reference, for Inductor to fuse.
-    prewarm: calls, beside the samples, to make ready ahead of time: tuples of arguments where a
-        text like `f16[64, 1000]` stands for a contiguous tensor of that dtype and shape.
+    cuda, cpu: sources of the kernels, best first; files are relative to the calling file's folder.
+    fusible: whether torch.compile replaces the op by its reference, for Inductor to fuse.
+    prewarm: calls, beside the samples, to prewarm: tuples of arguments where a string like
+        `f16[64, 1000]` stands for a contiguous tensor of that dtype and shape.
 
     Raises DeclarationError.
     """
     name = schema.partition("(")[0]
     if len(name) > MAX_NAME:
         raise DeclarationError(
-            f"`{name[:40]}...` has {len(name)} characters, and an op's name takes {MAX_NAME}"
+            f"the op name `{name[:40]}...` has {len(name)} characters, more than {MAX_NAME}"
         )
     caller = sys._getframe(1).f_globals
     folder = _folder_of(caller.get("__file__", "kernel.py"))
@@ -56,25 +55,23 @@ def kernel(
     module = str(caller.get("__name__", ""))
     declared: dict[str, Any] = {"cuda": cuda, "cpu": cpu}
     sources: dict[str, tuple[Source, ...]] = {}
-    for device, given in declared.items():
-        listed = (given,) if isinstance(given, Source) else tuple(given)
-        if isinstance(given, str):
-            meant = _spelled(given, device)
-            raise DeclarationError(
-                f"`{schema}`: {device}={given!r} is a text: write {device}={meant}"
-            )
-        wrong = [source for source in listed if not isinstance(source, _ALLOWED[device])]
+    for device, value in declared.items():
+        items = (value,) if isinstance(value, Source) else tuple(value)
+        if isinstance(value, str):
+            remedy = f"{device}={_source_of(value, device)}"
+            raise DeclarationError(f"`{schema}`: {device}={value!r} is a string: write {remedy}")
+        wrong = [source for source in items if not isinstance(source, _ALLOWED[device])]
         if wrong:
             names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
         sources[device] = tuple(
-            source.replace(folder=folder, package=package, module=module) for source in listed
+            source.replace(folder=folder, package=package, module=module) for source in items
         )
     return Op(schema, sources, fusible=fusible, module=module, prewarm=prewarm)
 
 
-def _spelled(file: str, device: str) -> str:
-    """The source that a file name may mean."""
+def _source_of(file: str, device: str) -> str:
+    """Return Python text of the source that a file name suggests, e.g. `Cuda('scale.cu')`."""
     kinds = [kind for kind in _ALLOWED[device] if file.endswith(kind.suffixes)]
     return f"{(kinds or _ALLOWED[device])[0].__name__}({file!r})"
 
@@ -85,9 +82,9 @@ def _folder_of(file: str) -> str:
 
 
 def discover(package: str) -> list[Op]:
-    """Import `kernel.py` of the package and of every folder below it.
+    """Import `kernel.py` in a package and in every folder below the package.
 
-    Returns the ops they declare, by name.
+    Returns the declared ops, sorted by name.
     """
     paths = importlib.import_module(package).__path__
     before, modules = set(OPS), set()
@@ -100,16 +97,16 @@ def discover(package: str) -> list[Op]:
 
 
 def _folders_of_kernels(root: str) -> list[tuple[str, ...]]:
-    """The folders with a `kernel.py`, as the names that lead to them; those near the root first."""
-    found = []
+    """Return the folders with a `kernel.py` as tuples of names, folders near the root first."""
+    paths = []
     for path, folders, files in os.walk(root):
         folders[:] = filter(str.isidentifier, folders)
         if "kernel.py" in files:
-            found.append(Path(path).relative_to(root).parts)
-    return sorted(found, key=lambda names: (len(names), names))
+            paths.append(Path(path).relative_to(root).parts)
+    return sorted(paths, key=lambda names: (len(names), names))
 
 
 def installed() -> list[str]:
-    """The modules that installed packages list under the entry-point group `jitkern.kernels`."""
+    """Return the modules that installed packages list in the entry points `jitkern.kernels`."""
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return list(dict.fromkeys(point.module for point in points))

@@ -1,8 +1,8 @@
-"""What jitkern raises.
+"""The errors of jitkern.
 
     JitkernError (RuntimeError)
     ├── DeclarationError (also ValueError)   a kernel is declared wrongly
-    ├── SettingError (also ValueError)       a setting has a value that it does not take
+    ├── SettingError (also ValueError)       a setting has an invalid value
     ├── TargetError (also ValueError)        a target is unknown, or cannot be built here
     ├── CompilerNotFound                     the compiler for a source is not on this machine
     ├── CompileError                         the compiler refused the source
@@ -10,20 +10,20 @@
     ├── LaunchError                          a launch function called its kernel wrongly
     └── CacheError                           the cache cannot be read or written
         ├── NotCached                        nothing is cached and compiling is not allowed
-        └── UntrustedCache                   somebody else could have written the cache
+        └── UntrustedCache                   another user could have written the cache
 
-A message says what failed, for which op and target, why, and what to do next. Data that a program
-may want is on the error as attributes. Every error pickles.
+A message says what failed, for which op and target, why, and what to do next. Data for programs are
+attributes of the error. Every error can be pickled.
 """
 
 from __future__ import annotations
 
 
 class JitkernError(RuntimeError):
-    """Base of all errors; keyword arguments become attributes.
+    """The base of all errors; keyword arguments become attributes.
 
-    launched: how many kernels the failed call had started; 0 means it changed nothing.
-    variant: the kernel.Variant that could not be had, where one is at fault.
+    launched: number of kernels that the failed call had started; 0 means that it changed no tensor.
+    variant: the source.kinds.Variant at fault, or None.
     """
 
     launched: int = 0
@@ -35,11 +35,11 @@ class JitkernError(RuntimeError):
 
 
 class DeclarationError(JitkernError, ValueError):
-    """A kernel declaration breaks a rule that its message states."""
+    """A kernel declaration breaks a rule, which the message states."""
 
 
 class SettingError(JitkernError, ValueError):
-    """A setting, wherever it comes from, has a value that it does not take."""
+    """A setting has an invalid value, whatever its origin."""
 
 
 class TargetError(JitkernError, ValueError):
@@ -47,13 +47,13 @@ class TargetError(JitkernError, ValueError):
 
 
 class CompilerNotFound(JitkernError):
-    """No compiler for this kind of source is installed; `remedy` is the line that installs one."""
+    """No compiler for a kind of source is installed; `remedy` is a command that installs one."""
 
     remedy: str = ""
 
 
 class CompileError(JitkernError):
-    """The compiler refused the source; `command` and `log` (its whole output) say how."""
+    """The compiler refused the source; `command` was run, and `log` is its whole output."""
 
     op: str = ""
     target: str = ""
@@ -64,14 +64,14 @@ class CompileError(JitkernError):
 class LoadError(JitkernError):
     """An artifact that passed its checksums could not be loaded into this process.
 
-    whole: the artifact is not at fault, so that compiling it again would not help.
+    whole: whether the artifact is intact, so that compiling it again would not help.
     """
 
     whole: bool = False
 
 
 class LaunchError(JitkernError):
-    """A kernel was called with a wrong number or type of arguments, or its launch failed."""
+    """A kernel got a wrong number or type of arguments, or its launch failed."""
 
 
 class CacheError(JitkernError):
@@ -85,4 +85,4 @@ class NotCached(CacheError):
 
 
 class UntrustedCache(CacheError):
-    """A directory could have been written by another user; native code is not loaded from it."""
+    """Another user could have written a directory, so native code is not loaded from it."""

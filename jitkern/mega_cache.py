@@ -1,11 +1,11 @@
-"""Torch's mega-cache, which carries our artifacts beside those of `torch.compile`.
+"""Torch's mega-cache with our entries, beside the artifacts of `torch.compile`.
 
-`torch.compiler.save_cache_artifacts()` then holds what this process found or built: kernels, stubs,
-plans and the launch runtime. `load_cache_artifacts()` publishes them in the user's cache, each
-checked as an entry of a bundle is. Torch reads only kinds that are registered, so whoever loads
-imports this module before, or a module that declares ops, which imports it.
+`torch.compiler.save_cache_artifacts()` includes the entries that this process found or built:
+kernels, stubs, plans and the launch runtime. `load_cache_artifacts()` publishes these entries in
+the user's cache, with the same checks as for a bundle. Torch loads registered kinds only, so import
+this module, or a module that declares ops (which imports this module), before you load.
 
-Until somebody saves, an entry that is used costs a note of where it lies.
+Until the artifacts are saved, each used entry costs only a note of its path.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KIND = "jitkern"
 _log = logging.getLogger(__name__)
 
 
-class _Place(bytes):
-    """Where an entry lies, in place of its content."""
+class _Path(bytes):
+    """The path of an entry, which stands for the content until it is saved."""
 
     __slots__ = ()
 
@@ -37,47 +37,47 @@ def _register() -> None:
             CacheArtifactManager,
         )
     except ImportError:
-        return  # a Torch without, or with another mega-cache
+        return  # this Torch has no mega-cache, or another one
 
     class KernelArtifact(CacheArtifact):
-        """An entry of the cache; its files are read when they are saved."""
+        """An entry of the cache, whose files are read only when they are saved."""
 
-        __hash__ = object.__hash__  # by content, it would be read at once
+        __hash__ = object.__hash__  # a hash of the content would read the files at once
         __eq__ = object.__eq__
 
         def __init__(self, key: str, content: bytes) -> None:
-            self.__dict__.update(key=key, given=content)
+            self.__dict__.update(key=key, source=content)
 
         @property
         def content(self) -> bytes:
-            """The bytes that are saved; none for an entry that is gone by then."""
-            given: bytes = self.__dict__["given"]
-            if not isinstance(given, _Place):
-                return given
-            path = Path(os.fsdecode(given))
+            """The bytes to save, or b"" if the entry is gone by now."""
+            source: bytes = self.__dict__["source"]
+            if not isinstance(source, _Path):
+                return source
+            path = Path(os.fsdecode(source))
             try:
                 return jit.mega_cache_entries.content_at(path)
             except (OSError, ValueError) as e:
-                _log.warning("%s is not saved: %s", path, e)
+                _log.warning("the entry %s is not saved in the mega-cache: %s", path, e)
                 return b""
 
         @staticmethod
         def type() -> str:
-            """What Torch knows these by."""
+            """Return the name of this kind of artifact in Torch."""
             return KIND
 
         @staticmethod
         def encode(content: Any) -> bytes:
-            """Of a path: itself, until it is saved."""
-            return _Place(os.fsencode(content))
+            """Return a path in place of content, which is read when it is saved."""
+            return _Path(os.fsencode(content))
 
         def populate_cache(self) -> None:
-            """Publish the entry; where that cannot be, say why."""
+            """Publish the entry in the user's cache, or log why this failed."""
             try:
                 if self.content:
                     jit.mega_cache_entries.publish(self.key, self.content)
             except (JitkernError, ValueError, OSError) as e:
-                _log.warning("%s of the mega-cache is not taken in: %s", self.key, e)
+                _log.warning("the entry %s of the mega-cache is not published: %s", self.key, e)
 
     def note(path: Path) -> None:
         CacheArtifactManager.record_artifact(KIND, f"{path.parent.name}/{path.name}", path)

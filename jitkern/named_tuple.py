@@ -1,7 +1,7 @@
-"""`typing.NamedTuple`, with classes that are made in a tenth of the time.
+"""A NamedTuple like that of `typing`, whose classes are made in a tenth of the time.
 
-An import of ops makes twenty of them. Those of `typing` compile the text of each annotation and of
-a function for each class, which takes 0.2 ms.
+An import of ops makes twenty such classes. For each class, `typing` compiles the text of its
+annotations and of a function, which takes 0.2 ms.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from typing import NamedTuple as NamedTuple  # noqa: PLC0414  for those who import it from here
+    from typing import NamedTuple as NamedTuple  # noqa: PLC0414  exports the name to type checkers
 else:
 
     class _Maker(type):
-        """The annotations of a class are its fields, and what they are given their defaults."""
+        """The metaclass, which makes fields of annotations, and defaults of assigned values."""
 
         def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
             fields = tuple(body.get("__annotations__", ()))
@@ -23,18 +23,18 @@ else:
             own = {"_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
             return super().__new__(cls, name, bases, {"__slots__": (), **body, **own, **getters})
 
-    class NamedTuple(tuple, metaclass=_Maker):  # noqa: SLOT001  the metaclass gives it none
-        """What all of them have in common."""
+    class NamedTuple(tuple, metaclass=_Maker):  # noqa: SLOT001  the metaclass sets __slots__
+        """The base of all named tuples."""
 
-        def __new__(cls, *given: Any, **named: Any) -> Any:
+        def __new__(cls, *items: Any, **named: Any) -> Any:
             fields = cls._fields
-            if named or len(given) != len(fields):
-                values = {**cls._field_defaults, **dict(zip(fields, given)), **named}
-                twice = named.keys() & fields[: len(given)]
-                if len(given) > len(fields) or twice or values.keys() != set(fields):
-                    raise TypeError(f"{cls.__name__} takes {', '.join(fields)}")
-                given = tuple(values[field] for field in fields)
-            return tuple.__new__(cls, given)
+            if named or len(items) != len(fields):
+                values = {**cls._field_defaults, **dict(zip(fields, items)), **named}
+                twice = named.keys() & fields[: len(items)]
+                if len(items) > len(fields) or twice or values.keys() != set(fields):
+                    raise TypeError(f"{cls.__name__} takes the fields {', '.join(fields)}")
+                items = tuple(values[field] for field in fields)
+            return tuple.__new__(cls, items)
 
         @classmethod
         def _make(cls, values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The shipped ops. Importing this declares and registers them; each compiles on its first call.
+"""The shipped ops, which this module declares and registers; each compiles on its first call.
 
 `jitkern.ops.softmax` is the op as a function, `torch.ops.jitkern.softmax` the same op in Torch.
 """

@@ -1,9 +1,9 @@
-"""What an artifact is built for: `cuda-sm_90-cu130-torch2.11.0`, `cpu-x86_64-torch2.13.0`.
+"""Targets of artifacts, e.g. `cuda-sm_90-cu130-torch2.11.0` and `cpu-x86_64-torch2.13.0`.
 
-Device code (cubins) is keyed by that alone and crosses machines. Host code carries more: its
-platform (`…-linux_x86_64`) and, for an Extension, the ABI it was compiled against
-(`…-cxx11_glibc2.36_cp311`). A CPU arch may name its instruction set (`x86_64_v3`); without one, a
-build that asks for the native instruction set takes that of the machine it runs on.
+These fields are enough for device code (cubins), which can be copied between machines. Targets of
+host code add the platform (`…-linux_x86_64`) and, for an Extension, the ABI that it was compiled
+for (`…-cxx11_glibc2.36_cp311`). A CPU arch may name an instruction set (`x86_64_v3`); otherwise a
+build for the native instruction set uses the instruction set of the machine where the build runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATTERN = r"""(?x)
         (?:-(?P<platform>[a-z]+_[a-z0-9_]+))?
         (?:-(?P<abi>cxx11[\w.]*))?"""
 _PUBLIC = r"(\d+\.\d+\.\d+(?:\.post\d+)?)(?:\+(?:cpu|cu\d+|rocm[\d.]+|xpu))?"
-_LEVELS = (  # x86-64 psABI levels, each on top of the one before
+_LEVELS = (  # x86-64 psABI levels; each level includes the levels before
     ("v2", {"sse4_1", "sse4_2", "ssse3", "popcnt", "cx16"}),
     ("v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}),
     ("v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
@@ -34,9 +34,9 @@ _LEVELS = (  # x86-64 psABI levels, each on top of the one before
 
 
 class Target(NamedTuple):
-    """A device, its arch, and the CUDA and Torch versions to build for.
+    """A target: a device, its arch, and the CUDA and Torch versions to build for.
 
-    `Target.parse(str(t)) == t`.
+    `Target.parse(str(target)) == target`.
     """
 
     device: str
@@ -53,7 +53,7 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """The target that `text` spells. Raises TargetError."""
+        """Return the target that `text` spells. Raises TargetError."""
         match = re.fullmatch(_PATTERN, text)
         if not match:
             raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}")
@@ -65,10 +65,10 @@ class Target(NamedTuple):
 
     @classmethod
     def current(cls, device: str = "cpu", index: int | None = None) -> Target:
-        """The target of this machine's `device`; for `cuda`, of the GPU `index`.
+        """Return the target of this machine's `device`; for `cuda`, of the GPU `index`.
 
-        The default is the first. No CUDA context is created to find it. Raises TargetError where
-        there is no such device.
+        The default is the first GPU. No CUDA context is created. Raises TargetError where the
+        machine has no such device.
         """
         import torch
 
@@ -76,7 +76,7 @@ class Target(NamedTuple):
             return cls("cpu", _machine(), "", short_version(torch.__version__))
         if device != "cuda":
             raise TargetError(
-                f"`{device}` is not a device jitkern compiles for: expected `cuda` or `cpu`"
+                f"`{device}` is not a device that jitkern compiles for: expected `cuda` or `cpu`"
             )
         if not torch.version.cuda:
             raise TargetError(
@@ -87,13 +87,13 @@ class Target(NamedTuple):
 
     @classmethod
     def visible(cls) -> list[Target]:
-        """Every target of this machine: the CPU, then each arch among the visible GPUs."""
+        """Return every target of this machine: the CPU, then each arch among the visible GPUs."""
         import torch
 
         targets = [cls.current("cpu")]
         if torch.version.cuda:
-            found = dict.fromkeys(_nvml_capabilities())
-            targets += [cls._cuda(c, torch.version.cuda, torch.__version__) for c in found]
+            capabilities = dict.fromkeys(_nvml_capabilities())
+            targets += [cls._cuda(c, torch.version.cuda, torch.__version__) for c in capabilities]
         return targets
 
     @classmethod
@@ -105,15 +105,18 @@ class Target(NamedTuple):
 
     @property
     def cuda_version(self) -> tuple[int, int]:
-        """(major, minor) of the CUDA toolkit."""
+        """The version (major, minor) of the CUDA toolkit."""
         return int(self.cuda[:-1]), int(self.cuda[-1])
 
     def for_device_code(self) -> Target:
-        """Without what only host code depends on."""
+        """Return this target without the fields that only host code depends on."""
         return self._replace(platform="", abi="")
 
     def for_host_code(self, *, abi: str = "", native: bool = False) -> Target:
-        """With platform, and where asked the ABI and the native instruction set, spelled out."""
+        """Return this target with its platform.
+
+        abi: the ABI to add. native: whether to add the instruction set of this machine.
+        """
         arch = self.arch
         base, _, level = arch.partition("_v")
         if self.device == "cpu":
@@ -124,18 +127,18 @@ class Target(NamedTuple):
 
 
 def short_version(version: str) -> str:
-    """`2.11.0` for any public build of release 2.11.0; any other version whole."""
+    """Return `2.11.0` for any public build of release 2.11.0, and any other version unchanged."""
     match = re.fullmatch(_PUBLIC, version)
     return match.group(1) if match else version
 
 
 def this_platform() -> str:
-    """`linux_x86_64` and the like."""
+    """Return the platform of this machine, e.g. `linux_x86_64`."""
     return f"{sys.platform}_{_machine()}"
 
 
 def this_abi(*, python: bool) -> str:
-    """What an Extension built here needs besides Torch: C++ ABI, glibc, and Python where pybind."""
+    """Return the ABI of an Extension built here: C++, glibc, and the Python version if `python`."""
     libc = os.confstr("CS_GNU_LIBC_VERSION") if sys.platform == "linux" else None
     tag = f"_cp{sys.version_info.major}{sys.version_info.minor}" if python else ""
     return "cxx11_" + (libc or "libc").replace(" ", "") + tag
@@ -165,19 +168,19 @@ def _capability(index: int) -> tuple[int, int]:
 
     if torch.cuda.is_initialized():
         return torch.cuda.get_device_capability(index)
-    found = _nvml_capabilities()
+    capabilities = _nvml_capabilities()
     ordered = config.current().environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if len(set(found)) > 1 and not ordered:
+    if len(set(capabilities)) > 1 and not ordered:
         return torch.cuda.get_device_capability(index)  # CUDA counts the fastest first, NVML not
-    if index < len(found):
-        return found[index]
-    if not found:
-        raise TargetError(f"no visible GPU; to build without one, name the target, e.g. {EXAMPLES}")
-    raise TargetError(f"there is no GPU {index}: {len(found)} visible")
+    if index < len(capabilities):
+        return capabilities[index]
+    if not capabilities:
+        raise TargetError(f"no GPU is visible; to build without a GPU, name a target: {EXAMPLES}")
+    raise TargetError(f"there is no GPU {index}: the number of visible GPUs is {len(capabilities)}")
 
 
 def _nvml_capabilities() -> list[tuple[int, int]]:
-    """Compute capability of each visible GPU, asked of NVML, which needs no CUDA context."""
+    """Return the compute capability of each visible GPU from NVML, which needs no CUDA context."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -185,15 +188,14 @@ def _nvml_capabilities() -> list[tuple[int, int]]:
     if nvml.nvmlInit_v2():
         return []
     try:
-        return [
-            found for device in _visible_devices(nvml) if (found := _nvml_capability(nvml, device))
-        ]
+        capabilities = [_nvml_capability(nvml, device) for device in _visible_devices(nvml)]
+        return [capability for capability in capabilities if capability]
     finally:
         nvml.nvmlShutdown()
 
 
 def _visible_devices(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
-    """NVML handles in the order of CUDA_VISIBLE_DEVICES, which names them by number or UUID."""
+    """Return NVML handles in the order of CUDA_VISIBLE_DEVICES, which has numbers or UUIDs."""
     count = ctypes.c_uint()
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     handles: list[ctypes.c_void_p] = []
@@ -204,17 +206,17 @@ def _visible_devices(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
         nvml.nvmlDeviceGetUUID(handle, uuid, len(uuid))
         handles.append(handle)
         uuids.append(uuid.value.decode())
-    wanted = config.current().visible_devices
-    if wanted is None:
+    visible = config.current().visible_devices
+    if visible is None:
         return handles
     chosen = []
-    for name in map(str.strip, wanted.split(",")):
+    for name in map(str.strip, visible.split(",")):
         if name.isdigit() and int(name) < len(handles):
             chosen.append(handles[int(name)])
         elif name and (matches := [h for h, uuid in zip(handles, uuids) if uuid.startswith(name)]):
             chosen.append(matches[0])
         else:
-            break  # CUDA hides every device from the first name it does not know
+            break  # CUDA hides this device and all after it, if it does not know the name
     return chosen
 
 

@@ -122,7 +122,7 @@ def test_what_is_no_whole_entry_is_a_warning_and_nothing_else(saved, tmp_path, c
     for what, content in bad.items():
         with caplog.at_level(logging.WARNING):
             assert taken_in(tmp_path, place, content) == [], what
-        assert caplog.text.count("is not taken in") == 1, what
+        assert caplog.text.count("is not published") == 1, what
         caplog.clear()
     target, _, name = place.partition("/")
     for other in (f"../{name}", f"{target}/../{name}", f"{target}/x-0", f"bad/{name}", name, ""):
@@ -134,7 +134,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(saved, tmp_path, caplog):
     (tmp_path / "taker").write_text("a file")
     with config.using(cache_dir=tmp_path / "taker"):
         cache.CacheArtifactFactory.create(mega_cache.KIND, place, artifact.content).populate_cache()
-    assert "is not taken in" in caplog.text
+    assert "is not published" in caplog.text
 
 
 def test_every_entry_is_followed_once_and_those_before_too(variant, target, compiler):

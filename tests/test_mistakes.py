@@ -27,7 +27,7 @@ def schema(text="{name}(Tensor x) -> Tensor"):
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("cuda", "scale.cu", "cuda='scale.cu' is a text: write cuda=Cuda('scale.cu')"),
+        ("cuda", "scale.cu", "cuda='scale.cu' is a string: write cuda=Cuda('scale.cu')"),
         ("cuda", "scale.py", "write cuda=Triton('scale.py')"),
         ("cpu", "scale.cpp", "write cpu=Cpp('scale.cpp')"),
         ("cpu", "scale", "write cpu=Cpp('scale')"),

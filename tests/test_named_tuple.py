@@ -48,7 +48,7 @@ def test_they_take_the_same_arguments(args, kwargs):
     try:
         expected = Theirs(*args, **kwargs)
     except TypeError:
-        with pytest.raises(TypeError, match="Ours takes x, y, what"):
+        with pytest.raises(TypeError, match="Ours takes the fields x, y, what"):
             Ours(*args, **kwargs)
     else:
         made = Ours(*args, **kwargs)

@@ -75,7 +75,7 @@ def test_a_cache_whose_path_is_no_text_works(tmp_path, monkeypatch):
 
 
 def test_an_op_with_a_very_long_name_is_refused_at_once():
-    with pytest.raises(DeclarationError, match=f"has 305 characters, and .* takes {MAX_NAME}"):
+    with pytest.raises(DeclarationError, match=f"has 305 characters, more than {MAX_NAME}"):
         kernel(f"odd::{'k' * 300}(Tensor x) -> Tensor")
 
 
