@@ -13,7 +13,7 @@ from typing import Any
 
 from jitkern.errors import DeclarationError
 from jitkern.op.op import OPS, Op
-from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Source, Triton, Unit
+from jitkern.source.kinds import SOURCES, Cpp, Cuda, Extension, Include, Source, Triton, Unit
 
 __all__ = [
     "Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
@@ -22,7 +22,6 @@ __all__ = [
 
 ENTRY_POINTS = "jitkern.kernels"
 MAX_NAME = 100  # files of the cache are named after ops
-_ALLOWED = {"cuda": (Cuda, Triton, Extension), "cpu": (Cpp, Extension)}
 
 
 def kernel(
@@ -60,9 +59,9 @@ def kernel(
         if isinstance(value, str):
             remedy = f"{device}={_source_of(value, device)}"
             raise DeclarationError(f"`{schema}`: {device}={value!r} is a string: write {remedy}")
-        wrong = [source for source in items if not isinstance(source, _ALLOWED[device])]
+        wrong = [source for source in items if not isinstance(source, _allowed(device))]
         if wrong:
-            names = ", ".join(kind.__name__ for kind in _ALLOWED[device])
+            names = ", ".join(kind.__name__ for kind in _allowed(device))
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
         sources[device] = tuple(
             source.replace(folder=folder, package=package, module=module) for source in items
@@ -70,10 +69,15 @@ def kernel(
     return Op(schema, sources, fusible=fusible, module=module, prewarm=prewarm)
 
 
+def _allowed(device: str) -> tuple[type[Source], ...]:
+    """The kinds of source that may be declared for a device."""
+    return tuple(kind for kind in SOURCES.values() if device in kind.devices)
+
+
 def _source_of(file: str, device: str) -> str:
     """Return Python text of the source that a file name suggests, e.g. `Cuda('scale.cu')`."""
-    kinds = [kind for kind in _ALLOWED[device] if file.endswith(kind.suffixes)]
-    return f"{(kinds or _ALLOWED[device])[0].__name__}({file!r})"
+    kinds = [kind for kind in _allowed(device) if file.endswith(kind.suffixes)]
+    return f"{(kinds or _allowed(device))[0].__name__}({file!r})"
 
 
 @functools.cache

@@ -17,14 +17,6 @@ from jitkern.target import Target
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
 
-_HOMES = {
-    "nvrtc": ("cuda.nvrtc", "Nvrtc"),
-    "cc": ("cpp.cc", "Cc"),
-    "stub": ("cpp.stub", "StubCompiler"),
-    "triton": ("triton.compiler", "TritonCompiler"),
-    "extension": ("torch_extension.extension", "ExtensionCompiler"),
-    "inline": ("torch_extension.inline", "InlineCompiler"),
-}
 COMPILERS: dict[str, Compiler] = {}  # by kind of source, as they are met
 
 
@@ -62,8 +54,6 @@ class Compiler(Protocol):
 def compiler_for(source: Source) -> Compiler:
     """The compiler of this kind of source."""
     if source.kind not in COMPILERS:
-        file, name = _HOMES[source.kind]
-        COMPILERS[source.kind] = getattr(
-            importlib.import_module(f"jitkern.compilers.{file}"), name
-        )()
+        module, _, name = source.compiler.partition(":")
+        COMPILERS[source.kind] = getattr(importlib.import_module(module), name)()
     return COMPILERS[source.kind]

@@ -36,7 +36,7 @@ from jitkern.launch.packing import Pack, packed, packs_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
 from jitkern.source import triton_text
-from jitkern.source.kinds import TRITON_OPTIONS, Source, Variant
+from jitkern.source.kinds import HOST, TRITON_OPTIONS, Source, Variant
 from jitkern.target import Target
 
 RETRY = 60.0  # seconds after which a background build that failed is tried again
@@ -267,7 +267,7 @@ class Runner:
             ):
                 packs = packs_of(compiled.parameters, self.device)
                 self._ready[call[:2]] = Ready(compiled, f"`{call.function}` of {self.where}", packs)
-        elif self.source.kind == "cc":
+        elif self.source.runs == HOST:
             ready.compiled.function.call(values)
         else:
             shape = _flat(call.keywords) or geometry_of(ready.what, ready.compiled, call.keywords)
@@ -346,7 +346,7 @@ class Runner:
         given = _kept(compiled, call.args)
         args = checked(what, compiled.parameters, given, self.device, compiled.written)
         values = [_address(what, a) if isinstance(a, torch.Tensor) else a for a in args]
-        if self.source.kind == "cc":
+        if self.source.runs == HOST:
             compiled.function.call(values)
         else:
             self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
@@ -468,7 +468,7 @@ class CachedKernels:
             for arg in _kept(compiled, call.args)
         ]
         checked(what, compiled.parameters, given, torch.device("meta"), compiled.written)
-        if self.source.kind != "cc":
+        if self.source.runs != HOST:
             geometry_of(what, compiled, call.keywords)
 
 

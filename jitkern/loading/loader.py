@@ -16,7 +16,7 @@ from jitkern.cache.key import canonical
 from jitkern.cache.store import Entry
 from jitkern.errors import DeclarationError, LoadError
 from jitkern.source.dtypes import CTYPES
-from jitkern.source.kinds import FUNCTION, Source
+from jitkern.source.kinds import CUDA, FUNCTION, HOST, Generated, Source
 
 _libraries: dict[bytes, Any] = {}
 
@@ -51,13 +51,13 @@ def load(source: Source, entry: Entry) -> Any:
     Raises LoadError, and DeclarationError for an Extension that registers what is registered.
     """
     try:
-        if source.kind in ("nvrtc", "triton"):
+        if source.runs == CUDA:
             meta = dict(entry.manifest.meta)
             cubin, what = entry.read(meta["artifact"]), f"`{meta['symbol']}`"
             return loading.cuda_driver.CudaFunction(cubin, meta, what, entry.reference)
-        if source.kind == "stub":
+        if isinstance(source, Generated):
             return _open(entry)
-        return HostFunction(entry) if source.kind == "cc" else _extension(entry)
+        return HostFunction(entry) if source.runs == HOST else _extension(entry)
     except (LoadError, DeclarationError):
         raise
     except Exception as e:  # of the system's loader, or for a manifest that says odd things

@@ -25,7 +25,7 @@ from jitkern.op.autograd import recording, tensors_in
 from jitkern.op.elsewhere import meta_result
 from jitkern.runtime.binding import prepare, say_why_not
 from jitkern.runtime.slot import Slot
-from jitkern.source.kinds import Extension, Source, Variant
+from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Implementation:
         if config.current().record is not None:
             return False  # each call has to come by here once
         source = next(iter(self._sources()), None)
-        if self._pinned or source is None or isinstance(source, Extension):
+        if self._pinned or source is None or source.runs == ITSELF:
             return False
         every = self.op.in_order(args, kwargs)
         calls = slot.calls(source, device, every)
@@ -142,7 +142,7 @@ class Implementation:
         self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         runner = self._runner(source, device)
-        if isinstance(source, Extension):
+        if source.runs == ITSELF:
             result = runner.extension()(*args, **kwargs)
             self._check_results(result, args, kwargs)
             return result

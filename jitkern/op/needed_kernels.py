@@ -15,7 +15,7 @@ from jitkern.launch.call import Call, every_expansion, variant_of
 from jitkern.launch.kernels import Choose, Kernels, check_result
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.kinds import Extension, Source, Variant
+from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
@@ -41,7 +41,7 @@ class Needs(NamedTuple):
 
 def needs_of(op: Op, source: Source, device: str) -> Needs:
     """What the samples need of `source`."""
-    samples = [Sample("")] if isinstance(source, Extension) else op.prewarm_samples()
+    samples = [Sample("")] if source.runs == ITSELF else op.prewarm_samples()
     units, problems = units_of(op, source, device, samples)
     variants = dict.fromkeys(variant for unit in units for variant in unit.variants)
     return Needs(list(variants), [call for unit in units for call in unit.calls], problems)
@@ -51,7 +51,7 @@ def units_of(
     op: Op, source: Source, device: str, samples: Sequence[Sample]
 ) -> tuple[list[Unit], list[str]]:
     """The samples by the kernels of `source` that they use, and why that of others is not known."""
-    if isinstance(source, Extension):
+    if source.runs == ITSELF:
         return [Unit((Variant(op.name, source),), [])] if samples else [], []
     units: dict[frozenset[Variant], Unit] = {}
     problems: dict[str, None] = {}
@@ -116,7 +116,7 @@ def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[
 def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
     """The same on every machine for calls that use the same kernels."""
     used: set[str] = set()
-    if not isinstance(source, Extension):
+    if source.runs != ITSELF:
         note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
         with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
             for run in runs_of(op, source, device, call):

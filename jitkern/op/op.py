@@ -26,14 +26,13 @@ from jitkern.op.backend import Backend
 from jitkern.op.elsewhere import Elsewhere
 from jitkern.op.gradient import Gradient
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
-from jitkern.source.kinds import Extension, Source
+from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
 if TYPE_CHECKING:
     from jitkern.calls.samples import Sample
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
-_KINDS = {"cuda": ("cuda", "nvrtc", "triton"), "cpu": ("cpu", "cc")}  # that launches are for
 _libraries: dict[str, torch.library.Library] = {}
 _is_compiling = torch.compiler.is_compiling
 
@@ -155,7 +154,7 @@ class Op:
             backend.forget()
 
     def _check_kinds(self, method: str, kinds: tuple[str, ...]) -> None:
-        known = {kind for kinds in _KINDS.values() for kind in kinds}
+        known = {kind for device in DEVICES for kind in _launched_on(device)}
         wrong = [kind for kind in kinds if kind not in known]
         if wrong or not kinds:
             import difflib
@@ -327,7 +326,7 @@ class Op:
 
     def _implement(self, device: str, library: torch.library.Library) -> None:
         """Register a trampoline for a device if there are kernels for it to launch, else Python."""
-        raw = any(not isinstance(source, Extension) for source in self.sources.get(device, ()))
+        raw = any(source.runs != ITSELF for source in self.sources.get(device, ()))
         usable = raw and (device == "cpu" or bool(torch.version.cuda))
         launches = usable and self.trampolines.parameters is not None
         backend = self.backends[device] = Backend(self, device, launches=launches)
@@ -342,7 +341,7 @@ class Op:
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
         for kind in (*(s.kind for s in self.sources.get(device, ())), device, *self.launchers):
             if kind in self.launchers:
-                alike = next(kinds for kinds in _KINDS.values() if kind in kinds)
+                alike = next(kinds for kinds in map(_launched_on, DEVICES) if kind in kinds)
                 launcher = self._tuned(self.launchers[kind], kind, *alike)
                 return trace.quick.runnable(launcher)(
                     launch.kernels.Kernels(launch.kernels.ignore), *args, **kwargs
@@ -380,6 +379,12 @@ def _register_fake(op: str, function: Function, library: torch.library.Library) 
     """What torch.library.register_fake does, less its search for the caller's file: 1 ms an op."""
     entry = torch._library.simple_registry.singleton.find(op)
     library._registration_handles.append(entry.fake_impl.register(function, op, lib=library))
+
+
+def _launched_on(device: str) -> list[str]:
+    """What a launch function may be declared for: a device, and the kinds of source for it."""
+    kinds = [k for k in SOURCES.values() if device in k.devices and k.runs != ITSELF]
+    return [device, *(kind.kind for kind in kinds)]
 
 
 def _library(op: str) -> torch.library.Library:

@@ -21,7 +21,7 @@ from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
 from jitkern.runtime.linker import keep, stub_variant
 from jitkern.runtime.plans import Plans, reference_to, situation_of
-from jitkern.source.kinds import Extension, Source, Variant
+from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace.recorder import described
 from jitkern.trace.trace import Traced, place_of, trace
@@ -44,7 +44,7 @@ def refused_by(
     The launch function runs in Python, up to each launch. Kernels that are not in the cache are
     left out, and configurations that do not fit beside one that does.
     """
-    if isinstance(source, Extension):
+    if source.runs == ITSELF:
         return []
     kernels = CachedKernels(op.name, source, target)
 
@@ -75,7 +75,7 @@ def stubs_of(
 
     Those whose kernels are not in the cache are left out.
     """
-    if isinstance(source, Extension) or not calls:
+    if source.runs == ITSELF or not calls:
         return [], []
     if op.trampolines.parameters is None:
         return [], [f"its schema has types that only Python passes: {op.schema}"]

@@ -14,7 +14,7 @@ from jitkern.prewarming.builder import Builder, Step
 from jitkern.prewarming.shards import shard_of
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
-from jitkern.source.kinds import Extension
+from jitkern.source.kinds import ITSELF
 from jitkern.target import Target
 
 CUDA = "cuda-sm_90-cu130-torch2.11.0"  # an example
@@ -113,7 +113,7 @@ def _without_calls(
     for wanted in chosen:
         op = wanted.op
         for device in dict.fromkeys(target.device for target in targets):
-            kernels = [s for s in op.sources.get(device, ()) if not isinstance(s, Extension)]
+            kernels = [s for s in op.sources.get(device, ()) if s.runs != ITSELF]
             if not kernels or wanted.calls is not None or (op.name, device) in ready:
                 continue
             if wanted.of(kernels[0], device):

@@ -31,7 +31,7 @@ from jitkern.prewarming.tasks import (
 )
 from jitkern.prewarming.workers import Died, Done, workers
 from jitkern.runtime import binding
-from jitkern.source.kinds import Extension
+from jitkern.source.kinds import ITSELF
 from jitkern.target import Target, this_platform
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Builder:
         """Perform all that the groups need."""
         works = {group: _Work(group, self._agenda) for group in groups}
         kernels = {number: None for work in works.values() for number in work.kernels}
-        extensions = sum(isinstance(self._kernel(n).variant.source, Extension) for n in kernels)
+        extensions = sum(self._kernel(n).variant.source.runs == ITSELF for n in kernels)
         self._manner = self._manner._replace(places=max(1, self._jobs // max(1, extensions)))
         for number in kernels:
             self._want(number)
@@ -271,6 +271,6 @@ def _prepare(kernels: Iterable[Kernel]) -> None:
     asked = functools.cache(lambda source, exact: compiler_for(source).identities(source, exact))
     for kernel in kernels:
         source = kernel.variant.source
-        if not isinstance(source, Extension):
+        if source.runs != ITSELF:
             with contextlib.suppress(JitkernError, OSError):  # who builds it is told
                 asked(source, exact_target(kernel.variant, kernel.target))

@@ -29,7 +29,7 @@ from jitkern.launch.tuned import Tuned, parts_of
 from jitkern.prewarming.identity import calls_of, code_of_jitkern
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.source.closure import closure_of
-from jitkern.source.kinds import Extension, Variant
+from jitkern.source.kinds import ITSELF, Variant
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target, this_platform
 from jitkern.trace.world import world_of
@@ -116,7 +116,7 @@ class Records:
             exact = jit.exact_target(variant, target)
             flags = compiler_for(source).flags(source, exact)
             key = make_key(variant, exact, flags, closure_of(source))
-            function = None if isinstance(source, Extension) else op.written(source, target.device)
+            function = None if source.runs == ITSELF else op.written(source, target.device)
         except (DeclarationError, JitkernError, OSError):
             return None  # who builds it is told why
         launch = ""

@@ -10,7 +10,7 @@ from jitkern.calls.record import Call
 from jitkern.calls.samples import Sample, misfit
 from jitkern.errors import DeclarationError
 from jitkern.op.op import Op
-from jitkern.source.kinds import Extension, Source
+from jitkern.source.kinds import ITSELF, Source
 
 Calls = Mapping[tuple[str, str], Sequence[Sample]]  # by device and kind of source
 
@@ -29,7 +29,7 @@ class Wanted:
     def of(self, source: Source, device: str) -> Sequence[Sample]:
         """The calls that `source` is to be ready for; one without arguments for an Extension."""
         given = None if self.calls is None else self.calls.get((device, source.kind), ())
-        if isinstance(source, Extension):
+        if source.runs == ITSELF:
             return [Sample("")] if given or given is None else []
         return self.op.prewarm_samples() if given is None else given
 

@@ -47,6 +47,11 @@ def shared_include() -> str:
     return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
 
 
+CUDA = "cuda"  # a kernel that is launched with a grid
+HOST = "host"  # a C function
+ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
+
+
 class Source:
     """Files of one kind in a kernel's folder, and how to compile them. It does not change.
 
@@ -63,6 +68,9 @@ class Source:
     kind: ClassVar[str] = ""
     suffixes: ClassVar[tuple[str, ...]] = ()
     one_file: ClassVar[bool] = False
+    devices: ClassVar[tuple[str, ...]] = ()  # that it may be declared for
+    runs: ClassVar[str] = ""  # CUDA, HOST or ITSELF
+    compiler: ClassVar[str] = ""  # `module:class`, see jitkern.compilers.Compiler
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
     def __init__(
@@ -163,6 +171,9 @@ class Cuda(Source):
 
     kind: ClassVar[str] = "nvrtc"
     suffixes: ClassVar[tuple[str, ...]] = (".cu",)
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    runs: ClassVar[str] = CUDA
+    compiler: ClassVar[str] = "jitkern.compilers.cuda.nvrtc:Nvrtc"
 
 
 class Cpp(Source):
@@ -176,6 +187,9 @@ class Cpp(Source):
 
     kind: ClassVar[str] = "cc"
     suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".c")
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    runs: ClassVar[str] = HOST
+    compiler: ClassVar[str] = "jitkern.compilers.cpp.cc:Cc"
 
     def __init__(
         self,
@@ -205,6 +219,9 @@ class Triton(Source):
 
     kind: ClassVar[str] = "triton"
     suffixes: ClassVar[tuple[str, ...]] = (".py",)
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    runs: ClassVar[str] = CUDA
+    compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     one_file: ClassVar[bool] = True
 
 
@@ -218,6 +235,9 @@ class Extension(Source):
 
     kind: ClassVar[str] = "extension"
     suffixes: ClassVar[tuple[str, ...]] = (".cpp", ".cc", ".cxx", ".cu")
+    devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+    runs: ClassVar[str] = ITSELF
+    compiler: ClassVar[str] = "jitkern.compilers.torch_extension.extension:ExtensionCompiler"
 
     def __init__(
         self, files: str | Unit | Sequence[str | Unit], *, function: str, **rest: Any
@@ -236,6 +256,9 @@ class Generated(Source):
 
     kind: ClassVar[str] = "stub"
     suffixes: ClassVar[tuple[str, ...]] = (".c",)
+    devices: ClassVar[tuple[str, ...]] = ()
+    runs: ClassVar[str] = HOST
+    compiler: ClassVar[str] = "jitkern.compilers.cpp.stub:StubCompiler"
 
     def __init__(self, files: str | Sequence[str], *, text: str, **rest: Any) -> None:
         super().__init__(files, **rest)
@@ -270,5 +293,5 @@ class Variant(NamedTuple):
             codes = {part.strip("*").partition(":")[0] for part in self.signature if part[0] == "*"}
             values = sorted(codes) + values
         parts = ([self.function] if self.function not in ("", base) else []) + values
-        text = ".".join(parts) or (self.source.kind if self.source.kind == "extension" else "")
+        text = ".".join(parts) or (self.source.kind if self.source.runs == ITSELF else "")
         return re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)[:80]

@@ -12,7 +12,7 @@ from jitkern import config
 from jitkern.compilers.cuda import toolkit
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
 from jitkern.source.flags import SEARCHING, expanded, paths_in, words
-from jitkern.source.kinds import Include, Source
+from jitkern.source.kinds import ITSELF, Include, Source
 from jitkern.target import Target, this_abi
 
 CUDA_SUFFIXES = (".cu", ".cuh")
@@ -29,6 +29,8 @@ class Inline(Source):
 
     kind: ClassVar[str] = "inline"
     suffixes: ClassVar[tuple[str, ...]] = ("",)
+    runs: ClassVar[str] = ITSELF
+    compiler: ClassVar[str] = "jitkern.compilers.torch_extension.inline:InlineCompiler"
     one_file: ClassVar[bool] = False
 
     def __init__(
