@@ -40,7 +40,7 @@ def test_a_file_name_for_a_source(name, value, says):
 
 @pytest.mark.parametrize("name", ["flags", "include", "environment"])
 def test_a_text_for_a_list(name):
-    with pytest.raises(DeclarationError, match=re.escape(f"{name}='-O3' is one text: give a list")):
+    with pytest.raises(DeclarationError, match=re.escape(f"{name}='-O3' is a string: give a list")):
         Cpp("scale.cpp", **{name: "-O3"})
 
 

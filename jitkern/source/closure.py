@@ -1,13 +1,14 @@
 """The files a source depends on, found by reading text, with no compiler.
 
-For C++ and CUDA: the source's files, those that flags name by their paths, and every `#include`
-that resolves in a directory that is searched, followed. `#if` is ignored, so this
-over-approximates. Where the text does not say what it opens or asks for (an `#include` or a
-`__has_include` of a macro), every file of the kernel's folder is in, and the names of those in the
-other directories. For Triton: the file and the modules of its own package that it imports, read
-and not imported.
+For C++ and CUDA: the source's files, the files that flags name by their paths, and every
+`#include` that resolves in a searched directory, followed. `#if` is ignored, so the closure may
+hold more files than needed. Where the text does not say which file it opens or asks for (an
+`#include` or a `__has_include` of a macro), the closure holds every file of the kernel's folder and
+the names of the files in the other directories. For Triton: the file and the modules of its own
+package that it imports, read and not imported.
 
-What compiler, assembler and linker really opened is compared with this after each build (`check`).
+The files that compiler, assembler and linker opened are compared with this after each build
+(`check`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jitkern.source.kinds import Generated, Include, Source, shared_include
 _DIRECTIVE = (
     rb"(?m)^[ \t]*(?:/\*[^\n]*?\*/[ \t]*)*(?:#|%:)[ \t]*(?:include|import|embed)(_next)?\b[ \t]*"
 )
-_INCLUDE = _DIRECTIVE + rb'(?:(["<])([^">\n]+)[">]|([^\s"<]))'  # a name, or how a macro begins
+_INCLUDE = _DIRECTIVE + rb'(?:(["<])([^">\n]+)[">]|([^\s"<]))'  # a name, or a macro's first letter
 _PROBE = rb"\b__has_(?:include|include_next|embed)\b"
 _PROBED = _PROBE + rb'[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
 _PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include` and `defined`
@@ -38,20 +39,20 @@ _PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include`
 _ABSOLUTE = rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b.*[ \t(,"<]/[\w.]'
 _BINARY = rb'\.incbin[ \t]*\\?"()()([^"\\\n]+)'
 FORCED = ("-include", "-imacros", "--pre-include")
-_SYSTEM = ("/usr/include", "/usr/lib")  # what lies there goes with the compiler
+_SYSTEM = ("/usr/include", "/usr/lib")  # files there come with the compiler
 _NO_SEARCH = ("-D", "-L", "-Wl,")
-SITE = "/usr/local/include"  # compilers search it, and what lies there is not theirs
-_NEVER_COMPILED = frozenset(  # Python, and what programs leave in the folder of a script
+SITE = "/usr/local/include"  # compilers search this folder, but its files are not the compiler's
+_NEVER_COMPILED = frozenset(  # suffixes of Python, and of files that scripts write beside them
     (".py", ".pyc", ".log", ".md", ".so", ".o", ".pt", ".pth", ".safetensors", ".npy", ".npz")
 )
 _CONTINUED = rb"\\\r?\n"
 
 
 class Closure(NamedTuple):
-    """`files`: label -> SHA-256; `versions`: versioned root -> version; `paths`: the files.
+    """All files of a source (label -> SHA-256), the versions of its versioned roots, and the paths.
 
-    Labels are relative to the kernel's folder (or to the root a header was found in), so they hold
-    on any machine.
+    Labels are relative to the kernel's folder (or to the root a header was found in), so they are
+    the same on any machine.
     """
 
     files: dict[str, str]
@@ -60,9 +61,9 @@ class Closure(NamedTuple):
 
 
 def closure_of(source: Source) -> Closure:
-    """Everything `source` is compiled from.
+    """Return the files that `source` is compiled from, with their digests.
 
-    Raises DeclarationError for a file that is not there.
+    Raises DeclarationError for a file that does not exist.
     """
     if isinstance(source, Generated):
         digest = hashlib.sha256(source.text.encode()).hexdigest()
@@ -70,8 +71,8 @@ def closure_of(source: Source) -> Closure:
     for path in source.paths:
         if not path.is_file():
             raise DeclarationError(f"the kernel source {path} does not exist")
-    found = _modules(source) if source.kind == "triton" else _Headers(source).found()
-    files = sorted(found, key=lambda file: file.label)
+    walk = _modules(source) if source.kind == "triton" else _Headers(source).files()
+    files = sorted(walk, key=lambda file: file.label)
     return Closure(
         {file.label: hashlib.sha256(file.data).hexdigest() for file in files},
         _versions(source),
@@ -80,7 +81,7 @@ def closure_of(source: Source) -> Closure:
 
 
 def _versions(source: Source) -> dict[str, str]:
-    """Of versioned roots, by name; a second `include` is `include 2`."""
+    """The versions of versioned roots, by the root's name; a second `include` is `include 2`."""
     versions: dict[str, str] = {}
     for root in source.roots:
         if root.version:
@@ -99,7 +100,7 @@ def check(
 ) -> None:
     """Raise CompileError for a file that a tool opened and that the key does not cover.
 
-    And for one that a macro may have asked for.
+    The same for a header of any path that a macro may have asked for.
     """
     own = [Path(root.path) for root in source.roots if not root.version]
     versioned = [Path(root.path) for root in source.roots if root.version]
@@ -112,15 +113,15 @@ def check(
     for path in sorted(closure.paths):
         if probes_anywhere(path.read_bytes()):
             raise CompileError(
-                f"{op}: {path} asks by a macro for a header that an absolute path may name, which "
-                "the cache key does not cover: write the header's name into `__has_include`",
+                f"{op}: {path} has a `__has_include` of a macro, which may name an absolute path "
+                "that the cache key does not cover: write the header's name into `__has_include`",
                 op=op,
             )
 
 
 def _remedy(path: Path, own: Iterable[Path]) -> str:
     if path.suffix == ".gch":
-        return "It is a precompiled header, whose use compilers do not tell: delete it"
+        return "It is a precompiled header, and compilers do not list those: delete it"
     if any(path.is_relative_to(root.resolve()) for root in own):
         return (
             "Nothing in the kernel's own files and flags names it: add an `#include`, or name it "
@@ -139,10 +140,10 @@ def beyond(
     own: Iterable[str | Path],
     toolchain: Iterable[str | Path],
 ) -> Iterator[Path]:
-    """What of `opened` is in neither the closure nor the toolchain.
+    """The files of `opened` that are in neither the closure nor the toolchain.
 
-    And precompiled headers, which g++ opens in place of headers without listing them. Of an own
-    folder and one of the toolchain in each other, the inner one tells what a file is.
+    Precompiled headers are added: g++ opens them in place of headers without listing them. Where a
+    folder of `own` and a folder of `toolchain` contain one another, the inner folder decides.
     """
     known = {Path(folder).resolve() for folder in toolchain}
     others = {Path(folder).resolve() for folder in (*own, SITE)} - known
@@ -160,18 +161,18 @@ def beyond(
 
 
 def probes_anywhere(text: bytes) -> bool:
-    """Whether a macro may ask for a header by an absolute path, of which no tool tells."""
+    """Whether a macro may ask for a header by an absolute path; no tool lists such headers."""
     text = re.sub(_CONTINUED, b"", text) if b"__has_" in text else b""
     return bool(re.search(_PROBE_OF_A_MACRO, text) and re.search(_ABSOLUTE, text))
 
 
 def pastes_unnamed(text: bytes) -> bool:
-    """Whether `.incbin` takes a file into it whose name is not written out."""
+    """Whether the text has an `.incbin` whose file name is not written out."""
     return text.count(b"incbin") > len(re.findall(_BINARY, text))
 
 
 class _File(NamedTuple):
-    """A file, its path free of links, and what it holds; or no path, and the names in a folder."""
+    """A file with its path (free of links) and content; or no path, and the names in a folder."""
 
     label: str
     path: Path | None
@@ -188,29 +189,29 @@ class _Headers:
             self._flags = list(room.flags.expanded(self._flags))
         added = self._added()
         self._roots = [*source.roots, *added, Include(SITE)]
-        self._every = bool(added)  # a flag's directory may be searched before or after the others
+        self._all_matches = bool(added)  # a flag's directory may come before or after the others
 
-    def found(self) -> Iterator[_File]:
-        """Each file once."""
+    def files(self) -> Iterator[_File]:
+        """Yield each file once."""
         source = self._source
         queue = [(self._label(path), path) for path in source.paths]
-        queue += self._told() if self._flags else []
-        seen: set[Path] = set()
+        queue += self._files_of_flags() if self._flags else []
+        visited: set[Path] = set()
         whole = False
         while queue:
             label, path = queue.pop()
             resolved = path.resolve()
-            if resolved in seen:
+            if resolved in visited:
                 continue
-            seen.add(resolved)
+            visited.add(resolved)
             data = path.read_bytes()
             yield _File(label, resolved, data)
-            if b"\0" in data[:4096]:  # an object, or what `.incbin` takes in
+            if b"\0" in data[:4096]:  # an object, or a file for `.incbin`
                 continue
-            named, computed = included(data)
-            for following, quote, header in named:
+            headers, computed = included(data)
+            for following, quote, header in headers:
                 name = header.decode(errors="surrogateescape")
-                queue += self._resolve(path, name, quoted=quote == b'"', every=bool(following))
+                queue += self._resolve(path, name, quoted=quote == b'"', next_too=bool(following))
             if computed and not whole:
                 whole = True
                 queue += self._folder()
@@ -219,26 +220,26 @@ class _Headers:
                 yield from self._listings(self._roots[-1:])
 
     def _added(self) -> list[Include]:
-        """The directories that flags, and variables that the source names, have searched."""
-        named: list[str] = []
+        """The directories searched because of flags, or of variables that the source names."""
+        paths: list[str] = []
         if self._flags:
-            told = [word for word in self._flags if not word.startswith(_NO_SEARCH)]
-            named += [path for word in told for path in room.flags.paths_in(word)]
+            searching = [word for word in self._flags if not word.startswith(_NO_SEARCH)]
+            paths += [path for word in searching for path in room.flags.paths_in(word)]
         declared = [name for name in config.SEARCHED if name in self._source.environment]
         if declared:
             environment = config.current().environment
-            named += [path for name in declared for path in environment.get(name, "").split(":")]
+            paths += [path for name in declared for path in environment.get(name, "").split(":")]
         known = [Path(root.path).resolve() for root in self._source.roots if root.version]
         known += map(Path, _SYSTEM)
         return [
             Include(path)
-            for path in dict.fromkeys(named)
+            for path in dict.fromkeys(paths)
             if Path(path).is_absolute()
             and not Path(path).is_file()
             and not any(Path(path).resolve().is_relative_to(root) for root in known)
         ]
 
-    def _told(self) -> Iterator[tuple[str, Path]]:
+    def _files_of_flags(self) -> Iterator[tuple[str, Path]]:
         """The files that flags name: headers to include, and any file by its whole path."""
         for name in room.flags.paths_after(FORCED, self._flags):
             yield from self._resolve(self._source.paths[0], name, quoted=True)
@@ -255,43 +256,44 @@ class _Headers:
         ]
 
     def _listings(self, roots: Iterable[Include]) -> Iterator[_File]:
-        """The names of the files in those of the directories that lie beyond the folder."""
+        """The names of the files in each root that lies outside of the kernel's folder."""
         for root in roots:
             folder = Path(os.path.normpath(root.path))
             if root.version or folder.is_relative_to(self._source.folder) or not folder.is_dir():
                 continue
             if names := sorted(os.path.relpath(path, folder) for path in _files(folder)):
-                listed = "\0".join(names).encode(errors="surrogateescape")
-                yield _File(f"<{self._roots.index(root)}>/", None, listed)
+                listing = "\0".join(names).encode(errors="surrogateescape")
+                yield _File(f"<{self._roots.index(root)}>/", None, listing)
 
     def _resolve(
-        self, includer: Path, name: str, *, quoted: bool, every: bool = False
+        self, includer: Path, name: str, *, quoted: bool, next_too: bool = False
     ) -> list[tuple[str, Path]]:
-        """(label, path) of the header; nothing for one of the toolchain or of a versioned root.
+        """(label, path) of the header; none for a header of the toolchain or of a versioned root.
 
-        every: all that the roots have of this name, of which `#include_next` takes one.
+        next_too: return the headers of this name in all roots, since `#include_next` takes any of
+        them.
         """
         searched = [(root.path, root.version) for root in self._roots]
         if quoted and any(not r.version and includer.is_relative_to(r.path) for r in self._roots):
             searched.insert(0, (str(includer.parent), ""))
-        found = [
+        matches = [
             (path, version)
             for folder, version in searched
             if os.path.isfile(path := os.path.join(folder, name))  # noqa: PTH113, PTH118  most are not
         ]
         return [
             (self._label(Path(path)), Path(path))
-            for path, version in (found if every or self._every else found[:1])
+            for path, version in (matches if next_too or self._all_matches else matches[:1])
             if not version
         ]
 
     def _label(self, path: Path) -> str:
-        """Relative to the folder where that is near, else to the root it was found in."""
+        """A label relative to the kernel's folder if the path is near, else to its root."""
         folder = self._source.folder
         if path.is_relative_to(shared := shared_include()) and not path.is_relative_to(
             Path(folder).parent / "include"
         ):
-            return f"<jitkern>/{path.relative_to(shared).as_posix()}"  # however near it is
+            return f"<jitkern>/{path.relative_to(shared).as_posix()}"  # even if the path is near
         relative = os.path.relpath(path, folder)
         if not relative.startswith(f"..{os.sep}.."):
             return Path(relative).as_posix()
@@ -303,23 +305,23 @@ class _Headers:
 
 @functools.lru_cache(maxsize=256)
 def included(text: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
-    """(`_next`, quote, name) of each file that it names, and whether it may ask for others too."""
+    """(`_next`, quote, name) of each file that the text names; whether it may ask for others."""
     if b"\\" in text:
         text = re.sub(_CONTINUED, b"", text)
-    opened = re.findall(_INCLUDE, text)
-    named = [(following, quote, name) for following, quote, name, _ in opened if name]
-    computed = any(macro for *_, macro in opened)
+    directives = re.findall(_INCLUDE, text)
+    names = [(following, quote, name) for following, quote, name, _ in directives if name]
+    computed = any(macro for *_, macro in directives)
     if b"__has_" in text:
-        named += re.findall(_PROBED, text)
+        names += re.findall(_PROBED, text)
         computed = computed or bool(re.search(_PROBE_OF_A_MACRO, text))
     if b".incbin" in text:
-        named += re.findall(_BINARY, text)
+        names += re.findall(_BINARY, text)
         computed = computed or pastes_unnamed(text)
-    return named, computed
+    return names, computed
 
 
 def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """All files below, less hidden ones and those of virtual environments and caches."""
+    """All files below `folder`, without hidden files, virtual environments and caches."""
     above |= {folder.resolve()}
     for path in folder.iterdir():
         if path.name.startswith(".") or path.name == "__pycache__":
@@ -335,12 +337,12 @@ def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
 def _modules(source: Source) -> Iterator[_File]:
     folder = Path(source.folder)
     queue = source.paths
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     while queue:
         path = queue.pop()
-        if path in seen:
+        if path in visited:
             continue
-        seen.add(path)
+        visited.add(path)
         data = path.read_bytes()
         yield _File(Path(os.path.relpath(path, folder)).as_posix(), path.resolve(), data)
         for module in _imported(data):
@@ -349,20 +351,20 @@ def _modules(source: Source) -> Iterator[_File]:
 
 @functools.lru_cache(maxsize=256)
 def _imported(text: bytes) -> list[tuple[int, str]]:
-    """(level, dotted name) of each import; level 0 is absolute."""
+    """(level, dotted name) of each import statement; level 0 is absolute."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
-        return []  # Python itself reports it, with the line, when it is compiled
-    found = []
+        return []  # Python itself reports the error, with its line, when the file is compiled
+    modules = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
+            modules += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             names = (f"{base}.{alias.name}".strip(".") for alias in node.names)
-            found += [(node.level, name) for name in (base, *names)]
-    return found
+            modules += [(node.level, name) for name in (base, *names)]
+    return modules
 
 
 def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> list[Path]:

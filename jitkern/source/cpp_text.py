@@ -1,4 +1,4 @@
-"""What a C++ or CUDA file declares, read from its text, and the same text without its host half.
+"""C++ and CUDA files read as text: the functions they declare, and the offsets of declarations.
 
 No preprocessor runs: all branches of an `#if` are read. A text whose brackets do not balance reads
 as if it declared nothing.
@@ -30,10 +30,10 @@ _NO_NAMES = {"alignas", "decltype", "explicit", "noexcept", "requires", "throw"}
 
 
 class Function(NamedTuple):
-    """A function, its name qualified by the namespaces that it stands in.
+    """A function, its name qualified by the namespaces around it.
 
-    template: the names of its template parameters, None where it is no template. parameters: as
-    they are written. words: what stands before its name. defined: it has a body.
+    template: the names of its template parameters, None if it is no template. parameters: the text
+    of its parameter list. words: the words before its name. defined: whether it has a body.
     """
 
     name: str
@@ -44,12 +44,16 @@ class Function(NamedTuple):
 
     @property
     def spelled(self) -> str:
-        """As a message lists it: `a::scale<T, N>`."""
+        """The function as a message lists it: `a::scale<T, N>`."""
         return self.name + (f"<{', '.join(self.template)}>" if self.template else "")
 
 
 class Declaration(NamedTuple):
-    """Offsets: where it begins, where its template heads end, its head, its braces, and itself."""
+    """Offsets in a text of a declaration and its parts.
+
+    begin, end: of the declaration. rest: where its template heads end. head: where its head ends.
+    body: its braces.
+    """
 
     begin: int
     rest: int
@@ -61,31 +65,31 @@ class Declaration(NamedTuple):
 
 
 class Unbalanced(Exception):
-    """Brackets do not match, as where a macro or a branch of an `#if` holds one of a pair."""
+    """The brackets of a text do not match, for example where a macro holds only one of a pair."""
 
 
 def read(path: Path) -> str:
-    """A file's text without a byte order mark; bytes that are no UTF-8 stay, as surrogates."""
+    """A file's text without a byte order mark; bytes that are not UTF-8 stay, as surrogates."""
     return path.read_text(encoding="utf-8-sig", errors="surrogateescape")
 
 
 def write(path: Path, text: str) -> None:
-    """Write what came from `read`, with the bytes it had."""
+    """Write a text that came from `read`, with the bytes it had in its file."""
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def functions_in(text: str, macros: Iterable[str] = ()) -> list[Function]:
-    """The functions that a file declares at namespace scope; for macros see `code_of`."""
+    """The functions that a file declares at namespace scope; for `macros` see `code_of`."""
     shown = code_of(text, macros)
     try:
-        found = list(declarations(shown, 0, len(shown)))
+        declared = list(declarations(shown, 0, len(shown)))
     except Unbalanced:
         return []
-    return [function for d in found if d.function and (function := _function(shown, d))]
+    return [function for d in declared if d.function and (function := _function(shown, d))]
 
 
 def kernels_in(text: str, headers: Iterable[str] = ()) -> list[Function]:
-    """Its `__global__` functions; a declaration before its definition is left out.
+    """The `__global__` functions of a text; a declaration is left out if the text defines it.
 
     headers: texts that may define a macro for `__global__`, as the file itself may.
     """
@@ -98,14 +102,14 @@ def kernels_in(text: str, headers: Iterable[str] = ()) -> list[Function]:
 
 
 def macros_for(words: set[str], texts: Iterable[str]) -> set[str]:
-    """Names of macros whose text has one of these words in it, also by way of other macros."""
-    defined: dict[str, set[str]] = {}  # the branches of an `#if` may all define it
+    """Names of macros whose text contains one of these words, directly or through other macros."""
+    used: dict[str, set[str]] = {}  # the branches of an `#if` may all define one macro
     for name, body in macros_in(texts):
-        defined.setdefault(name, set()).update(re.findall(r"\w+", body))
-    found = set(words)
-    while new := {name for name, used in defined.items() if used & found} - found:
-        found |= new
-    return found - words
+        used.setdefault(name, set()).update(re.findall(r"\w+", body))
+    names = set(words)
+    while new := {name for name, uses in used.items() if uses & names} - names:
+        names |= new
+    return names - words
 
 
 def macros_in(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -115,44 +119,44 @@ def macros_in(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def named(functions: Iterable[Function], name: str) -> list[Function]:
-    """Those that `name` may mean: `k`, `a::k`, `k<float>`, `k(float*)`."""
+    """The functions that `name` may refer to: `k`, `a::k`, `k<float>`, `k(float*)`."""
     plain = plain_name(name)
     return [f for f in functions if f.name == plain or f.name.endswith(f"::{plain}")]
 
 
 def overloads(functions: Iterable[Function], name: str) -> str:
-    """What to do about a name that does not say which function is meant; "" where there is none."""
-    found = dict.fromkeys(named(functions, name))
-    templates = [f.template for f in found if f.template]
-    if len(found) == len(templates) == 1:
+    """A hint for a name that means several functions or a template; "" if no function matches."""
+    matches = dict.fromkeys(named(functions, name))
+    templates = [f.template for f in matches if f.template]
+    if len(matches) == len(templates) == 1:
         listed = ", ".join(templates[0])
         return (
             f"`{plain_name(name)}` is a template of <{listed}>: name all of them, as "
             "`k[torch.float32, 32]` does"
         )
-    listed = ", ".join(dict.fromkeys(f"`{f.name}({f.parameters})`" for f in found))
+    listed = ", ".join(dict.fromkeys(f"`{f.name}({f.parameters})`" for f in matches))
     return listed and f"`{name}` is overloaded; name one: {listed}"
 
 
 def plain_name(name: str) -> str:
-    """`a::k` of `a::k<float>` and of `a::k(float*, int)`."""
+    """The name `a::k` of `a::k<float>` and of `a::k(float*, int)`."""
     return re.split(r"[<(]", name, maxsplit=1)[0].strip().removeprefix("::")
 
 
 def masked(text: str) -> str:
-    """Blanks for comments, preprocessor lines and strings, whose quotes stay."""
+    """The text with comments, preprocessor lines and strings blanked out; quotes stay."""
 
     def blank(match: re.Match[str]) -> str:
-        found = blanks(match.group())
-        return f'"{found[1:-1]}"' if match.group()[0] == '"' else found
+        spaces = blanks(match.group())
+        return f'"{spaces[1:-1]}"' if match.group()[0] == '"' else spaces
 
     return re.sub(_SKIPPED, blank, text)
 
 
 def code_of(text: str, macros: Iterable[str] = ()) -> str:
-    """It masked, with blanks also for calls of macros that stand for whole declarations.
+    """The masked text, with calls of macros that stand for whole declarations blanked out, too.
 
-    macros: names of such ones from elsewhere (see `declaring_macros`).
+    macros: names of more macros of this kind, from other files (see `declaring_macros`).
     """
     shown = masked(text)
     names = declaring_macros([text]).union(macros)
@@ -167,17 +171,17 @@ def code_of(text: str, macros: Iterable[str] = ()) -> str:
 
 
 def declaring_macros(texts: Iterable[str]) -> set[str]:
-    """Names of macros that need no `;` behind a call."""
+    """Names of macros whose calls need no `;`, as they stand for whole declarations."""
     return {name for name, body in macros_in(texts) if body.rstrip().endswith(("}", ";"))}
 
 
 def blanks(text: str) -> str:
-    """As many blanks, on as many lines."""
+    """The text with each character but line ends made a blank."""
     return re.sub(r"[^\r\n]", " ", text)
 
 
 def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[Declaration]:
-    """What stands between two offsets, with namespaces and `extern "C"` blocks opened."""
+    """The declarations between two offsets; namespaces and `extern "C"` blocks are entered."""
     scopes = re.compile(_SCOPE)
     while (begin := _past(r"[\s;]*", shown, begin)) < end:
         opened = scopes.match(shown, begin, end)
@@ -202,7 +206,7 @@ def _declaration(shown: str, begin: int, end: int, scope: str) -> Declaration:
     function = sign != "=" and _is_function(shown[rest:at])
     body = (at, _closing(shown, at)) if sign == "{" else None
     while body and function and re.compile(r"\s*[,{]").match(shown, body[1] + 1):
-        at, sign = _next(shown, body[1] + 1, end, "{;")  # that was an initialiser: `: x{0} {}`
+        at, sign = _next(shown, body[1] + 1, end, "{;")  # after an initialiser: `: x{0} {}`
         body = (at, _closing(shown, at)) if sign == "{" else None
     if body and function:
         past = body[1]
@@ -212,10 +216,10 @@ def _declaration(shown: str, begin: int, end: int, scope: str) -> Declaration:
 
 
 def _next(shown: str, at: int, end: int, signs: str) -> tuple[int, str]:
-    """The first of these signs outside of other brackets, and where; at the end, "" where none."""
+    """The offset and the text of the first of these signs outside of brackets; else (end, "")."""
     pattern = re.compile(r"[][(){}=;]")
-    while found := pattern.search(shown, at, end):
-        at, sign = found.start(), found.group()
+    while match := pattern.search(shown, at, end):
+        at, sign = match.start(), match.group()
         if sign in signs:
             return at, sign
         if sign in "])}":
@@ -225,55 +229,55 @@ def _next(shown: str, at: int, end: int, signs: str) -> tuple[int, str]:
 
 
 def _closing(shown: str, at: int) -> int:
-    """Where the bracket that opens here is closed."""
+    """The offset of the bracket that closes the bracket at `at`."""
     depth, open_, close = 0, shown[at], {"(": ")", "[": "]", "{": "}"}[shown[at]]
-    for found in re.compile(f"[{re.escape(open_ + close)}]").finditer(shown, at):
-        depth += 1 if found.group() == open_ else -1
+    for match in re.compile(f"[{re.escape(open_ + close)}]").finditer(shown, at):
+        depth += 1 if match.group() == open_ else -1
         if not depth:
-            return found.start()
+            return match.start()
     raise Unbalanced
 
 
 def _past(pattern: str, shown: str, at: int) -> int:
-    found = re.compile(pattern).match(shown, at)
-    return found.end() if found else at
+    match = re.compile(pattern).match(shown, at)
+    return match.end() if match else at
 
 
 def _past_templates(shown: str, at: int) -> int:
-    """Past `template <...>`, any number of them."""
+    """The offset after any number of `template <...>`."""
     while (opened := _past(r"template\s*<", shown, at)) != at:
         at, depth = opened, 1
         while depth:
-            found = re.compile(r"[<>(]").search(shown, at)
-            if not found:
+            match = re.compile(r"[<>(]").search(shown, at)
+            if not match:
                 raise Unbalanced
-            at = _closing(shown, found.start()) if found.group() == "(" else found.start()
-            depth += {"<": 1, ">": -1}.get(found.group(), 0)
+            at = _closing(shown, match.start()) if match.group() == "(" else match.start()
+            depth += {"<": 1, ">": -1}.get(match.group(), 0)
             at += 1
         at = _past(r"\s*(?:requires\s*\([^)]*\)\s*)?", shown, at)
     return at
 
 
 def _is_function(head: str) -> bool:
-    """Whether a head (without its template heads) is that of a function."""
+    """Whether a head (without its template heads) belongs to a function."""
     return not re.match(CLASS + r"|(?:typedef|using|static_assert|asm)\b", head) and (
         _parameters(head) is not None
     )
 
 
 def _parameters(head: str) -> tuple[int, int, str] | None:
-    """Where a function's parameter list is in its head, and the function's name."""
-    found = None
+    """The offsets of a function's parameter list in its head, and the function's name."""
+    last = None
     for opened in re.finditer(r"\(", head):
         begin = opened.start()
-        if found and begin < found[1]:
-            continue  # inside of the one before
-        if found and re.search(r"(?<!:):(?!:)", head[found[1] : begin]):
+        if last and begin < last[1]:
+            continue  # inside of the last list
+        if last and re.search(r"(?<!:):(?!:)", head[last[1] : begin]):
             break  # the initialisers of a constructor
         name = re.search(_NAME, head[:begin])
         if name and not _is_specifier(name.group("name")):
-            found = (begin, _closing(head, begin), re.sub(r"\s", "", name.group("name")))
-    return found
+            last = (begin, _closing(head, begin), re.sub(r"\s", "", name.group("name")))
+    return last
 
 
 def _is_specifier(name: str) -> bool:
@@ -283,10 +287,10 @@ def _is_specifier(name: str) -> bool:
 def _function(shown: str, declaration: Declaration) -> Function | None:
     begin, rest, at, body, *_ = declaration
     head = shown[rest:at]
-    found = _parameters(head)
-    if not found:
+    parts = _parameters(head)
+    if not parts:
         return None
-    first, last, name = found
+    first, last, name = parts
     parameters = re.sub(r"\s+", " ", shown[rest + first + 1 : rest + last]).strip()
     words = frozenset(re.findall(r"\w+", shown[begin : rest + first]))
     template = _template_names(shown[begin:rest])
@@ -305,7 +309,7 @@ def _template_names(heads: str) -> tuple[str, ...] | None:
 
 
 def split(text: str) -> list[str]:
-    """The parts between commas outside of brackets."""
+    """The parts of a text between commas that stand outside of brackets."""
     parts, depth, inside = [""], 0, 0
     for sign in text:
         inside += (sign in "([{") - (sign in ")]}")

@@ -1,4 +1,4 @@
-"""Which of a source's files a function is compiled from, and which other one it wants."""
+"""Find the file of a source that defines a function, among several."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def unit_of(source: Source, function: str) -> Source:
-    """The source with the one of its files that defines `function`.
+    """The source with only the file that defines `function`.
 
-    A file that the text of none says to define it may still do so by a macro or a header: then it
-    is the one that names it. Raises DeclarationError where that leaves none, or several.
+    If no file visibly defines the function (a macro or header may), take the only file that
+    mentions it. Raises DeclarationError if no file or several files are left.
     """
     if len(source.files) == 1:
         return source
@@ -31,18 +31,18 @@ def unit_of(source: Source, function: str) -> Source:
     if missing:
         raise DeclarationError(f"the kernel source {missing[0]} in {source.folder} does not exist")
     declared = {file: room.cpp_text.functions_in(text) for file, text in texts.items()}
-    found = [
+    matches = [
         file for file, functions in declared.items()
         if any(f.defined for f in room.cpp_text.named(functions, function))
     ]  # fmt: skip
-    if not found:
+    if not matches:
         name = re.escape(room.cpp_text.plain_name(function).rpartition("::")[2])
-        found = [file for file, text in texts.items() if re.search(rf"\b{name}\b", text)]
-    if len(found) == 1:
-        return source.unit(found[0])
-    if found:
+        matches = [file for file, text in texts.items() if re.search(rf"\b{name}\b", text)]
+    if len(matches) == 1:
+        return source.unit(matches[0])
+    if matches:
         raise DeclarationError(
-            f"`{function}` is in several files, {', '.join(found)}: "
+            f"`{function}` is in several files, {', '.join(matches)}: "
             "define it in one, and declare it in no other"
         )
     listed = (
@@ -57,7 +57,7 @@ def _names(functions: list[Function]) -> list[str]:
 
 
 def defining(source: Source, name: str) -> str:
-    """The other unit, beside this one, that has a name in it; else ""."""
+    """The other file of the source, beside this unit, that mentions a name; else ""."""
     word = re.compile(rf"\b{re.escape(name.rpartition('::')[2])}\b")
     paths = {other: Path(source.folder, other) for other in source.others}
     return next(
@@ -68,11 +68,11 @@ def defining(source: Source, name: str) -> str:
 
 
 def elsewhere(source: Source, function: str) -> str:
-    """What to do about a function that a unit declares and does not define."""
+    """A hint for a function that a unit declares and does not define."""
     name = re.split(r"[<(]", function, maxsplit=1)[0].strip()
-    if place := defining(source, name):
+    if file := defining(source, name):
         return (
-            f"`{name}` is defined in {place}, and each unit is compiled by itself: "
+            f"`{name}` is defined in {file}, and each unit is compiled by itself: "
             "put it in a header that both include"
         )
-    return f"`{name}` is declared, and defined nowhere in {source.paths[0]}"
+    return f"`{name}` is declared but not defined in {source.paths[0]}"

@@ -1,4 +1,4 @@
-"""What flags of compilers and linkers name: files, and directories that are searched."""
+"""Files and searched directories that flags of compilers and linkers name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LOADED = (b"\2\0", b"\3\0", b"\0\2", b"\0\3")  # ELF's types of a program and a
 
 
 def words(flags: Sequence[str]) -> Iterator[str]:
-    """What a shell makes of the flags, each of which may hold several; `$$` is ninja's `$`.
+    """The words a shell would split the flags into; each flag may hold several, and `$$` means `$`.
 
-    A directory or a macro's value may hold spaces, too.
+    Spaces in a directory or in a macro's value do not split it.
     """
     for flag in flags:
         try:
@@ -33,9 +33,9 @@ def words(flags: Sequence[str]) -> Iterator[str]:
 
 
 def expanded(flags: Sequence[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """The flags, each response file followed by what it holds."""
+    """The flags, each response file followed by the flags in it."""
     yield from flags
-    for path in dict.fromkeys(paths_after(_RESPONSES, flags)):  # in order: it is in the key
+    for path in dict.fromkeys(paths_after(_RESPONSES, flags)):  # the key depends on the order
         if path in above:
             continue
         try:
@@ -54,7 +54,7 @@ def paths_in(word: str) -> Iterator[str]:
 
 
 def paths_after(options: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
-    """The arguments of these options, joined to them or following."""
+    """The arguments of these options, joined to the option or in the next flag."""
     for number, flag in enumerate(flags):
         option = next((o for o in options if flag.startswith(o)), "")
         if option:
@@ -64,7 +64,7 @@ def paths_after(options: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
 
 
 def is_loaded(path: str | Path) -> bool:
-    """Whether it is a program or a shared library, which is its loader's business."""
+    """Whether the file is a program or a shared library, which its loader reads and no compiler."""
     with Path(path).open("rb") as file:
         head = file.read(18)
     return head[:4] == b"\x7fELF" and head[16:] in _LOADED

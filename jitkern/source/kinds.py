@@ -1,4 +1,4 @@
-"""Plain data: where a kernel's code comes from, and which specialisation of it is meant.
+"""Plain data: where a kernel's code comes from, and which specialisation of it to compile.
 
 Nothing here imports Torch, so a compiler's child process reads it too.
 """
@@ -16,16 +16,16 @@ from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  for those who import it from here
 
-FUNCTION = "jitkern_function"  # what the library of a C or C++ kernel exports: a pointer to it
-TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords it compiles in
+FUNCTION = "jitkern_function"  # the symbol of a C or C++ kernel's library: a pointer to the kernel
+TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
 Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
 
 
 class Include(NamedTuple):
     """A directory that `#include` searches.
 
-    Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version stands for
-    them.
+    Its headers enter the key by content; with a `version` (CUTLASS, CCCL) the version enters the
+    key in their place.
     """
 
     path: str
@@ -41,7 +41,7 @@ class Unit(NamedTuple):
 
 @functools.cache
 def shared_include() -> str:
-    """Where `float16.h` lies: below the package in a wheel, beside it in the repository."""
+    """The folder of `float16.h`: below the package in a wheel, beside it in the repository."""
     package = Path(__file__).parents[1]
     folders = (above / "kernels_src" / "include" for above in (package, package.parent))
     return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
@@ -53,7 +53,7 @@ ITSELF = "itself"  # a function that takes the arguments of the op: it needs no 
 
 
 class Source:
-    """Files of one kind in a kernel's folder, and how to compile them. It does not change.
+    """Files of one kind in a kernel's folder, and how to compile them.
 
     files: names relative to the folder that declares the kernel, or `Unit`s. Of several, each is
         compiled by itself; an Extension links them.
@@ -62,7 +62,7 @@ class Source:
     flags: more compiler flags; they enter the key as they are.
     environment: names of variables the build depends on; their values are passed on and enter
         the key.
-    min_compiler: the oldest compiler version that may build it, e.g. "12.8".
+    min_compiler: the oldest compiler version that may build the files, e.g. "12.8".
     """
 
     kind: ClassVar[str] = ""
@@ -89,7 +89,7 @@ class Source:
     ) -> None:
         for name, value in (("include", include), ("flags", flags), ("environment", environment)):
             if isinstance(value, str):
-                raise DeclarationError(f"{name}={value!r} is one text: give a list, [{value!r}]")
+                raise DeclarationError(f"{name}={value!r} is a string: give a list, [{value!r}]")
         units = [files] if isinstance(files, (str, Unit)) else list(files)
         own = [*(unit for unit in units if not isinstance(unit, str)), *unit_flags]
         self.files = tuple(unit if isinstance(unit, str) else unit[0] for unit in units)
@@ -114,7 +114,7 @@ class Source:
             self.flags, self.unit_flags = self.flags_of(self.files[0]), ()
 
     def flags_of(self, file: str) -> tuple[str, ...]:
-        """The flags for one of the files: those of all, then its own."""
+        """The flags for one of the files: the flags for all files, then its own."""
         own = (flag for unit in self.unit_flags if unit.file == file for flag in unit.flags)
         return (*self.flags, *own)
 
@@ -124,11 +124,11 @@ class Source:
         return self.replace(files=(file,), flags=self.flags_of(file), unit_flags=(), others=rest)
 
     def fields(self) -> dict[str, Any]:
-        """Its arguments: `type(source)(**source.fields()) == source`."""
+        """The arguments of the source: `type(source)(**source.fields()) == source`."""
         return dict(vars(self))
 
     def replace(self, **fields: Any) -> Source:
-        """The same, but for these."""
+        """A copy of the source with these fields changed."""
         copied = copy.copy(self)
         copied.__dict__.update(fields)
         return copied
@@ -146,12 +146,12 @@ class Source:
 
     @property
     def paths(self) -> list[Path]:
-        """The files, found."""
+        """The paths of the files."""
         return [Path(self.folder, file) for file in self.files]
 
     @property
     def roots(self) -> list[Include]:
-        """Where `#include` looks, in order."""
+        """The directories that `#include` searches, in order."""
         shared = Path(self.folder).parent / "include"
         beside = [Include(str(shared))] if shared.is_dir() else []
         inside = dict.fromkeys(str(path.parent) for path in self.paths)
@@ -205,12 +205,12 @@ class Cpp(Source):
 
     @property
     def is_c(self) -> bool:
-        """Whether it is C rather than C++."""
+        """Whether the files are C rather than C++."""
         return self.files[0].endswith(".c")
 
     @property
     def roots(self) -> list[Include]:
-        """Where `#include` looks, in order: last where `float16.h` lies."""
+        """The directories that `#include` searches, in order; the folder of `float16.h` is last."""
         return [*super().roots, Include(shared_include())]
 
 
@@ -226,11 +226,11 @@ class Triton(Source):
 
 
 class Extension(Source):
-    """C++ or CUDA against Torch's headers that registers itself; one library of all its files.
+    """C++ or CUDA with Torch's headers that registers itself; one library of all its files.
 
     function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a
-    plain name for a pybind function (the source holds its PYBIND11_MODULE). It takes the op's
-    arguments.
+    plain name for a pybind function (the source holds its PYBIND11_MODULE). The function takes the
+    arguments of the op.
     """
 
     kind: ClassVar[str] = "extension"
@@ -252,7 +252,7 @@ class Extension(Source):
 
 
 class Generated(Source):
-    """C that jitkern wrote itself, in plain C with no headers: a stub, or the launch runtime."""
+    """Plain C without headers that jitkern wrote itself: a stub, or the launch runtime."""
 
     kind: ClassVar[str] = "stub"
     suffixes: ClassVar[tuple[str, ...]] = (".c",)
@@ -269,7 +269,7 @@ SOURCES: dict[str, type[Source]] = {kind.kind: kind for kind in (Cuda, Cpp, Trit
 
 
 class Variant(NamedTuple):
-    """One specialisation of one source of one op: what is compiled as a unit.
+    """One specialisation of one source of one op: the unit of compilation.
 
     function: the `__global__`, `extern "C"` or `@triton.jit` function; empty for an Extension.
     template: template arguments, macros or constexprs, by name, in order.

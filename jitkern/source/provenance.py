@@ -1,4 +1,4 @@
-"""Which installed package a kernel's source came in: provenance, for `prune --stale`."""
+"""The installed package that a kernel's source came in: provenance, for `prune --stale`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitkern.source.kinds import Generated, Source
 
 
 def package_of(source: Source) -> dict[str, str]:
-    """Its name and version; nothing for a source outside of any installed package."""
+    """The name and version of the source's package; {} for a source of no installed package."""
     if isinstance(source, Generated):
         return {"name": "jitkern", "version": __version__}
     return _package_at(Path(source.folder))
@@ -29,7 +29,7 @@ def _package_at(folder: Path) -> dict[str, str]:
 
 
 def version_of(name: str) -> str:
-    """That which is installed here, or ""."""
+    """The installed version of the package `name`, or ""."""
     if name == "jitkern":
         return __version__
     try:

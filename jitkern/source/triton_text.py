@@ -1,4 +1,4 @@
-"""What a launch must know of a `@triton.jit` function, read from its text, without Triton."""
+"""Read the text of a `@triton.jit` function for all that a launch needs, without Triton."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jitkern.errors import CompileError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import DTYPES, Constant
 
-_TYPES = {  # what an annotation calls a type, without `tl.`
+_TYPES = {  # the names of types in annotations, without `tl.`
     "int": "i32", "float": "f32", "double": "f64", "half": "f16", "i1": "bool", "u1": "bool",
     "int1": "bool", "uint1": "bool", "float8e4nv": "f8e4m3", "float8e5": "f8e5m2",
     **{name: code for code, dtype in DTYPES.items() for name in (dtype.torch, dtype.triton)},
 }  # fmt: skip
-_NARROW = {  # floats that no launch passes but in a tensor
+_NARROW = {  # floats that a launch passes only in a tensor
     name for code in ("f16", "bf16", "f8e4m3", "f8e5m2") for name in (code, DTYPES[code].triton)
 }
 
@@ -33,10 +33,11 @@ class Config(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A `@triton.jit` function as its text declares it: what a launch needs without Triton.
+    """A `@triton.jit` function as its text declares it: all that a launch needs without Triton.
 
-    configs, key: of `@triton.autotune`: what to choose from, and the arguments whose every value
-    has a choice of its own. heuristics: of `@triton.heuristics`: constexprs computed from the rest.
+    configs, key: of `@triton.autotune`: the configurations, and the arguments for each value of
+    which one configuration is chosen. heuristics: of `@triton.heuristics`: constexprs computed from
+    the rest.
     """
 
     parameters: tuple[str, ...]
@@ -45,14 +46,14 @@ class Function(NamedTuple):
     passed: tuple[tuple[str, Constant | None], ...]  # of the other parameters, likewise
     plain: frozenset[str]  # do_not_specialize: neither ==1 nor %16
     unaligned: frozenset[str]  # do_not_specialize_on_alignment: ==1 but not %16
-    annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever is passed
+    annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever the argument
     configs: tuple[Config, ...] = ()
     key: tuple[str, ...] = ()
     heuristics: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
 
 
 class Functions(Mapping[str, Function]):
-    """The jit functions of a file, each read as it is asked for, which raises CompileError."""
+    """The jit functions of a file; each is read when first asked for. Raises CompileError."""
 
     def __init__(self, path: str, tree: ast.Module) -> None:
         self._names = _Names(path, tree)
@@ -117,7 +118,7 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Fun
 
 
 def scalar_fault(parameter: str, kind: str) -> str:
-    """Why a scalar annotated as `kind`, in our words or Triton's, cannot be launched; else ""."""
+    """Why a scalar annotated as `kind` (our name or Triton's) cannot be passed; else ""."""
     if kind not in _NARROW:
         return ""
     return (
@@ -127,7 +128,7 @@ def scalar_fault(parameter: str, kind: str) -> str:
 
 
 def _annotated(annotation: ast.expr | None) -> str:
-    """The type that it names as Triton reads it: `i64`, `*f32`; else ""."""
+    """The type that an annotation names as Triton reads it: `i64`, `*f32`; else ""."""
     if isinstance(annotation, ast.Call) and ast.unparse(annotation.func).endswith("pointer_type"):
         kind = _annotated(annotation.args[0]) if annotation.args else ""
         return kind and f"*{kind}"
@@ -146,16 +147,16 @@ def _tuning(
 ) -> tuple[tuple[Config, ...], tuple[str, ...]]:
     if not isinstance(decorator, ast.Call):
         return (), ()
-    given = dict(zip(("configs", "key"), decorator.args))
-    given |= {item.arg: item.value for item in decorator.keywords if item.arg}
-    refused = {"prune_configs_by", "pre_hook", "post_hook"}.intersection(given)
+    arguments = dict(zip(("configs", "key"), decorator.args))
+    arguments |= {item.arg: item.value for item in decorator.keywords if item.arg}
+    refused = {"prune_configs_by", "pre_hook", "post_hook"}.intersection(arguments)
     if refused:
         raise CompileError(
             f"{module.path}({decorator.lineno}): error: `{min(refused)}` of @triton.autotune is "
-            "not supported: list the configurations that are left"
+            "not supported: remove it, and list the configurations that remain"
         )
-    configs = tuple(module.value(given["configs"]))
-    return configs, tuple(module.value(given["key"]) if "key" in given else ())
+    configs = tuple(module.value(arguments["configs"]))
+    return configs, tuple(module.value(arguments["key"]) if "key" in arguments else ())
 
 
 def _heuristics(
@@ -171,7 +172,7 @@ def _config(
     kwargs: dict[str, Constant], num_warps: int = 4, num_stages: int = 3, num_ctas: int = 1,
     maxnreg: int | None = None, **unsupported: object,
 ) -> Config:  # fmt: skip
-    """What stands in for `triton.Config`, with its defaults."""
+    """Make a Config from the arguments of `triton.Config`, with its defaults."""
     if any(value is not None for value in unsupported.values()):
         raise ValueError(f"triton.Config({', '.join(unsupported)}=...) is not supported")
     options = {"num_warps": num_warps, "num_stages": num_stages}
@@ -181,7 +182,7 @@ def _config(
 
 
 class _Names(dict[str, Any]):
-    """The names of a file as its decorators use them, computed without Triton as they are asked."""
+    """The names of a file for its decorators, each computed without Triton when first asked for."""
 
     def __init__(self, path: str, tree: ast.Module) -> None:
         light = SimpleNamespace(Config=_config, cdiv=cdiv, next_power_of_2=next_power_of_2)
@@ -190,14 +191,14 @@ class _Names(dict[str, Any]):
         self._tree = tree
 
     def value(self, expression: ast.expr) -> Any:
-        """What an expression of the file is worth. Raises CompileError."""
+        """The value of an expression of the file. Raises CompileError."""
         try:
             code = compile(ast.Expression(expression), self.path, "eval")
             return eval(code, self)  # noqa: S307  the kernel author's own code
         except Exception as e:
             raise CompileError(
-                f"{self.path}({expression.lineno}): error: a launch reads this without importing "
-                f"Triton, and could not: {type(e).__name__}: {e}"
+                f"{self.path}({expression.lineno}): error: a launch must evaluate this without "
+                f"importing Triton, and cannot: {type(e).__name__}: {e}"
             ) from e
 
     def __missing__(self, name: str) -> Any:
@@ -211,17 +212,17 @@ class _Names(dict[str, Any]):
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """The quotient a / b, rounded up."""
     return -(-a // b)
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of 2 that is not below n, which is at least 1."""
+    """The smallest power of 2 that is at least n, for n >= 1."""
     return 1 << (n - 1).bit_length()
 
 
 def _literal(expression: ast.expr) -> list[Constant | None]:
-    """The number or None that it is, if it is one."""
+    """The number or None that an expression spells, in a list; [] for any other expression."""
     with contextlib.suppress(ValueError):
         value = ast.literal_eval(expression)
         if value is None or isinstance(value, (bool, int, float)):
@@ -238,7 +239,7 @@ def _decorator(node: ast.FunctionDef, name: str) -> ast.expr | None:
 
 
 def _named(decorator: ast.expr, keyword: str, names: list[str]) -> list[str]:
-    """Parameters that a list keyword of the decorator gives, by name or position."""
+    """The parameters that a list keyword of the decorator names, by name or position."""
     for item in decorator.keywords if isinstance(decorator, ast.Call) else []:
         if item.arg == keyword:
             with contextlib.suppress(ValueError):

@@ -47,12 +47,12 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
 
 
 def _as_folder(label: str) -> str:
-    """A label as folders are named (see `layout`): plain letters, and no dots side by side."""
+    """A label with the letters that names of folders may have (see `cache.layout`)."""
     plain = re.sub(r"[^\w.-]", "_", label, flags=re.ASCII)
     return re.sub(r"\.\.+", ".", plain).strip(".-")
 
 
 def _unit_flags(source: Source) -> dict[str, Any]:
-    """Flags of single files, where there are any."""
+    """The flags of single files for the key; {} if there are none."""
     flags = {unit.file: list(unit.flags) for unit in source.unit_flags}
     return {"unit_flags": flags} if flags else {}
