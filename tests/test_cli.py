@@ -111,7 +111,7 @@ def test_prewarm_for_another_machines_gpu(cli):
     }  # fmt: skip
     skipped = [r for r in report["results"] if r["status"] == "skipped"]
     assert all(
-        r["variant"] == "extension" and "built with the Torch it runs on" in r["reason"]
+        r["variant"] == "extension" and "built with the Torch they run on" in r["reason"]
         for r in skipped
     )
     assert {r["target"] for r in kernels(report) if r["status"] == "built"} == {H100}

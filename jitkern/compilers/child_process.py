@@ -1,9 +1,9 @@
 """Child processes that do not outlive this one, however it ends.
 
 A compiler driver has children of its own, so each child leads a process group. A shell waits on a
-pipe whose other end this process alone holds: when it dies, by kill -9 too, the system closes that,
-and the shell kills the group. (PR_SET_PDEATHSIG reaches a direct child alone, and is sent when the
-thread that started it ends.)
+pipe whose other end only this process holds: when this process dies, by kill -9 too, the system
+closes the pipe, and the shell kills the group. (PR_SET_PDEATHSIG reaches only a direct child, and
+is sent when the thread that started the child ends.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_GUARD = 'read -r line || kill -9 "-$1"'  # a line means: it has ended
+_GUARD = 'read -r line || kill -9 "-$1"'  # a line means: the child has ended
 _starting = threading.Lock()
 _lines: set[int] = set()  # our ends of the pipes
 _running: set[Child] = set()
@@ -25,7 +25,7 @@ _ending = threading.Event()
 
 
 class Child:
-    """A started command. `process` has its pipes; `close` it when done with it."""
+    """A started command. `process` has its pipes; call `close` when the command is done."""
 
     def __init__(self, command: Sequence[str], *, guarded: bool = True, **options: Any) -> None:
         self._owner = os.getpid()
@@ -34,21 +34,21 @@ class Child:
         self._guard: subprocess.Popen[bytes] | None = None
         # Not while another thread forks: its child would keep the ends of our pipes open.
         with _starting, contextlib.ExitStack() as undo:
-            theirs = self._begin_watch(undo) if guarded else None
+            read_end = self._begin_watch(undo) if guarded else None
             self.process: subprocess.Popen[str] = subprocess.Popen(
                 command, text=True, start_new_session=True, **options
             )
-            if theirs is not None:
-                self._watch(theirs)
+            if read_end is not None:
+                self._watch(read_end)
             _running.add(self)
             undo.pop_all()
         if _ending.is_set():
             self.kill()
 
     def close(self) -> None:
-        """End the group if it still runs, and wait for it."""
+        """Kill the group if the command still runs, and wait for its end."""
         if self._owner != os.getpid():
-            return  # a fork: it is our parent's child
+            return  # we are a fork: the process is our parent's child
         self.kill()
         self.process.wait()
         _running.discard(self)
@@ -69,28 +69,28 @@ class Child:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def _begin_watch(self, undo: contextlib.ExitStack) -> int:
-        """Make the pipe before there is a child, which nobody could end if that failed."""
-        theirs, self._line = os.pipe()
+        """Make the pipe before the child: if that failed later, nobody could end the child."""
+        read_end, self._line = os.pipe()
         _lines.add(self._line)
-        undo.callback(os.close, theirs)
+        undo.callback(os.close, read_end)
         undo.callback(os.close, self._line)
         undo.callback(_lines.discard, self._line)
-        return theirs
+        return read_end
 
-    def _watch(self, theirs: int) -> None:
+    def _watch(self, read_end: int) -> None:
         with contextlib.suppress(OSError):  # there may be no shell
             self._guard = subprocess.Popen(
                 ["/bin/sh", "-c", _GUARD, "sh", str(self.process.pid)],
-                stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdin=read_end, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
-        os.close(theirs)
+        os.close(read_end)
 
 
 def run(command: Sequence[str], *, text: str = "", **options: Any) -> tuple[int, str]:
-    """Run a command to its end; returns its status and what it printed, stderr included.
+    """Run a command to its end; returns its status and its output, stderr included.
 
-    text: what it reads.
+    text: the standard input of the command.
     """
     child = Child(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -104,26 +104,26 @@ def run(command: Sequence[str], *, text: str = "", **options: Any) -> tuple[int,
 
 
 def kill_in(folder: Path) -> None:
-    """Kill what other threads run in `folder`: no Ctrl-C arrives in sessions of their own."""
-    for running in tuple(_running):
-        if running.folder == folder:
-            running.kill()
+    """Kill the commands that other threads run in `folder`, which Ctrl-C does not reach."""
+    for child in tuple(_running):
+        if child.folder == folder:
+            child.kill()
 
 
 def kill_all() -> None:
-    """Kill what runs now."""
-    for running in tuple(_running):
-        running.kill()
+    """Kill all running commands."""
+    for child in tuple(_running):
+        child.kill()
 
 
 def end() -> None:
-    """Kill what other threads run, and will run: this process is about to end."""
+    """Kill all commands, also those that other threads will start: this process is about to end."""
     _ending.set()
     kill_all()
 
 
 def _after_fork() -> None:
-    """A fork holds no line: else the group would outlive the process that started it."""
+    """Close the parent's pipes in a fork: an open copy would keep a group alive for longer."""
     _starting.release()
     for line in _lines:
         os.close(line)

@@ -1,4 +1,4 @@
-"""How many compilers run at once in this process: with Torch's headers each takes gigabytes."""
+"""The number of compilers that run at once here: with Torch's headers each takes gigabytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _places = 1
 
 
 def limit() -> int:
-    """What the settings say (`--jobs`, JITKERN_JOBS), then MAX_JOBS, else by cores and memory."""
+    """The number of jobs: of the settings, else MAX_JOBS, else by cores and memory."""
     settings = config.current()
     named = settings.environment.get("MAX_JOBS", "")
     if settings.jobs or (named.isdigit() and int(named)):
@@ -35,7 +35,7 @@ def limit() -> int:
 
 
 def cores() -> int:
-    """How many this process may use: its affinity, and what its container may use of their time."""
+    """The cores that this process may use: its affinity, and what its container allows."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(f"{_CGROUP}/cpu.max").partition(" ")
     if not quota.isdigit():  # "max", or cgroups of the first version
@@ -46,23 +46,23 @@ def cores() -> int:
 
 
 def free_memory() -> int | None:
-    """In bytes, of this machine, or what is left to its container; None where nothing tells."""
+    """The free bytes of this machine or of its container, the smaller; None if unknown."""
     available = re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo"))
-    found = [int(available.group(1)) << 10] if available else []
+    sizes = [int(available.group(1)) << 10] if available else []
     for limit, used, folder in _MEMORY:
         most = _number(_text(f"{folder}/{limit}"))
         if most:
-            # What was read of files counts as used, and goes when something else needs the space.
+            # Cached file pages count as used, and are freed when something else needs the space.
             files = re.search(
                 r"(?m)^(?:total_)?inactive_file (\d+)", _text(f"{folder}/memory.stat")
             )
             taken = _number(_text(f"{folder}/{used}")) - (int(files.group(1)) if files else 0)
-            found.append(max(0, most - max(0, taken)))
-    return min(found, default=None)
+            sizes.append(max(0, most - max(0, taken)))
+    return min(sizes, default=None)
 
 
 def _number(text: str) -> int:
-    """Of a file of the system; 0 for "max", -1 and a file that is not there."""
+    """The number in a file of the system; 0 for "max", -1 and a missing file."""
     return int(text) if text.strip().isdigit() else 0
 
 
@@ -75,13 +75,13 @@ def _text(path: str) -> str:
 
 @contextlib.contextmanager
 def place(over: threading.Event) -> Iterator[int]:
-    """Wait for one of the places and hold it; how many are taken then, or 0 once `over` is set."""
+    """Wait for a place and hold it; yields the number of places taken, or 0 once `over` is set."""
     global _taken, _places  # noqa: PLW0603
     with _freed:
         if not _taken:
             _places = limit()
         while _taken >= _places and not over.is_set():
-            _freed.wait(0.1)  # nobody tells of `over`
+            _freed.wait(0.1)  # setting `over` does not notify
         mine = 0 if over.is_set() else 1
         _taken += mine
         count = _taken * mine
@@ -94,7 +94,7 @@ def place(over: threading.Event) -> Iterator[int]:
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads, and so none of the places they hold."""
+    """Free all places in a fork: a child has none of the threads that hold them."""
     global _freed, _taken
     _freed, _taken = threading.Condition(), 0
 

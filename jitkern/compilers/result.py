@@ -1,4 +1,4 @@
-"""What every compiler file shares: its result, running a tool, and turning output into an error."""
+"""Parts that all compilers share: the result, running a tool, and errors from a tool's output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINKER_FAILED = ("ld returned", "linker command failed")  # whose own lines say
 
 
 class Built(NamedTuple):
-    """meta: what loading needs (symbols, parameters); compiler: who built it."""
+    """A finished build. meta: data for loading (symbols, parameters); compiler: who built."""
 
     compiler: dict[str, str]
     meta: dict[str, Any]
@@ -50,7 +50,7 @@ def run(
 
 
 def write_log(staging: Path, command: Sequence[str], output: str) -> None:
-    """Keep the command and all it printed beside the artifacts."""
+    """Write the command and its output to the log beside the artifacts."""
     _log.debug("$ %s", shlex.join(command))
     text = f"$ {shlex.join(command)}\n{output}"
     (staging / LOG).write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -59,21 +59,21 @@ def write_log(staging: Path, command: Sequence[str], output: str) -> None:
 def compile_error(
     variant: Variant, target: Target, command: Sequence[str], output: str, hint: str = ""
 ) -> CompileError:
-    """The error for a tool that refused the source: its first complaints, then what to do."""
+    """The error for a tool that refused the source: its first errors, then a hint."""
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise CacheError(
             f"{variant.op} for {target}: no space is left to compile in; "
-            "free some, or set JITKERN_CACHE_DIR"
+            "free some, or point JITKERN_CACHE_DIR elsewhere"
         )
     lines = output.strip().splitlines()
     errors = list(re.finditer(_ERROR, output))
     errors.sort(key=lambda error: any(word in error.group() for word in _LINKER_FAILED))
-    said = "\n".join(e.group().strip() + _excerpt(output, e.end()) for e in errors[:3]) or (
-        lines[-1] if lines else "it said nothing"
+    summary = "\n".join(e.group().strip() + _excerpt(output, e.end()) for e in errors[:3]) or (
+        lines[-1] if lines else "the compiler printed nothing"
     )
     what = f"`{variant.function}`" if variant.function else "its Extension"
     return CompileError(
-        f"could not compile {what} of {variant.op} for {target}: {said}"
+        f"could not compile {what} of {variant.op} for {target}: {summary}"
         + (f"\n{hint}" if hint else ""),
         op=variant.op,
         target=str(target),
@@ -83,7 +83,7 @@ def compile_error(
 
 
 def _excerpt(output: str, at: int) -> str:
-    """The source line and the caret that a compiler printed below the error that ends here."""
+    """The source line and the caret that a compiler printed below an error, which ends at `at`."""
     rows = output[at:].split("\n")[1:]
     for row, caret in itertools.pairwise(rows):
         if (
@@ -99,28 +99,28 @@ def _excerpt(output: str, at: int) -> str:
 
 def missing_header(output: str) -> str:
     """The header that a compiler did not find, or ""."""
-    found = re.search(MISSING_HEADER, output)
-    return next(filter(None, found.groups()), "") if found else ""
+    match = re.search(MISSING_HEADER, output)
+    return next(filter(None, match.groups()), "") if match else ""
 
 
-def missing_function(variant: Variant, found: Sequence[str]) -> str:
+def missing_function(variant: Variant, names: Sequence[str]) -> str:
     """A hint for a function name that the source does not contain, or ""."""
     path = variant.source.paths[0]
     if not variant.function or re.search(
         rf"\b{re.escape(variant.function)}\b", cpp_text.read(path)
     ):
         return ""
-    return no_function(variant, found)
+    return no_function(variant, names)
 
 
-def no_function(variant: Variant, found: Sequence[str]) -> str:
-    """That the source has no function of this name, and which it has."""
-    listed = ", ".join(found) or "none outside of macros"
+def no_function(variant: Variant, names: Sequence[str]) -> str:
+    """A hint that the source has no function of this name, listing its functions."""
+    listed = ", ".join(names) or "none outside of macros"
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
 
 
 def no_kernel(variant: Variant) -> CompileError:
-    """The error for a function of a CUDA file that the host runs."""
+    """The error for a function of a CUDA file that is no kernel."""
     return CompileError(
         f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} is no kernel: write "
         "`__global__` before its `void`",

@@ -262,7 +262,10 @@ def test_a_gap_in_the_template_arguments_is_refused(build):
     ("template", "says"),
     [
         ((("1", "f32"),), "template argument 1 by number, and not 0"),
-        ((("N", 2),), "no name for template parameter 0, `typename`: give the arguments by number"),
+        (
+            (("N", 2),),
+            "no name for template parameter 0, `typename`: pass template arguments by position",
+        ),
     ],
 )
 def test_a_gap_before_what_has_no_name_is_refused_in_words_of_its_own(build, template, says):
@@ -282,7 +285,7 @@ def test_of_several_templates_the_one_with_these_parameters_is_meant(build):
     entry = build(text, template=(("N", 2),))
     assert symbol_of(entry).startswith("_Z1kILi2EE")
     swapped = "template <int A, int B> void k(int*) {}\ntemplate <int B, int A> void k(float*) {}"
-    with pytest.raises(CompileError, match="declared with `A, B`, `B, A`"):
+    with pytest.raises(CompileError, match="declarations that fit, `A, B`, `B, A`"):
         build(swapped, template=(("A", 1), ("B", 2)))
 
 
@@ -369,7 +372,7 @@ def test_incbin_is_refused_where_the_compiler_does_not_tell_what_it_reads(
     text = f'#define FILE "{tmp_path}/data"\n' + ASM % ('.incbin \\"" FILE "\\"\\n#', "")
     with compiler_that(lines):
         assert build('extern "C" void k(int* x) {}')
-        with pytest.raises(CompileError, match="does not tell which files that reads"):
+        with pytest.raises(CompileError, match="does not list the files that .incbin reads"):
             build(text)
 
 

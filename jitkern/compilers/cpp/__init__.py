@@ -1,4 +1,4 @@
-"""C and C++ for the CPU, and the stubs that launch kernels: the system's C++ compiler."""
+"""C and C++ for the CPU, and the stubs that launch kernels, by the system's C and C++ compilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling with the C compiler: the kernel, and what tells the types of its parameters."""
+"""Compile a kernel with the C compiler, along with a probe that lists its parameter types."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target, this_platform
 
-_UNIT = "unit"  # what the lists of opened files are named after
+_UNIT = "unit"  # the stem of the lists of opened files
 REMEDY = "apt-get install g++ (or set CC and CXX)"
 
 
 def build(
     variant: Variant, target: Target, closure: Closure, staging: Path, flags: Sequence[str]
 ) -> Built:
-    """What the contract of compilers has `compile` do."""
+    """Do what `Compiler.compile` promises."""
     source = variant.source
     assert isinstance(source, Cpp)
     if target.platform != this_platform():
         raise TargetError(
-            f"{variant.op} for {target}: host code is built on its own platform, "
-            f"here {this_platform()}"
+            f"{variant.op} for {target}: host code is built on its own platform, and this one is "
+            f"{this_platform()}"
         )
     opened.refuse_profiles(source.flags, variant.op)
     tool = tool_of(source)
@@ -51,20 +51,20 @@ def build(
         unit.compile(parameter_types.probe_of_c(variant, macros, listing), macros)
     else:
         unit.compile(parameter_types.probe(address, macros), macros)
-    found = opened.in_folder(folder, [_UNIT])
-    closures.check(source, closure, found, toolchain(tool, found), variant.op)
+    files = opened.in_folder(folder, [_UNIT])
+    closures.check(source, closure, files, toolchain(tool, files), variant.op)
     texts = [path.read_bytes() for path in closure.paths]
     opened.refuse_untold(folder, _UNIT, source.flags, texts, variant.op)
     binary = (folder / "out.so").read_bytes()
-    parameters = parameter_types.found(binary)
-    name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # as manifests take them
+    parameters = parameter_types.codes_in(binary)
+    name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # letters that manifests take
     artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
     (staging / artifact).write_bytes(binary)
     return Built(compiler, {"artifact": artifact, "parameters": parameters})
 
 
 class _Unit:
-    """The file of a variant, compiled in `staging` with what is appended to it."""
+    """The file of a variant, compiled in `staging` with a probe appended."""
 
     def __init__(self, variant: Variant, target: Target, staging: Path, command: list[str]) -> None:
         self._variant, self._target, self._staging = variant, target, staging
@@ -74,25 +74,25 @@ class _Unit:
         self.text = cpp_text.read(self._source)
 
     def compile(self, probe: str, macros: dict[str, str], *options: str) -> None:
-        """Raises CompileError."""
+        """Compile the file with `probe` appended. Raises CompileError."""
         variant = self._variant
         head = f'{functions.TYPES}\n#line 1 "{self._source}"\n'
         cpp_text.write(self.path, f"{head}{self.text}{probe}")
         command = [*self._command, *_options(variant.source, macros, self.path), *options]
         command.append(opened.LINKERS_LIST)
-        command, status, said = opened.run_listed(self._run, command)
-        write_log(self._staging, command, said)
+        command, status, output = opened.run_listed(self._run, command)
+        write_log(self._staging, command, output)
         if status:
-            hint = functions.hint(variant, self.text, said)
-            raise compile_error(variant, self._target, command, said, hint)
+            hint = functions.hint(variant, self.text, output)
+            raise compile_error(variant, self._target, command, output, hint)
 
     def _run(self, command: list[str]) -> tuple[int, str]:
-        done = run(command, source=self._variant.source, folder=self.path.parent)
-        return done.returncode, done.stdout
+        process = run(command, source=self._variant.source, folder=self.path.parent)
+        return process.returncode, process.stdout
 
 
 def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
-    """Of a build in the directory of `unit`: none that changes the artifact but for the macros."""
+    """Options for a build in the directory of `unit`; only the macros can change the artifact."""
     return [
         *(f"-D{name}={value}" for name, value in macros.items()),
         *(f"-I{root.path}" for root in source.roots),
@@ -103,7 +103,7 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
 
 
 def tool_of(source: Source) -> str:
-    """The compiler of the settings for the language of a source."""
+    """The compiler that the settings name for the language of a source."""
     assert isinstance(source, Cpp)
     return config.current().cc if source.is_c else config.current().cxx
 
@@ -111,9 +111,9 @@ def tool_of(source: Source) -> str:
 def toolchain(tool: str, found: Iterable[Path]) -> list[Path]:
     """The directories of headers and libraries that the C++ compiler `tool` searches by itself.
 
-    found: what was opened. Where some of it is linked from elsewhere, directories of what `tool`
-    links into any library are added. What lies in /usr/local/include is the machine's, and not the
-    compiler's.
+    found: the files that a build opened. If libraries among them lie outside of these directories
+    (as links lead out of them), the directories of the files that `tool` links into any library are
+    added. /usr/local/include belongs to the machine, not to the compiler.
     """
     known = _searched(tool)
     linked = [path.resolve() for path in found if path.suffix in (".a", ".o")]
@@ -127,18 +127,18 @@ def toolchain(tool: str, found: Iterable[Path]) -> list[Path]:
 def _searched(tool: str) -> list[Path]:
     source, root = Cpp("x.cpp"), Path("/")
     command = [*shlex.split(tool), "-E", "-v", "-x", "c++", os.devnull]
-    said = run(command, source=source, folder=root).stdout
-    listed = said.partition("search starts here:")[2].partition("End of search list")[0]
+    output = run(command, source=source, folder=root).stdout
+    listed = output.partition("search starts here:")[2].partition("End of search list")[0]
     headers = [line.strip() for line in listed.splitlines() if line.startswith(" /")]
-    said = run([*shlex.split(tool), "-print-search-dirs"], source=source, folder=root).stdout
-    libraries = re.findall(r"(?m)^libraries: =?(.*)$", said)
+    output = run([*shlex.split(tool), "-print-search-dirs"], source=source, folder=root).stdout
+    libraries = re.findall(r"(?m)^libraries: =?(.*)$", output)
     folders = [*headers, *":".join(libraries).split(":")]
     return [Path(folder) for folder in folders if folder and folder != closures.SITE]
 
 
 @functools.cache
 def _linked(tool: str) -> list[Path]:
-    """Where what is in any library lies, though nothing asks for it."""
+    """The directories of the files that are linked into every library."""
     with tempfile.TemporaryDirectory(prefix="jitkern-") as name:
         Path(name, "empty.cpp").touch()
         flags = ("-shared", "-fPIC", "empty.cpp", "-o", "empty.so", opened.LINKERS_LIST)
@@ -149,8 +149,8 @@ def _linked(tool: str) -> list[Path]:
 def identity(tool: str) -> dict[str, str]:
     """Name and version of the C or C++ compiler `tool`. Raises CompilerNotFound."""
     program, *rest = shlex.split(tool)  # CXX="ccache g++"
-    found = shutil.which(program, path=config.current().environment.get("PATH"))
-    if not found:
+    path = shutil.which(program, path=config.current().environment.get("PATH"))
+    if not path:
         raise CompilerNotFound(f"no C compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
-    done = run([found, *rest, "--version"], source=Cpp("x.c"), folder=Path(found).parent)
-    return {"name": "cc", "version": done.stdout.partition("\n")[0].strip()}
+    process = run([path, *rest, "--version"], source=Cpp("x.c"), folder=Path(path).parent)
+    return {"name": "cc", "version": process.stdout.partition("\n")[0].strip()}

@@ -1,4 +1,4 @@
-"""Which function of a C or C++ file is meant: its address, and what it lacks."""
+"""The function of a C or C++ file that a variant means: its address, and hints if it is missing."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ TYPES = "".join(f"typedef {spelled} {name}; " for name, spelled in _NAMED.items(
 
 
 def instantiated(variant: Variant, text: str, closure: Closure) -> tuple[str, dict[str, str]]:
-    """The function's address, and those template arguments that are macros.
+    """The function's address, and the template arguments that are passed as macros.
 
-    Of a template, the arguments with the names of its parameters instantiate it. Raises
+    Arguments with the names of the template's parameters instantiate the template. Raises
     CompileError.
     """
     name, bracket, signature = variant.function.partition("(")
-    given = dict(variant.template)
-    lists = template_arguments.declared(variant, text, closure) if given else None
+    arguments = dict(variant.template)
+    lists = template_arguments.declared(variant, text, closure) if arguments else None
     order = template_arguments.ordered(variant, lists or [])
     if order:
-        name += f"<{', '.join(_spelled(variant, n, given.pop(n)) for n in order)}>"
-    macros = {parameter: _macro(variant, parameter, value) for parameter, value in given.items()}
+        name += f"<{', '.join(_spelled(variant, n, arguments.pop(n)) for n in order)}>"
+    macros = {
+        parameter: _macro(variant, parameter, value) for parameter, value in arguments.items()
+    }
     return f"static_cast<void (*)({signature}>(&{name})" if bracket else f"&{name}", macros
 
 
 def hint(variant: Variant, text: str, output: str) -> str:
-    """What to do about the compiler's refusal."""
+    """A hint for the errors that the compiler printed, or ""."""
     unresolved = re.search(r"undefined reference to [`'](.+?)'", output)
     if unresolved:
         return elsewhere(variant.source, unresolved.group(1))
@@ -45,31 +47,31 @@ def hint(variant: Variant, text: str, output: str) -> str:
     functions = dict.fromkeys(f.spelled for f in cpp_text.functions_in(text) if f.defined)
     return (
         missing_function(variant._replace(function=name), list(functions))
-        or _half(text, output)
-        or _not_given(variant, output)
+        or _missing_half_header(text, output)
+        or _missing_argument(variant, output)
     )
 
 
-def _not_given(variant: Variant, output: str) -> str:
-    """A hint for a name that looks like a template argument, which no launch gave; or ""."""
+def _missing_argument(variant: Variant, output: str) -> str:
+    """A hint for an undeclared name that looks like a template argument, or ""."""
     undeclared = re.findall(r"\W(\w+)\W (?:was not|has not been) declared", output)
     undeclared += re.findall(r"unknown type name \W(\w+)\W", output)
     names = [name for name in undeclared if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)]
     if not names:
         return ""
-    given = ", ".join(f"{name}={value}" for name, value in variant.template) or "none"
+    passed = ", ".join(f"{name}={value}" for name, value in variant.template) or "none"
     return (
-        f"`{names[0]}` is no name of C++: if it is a template argument, the launch gives it, as in "
-        f'k.{variant.function}[{{"{names[0]}": ...}}](...); this one gave: {given}'
+        f"`{names[0]}` is not declared: if it is a template argument, pass it in the launch, as in "
+        f'k.{variant.function}[{{"{names[0]}": ...}}](...); this launch passed: {passed}'
     )
 
 
-def _half(text: str, output: str) -> str:
+def _missing_half_header(text: str, output: str) -> str:
     """A hint for a 16-bit type without its header, or ""."""
     unknown = re.search(r"error: .*?\b(b?float16)\b(?!\.)", output)
     if not unknown or "float16.h" in text:
         return ""
-    return f'`{unknown[1]}` comes from a header of jitkern\'s, for C++: #include "float16.h"'
+    return f'`{unknown[1]}` comes from a header of jitkern, for C++: #include "float16.h"'
 
 
 def _spelled(variant: Variant, name: str, value: Constant) -> str:
@@ -86,7 +88,7 @@ def _spelled(variant: Variant, name: str, value: Constant) -> str:
 
 
 def _macro(variant: Variant, name: str, value: Constant) -> str:
-    """A template argument as a macro: one word, of which `T(x)` is an expression."""
+    """A template argument as a macro of one word, so that `T(x)` is an expression."""
     spelled = _spelled(variant, name, value)
     assert isinstance(variant.source, Cpp)
     if variant.source.is_c:

@@ -1,6 +1,6 @@
 """The parameter types of a C or C++ function, as the compiler saw them.
 
-A probe, which is appended to the source, lets the compiler itself write them into the artifact.
+A probe, which is appended to the source, makes the compiler write them into the artifact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPELLED = {
 _SPELLED_IN_C = {**_SPELLED, "_Bool": "B"}
 _SPELLED_IN_CPP = {**_SPELLED, "bool": "B", "float16": "h", "bfloat16": "b"}
 _KEPT = '__attribute__((used, visibility("default")))'
-# A pointer to pointers counts as one to addresses.
+# A pointer to pointers counts as a pointer to addresses.
 _PROBE = f"""
 #line 1 "jitkern probe"
 %s
@@ -59,8 +59,8 @@ extern "C" {_KEPT} constexpr auto jitkern_parameters = \\
 jitkern_probe::list<decltype(%s)>{{}};
 extern "C" {_KEPT} constexpr auto {FUNCTION} = %s;
 """
-# C cannot take a function's type apart: a second function has the same parameters, as gcc lists
-# them. An array of unknown size is compatible with every array of its elements. The 3 is for no
+# C cannot take a function's type apart, so a second function gets the same parameters, as gcc lists
+# them. An array of unknown size is compatible with every array of its elements. The 3 stops
 # warnings.
 _PROBE_OF_C = f"""
 # 1 "jitkern probe" 3
@@ -75,7 +75,7 @@ __attribute__((used)) static void jitkern_parameters(%s) {{
 
 
 def probe(address: str, macros: Iterable[str]) -> str:
-    """What to append to a source: `macros` end there, and the function at `address` is spelled."""
+    """The probe for the function at `address`, which also ends the `macros`."""
     codes = "\n".join(
         f"template <> constexpr char code<{name}> = '{code}';"
         for name, code in _SPELLED_IN_CPP.items()
@@ -84,18 +84,21 @@ def probe(address: str, macros: Iterable[str]) -> str:
 
 
 def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
-    """As `probe`, for C. listing: of prototypes, from gcc's -aux-info. Raises CompileError."""
+    """The same probe for C. Raises CompileError.
+
+    listing: the prototypes that gcc's -aux-info wrote.
+    """
     name = re.escape(variant.function)
-    found = re.search(rf"F \*/ .*?\b{name} \((.*)\); /\* \((.*?)\)", listing)
-    if not found:
+    match = re.search(rf"F \*/ .*?\b{name} \((.*)\); /\* \((.*?)\)", listing)
+    if not match:
         raise CompileError(
             f"{variant.op}: {variant.source.paths[0]} has no function `{variant.function}`",
             op=variant.op,
         )
     # gcc lists `_Complex` as the macro of <complex.h>, and sizes of variable length as none
-    parameters = re.sub(r"\bcomplex (?=long double|double|float)", "_Complex ", found.group(1))
+    parameters = re.sub(r"\bcomplex (?=long double|double|float)", "_Complex ", match.group(1))
     parameters = re.sub(r"(?:\[[^][]*\])+", "[]", parameters)
-    names = re.findall(r"\w+", found.group(2))
+    names = re.findall(r"\w+", match.group(2))
     codes = (f"jitkern_{part}({name})" for part in ("pointer", "type") for name in names)
     text = ", ".join([_characters(_MARK), *codes])
     kinds = " ".join(_associations())
@@ -103,7 +106,7 @@ def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
 
 
 def _associations() -> Iterable[str]:
-    """What `_Generic` tells apart."""
+    """The cases of `_Generic`: one for each type of a parameter."""
     for name, code in _SPELLED_IN_C.items():
         yield f"{name}: '{code}',"
         for qualifiers in ("", "const ", "volatile ", "const volatile "):
@@ -121,8 +124,8 @@ def _characters(text: bytes) -> str:
     return ",".join(f"'{chr(c)}'" for c in text)
 
 
-def found(binary: bytes) -> list[str]:
-    """Parameter codes (see ptx.signature), which a probe left in a library."""
+def codes_in(binary: bytes) -> list[str]:
+    """The parameter codes (see `ptx_signature.signature`) that a probe left in a library."""
     start = binary.index(_MARK) + len(_MARK)
     text = binary[start : binary.index(b"\0", start)].decode()
     half = len(text) // 2
@@ -130,7 +133,7 @@ def found(binary: bytes) -> list[str]:
 
 
 def _code(pointer: str, code: str) -> str:
-    """None for what is passed as a struct, as halves are."""
+    """The code of one parameter; "" for types passed as structs (half types)."""
     if pointer == "*":
         return f"*{_CODES[code]}"
     return "" if code in "hb" else _CODES[code]

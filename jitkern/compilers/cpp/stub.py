@@ -1,4 +1,4 @@
-"""The C compiler, for what jitkern writes itself: stubs, and the launch runtime they run under."""
+"""The C compiler for code that jitkern writes itself: stubs, and the launch runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitkern.target import Target, this_platform
 
 
 class StubCompiler(Compiler):
-    """Plain C, linked to nothing: 40 ms."""
+    """The compiler of plain C that is linked to nothing, which takes 40 ms."""
 
     def target(self, source: Source, target: Target) -> Target:
         return target.for_host_code()
@@ -44,8 +44,8 @@ class StubCompiler(Compiler):
         assert isinstance(source, Generated)
         if target.platform != this_platform():
             raise TargetError(
-                f"{variant.op} for {target}: host code is built on its own platform, "
-                f"here {this_platform()}"
+                f"{variant.op} for {target}: host code is built on its own platform, and this one "
+                f"is {this_platform()}"
             )
         tool = config.current().cc
         compiler = cpp.cc_build.identity(tool)
@@ -55,10 +55,10 @@ class StubCompiler(Compiler):
         unit.write_text(source.text, encoding="utf-8")
         flags = self.flags(source, target)
         command = [*shlex.split(tool), *flags, "-o", "out.so", unit.name]
-        done = compilers.result.run(command, source=source, folder=build)
-        compilers.result.write_log(staging, command, done.stdout)
-        if done.returncode:
-            raise compilers.result.compile_error(variant, target, command, done.stdout)
+        process = compilers.result.run(command, source=source, folder=build)
+        compilers.result.write_log(staging, command, process.stdout)
+        if process.returncode:
+            raise compilers.result.compile_error(variant, target, command, process.stdout)
         binary = (build / "out.so").read_bytes()
         artifact = f"{unit.stem}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
         (staging / artifact).write_bytes(binary)

@@ -1,4 +1,4 @@
-"""The GPUs to compile CUDA sources for, read as `torch.utils.cpp_extension` reads them."""
+"""The GPUs to compile CUDA sources for, chosen as `torch.utils.cpp_extension` chooses them."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _WITHOUT = (
 def arch_flags(listed: str | None, cuda_cflags: Sequence[str]) -> tuple[str, ...]:
     """nvcc's flags for the archs of `listed` (TORCH_CUDA_ARCH_LIST), or of the visible GPUs.
 
-    None where `cuda_cflags` name an arch. Raises TargetError for a name that is no arch, and where
+    No flags if `cuda_cflags` name an arch. Raises TargetError for a name that is no arch, and if
     there is neither a list nor a GPU.
     """
     if is_named(cuda_cflags):
         return ()
     if listed and listed != "native":
         archs = listed.replace(" ", ";")
-        for name, meant in _NAMED.items():
-            archs = archs.replace(name, meant)
-        wanted = [arch for arch in archs.split(";") if arch]
+        for name, numbers in _NAMED.items():
+            archs = archs.replace(name, numbers)
+        selected = [arch for arch in archs.split(";") if arch]
     else:
-        wanted = _visible()
-    return tuple(sorted({flag for arch in wanted for flag in _flags(arch)}))
+        selected = _visible()
+    return tuple(sorted({flag for arch in selected for flag in _flags(arch)}))
 
 
 def is_named(flags: Sequence[str]) -> bool:
@@ -55,9 +55,9 @@ def is_named(flags: Sequence[str]) -> bool:
 
 
 def named_arch(flags: Sequence[str]) -> str:
-    """The last arch that nvcc's flags name, as `sm_90`; "" where they name none by number."""
-    found = re.findall(r"\b(?:sm|compute)_([1-9]\d{1,2}[af]?)\b", " ".join(flags))
-    return f"sm_{found[-1]}" if found else ""
+    """The last arch that nvcc's flags name, as `sm_90`; "" if they name none by its number."""
+    archs = re.findall(r"\b(?:sm|compute)_([1-9]\d{1,2}[af]?)\b", " ".join(flags))
+    return f"sm_{archs[-1]}" if archs else ""
 
 
 def _flags(arch: str) -> tuple[str, ...]:
@@ -71,20 +71,20 @@ def _flags(arch: str) -> tuple[str, ...]:
 
 
 def _visible() -> list[str]:
-    """Those of the visible GPUs, as far as this Torch goes, and PTX of the newest."""
+    """The archs of the visible GPUs, as far as this Torch supports them, and PTX of the newest."""
     import torch
 
     if torch.cuda.is_initialized():
-        every = range(torch.cuda.device_count())
-        found = {torch.cuda.get_device_capability(number) for number in every}
+        devices = range(torch.cuda.device_count())
+        capabilities = {torch.cuda.get_device_capability(number) for number in devices}
     else:
         names = [target.arch for target in Target.visible() if target.device == "cuda"]
-        found = {(int(name[3:-1]), int(name[-1])) for name in names}
-    if not found:
+        capabilities = {(int(name[3:-1]), int(name[-1])) for name in names}
+    if not capabilities:
         raise TargetError(f"there is no visible GPU to compile CUDA sources for: {_WITHOUT}")
     built = re.findall(r"sm_(\d+)(\d)", torch._C._cuda_getArchFlags() or "")
-    newest = max(((int(major), int(minor)) for major, minor in built), default=max(found))
-    archs = sorted({min(newest, capability) for capability in found})
+    newest = max(((int(major), int(minor)) for major, minor in built), default=max(capabilities))
+    archs = sorted({min(newest, capability) for capability in capabilities})
     return [
         f"{major}.{minor}" + ("+PTX" if (major, minor) == archs[-1] else "")
         for major, minor in archs

@@ -1,4 +1,4 @@
-"""What stands in for headers that NVRTC has not: empty, or with what kernels use of them."""
+"""Stand-ins for headers that NVRTC lacks: empty, or with the few names that kernels use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CUDA = """
 cuda.h cuda_profiler_api.h cuda_runtime.h cuda_runtime_api.h curand.h device_functions.h
 device_launch_parameters.h exception.h helper_cuda.h helper_functions.h helper_image.h
 helper_string.h helper_timer.h nccl.h"""
-# Libraries of which only the host makes use.
+# Libraries that only host code uses.
 _LIBRARIES = (
     r"(?:arpa|ATen|boost|c10|EGL|GL|GLES\d?|GLFW|linux|net|netinet|nvtx3|opencv2?|pybind11|sys|thrust"
     r"|torch|vulkan|X11)/.+|Python\.h"
@@ -103,30 +103,30 @@ _INTEGERS = "\n".join(
     for sign, u in (("signed ", ""), ("unsigned ", "u"))
     for bits, kind in ((8, "char"), (16, "short"), (32, "int"), (64, INT64))
 )
-_NAMES = {  # what a header also puts into the namespace std
+_NAMES = {  # declarations that a header also puts into the namespace std
     "stddef": "using nullptr_t = decltype(nullptr);",
     "math": " ".join(f"using ::{name};" for name in _MATH.split()),
 }
 
 
 def implied() -> str:
-    """What nvcc includes into every file, as far as kernels use it."""
+    """The headers that nvcc includes into every file, as far as kernels use them."""
     names = ("stddef.h", "stdint.h", "limits.h", "math.h", "sys/types.h")
     return "".join(map(stand_in, names))
 
 
 def is_implied(identifier: str) -> bool:
-    """Whether a name comes from there."""
+    """Whether a name comes from the headers that nvcc includes into every file."""
     return re.search(rf"\b{re.escape(identifier)}\b", implied()) is not None
 
 
 def is_host(name: str) -> bool:
-    """Whether a header, as `#include` names it, is one for the host."""
+    """Whether a header, as `#include` names it, is for host code only."""
     return name in NAMES or re.fullmatch(_LIBRARIES, name) is not None
 
 
 def of_cub(directories: Iterable[Path]) -> dict[str, str]:
-    """`cub/cub.cuh` without what the host calls, which NVRTC refuses; {} where there is no CUB."""
+    """`cub/cub.cuh` without its host functions, which NVRTC refuses; {} if there is no CUB."""
     for directory in directories:
         path = directory / _CUB
         if path.is_file():
@@ -135,12 +135,12 @@ def of_cub(directories: Iterable[Path]) -> dict[str, str]:
 
 
 def stand_in(name: str) -> str:
-    """The header that NVRTC is given for `name`."""
+    """The text that NVRTC gets as the header `name`."""
     guard = "JITKERN_" + re.sub(r"\W", "_", name)
     stem = name.removesuffix(".h") if name.endswith(".h") else name.removeprefix("c")
     text = f"namespace std {{ using ::size_t; using ::ptrdiff_t; {_NAMES.get(stem, '')} }}\n"
     if name == f"c{stem}" and stem in _C.split():
-        text = f'#include "{stem}.h"\n'  # one definition of each
+        text = f'#include "{stem}.h"\n'  # so that each name is defined once
     elif stem in ("stdint", "inttypes"):
         text += _INTEGERS + _MACROS["stdint"] + "\n"
     elif name == f"{stem}.h":

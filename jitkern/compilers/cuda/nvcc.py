@@ -1,4 +1,4 @@
-"""`nvcc -cubin`, for a `.cu` file whose kernels need what NVRTC has not: host headers, say."""
+"""`nvcc -cubin`, for a `.cu` file whose kernels need what NVRTC lacks, such as host headers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from jitkern.target import Target
 
 def nvcc_for(target: Target) -> tuple[str, tuple[int, int]] | None:
     """(path, version) of an nvcc that builds for `target`: same major version, no newer minor."""
-    found = toolkit.nvcc()
-    if found and found[1][0] == target.cuda_version[0] and found[1] <= target.cuda_version:
-        return found
+    tool = toolkit.nvcc()
+    if tool and tool[1][0] == target.cuda_version[0] and tool[1] <= target.cuda_version:
+        return tool
     return None
 
 
 def identity(version: tuple[int, int]) -> dict[str, str]:
-    """As a manifest has it."""
+    """The name and version of nvcc, as manifests record them."""
     return {"name": "nvcc", "version": f"{version[0]}.{version[1]}"}
 
 
 def why_not(target: Target) -> str:
-    """What to do about there being no nvcc for `target`."""
-    found = toolkit.nvcc()
+    """A hint that names the nvcc to install if none here builds for `target`."""
+    tool = toolkit.nvcc()
     remedy = toolkit.pip_line("nvidia-cuda-nvcc", target.cuda_version)
-    if not found:
+    if not tool:
         return f"install nvcc: {remedy}"
-    return f"install another nvcc: {remedy} (nvcc {found[1][0]}.{found[1][1]} cannot build for it)"
+    return f"install another nvcc: {remedy} (nvcc {tool[1][0]}.{tool[1][1]} cannot build for it)"
 
 
 def compile_unit(
@@ -49,10 +49,10 @@ def compile_unit(
     used: tuple[str, str],
     hint: Callable[[str], str],
 ) -> Built:
-    """The cubin of a file with host code in it, of which nvcc drops the host half.
+    """The cubin of a file whose host code nvcc compiles along.
 
-    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: of
-    what nvcc says, goes to the error. Raises CompileError.
+    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: makes
+    a hint for the error from nvcc's output. Raises CompileError.
     """
     tool, version = nvcc
     source = variant.source
@@ -67,14 +67,14 @@ def compile_unit(
         *opened.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
         "-o", "out.cubin", "kernel.cu",
     ]  # fmt: skip
-    done = run(command, source=source, folder=build)
-    write_log(staging, command, done.stdout)
-    if done.returncode:
-        raise compile_error(variant, target, command, done.stdout, hint(done.stdout))
-    found = opened.in_folder(build, ["unit"])
-    host = cc_build.toolchain("c++", found)
+    process = run(command, source=source, folder=build)
+    write_log(staging, command, process.stdout)
+    if process.returncode:
+        raise compile_error(variant, target, command, process.stdout, hint(process.stdout))
+    files = opened.in_folder(build, ["unit"])
+    host = cc_build.toolchain("c++", files)
     known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *host]
-    closures.check(source, closure, found, known, variant.op)
+    closures.check(source, closure, files, known, variant.op)
     symbol, parameters = ptx_signature.signature((build / "kernel.ptx").read_text())
     if not symbol:
         raise no_kernel(variant)
@@ -85,6 +85,6 @@ def compile_unit(
 
 
 def _using(used: tuple[str, str]) -> str:
-    """What keeps the kernel and its probe in the cubin."""
+    """Code that makes nvcc keep the kernel and its probe in the cubin."""
     addresses = ", ".join(f"(void*){expression}" for expression in used)
     return f"{ptx_signature.PROBE}\nstatic void* jitkern_used[] = {{{addresses}}};\n"

@@ -1,7 +1,7 @@
 """NVRTC, for `__global__` functions: an exact-arch cubin, with no nvcc, no CUDA_HOME and no GPU.
 
-A file with a host half (`main`, stdio, `cudaMalloc`) is compiled without it. One whose kernels need
-that half goes to `nvcc -cubin`.
+A file with a host half (`main`, stdio, `cudaMalloc`) is compiled without that half. A file whose
+kernels need their host half goes to `nvcc -cubin`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Nvrtc(Compiler):
-    """One instantiation of one kernel per cubin."""
+    """The compiler of one instantiation of one kernel per cubin."""
 
     def target(self, source: Source, target: Target) -> Target:
         return target.for_device_code()

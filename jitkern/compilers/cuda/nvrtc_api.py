@@ -1,4 +1,4 @@
-"""NVRTC's own API, through ctypes."""
+"""The API of NVRTC, through ctypes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitkern.target import Target
 
 
 class Program:
-    """One nvrtcProgram. headers: texts by the names that `#include` has; they hide files."""
+    """One nvrtcProgram. headers: texts by the names that `#include` has; they replace files."""
 
     def __init__(
         self,
@@ -36,25 +36,25 @@ class Program:
             self._ok(library.nvrtcAddNameExpression(self._handle, expression.encode()))
 
     def compile(self, options: list[str]) -> tuple[bool, str]:
-        """(failed, log)."""
+        """Compile, and return (failed, log)."""
         array = _strings(options)
         failed = bool(self._library.nvrtcCompileProgram(self._handle, len(options), array))
         return failed, self.text("ProgramLog")
 
-    def bytes(self, what: str) -> bytes:
-        """What NVRTC made or said: "PTX", "CUBIN", "ProgramLog"."""
+    def bytes(self, output: str) -> bytes:
+        """One output of NVRTC: "PTX", "CUBIN" or "ProgramLog"."""
         size = ctypes.c_size_t()
-        self._ok(getattr(self._library, f"nvrtcGet{what}Size")(self._handle, ctypes.byref(size)))
+        self._ok(getattr(self._library, f"nvrtcGet{output}Size")(self._handle, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
-        self._ok(getattr(self._library, f"nvrtcGet{what}")(self._handle, buffer))
+        self._ok(getattr(self._library, f"nvrtcGet{output}")(self._handle, buffer))
         return buffer.raw
 
-    def text(self, what: str) -> str:
-        """The same, as text."""
-        return self.bytes(what).rstrip(b"\0").decode(errors="replace")
+    def text(self, output: str) -> str:
+        """One output of NVRTC, as text."""
+        return self.bytes(output).rstrip(b"\0").decode(errors="replace")
 
     def lowered(self, expression: str) -> str:
-        """The symbol that a name expression came to."""
+        """The symbol of a name expression."""
         name = ctypes.c_char_p()
         self._ok(
             self._library.nvrtcGetLoweredName(self._handle, expression.encode(), ctypes.byref(name))
@@ -63,7 +63,7 @@ class Program:
         return name.value.decode()
 
     def destroy(self) -> None:
-        """Free it."""
+        """Free the program."""
         self._library.nvrtcDestroyProgram(ctypes.byref(self._handle))
 
     def _ok(self, result: int) -> None:
@@ -79,7 +79,7 @@ def _strings(texts: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogateescape")  # as `cxx.read` has it
+    return text.encode(errors="surrogateescape")  # as `cpp_text.read` decodes files
 
 
 def check_arch(library: ctypes.CDLL, target: Target) -> None:
@@ -97,7 +97,7 @@ def check_arch(library: ctypes.CDLL, target: Target) -> None:
 
 @functools.cache
 def build_id(library: ctypes.CDLL) -> str:
-    """The full version, from the PTX of an empty program, which takes 30 ms."""
+    """The full version of NVRTC, from the PTX of an empty program, which takes 30 ms."""
     program = Program(library, "", "/jitkern/empty.cu", (), {})
     try:
         program.compile(["--no-cache"])
@@ -107,6 +107,6 @@ def build_id(library: ctypes.CDLL) -> str:
 
 
 def version_in(text: str) -> str:
-    """The full version, which nvrtcVersion lacks: `V13.0.88`, as PTX names it at its beginning."""
-    found = re.search(r"\bV[\d.]+", text)
-    return found.group(0) if found else "unknown"
+    """The full version at the beginning of a PTX text, `V13.0.88`; nvrtcVersion lacks it."""
+    match = re.search(r"\bV[\d.]+", text)
+    return match.group(0) if match else "unknown"

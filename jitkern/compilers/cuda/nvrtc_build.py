@@ -1,4 +1,4 @@
-"""Compiling with NVRTC: the whole file first, then its device half, and what it was refused for."""
+"""Compile with NVRTC: the whole file first, then only its device half, then with nvcc."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from jitkern.source.kinds import DTYPES, Constant, Variant
 from jitkern.target import Target
 
 UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) nvcc"
-# Flags of nvcc for host code, or for what NVRTC does anyway; some take the next one as their value.
+# Flags of nvcc for host code, or for NVRTC's defaults; some take the next flag as their value.
 _NVCC_ONLY = (
     r"-O[0-3]|--optimize=.*|--?(?:expt-relaxed-constexpr|(?:expt-)?extended-lambda)"
     r"|(?:-Xcompiler|--compiler-options)=.*"
@@ -45,65 +45,65 @@ _EXTERN = r"extern declaration of the entity (\w+) is treated as a static defini
 
 
 def identities(target: Target) -> list[dict[str, str]]:
-    """Name and version of the NVRTC that builds for `target`, and of nvcc where there is one."""
+    """Name and version of the NVRTC that builds for `target`, and of nvcc if it is installed."""
     _, library = toolkit.nvrtc_for(target)
-    found = [{"name": "nvrtc", "version": build_id(library)}]
-    other = toolkit.nvcc()
-    return [*found, cuda.nvcc.identity(other[1])] if other else found
+    identity = [{"name": "nvrtc", "version": build_id(library)}]
+    nvcc = toolkit.nvcc()
+    return [*identity, cuda.nvcc.identity(nvcc[1])] if nvcc else identity
 
 
 def build(
     variant: Variant, target: Target, closure: Closure, staging: Path, flags: tuple[str, ...]
 ) -> Built:
-    """What the contract of compilers has `compile` do."""
+    """Do what `Compiler.compile` promises."""
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a `.cu` kernel cannot be built for {target}")
     _, library = toolkit.nvrtc_for(target)
     check_arch(library, target)
     _refuse_arch(variant, target)
     text = cpp_text.read(variant.source.paths[0])
-    kernel = _named(variant, text, closure)
+    kernel = _kernel_of(variant, text, closure)
     attempt = _Attempt(variant, target, closure, staging, library, kernel, flags)
     built, output = attempt.build(DeviceHalf(text, {}))
-    half = None
+    part = None
     if not built:
-        half = device_half(variant.source, closure)
-        half = half if _needs(output, variant.source.paths[0], text, half) else None
-        built, output = attempt.build_half(half) if half else (None, output)
+        part = device_half(variant.source, closure)
+        part = part if _needs(output, variant.source.paths[0], text, part) else None
+        built, output = attempt.build_half(part) if part else (None, output)
     if built:
         return built
-    return _with_nvcc(attempt, output, text, flags, half=half is not None)
+    return _with_nvcc(attempt, output, text, flags, half=part is not None)
 
 
 def _with_nvcc(
     attempt: _Attempt, output: str, text: str, flags: Sequence[str], *, half: bool
 ) -> Built:
-    """What nvcc makes of a file that NVRTC refused, if nvcc may help. Raises CompileError."""
+    """Build with nvcc a file that NVRTC refused, if nvcc may help. Raises CompileError."""
     variant, target, kernel = attempt.variant, attempt.target, attempt.kernel
-    other = cuda.nvcc.nvcc_for(target)
-    if not other or not (half or missing_header(output) or re.search(UNKNOWN_OPTION, output)):
+    nvcc = cuda.nvcc.nvcc_for(target)
+    if not nvcc or not (half or missing_header(output) or re.search(UNKNOWN_OPTION, output)):
         hint = cuda.nvrtc_hints.hint(variant, target, text, output, half=half)
         raise compile_error(variant, target, attempt.command, output, hint)
     try:
         return cuda.nvcc.compile_unit(
-            variant, target, attempt.closure, attempt.staging, nvcc=other,
+            variant, target, attempt.closure, attempt.staging, nvcc=nvcc,
             flags=tuple(flags), text=text,
             used=(kernel.address, f"&{kernel.probe}"),
-            hint=lambda said: cuda.nvrtc_hints.remedy(variant, target, text, said),
+            hint=lambda log: cuda.nvrtc_hints.remedy(variant, target, text, log),
         )  # fmt: skip
     except CompileError as e:
         header = missing_header(e.log)
         if not header or missing_header(output):
             raise
         hint = cuda.nvrtc_hints.remedy(variant, target, text, output) or (
-            f"nvcc compiles the whole file where it finds <{header}>: declare its directory with "
-            "include=[...]. NVRTC, which needs no such header, refused the kernels alone"
+            f"nvcc needs <{header}> to compile the whole file: declare its directory with "
+            "include=[...]. NVRTC does not need this header, but refused the kernels"
         )
         raise compile_error(variant, target, attempt.command, f"{e.log}\n{output}", hint) from e
 
 
 class _Kernel(NamedTuple):
-    """Expressions for a kernel, for its address and for its probe."""
+    """Expressions in C++ for a kernel, for its address and for its probe."""
 
     name: str
     address: str
@@ -111,7 +111,7 @@ class _Kernel(NamedTuple):
 
 
 class _Attempt:
-    """Building one variant with NVRTC; tried once with the file as it is, then without its host."""
+    """One variant to build with NVRTC, from the whole file or from its device half."""
 
     def __init__(
         self, variant: Variant, target: Target, closure: Closure, staging: Path,
@@ -130,7 +130,7 @@ class _Attempt:
         self.command = ["nvrtc", *self._options, kernel.name]
 
     def build_half(self, half: DeviceHalf) -> tuple[Built | None, str]:
-        """`build`, where what NVRTC refuses and is not the device's is left out, too."""
+        """Build the device half, leaving out more host declarations as NVRTC refuses them."""
         built, output = self.build(half)
         if re.search(_OTHER_INT64, output):
             half = half._replace(int64="long long")
@@ -139,17 +139,17 @@ class _Attempt:
             less = half.without(_error_lines(output)[str(self.variant.source.paths[0])])
             if less == half:
                 break
-            built, said = self.build(less)
-            if half.lost(less).intersection(re.findall(UNDEFINED, said)):
+            built, log = self.build(less)
+            if half.lost(less).intersection(re.findall(UNDEFINED, log)):
                 break  # a kernel needs it
-            half, output = less, said
+            half, output = less, log
         return built, output
 
     def build(self, unit: DeviceHalf) -> tuple[Built | None, str]:
-        """What it compiles to, or None; and what NVRTC said. Raises CompileError."""
+        """The result, or None if NVRTC refused the file; and NVRTC's log. Raises CompileError."""
         variant, kernel = self.variant, self.kernel
         name = f"/jitkern/{variant.source.files[0]}"
-        trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails on one that is there
+        trace = self.staging / f"trace{next(self._numbers)}"  # NVRTC fails if the file exists
         text, expressions = f"{unit.text}\n{ptx_signature.PROBE}", (kernel.name, kernel.probe)
         headers = {**self._headers, **unit.headers}
         program = Program(self._library, text, name, expressions, headers)
@@ -169,9 +169,9 @@ class _Attempt:
         finally:
             program.destroy()
         _refuse_split_variables(variant, output)
-        named = _included(trace.with_suffix(".json"))
-        _refuse_unreadable(variant, named)
-        opened = _on_disk(named, headers)
+        names = _included(trace.with_suffix(".json"))
+        _refuse_unreadable(variant, names)
+        opened = _on_disk(names, headers)
         known = toolkit.include_directories()
         closures.check(variant.source, self.closure, opened, known, variant.op)
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
@@ -185,28 +185,28 @@ def _included(trace: Path) -> list[str]:
     return [e["args"]["detail"] for e in events if e.get("name") == "Processing Header File"]
 
 
-def _on_disk(names: Iterable[str], given: Collection[str]) -> list[Path]:
-    """Those of the headers that are files: its built-in ones have no path, nor those it was given.
+def _on_disk(names: Iterable[str], stand_ins: Collection[str]) -> list[Path]:
+    """The headers that are files; built-in headers and the stand-ins that NVRTC was given are not.
 
-    A relative name is one that it found from the current directory.
+    A relative name is a path from the current directory.
     """
-    paths = [Path(name).absolute() for name in names if name not in given]
+    paths = [Path(name).absolute() for name in names if name not in stand_ins]
     return [path for path in paths if path.is_file()]
 
 
-def _refuse_unreadable(variant: Variant, opened: Sequence[str]) -> None:
-    """Raise CompileError for a header of which NVRTC cannot tell where it lies."""
-    for name in opened:
+def _refuse_unreadable(variant: Variant, names: Sequence[str]) -> None:
+    """Raise CompileError for a header whose path NVRTC cannot spell."""
+    for name in names:
         if "\N{REPLACEMENT CHARACTER}" in name:
             raise CompileError(
-                f"{variant.op}: NVRTC includes {name}, whose path is not UTF-8, and so cannot tell "
-                "which file that is: rename the folder",
+                f"{variant.op}: NVRTC includes {name}, whose path is not UTF-8, so the file cannot "
+                "be identified: rename the folder",
                 op=variant.op,
             )
 
 
 def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
-    """Whether what NVRTC refused may be the host half: a header, or lines that go with it."""
+    """Whether NVRTC may have refused the host half: a header, or lines that belong to host code."""
     marked = "error: unrecognized token" in output  # a byte order mark of a header
     implied = any(map(host_header_stand_ins.is_implied, re.findall(UNDEFINED, output)))
     if marked or missing_header(output) or implied:
@@ -221,15 +221,15 @@ def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
 
 
 def _error_lines(output: str) -> defaultdict[str, set[int]]:
-    """The lines of each file that errors are at."""
-    found: defaultdict[str, set[int]] = defaultdict(set)
+    """The line numbers of the errors in each file."""
+    lines: defaultdict[str, set[int]] = defaultdict(set)
     for file, line in re.findall(_ERROR_LINE, output):
-        found[file].add(int(line))
-    return found
+        lines[file].add(int(line))
+    return lines
 
 
 def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
-    """The flags that are left for NVRTC."""
+    """The flags without those that only nvcc takes."""
     before = ("", *flags)
     return [
         flag for flag, previous in zip(flags, before)
@@ -240,14 +240,14 @@ def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
 def _refuse_arch(variant: Variant, target: Target) -> None:
     if arch_flags.is_named(variant.source.flags):
         raise CompileError(
-            f"{variant.op} for {target}: its flags name an arch, which the target decides: leave "
-            "it out of the flags, and compile for the target that is meant",
+            f"{variant.op} for {target}: its flags name an arch; remove the arch flag: the target "
+            "sets it",
             op=variant.op,
         )
 
 
-def _named(variant: Variant, text: str, closure: Closure) -> _Kernel:
-    """How C++ names the kernel; `k(float*, int)` is one overload. Raises CompileError."""
+def _kernel_of(variant: Variant, text: str, closure: Closure) -> _Kernel:
+    """The C++ expressions for the kernel; `k(float*, int)` is one overload. Raises CompileError."""
     name, bracket, signature = variant.function.partition("(")
     name += _template_arguments(variant, text, closure)
     if not bracket:
@@ -259,25 +259,25 @@ def _named(variant: Variant, text: str, closure: Closure) -> _Kernel:
 
 
 def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
-    """`<float, 4>`: the arguments in the order of the template's parameters.
+    """The template arguments in the order of the template's parameters: `<float, 4>`.
 
     Raises CompileError.
     """
-    given = dict(variant.template)
-    if not given:
+    arguments = dict(variant.template)
+    if not arguments:
         return ""
     what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
     lists = template_arguments.declared(variant, text, closure)
     if lists is None:
         kernels = dict.fromkeys(kernel.spelled for kernel in cpp_text.kernels_in(text))
         raise CompileError(
-            _absent(variant, kernels)
-            or f"{what}: its template is declared in no file of the kernel's, so give the template "
-            "arguments by number: 0, 1, ...",
+            _missing_kernel(variant, kernels)
+            or f"{what}: cannot find its template declaration; pass template arguments by "
+            'position: {"0": …}',
             op=variant.op,
         )
     longest = max(lists, key=len)
-    unknown = [name for name in given if not any(name in names for names in lists)]
+    unknown = [name for name in arguments if not any(name in names for names in lists)]
     if unknown:
         raise CompileError(
             f"{what} has no template parameter `{unknown[0]}`; it has: "
@@ -285,14 +285,14 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
             op=variant.op,
         )
     order = template_arguments.ordered(variant, lists)
-    return f"<{', '.join(_argument(variant.op, name, given[name]) for name in order)}>"
+    return f"<{', '.join(_argument(variant.op, name, arguments[name]) for name in order)}>"
 
 
-def _absent(variant: Variant, kernels: Iterable[str]) -> str:
-    """That the file does not have the kernel, in any form, and which it has; else ""."""
+def _missing_kernel(variant: Variant, kernels: Iterable[str]) -> str:
+    """An error hint listing the kernels that exist, or ""."""
     name = cpp_text.plain_name(variant.function).rpartition("::")[2]
-    said = missing_function(variant._replace(function=name), list(kernels))
-    return said and f"{variant.op}: {said}"
+    hint = missing_function(variant._replace(function=name), list(kernels))
+    return hint and f"{variant.op}: {hint}"
 
 
 def _argument(op: str, name: str, value: Constant) -> str:
@@ -308,11 +308,14 @@ def _argument(op: str, name: str, value: Constant) -> str:
 
 
 def _refuse_split_variables(variant: Variant, output: str) -> None:
-    """NVRTC takes an `extern __device__` variable for one of this unit, with a value of its own."""
+    """Raise CompileError for an `extern __device__` variable that another unit defines.
+
+    NVRTC would make it a variable of this unit, with a value of its own.
+    """
     for name in re.findall(_EXTERN, output):
-        if place := defining_file.defining(variant.source, name):
+        if file := defining_file.defining(variant.source, name):
             raise CompileError(
-                f"{variant.op}: `{variant.function}` uses `{name}`, which {place} defines: each "
+                f"{variant.op}: `{variant.function}` uses `{name}`, which {file} defines: each "
                 "unit is compiled by itself, so pass it as an argument, or use one file",
                 op=variant.op,
             )

@@ -1,4 +1,4 @@
-"""What to do about what NVRTC or nvcc refused. Imported when a compile has failed."""
+"""Hints for the errors of NVRTC and nvcc. Imported when a compile has failed."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _UNRESOLVED = r"Unresolved extern function '(\w+)'"
 
 
 def hint(variant: Variant, target: Target, text: str, output: str, *, half: bool) -> str:
-    """What to do about NVRTC's refusal where there is no nvcc."""
+    """A hint for NVRTC's error if there is no nvcc, or ""."""
     if unknown := re.search(UNKNOWN_OPTION, output):
         flag = unknown.group(1) or unknown.group(2)
         return f"NVRTC does not know `{flag}`; for a flag of nvcc, {nvcc.why_not(target)}"
-    said = remedy(variant, target, text, output)
+    advice = remedy(variant, target, text, output)
     if missing_header(output) and not _wheel(output, target):
-        return f"{said}, or as NVRTC has no host headers, {nvcc.why_not(target)}"
-    if half and not said:
+        return f"{advice}, or as NVRTC has no host headers, {nvcc.why_not(target)}"
+    if half and not advice:
         return (
-            "Of this file the device half was compiled: functions without `__global__` or "
+            "Only the device half of this file was compiled: functions without `__global__` or "
             "`__device__`, and host headers, were left out. If a kernel needs them, "
             + nvcc.why_not(target)
         )
-    return said
+    return advice
 
 
 def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
-    """What to do about what NVRTC or nvcc refused, as far as that does not depend on nvcc."""
+    """A hint for an error of NVRTC or nvcc, as far as the hint does not depend on nvcc; or ""."""
     if missing := missing_header(output):
         return _wheel(output, target) or (
             f"<{missing}> is in no include root: declare its directory with include=[...]"
         )
     if unresolved := re.search(_UNRESOLVED, output):
         return defining_file.elsewhere(variant.source, ptx_signature.demangled(unresolved.group(1)))
-    if said := _absent(variant, text, output):
-        return said
+    if hint := _missing_kernel(variant, text, output):
+        return hint
     if "cannot determine which instance of" in output:
         return cpp_text.overloads(cpp_text.kernels_in(text), variant.function)
     for start, header in _HEADERS:
@@ -51,8 +51,8 @@ def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
     return ""
 
 
-def _absent(variant: Variant, text: str, output: str) -> str:
-    """That there is no such kernel, and which there are; else ""."""
+def _missing_kernel(variant: Variant, text: str, output: str) -> str:
+    """An error hint listing the kernels that exist, or ""."""
     name = cpp_text.plain_name(variant.function).rpartition("::")[2]
     undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
     kernels = dict.fromkeys(f.spelled for f in cpp_text.kernels_in(text))
@@ -62,9 +62,9 @@ def _absent(variant: Variant, text: str, output: str) -> str:
 
 
 def _wheel(output: str, target: Target) -> str:
-    """Which wheel has the header that is missing; else ""."""
+    """A hint that names the wheel with the missing header, or ""."""
     header = missing_header(output)
-    if header.startswith("curand"):  # its versions are not CUDA's
+    if header.startswith("curand"):  # cuRAND's versions are not CUDA's
         major = target.cuda_version[0]
         wheel = "nvidia-curand" if major >= 13 else f"nvidia-curand-cu{major}"
         return f"<{header}> comes with cuRAND: pip install {wheel}"

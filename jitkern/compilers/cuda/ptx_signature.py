@@ -22,15 +22,16 @@ _STRUCTS = {"f16", "bf16", "f8e4m3", "f8e5m2"}  # by value
 
 
 def probe(expression: str) -> str:
-    """The probe's name expression for a kernel's."""
+    """The name expression of the probe for the kernel `expression`."""
     return f"jitkern_probe<decltype(&{expression}), &{expression}>"
 
 
 def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
-    """(symbol, parameter codes) of the probed kernel in PTX `text`; no symbol if it is no kernel.
+    """(symbol, parameter codes) of the probed kernel in PTX `text`; symbol "" if it is no kernel.
 
-    A code is a dtype's short name, `*` and that for a pointer, `*` for a pointer to anything else,
-    or "" for a parameter that no argument can be passed for (a struct or a half by value).
+    A code is a dtype's short name, `*` and a short name for a pointer, `*` for a pointer to
+    anything else, or "" for a parameter that no argument can be passed for (a struct or a half by
+    value).
     """
     entries = re.findall(_ENTRY, text)
     spelled = {entry: demangled(entry) for entry in entries}
@@ -50,13 +51,13 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
 
 
 def parameter_count(text: str, symbol: str) -> int:
-    """How many parameters the entry `symbol` takes."""
-    found = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.DOTALL)
-    return found.group(1).count(".param") if found else 0
+    """The number of parameters of the entry `symbol`."""
+    match = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.DOTALL)
+    return match.group(1).count(".param") if match else 0
 
 
 def _split(types: str) -> list[str]:
-    """The parameters of `(float*, long long)`, commas inside <> and () apart."""
+    """The parameters of `(float*, long long)`; commas inside <> and () do not split."""
     depth, parts, start = 0, [], 1
     end = _closing(types)
     for i in range(1, end):
@@ -77,7 +78,7 @@ def _closing(types: str) -> int:
 
 
 def _code(parameter: str) -> str:
-    """Of one parameter. A pointer to an array is one to its elements, to pointers: to addresses."""
+    """The code of a parameter; an array counts as its elements, and a pointer as an address."""
     base, templated = parameter, 1
     while templated:  # `Pair<int*>` is no pointer
         base, templated = re.subn(r"<[^<>]*>", "", base)
@@ -92,7 +93,7 @@ def _code(parameter: str) -> str:
 
 
 def demangled(symbol: str) -> str:
-    """The C++ name of a symbol; the symbol itself where it is none."""
+    """The C++ name of a symbol; the symbol itself if it has no C++ name."""
     library = _libstdcxx()
     status = ctypes.c_int()
     text = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))

@@ -1,7 +1,7 @@
 """A `.cu` file for NVRTC without its host half: no `main`, no stdio, no `cudaMalloc`.
 
-Of the file and of its own headers what the host alone runs is blanked, and headers that are for the
-host stand empty, or hold what kernels use of them: `INT_MAX`, `int64_t`, `M_PI`.
+In the file and its own headers, code that only the host runs is blanked. Headers for the host are
+empty, or hold the few names that kernels use: `INT_MAX`, `int64_t`, `M_PI`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _HOST_TYPE = (
     r"|\b(?:at|c10|py|pybind11|std|thrust|torch)\s*::\s*(?!(?:size_t|ptrdiff_t|nullptr_t|u?int\d+_t)\b)\w"
 )
 _ATTRIBUTE = r"\b__\w+__\s*(?:\((?:[^()]|\([^()]*\))*\))?"
-_Edit = tuple[int, int, str]  # blank these, and put that first
+_Edit = tuple[int, int, str]  # begin and end of the text to blank, and the text to put before it
 
 
 _IMPLIED = "jitkern/implied.h"
 
 
 class DeviceHalf(NamedTuple):
-    """What NVRTC is given: the file, and headers by the names that it includes them by.
+    """The input of NVRTC: the file, and headers by the names that `#include` has.
 
-    int64: what int64_t is; as on Linux, or as libcu++ has it in NVRTC.
+    int64: the type of int64_t: `long` as on Linux, or `long long` as in libcu++ under NVRTC.
     """
 
     text: str
@@ -49,15 +49,15 @@ class DeviceHalf(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Options of NVRTC: a `#line` after an `#include` has made it crash."""
+        """Options that include the implied headers; NVRTC crashed on a `#line` after `#include`."""
         implied = [f"-D{host_header_stand_ins.INT64}={self.int64}", f"--pre-include={_IMPLIED}"]
         return implied if self.headers else []
 
     def without(self, lines: set[int]) -> DeviceHalf:
-        """It without the declarations at these lines of the file that are not the device's.
+        """A copy without the host declarations at these lines.
 
-        They are what a host alone can do without saying so: virtual methods, a `const` that is
-        computed when the program starts.
+        These are host code without a mark: virtual methods, a `const` that is computed when the
+        program starts.
         """
         shown = cpp_text.code_of(self.text, self.declaring_macros)
         try:
@@ -74,13 +74,13 @@ class DeviceHalf(NamedTuple):
         return self._replace(text=_edited(self.text, shown, edits))
 
     def lost(self, less: DeviceHalf) -> set[str]:
-        """The words of the lines that another one has not."""
+        """The words of the lines that `less` no longer has."""
         rows = zip(self.text.splitlines(), less.text.splitlines())
         return {word for row, kept in rows if row != kept for word in re.findall(r"\w+", row)}
 
 
 def device_half(source: Source, closure: Closure) -> DeviceHalf:
-    """The source's first file without its host half, after what nvcc would include into it."""
+    """The source's first file without its host half, with the headers that nvcc would include."""
     path = source.paths[0]
     own = {p: cpp_text.read(p) for p in closure.paths}
     own[path.resolve()] = text = cpp_text.read(path)
@@ -100,11 +100,11 @@ def _headers(
     headers = {name: host_header_stand_ins.stand_in(name) for name in host}
     for name in included:
         tail = Path(re.sub(r"^(\.\.?/)+", "", name)).parts
-        meant = [path for path in own if path != unit and path.parts[-len(tail) :] == tail]
-        if len(meant) == 1:
-            blanked = without_host_half(own[meant[0]], macros, declaring)
+        matches = [path for path in own if path != unit and path.parts[-len(tail) :] == tail]
+        if len(matches) == 1:
+            blanked = without_host_half(own[matches[0]], macros, declaring)
             headers.pop(name, None)
-            if blanked.encode(errors="surrogateescape") != meant[0].read_bytes():
+            if blanked.encode(errors="surrogateescape") != matches[0].read_bytes():
                 headers[name] = blanked
     return headers
 
@@ -112,11 +112,11 @@ def _headers(
 def without_host_half(
     text: str, device_macros: Iterable[str] = (), declaring_macros: Iterable[str] = ()
 ) -> str:
-    """The text with what only a host can run or read blanked out; lines keep their numbers.
+    """The text with code that only a host can run or read blanked out; lines keep their numbers.
 
     Blanked are host functions, methods, variables, and classes with members of `std`; `constexpr`
     functions become the device's too. device_macros: names of macros that stand for `__device__`
-    and the like (see `device_macros_in`). declaring_macros: as of `cxx.code_of`.
+    and the like (see `device_macros_in`). declaring_macros: see `cpp_text.code_of`.
     """
     marks = _MARKS.union(device_macros)
     shown = cpp_text.code_of(text, declaring_macros)
@@ -126,18 +126,18 @@ def without_host_half(
     except cpp_text.Unbalanced:
         return text
     half = _edited(text, shown, edits)
-    return re.sub(cpp_text.DEFINE, lambda found: _without_host_macro(found, marks), half)
+    return re.sub(cpp_text.DEFINE, lambda define: _without_host_macro(define, marks), half)
 
 
 def _without_host_macro(define: re.Match[str], marks: set[str]) -> str:
-    """A `#define` without the host half of its text, where that makes kernels and their hosts."""
+    """A `#define` without host code, if its text defines both kernels and host functions."""
     whole, body = define.group(), define.group(2)
     if not body.rstrip().endswith(("}", ";")) or "__global__" not in re.findall(r"\w+", body):
         return whole
     half = without_host_half(re.sub(r"\\(?=\r?\n)", " ", body), marks)
     rows = zip(body.splitlines(), half.splitlines())
-    kept = (new[: len(row) - 1] + "\\" if row.endswith("\\") else new for row, new in rows)
-    return whole[: define.start(2) - define.start()] + "\n".join(kept)
+    lines = (new[: len(row) - 1] + "\\" if row.endswith("\\") else new for row, new in rows)
+    return whole[: define.start(2) - define.start()] + "\n".join(lines)
 
 
 def _edited(text: str, shown: str, edits: list[_Edit]) -> str:
@@ -152,18 +152,18 @@ def _lines(shown: str, declaration: cpp_text.Declaration) -> range:
 
 
 def _is_marked(code: str, marks: set[str]) -> bool:
-    """Whether a word of it says that it is the device's."""
+    """Whether a word of the code marks it as device code."""
     words = set(re.findall(r"\w+", code))
     return bool(words & marks) or any(re.fullmatch(_MACRO, word) for word in words)
 
 
 def device_macros_in(texts: Iterable[str]) -> set[str]:
-    """Names of macros whose text marks device code."""
+    """The names of macros whose text marks device code."""
     return cpp_text.macros_for(_MARKS, texts)
 
 
 def _blank(text: str, shown: str) -> str:
-    """Blanks for code; preprocessor lines inside stay, so that `#if` and `#endif` still match."""
+    """Blank code; preprocessor lines inside stay, so that `#if` and `#endif` still match."""
     rows, continued = [], False
     for row, code in zip(text.splitlines(keepends=True), shown.splitlines(keepends=True)):
         stays = continued or (row.lstrip().startswith("#") and not code.strip())
@@ -173,14 +173,14 @@ def _blank(text: str, shown: str) -> str:
 
 
 def _edits(shown: str, declaration: cpp_text.Declaration, marks: set[str]) -> Iterator[_Edit]:
-    """What to do to a declaration: nothing where it is the device's."""
+    """The edits that remove a declaration's host code; none for device code."""
     begin, rest, at, body, end, *_ = declaration
     head = shown[begin:at]
     if _is_marked(head, marks):
         return
     words = set(re.findall(r"\w+", head))
     if declaration.function:
-        if words & _CONSTANT:  # for nvcc a kernel may use it in constants
+        if words & _CONSTANT:  # nvcc lets a kernel use the function in constants
             yield rest, rest, "__host__ __device__ "
         else:
             yield begin, end, ""
@@ -203,7 +203,7 @@ def _is_host_variable(head: str, words: set[str], whole: str) -> bool:
 def _edits_of_class(
     shown: str, declaration: cpp_text.Declaration, marks: set[str]
 ) -> Iterator[_Edit]:
-    """Host methods go; a class with a host member, or a virtual one, goes as a whole."""
+    """The edits that blank host methods, or the class if it has a host or a virtual member."""
     assert declaration.body
     first, last = declaration.body
     edits: list[_Edit] = []

@@ -1,4 +1,4 @@
-"""Where the CUDA toolchain is: pip wheels (no CUDA_HOME needed), then an installed toolkit."""
+"""Find the CUDA toolchain: pip wheels (no CUDA_HOME needed), then an installed toolkit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitkern import config
 from jitkern.errors import CompilerNotFound, TargetError
 from jitkern.target import Target
 
-# Which wheel holds a header that NVRTC could not open.
+# The wheels that hold the headers of these names.
 HEADER_WHEELS = (
     (r"crt/", "nvidia-cuda-crt"),
     (r"(cub|thrust|cuda|nv)/|cooperative_groups", "nvidia-cuda-cccl"),
@@ -49,7 +49,7 @@ def _cuda_homes(named: Path | None, path: str | None) -> list[Path]:
 
 @functools.cache
 def wheel_prefixes() -> list[Path]:
-    """`nvidia/cu13` and the like (CUDA 13); `nvidia/cuda_nvrtc`, its siblings, libraries (12)."""
+    """The folders of wheels: `nvidia/cu13` (CUDA 13), `nvidia/cuda_nvrtc` and the like (12)."""
     roots = [Path(entry, "nvidia") for entry in sys.path if entry]
     return [
         p
@@ -61,7 +61,7 @@ def wheel_prefixes() -> list[Path]:
 
 
 def include_directories() -> list[Path]:
-    """Directories with the toolkit's headers."""
+    """The directories with the toolkit's headers."""
     return _include_directories(*wheel_prefixes(), *cuda_homes())
 
 
@@ -73,12 +73,12 @@ def _include_directories(*homes: Path) -> list[Path]:
 
 @functools.cache
 def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
-    """Every NVRTC on this machine: (major, minor) -> (path, library)."""
+    """All NVRTCs on this machine: (major, minor) -> (path, library)."""
     paths = [
         p for prefix in wheel_prefixes() for p in sorted((prefix / "lib").glob("libnvrtc.so.*"))
     ]
     paths += [p for home in cuda_homes() for p in sorted((home / "lib64").glob("libnvrtc.so.*"))]
-    found: dict[tuple[int, int], tuple[str, ctypes.CDLL]] = {}
+    libraries: dict[tuple[int, int], tuple[str, ctypes.CDLL]] = {}
     for path in [*map(str, paths), "libnvrtc.so.13", "libnvrtc.so.12"]:
         if ".alt." in path:
             continue
@@ -93,20 +93,20 @@ def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
             continue
         major, minor = ctypes.c_int(), ctypes.c_int()
         if not library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)):
-            found.setdefault((major.value, minor.value), (path, library))
-    return found
+            libraries.setdefault((major.value, minor.value), (path, library))
+    return libraries
 
 
 def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
     """The newest NVRTC that may build for `target`: same major, no newer minor.
 
-    Raises CompilerNotFound where there is none at all, TargetError where all are of other versions.
+    Raises CompilerNotFound if there is none at all, TargetError if all are of other versions.
     """
-    wanted = target.cuda_version
+    needed = target.cuda_version
     libraries = nvrtc_libraries()
-    remedy = pip_line("nvidia-cuda-nvrtc", wanted)
+    remedy = pip_line("nvidia-cuda-nvrtc", needed)
     fitting = [
-        version for version in libraries if version[0] == wanted[0] and version[1] <= wanted[1]
+        version for version in libraries if version[0] == needed[0] and version[1] <= needed[1]
     ]
     if fitting:
         return max(fitting), libraries[max(fitting)][1]
@@ -115,7 +115,7 @@ def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
     here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))
     raise TargetError(
         f"NVRTC {here} cannot build for {target}, "
-        f"which wants {wanted[0]}.{wanted[1]} or older: {remedy}"
+        f"which needs {needed[0]}.{needed[1]} or older: {remedy}"
     )
 
 
@@ -130,10 +130,12 @@ def nvcc() -> tuple[str, tuple[int, int]] | None:
 def _nvcc(*tools: str) -> tuple[str, tuple[int, int]] | None:
     for tool in tools:
         try:
-            done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
+            process = subprocess.run(
+                [tool, "--version"], capture_output=True, text=True, check=False
+            )
         except OSError:
             continue
-        release = re.search(r"release (\d+)\.(\d+)", done.stdout)
+        release = re.search(r"release (\d+)\.(\d+)", process.stdout)
         if release:
             return tool, (int(release.group(1)), int(release.group(2)))
     return None

@@ -1,4 +1,4 @@
-"""C++ and CUDA against Torch's headers, as `torch.utils.cpp_extension` builds them."""
+"""C++ and CUDA with Torch's headers, as `torch.utils.cpp_extension` builds them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command lines of `torch.utils.cpp_extension`, for the Torch that is installed.
 
-They differ in what makes the artifact free of where it was built (-ffile-prefix-map), in what lets
-g++ take more memory, and in that a library without -g keeps no symbols that nothing links to.
+Three things differ: flags that keep the artifact free of paths (-ffile-prefix-map), a flag that
+lets g++ use more memory, and a library without -g keeps no symbols that nothing links to.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NVCC_REMEDY = (
 
 
 class Build(NamedTuple):
-    """A module, library or program, and what it is made of.
+    """A module, library or program, and all that it is made of.
 
-    kind: of the source, whose words hints use. name: TORCH_EXTENSION_NAME. output: `module`,
-    `library` or `program`. units: each with all flags of its own; its file is an absolute path, or
-    stands in `texts` with what it holds. environment: variables that the compilers are told.
+    kind: of the source; hints use its words. name: TORCH_EXTENSION_NAME. output: `module`,
+    `library` or `program`. units: each with all its flags; its file is an absolute path, or a name
+    whose text is in `texts`. environment: variables that the compilers get.
     """
 
     kind: str
@@ -55,14 +55,14 @@ class Build(NamedTuple):
     environment: tuple[str, ...] = ()
 
     def is_cuda(self, unit: Unit) -> bool:
-        """Whether nvcc compiles it."""
+        """Whether nvcc compiles the unit."""
         return self.with_cuda and has_cuda((unit.file,))
 
 
 class Step(NamedTuple):
-    """A command, what it writes, and flags for a lot of memory.
+    """A command, the file that it writes, and flags to add if there is much memory.
 
-    needed: whether there is no result without it.
+    needed: whether the build fails if this command fails.
     """
 
     command: list[str]
@@ -72,18 +72,18 @@ class Step(NamedTuple):
 
 
 def compile_step(build: Build, number: int, folder: Path, *, gcc: bool = False) -> Step:
-    """How the unit of this number is compiled in `folder`. Raises CompilerNotFound."""
+    """The step that compiles the unit of this number in `folder`. Raises CompilerNotFound."""
     unit = build.units[number]
     output = folder / f"{number}.o"
     listing = opened.listing(str(number), gcc=gcc, nvcc=build.is_cuda(unit))
     command = [*_command(build, unit, folder, listing), "-c", unit.file, "-o", output.name]
-    handed_on = "-Xcompiler=" if build.is_cuda(unit) else ""
-    roomy = f"{handed_on}{_ROOMY}"
+    prefix = "-Xcompiler=" if build.is_cuda(unit) else ""
+    roomy = f"{prefix}{_ROOMY}"
     return Step(command, output, (roomy,) if gcc else ())
 
 
 def expand_step(build: Build, number: int, folder: Path) -> Step:
-    """How the preprocessor alone reads the unit, as for the CPU."""
+    """The step that runs only the preprocessor on the unit, as for the CPU."""
     unit, output = build.units[number], folder / f"{number}.ii"
     host = ("-Xcompiler=-U__CUDA_ARCH__",) if build.is_cuda(unit) else ()
     command = [*_command(build, unit, folder, host), "-E", unit.file, "-o", output.name]
@@ -91,18 +91,18 @@ def expand_step(build: Build, number: int, folder: Path) -> Step:
 
 
 def _command(build: Build, unit: Unit, folder: Path, own: Sequence[str]) -> list[str]:
-    """The compiler and all flags; `own` are the step's."""
-    mapped = _prefix_maps(build, unit, folder)
+    """The compiler and all flags; `own` are the flags of the step."""
+    maps = _prefix_maps(build, unit, folder)
     if build.is_cuda(unit):
-        handed_on = [f"-Xcompiler={flag}" for flag in mapped if "," not in flag]
+        handed_on = [f"-Xcompiler={flag}" for flag in maps if "," not in flag]
         return [*nvcc()[0], *own, *_nvcc_flags(build, unit), *handed_on]
     tool = shlex.split(config.current().cxx)
     standard = ("-fPIC", f"-std={_standard()}")
-    return [*tool, *own, *_common_flags(build), *standard, *mapped, *unit.flags]
+    return [*tool, *own, *_common_flags(build), *standard, *maps, *unit.flags]
 
 
 def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
-    """How they become the library or program `linked`."""
+    """The step that links `objects` into the library or program `linked`."""
     libraries = torch_folder() / "lib"
     program = build.output == "program"
     cuda = build.with_cuda
@@ -124,25 +124,25 @@ def link_step(build: Build, objects: Sequence[Path], linked: Path) -> Step:
 
 
 def nvcc() -> tuple[list[str], tuple[int, int]]:
-    """nvcc's command and version; PYTORCH_NVCC names another. Raises CompilerNotFound."""
-    found = toolkit.nvcc()
-    if not found:
+    """The command and version of nvcc; PYTORCH_NVCC sets the command. Raises CompilerNotFound."""
+    tool = toolkit.nvcc()
+    if not tool:
         raise CompilerNotFound(f"a CUDA source needs nvcc: {NVCC_REMEDY}", remedy=NVCC_REMEDY)
-    named = config.current().environment.get("PYTORCH_NVCC")
-    return shlex.split(named) if named else [found[0]], found[1]
+    command = config.current().environment.get("PYTORCH_NVCC")
+    return shlex.split(command) if command else [tool[0]], tool[1]
 
 
 def torch_folder() -> Path:
-    """Where Torch is installed."""
+    """The folder where Torch is installed."""
     import torch
 
     return Path(torch.__file__).parent
 
 
 def toolchain(build: Build, found: Sequence[Path]) -> list[Path]:
-    """Where what versions stand for lies: Torch's, Python's, CUDA's and the compilers' files.
+    """Directories whose files the key covers by version: Torch's, Python's, CUDA's, the compilers'.
 
-    found: what was opened.
+    found: the files that the build opened.
     """
     compilers = {config.current().cxx}
     if any(map(build.is_cuda, build.units)):
@@ -157,7 +157,7 @@ def toolchain(build: Build, found: Sequence[Path]) -> list[Path]:
 
 
 def _prefix_maps(build: Build, unit: Unit, folder: Path) -> list[str]:
-    """What makes `__FILE__` and debug information free of where things lie."""
+    """Flags that keep `__FILE__` and debug information free of absolute paths."""
     own = Path(unit.file).parent
     homes = {str(folder), str(torch_folder().parent), *build.include}
     homes |= {str(own)} if own.is_absolute() else set()
@@ -201,18 +201,18 @@ def _cuda_libraries(build: Build) -> list[str]:
 
 
 def _cuda_folders(name: str, build: Build) -> list[Path]:
-    """The toolkit's `include` or `lib`, those of its wheels where none is installed; cuDNN's."""
+    """The toolkit's `include` or `lib`, or its wheels' if none is installed; and cuDNN's."""
     homes = toolkit.cuda_homes()[:1] or toolkit.wheel_prefixes()
     environment = config.current().build_environment(build.environment)
     cudnn = environment.get("CUDNN_HOME") or environment.get("CUDNN_PATH")
     own = environment.get("CUDA_INC_PATH") if name == "include" else None
-    found = [home / name for home in (*homes, *((Path(cudnn),) if cudnn else ()))]
-    return [folder for folder in (*found, *((Path(own),) if own else ())) if folder.is_dir()]
+    folders = [home / name for home in (*homes, *((Path(cudnn),) if cudnn else ()))]
+    return [folder for folder in (*folders, *((Path(own),) if own else ())) if folder.is_dir()]
 
 
 @functools.cache
 def _standard() -> str:
-    """The C++ standard that this Torch's headers are for: its own builder names it."""
+    """The C++ standard for this Torch's headers, read from the text of Torch's own builder."""
     text = (torch_folder() / "utils" / "cpp_extension.py").read_text(encoding="utf-8")
-    found = re.search(r"""-fPIC['"], ['"]-std=(c\+\+\d\d)""", text)
-    return found.group(1) if found else "c++20"
+    match = re.search(r"""-fPIC['"], ['"]-std=(c\+\+\d\d)""", text)
+    return match.group(1) if match else "c++20"

@@ -1,6 +1,7 @@
-"""Builds against Torch's headers: what `Extension`, `load_inline` and `load` give, side by side.
+"""Builds with Torch's headers, for `Extension`, `load_inline` and `load`.
 
-Units are compiled side by side, each with flags of its own, as many at once as jobs allows.
+Units are compiled side by side, each with flags of its own, as many at once as `parallelism`
+allows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from jitkern.source import cpp_text
 from jitkern.source.kinds import Variant
 from jitkern.target import Target, this_abi, this_platform
 
-_ROOM = 4 << 30  # that a compiler may take which does not look for what it can free
+_ROOM = 4 << 30  # bytes for a compiler that does not look for memory it can free
 
 
 class _Done(NamedTuple):
@@ -43,13 +44,13 @@ class _Done(NamedTuple):
     number: int
     command: list[str]
     status: int
-    said: str
+    output: str
 
 
 def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple[Built, list[Path]]:
-    """What was built in `staging`, and the files that were opened.
+    """Build in `staging`; returns the result, and the files that the tools opened.
 
-    Its meta has the `artifact`, and `namespaces` and `ops` that it registers. Raises
+    The result's meta has the `artifact`, and the `namespaces` and `ops` that it registers. Raises
     CompilerNotFound and CompileError.
     """
     compiler = identity(with_nvcc=any(map(build.is_cuda, build.units)))
@@ -61,7 +62,7 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     steps = [compile_step(build, n, folder, gcc=gcc) for n in range(len(build.units))]
     linked = link_step(build, [step.output for step in steps], folder / "linked")
     done = _run(build, steps, [], variant, target, staging)
-    expanding = [expand_step(build, n, folder) for n, one in enumerate(steps) if _registers(one)]
+    expanding = [expand_step(build, n, folder) for n, step in enumerate(steps) if _registers(step)]
     _run(build, [linked, *expanding], done, variant, target, staging)
     binary = linked.output.read_bytes()
     missing = hints.missing_module(build, binary) if build.output == "module" else ""
@@ -77,7 +78,7 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
 
 
 def identity(*, with_nvcc: bool) -> dict[str, str]:
-    """The compilers that would build: c++, or nvcc over it. Raises CompilerNotFound."""
+    """The compilers that would build: c++, or nvcc and its host's c++. Raises CompilerNotFound."""
     host = cc_build.identity(config.current().cxx)
     if not with_nvcc:
         return host
@@ -85,7 +86,7 @@ def identity(*, with_nvcc: bool) -> dict[str, str]:
 
 
 def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> None:
-    """Raise TargetError where `target` is not for the Torch, Python and platform of this process.
+    """Raise TargetError if `target` is not for the Torch, Python and platform of this process.
 
     python: whether the artifact depends on Python's ABI.
     """
@@ -96,14 +97,13 @@ def check_target(op: str, target: Target, *, python: bool, with_cuda: bool) -> N
     same = (target.torch, target.platform, target.abi) == ours
     if not same or (cuda and target.cuda not in ("", cuda)):
         raise TargetError(
-            f"{op}: what includes Torch's headers is built with the Torch it runs on: "
-            f"this is Torch {torch.__version__} on {this_platform()}, which cannot build for "
-            f"{target}"
+            f"{op}: cannot build for {target} here: extensions must be built with the Torch they "
+            f"run on (this is Torch {torch.__version__} on {this_platform()})"
         )
     if not cuda and (with_cuda or target.cuda):
         raise TargetError(
-            f"{op}: it wants CUDA, and this Torch {torch.__version__} is built without: "
-            "install a CUDA build of it"
+            f"{op}: it needs CUDA, and this Torch {torch.__version__} is built without CUDA: "
+            "install a CUDA build of Torch"
         )
 
 
@@ -111,21 +111,21 @@ def _run(
     build: Build, steps: Sequence[Step], before: Sequence[_Done],
     variant: Variant, target: Target, staging: Path,
 ) -> list[_Done]:  # fmt: skip
-    """What was done `before` and now, of which the log is kept. Raises CompileError."""
+    """Run the steps and log them with those done `before`; returns both. Raises CompileError."""
     done = [*before, *_side_by_side(build, steps, staging / "build")]
-    log = "".join(f"$ {shlex.join(one.command)}\n{one.said}" for one in done[1:])
-    write_log(staging, done[0].command, done[0].said + log)
-    for one in done:
-        if one.status:
-            hint = hints.hint(build, one.said)
-            raise compile_error(variant, target, one.command, one.said, hint)
+    log = "".join(f"$ {shlex.join(step.command)}\n{step.output}" for step in done[1:])
+    write_log(staging, done[0].command, done[0].output + log)
+    for step in done:
+        if step.status:
+            hint = hints.hint(build, step.output)
+            raise compile_error(variant, target, step.command, step.output, hint)
     return done
 
 
 def _registers(compiled: Step) -> bool:
-    """Whether the unit registers something with Torch."""
-    made = compiled.output  # a compiler may be content, and make nothing: linking tells
-    return made.is_file() and b"TORCH_LIBRARY_" in made.read_bytes()
+    """Whether the compiled unit registers something with Torch."""
+    path = compiled.output  # a compiler may succeed without an object: then linking fails
+    return path.is_file() and b"TORCH_LIBRARY_" in path.read_bytes()
 
 
 def _texts(expanded: Sequence[Step]) -> list[str]:
@@ -133,10 +133,10 @@ def _texts(expanded: Sequence[Step]) -> list[str]:
 
 
 def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Done]:
-    """Those that ended, in order: all, or up to the first that failed, which ends the others."""
+    """The steps that ended, in order: all, or up to the first failure, which ends the others."""
     ended: queue.SimpleQueue[_Done | BaseException] = queue.SimpleQueue()
     over = threading.Event()
-    threads = [  # they keep no process from its end
+    threads = [  # daemons: a process can end without them
         threading.Thread(
             target=contextvars.copy_context().run,
             args=(_work, build, number, step, folder, over, ended),
@@ -148,15 +148,15 @@ def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Do
     try:
         for thread in threads:
             thread.start()
-        while len(done) < len(steps) and not any(one.status for one in done):
-            one = ended.get()
-            if isinstance(one, BaseException):
-                raise one
-            done.append(one)
+        while len(done) < len(steps) and not any(step.status for step in done):
+            result = ended.get()
+            if isinstance(result, BaseException):
+                raise result
+            done.append(result)
     finally:
         over.set()
         while alive := [thread for thread in threads if thread.is_alive()]:
-            child_process.kill_in(folder)  # again and again: one may have been about to start
+            child_process.kill_in(folder)  # again and again: a child may just have been starting
             alive[0].join(0.05)
     return sorted(done)
 
@@ -176,13 +176,13 @@ def _work(
                 command = [*step.command, *roomy]
                 environment = config.current().build_environment(build.environment)
                 run = functools.partial(child_process.run, cwd=folder, env=environment)
-                command, status, said = opened.run_listed(run, command)
-                ended.put(_Done(number, command, status if step.needed else 0, said))
+                command, status, output = opened.run_listed(run, command)
+                ended.put(_Done(number, command, status if step.needed else 0, output))
     except BaseException as e:  # noqa: BLE001  raised again where the result is taken
         ended.put(e)
 
 
 def lists_binaries(build: Build, staging: Path) -> bool:
-    """Whether the assembler listed all that it read."""
+    """Whether the assembler listed all files that it read."""
     flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
     return opened.lists_binaries(staging / "build", map(str, range(len(build.units))), flags)

@@ -1,6 +1,6 @@
-"""C++ and CUDA against Torch's headers: what an `Extension` says, as the builder takes it.
+"""C++ and CUDA with Torch's headers: an `Extension`, translated for the builder.
 
-A lookup imports nothing of what compiling takes.
+A lookup imports none of the modules that compiling needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPTIMIZED = "-O2"
 
 
 class ExtensionCompiler(Compiler):
-    """One library, or Python module, from all units."""
+    """The compiler of one library or Python module from all units."""
 
     def target(self, source: Source, target: Target) -> Target:
         assert isinstance(source, Extension)
@@ -68,9 +68,9 @@ def _build_of(op: str, source: Extension, target: Target) -> torch_extension.com
     machine_code = f"-gencode=arch=compute_{number},code=sm_{number}"
 
     def flags(file: str) -> tuple[str, ...]:
-        given = (_OPTIMIZED, *source.flags_of(file))
-        own_arch = not has_cuda((file,)) or arch_flags.is_named(given)
-        return given if own_arch else (machine_code, *given)
+        words = (_OPTIMIZED, *source.flags_of(file))
+        own_arch = not has_cuda((file,)) or arch_flags.is_named(words)
+        return words if own_arch else (machine_code, *words)
 
     return torch_extension.commands.Build(
         kind=source.kind,

@@ -1,6 +1,7 @@
-"""The classic traps of an extension: found in what the compiler said, and the way out of each.
+"""Hints for the classic errors of an extension, found in the compiler's output.
 
-Also what a library registers with Torch when it is loaded: a second time would end the process.
+Also the names that a library registers with Torch when it is loaded: registering them a second time
+would end the process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jitkern.compilers.torch_extension.commands import Build
 _HALF = r"\b(?:__half2?|__nv_bfloat162?)\b"
 _REFUSED = r"no operator|no suitable|more than one (?:operator|conversion|instance)"
 _UNKNOWN = r"[Uu]nsupported gpu architecture '?([\w.]+)|'(\w+)' is not defined for option 'gpu-arch"
-_WORDS = {  # what the arguments are called, by kind of source
+_WORDS = {  # the names of the arguments, by kind of source
     "inline": {
         "flags": "extra_cuda_cflags",
         "include": "extra_include_paths",
@@ -38,7 +39,7 @@ _WORDS = {  # what the arguments are called, by kind of source
         ),
     },
 }
-_HINTS = (  # what the output has, and what helps; {0} is the first group that matched
+_HINTS = (  # a pattern in the output, and a hint; {0} is the first group that matched
     (
         rf"(?s:(?:{_REFUSED}).{{0,400}}?{_HALF})",
         """\
@@ -78,41 +79,41 @@ adds to it""",
     ),
     (
         r"Killed signal terminated|Killed: 9|std::bad_alloc|virtual memory exhausted",
-        "the compiler was killed, for want of memory as a rule: set JITKERN_JOBS=1",
+        "the compiler was killed, usually for lack of memory: set JITKERN_JOBS=1",
     ),
 )
 _SHELLS = r"`|\$[({]|^[^-].*[*?]"
 _BARE = r"error: \W(?:torch|at|c10|py|pybind11|PYBIND11_MODULE|TORCH_LIBRARY|TORCH_CHECK)\W"
-_BLOCK = (  # what TORCH_LIBRARY and TORCH_LIBRARY_FRAGMENT stand for
+_BLOCK = (  # the text that TORCH_LIBRARY and TORCH_LIBRARY_FRAGMENT expand to
     r'LibraryInit\s+\w+\s*\(\s*[\w:]+::(DEF|FRAGMENT)\s*,\s*&\w+\s*,\s*"(\w+)"[^;]*;'
     r"\s*void\s+\w+\s*\(\s*[\w:]+\s*&\s*(\w+)\s*\)\s*\{"
 )
 _OP = r'\b{}\s*\.\s*def\s*\(\s*(?:[\w:]+\s*\(\s*)*(?:R"\w*\(\s*|")(?:\w+::)?(\w+(?:\.\w+)?)'
 
 
-def hint(build: Build, said: str) -> str:
-    """What to do about the first trap that a compiler's output shows, or ""."""
-    function = re.search(r"\W(\w+)\W was not declared|identifier \"(\w+)\" is undefined", said)
+def hint(build: Build, output: str) -> str:
+    """A hint for the first classic error in a compiler's output, or ""."""
+    function = re.search(r"\W(\w+)\W was not declared|identifier \"(\w+)\" is undefined", output)
     name = next(filter(None, function.groups()), "") if function else ""
     texts = list(build.texts.values())
     if name and re.search(rf'^m\.def\("{name}", ', "\n".join(texts), re.MULTILINE):
         return (
             f"`functions` names {name}, which cpp_sources neither defines nor declares "
-            "(a function of cuda_sources is declared there)"
+            "(declare functions of cuda_sources there)"
         )
     flags = (*build.ldflags, *(flag for unit in build.units for flag in unit.flags))
     shells = next((flag for flag in flags if re.search(_SHELLS, flag)), "")
     if shells:
         return f"no shell reads the flags, so `{shells}` stays as it is: expand it in Python"
     for pattern, text in _HINTS:
-        found = re.search(pattern, said, re.MULTILINE)
-        if found:
-            meant = next(filter(None, found.groups()), "")
-            words = {word: words.format(meant) for word, words in _WORDS[build.kind].items()}
-            return text.format(meant, **words)
+        match = re.search(pattern, output, re.MULTILINE)
+        if match:
+            part = next(filter(None, match.groups()), "")
+            words = {word: words.format(part) for word, words in _WORDS[build.kind].items()}
+            return text.format(part, **words)
     prelude = "#include <torch/extension.h>"
-    if texts and re.search(_BARE, said) and not texts[0].startswith(prelude):
-        return "no_implicit_headers leaves #include <torch/extension.h> to you"
+    if texts and re.search(_BARE, output) and not texts[0].startswith(prelude):
+        return "with no_implicit_headers, write #include <torch/extension.h> yourself"
     return ""
 
 
@@ -123,15 +124,15 @@ def missing_module(build: Build, binary: bytes) -> str:
     if f"PyInit_{last}" in names or not last.isascii():
         return ""
     others = sorted(names)
-    found = f"it has {others[0]}" if others else "it has no PYBIND11_MODULE"
+    contents = f"it has {others[0]}" if others else "it has no PYBIND11_MODULE"
     return (
-        f"what was compiled is no Python module `{build.name}`: {found}. "
+        f"the compiled library is no Python module `{build.name}`: {contents}. "
         f"Write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), {_WORDS[build.kind]['module']}"
     )
 
 
 def registrations(expanded: Iterable[str]) -> dict[str, list[str]]:
-    """`namespaces` that the units define, as the preprocessor left them, and `ops` for others."""
+    """The `namespaces` that preprocessed units define, and the `ops` that they add to others."""
     namespaces: set[str] = set()
     ops: set[str] = set()
     for text in expanded:
@@ -145,7 +146,7 @@ def registrations(expanded: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str, str, str]]:
-    """(DEF or FRAGMENT, namespace, name of the library in it, text) of what registers."""
+    """(DEF or FRAGMENT, namespace, name of the library variable, text) of each such block."""
     for block in re.finditer(_BLOCK, text):
         depth, end = 1, block.end()
         while depth and end < len(text):

@@ -1,7 +1,7 @@
-"""What `load_inline` and `load` were given, as the builder takes it.
+"""The arguments of `load_inline` and `load`, translated for the builder.
 
 The command lines are those of `torch.utils.cpp_extension`. They run in our private staging; a
-lookup imports nothing of what that takes.
+lookup imports none of the modules that compiling needs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from jitkern.compilers.torch_extension.commands import Build
 
 CHANGED = "changed"  # no file has this digest
-_ALWAYS = "this compiler does not tell, so it is compiled again at each start"
+_ALWAYS = "this compiler does not list them, so the source is compiled again at each start"
 _log = logging.getLogger(__name__)
 
 
 class InlineCompiler(Compiler):
-    """One library, Python module or program from all units."""
+    """The compiler of one library, Python module or program from all units."""
 
     def target(self, source: Source, target: Target) -> Target:
         assert isinstance(source, Inline)
@@ -57,28 +57,28 @@ class InlineCompiler(Compiler):
         torch_extension.compile_and_link.check_target(
             variant.op, target, python=source.python, with_cuda=source.with_cuda
         )
-        named = variant._replace(function=source.name)
+        renamed = variant._replace(function=source.name)
         build = build_of(source)
         started = staging.stat().st_ctime_ns
-        built, opened = torch_extension.compile_and_link.make(build, named, target, staging)
+        built, opened = torch_extension.compile_and_link.make(build, renamed, target, staging)
         beyond = _beyond(source, build, closure, opened)
         watched = _digests(beyond, started)
         searched = _searched(source, closure, beyond, started) if beyond else {}
         texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
         if any(map(probes_anywhere, texts)):
-            _log.warning("%s: write out what __has_include asks for: %s", variant.op, _ALWAYS)
+            _log.warning("%s: write out the names in __has_include: %s", variant.op, _ALWAYS)
             watched["__has_include"] = CHANGED
         if any(map(pastes_unnamed, texts)) and not torch_extension.compile_and_link.lists_binaries(
             build, staging
         ):
-            _log.warning("%s: write out what .incbin reads: %s", variant.op, _ALWAYS)
+            _log.warning("%s: write out the names in .incbin: %s", variant.op, _ALWAYS)
             watched[".incbin"] = CHANGED
         watching = {"opened": watched, "searched": searched, "place": place_of(source)}
         return built._replace(meta={**built.meta, **watching})
 
 
 def build_of(source: Inline) -> torch_extension.commands.Build:
-    """Its units, with Torch's names for what goes to which compiler."""
+    """The build of the source, with Torch's split of flags between c++ and nvcc."""
 
     def flags(file: str) -> tuple[str, ...]:
         return (*source.arch, *source.cuda_cflags) if source.is_cuda(file) else source.cflags
@@ -97,9 +97,9 @@ def build_of(source: Inline) -> torch_extension.commands.Build:
 
 
 def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) -> list[Path]:
-    """What was opened beyond the key and the toolchain: a header that a macro names, say.
+    """The opened files outside of the key and the toolchain, such as a header that a macro names.
 
-    It is looked at again whenever the entry is used.
+    They are compared again whenever the entry is used.
     """
     own = [root.path for root in source.roots if not root.version]
     return list(
@@ -108,7 +108,7 @@ def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) 
 
 
 def _digests(paths: list[Path], started: int) -> dict[str, str]:
-    """path -> SHA-256, or CHANGED for what is not as the compiler saw it."""
+    """path -> SHA-256, or CHANGED for a file that is no longer as the compiler saw it."""
     return {str(p): digest_of(p) if _is_older(p, started) else CHANGED for p in paths}
 
 
@@ -122,11 +122,11 @@ def _is_older(path: Path, started: int) -> bool:
 def _searched(
     source: Inline, closure: Closure, paths: list[Path], started: int
 ) -> dict[str, list[str]]:
-    """Where else headers like these could lie, and what did: see inlined._is_outdated."""
+    """Other places for headers like these, and files there: see `dropin.extension._is_outdated`."""
     folders = {Path(root.path) for root in source.roots if not root.version}
     folders |= {path.parent for path in (*source.paths, *closure.paths, *paths)}
     names = {path.relative_to(f) for path in paths for f in folders if path.is_relative_to(f)}
-    every = (folder / name for folder in folders for name in names)
-    there = [path for path in every if path.is_file() and _is_older(path, started)]
-    found = {"folders": folders, "names": names, "there": there}
-    return {name: sorted(map(str, listed)) for name, listed in found.items()}
+    places = (folder / name for folder in folders for name in names)
+    there = [path for path in places if path.is_file() and _is_older(path, started)]
+    search = {"folders": folders, "names": names, "there": there}
+    return {name: sorted(map(str, paths)) for name, paths in search.items()}

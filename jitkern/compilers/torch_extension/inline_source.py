@@ -1,4 +1,4 @@
-"""What `load_inline` and `load` compile, with which flags, and where their headers may lie."""
+"""The source of `load_inline` and `load`: units, flags, and the directories of their headers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CUDA_SUFFIXES = (".cu", ".cuh")
 
 
 class Inline(Source):
-    """Units that Torch's headers are for, with the arguments of `torch.utils.cpp_extension`.
+    """Units that include Torch's headers, with the arguments of `torch.utils.cpp_extension`.
 
-    files: names of the units, as messages and the key have them. name: TORCH_EXTENSION_NAME.
-    texts: what the units hold, or places: where they lie. output: `module`, `library` or `program`.
-    place: "", or what tells this source from the same text elsewhere, whose headers are others.
-    python: whether the artifact depends on Python's ABI. arch: nvcc's flags for the GPUs.
+    files: names of the units, for messages and the key. name: TORCH_EXTENSION_NAME. texts: the
+    texts of the units, or places: their paths. output: `module`, `library` or `program`. place:
+    distinguishes identical sources whose headers live in different directories; or "". python:
+    whether the artifact depends on Python's ABI. arch: nvcc's flags for the GPUs.
     """
 
     kind: ClassVar[str] = "inline"
@@ -65,33 +65,33 @@ class Inline(Source):
 
     @property
     def paths(self) -> list[Path]:
-        """Where the units lie; none where they are texts."""
+        """The paths of the units; none if they are texts."""
         return [Path(place) for place in self.places]
 
     @property
     def compiler_words(self) -> list[str]:
-        """All that the compilers are told, response files included."""
+        """All flags of the compilers, with those in response files and in variables."""
         environment = config.current().environment
         more = words([environment[name] for name in NVCC_FLAGS if environment.get(name)])
         return list(expanded((*self.cflags, *self.cuda_cflags, *more)))
 
     @property
     def roots(self) -> list[Include]:
-        """Directories that `#include` may search: those given, and all that a flag or variable has.
+        """The directories that `#include` may search: declared, or named by a flag or a variable.
 
-        Torch's and the toolkit's have a version. A macro's value is no directory.
+        Directories of Torch and the toolkit have a version. A macro's value is no directory.
         """
         environment = config.current().environment
-        told = [word for word in self.compiler_words if not word.startswith("-D")]
-        named = [path for word in told for path in paths_in(word)]
-        named += [path for name in config.SEARCHED for path in environment.get(name, "").split(":")]
-        every = dict.fromkeys([*(root.path for root in self.include), *named])
-        found = (path for path in every if os.path.isabs(path) and not os.path.isfile(path))  # noqa: PTH113, PTH117
-        return [Include(path, _version(path)) for path in found if "\0" not in path]
+        flags = [word for word in self.compiler_words if not word.startswith("-D")]
+        paths = [path for word in flags for path in paths_in(word)]
+        paths += [path for name in config.SEARCHED for path in environment.get(name, "").split(":")]
+        candidates = dict.fromkeys([*(root.path for root in self.include), *paths])
+        roots = (path for path in candidates if os.path.isabs(path) and not os.path.isfile(path))  # noqa: PTH113, PTH117
+        return [Include(path, _version(path)) for path in roots if "\0" not in path]
 
     @property
     def units(self) -> list[tuple[str, str | Path]]:
-        """(name, text or path) of each."""
+        """(name, text or path) of each unit."""
         return list(zip(self.files, self.texts or self.paths))
 
     def is_cuda(self, file: str) -> bool:
@@ -99,11 +99,11 @@ class Inline(Source):
         return self.with_cuda and has_cuda((file,))
 
     def exact(self, target: Target) -> Target:
-        """`target` with what the artifact depends on: platform, C++ ABI, glibc, Python's tag."""
+        """`target` with all that the artifact depends on: platform, C++ ABI, glibc, Python tag."""
         return target.for_host_code(abi=target.abi or this_abi(python=self.python))
 
     def all_flags(self) -> tuple[str, ...]:
-        """Versions and everything but the units; where an include root's path was, its number."""
+        """Versions and all flags; the path of an include root is replaced by its number."""
         import torch
 
         numbers = {root.path: f"<{number}>" for number, root in enumerate(self.roots)}
@@ -122,12 +122,12 @@ class Inline(Source):
 
 
 def has_cuda(files: Sequence[str]) -> bool:
-    """Whether one of them is nvcc's."""
+    """Whether nvcc compiles one of the files."""
     return any(file.endswith(CUDA_SUFFIXES) for file in files)
 
 
 def _version(root: str) -> str:
-    """Of Torch's headers, and of the toolkit's where they lie by themselves; "" for all others."""
+    """The version of Torch's or the toolkit's own headers in this root; "" for other roots."""
     import torch
 
     path = Path(root).resolve()
@@ -142,7 +142,7 @@ def _version(root: str) -> str:
 
 
 def names_of(places: Sequence[str]) -> tuple[str, ...]:
-    """A name for each source, free of where it lies."""
+    """A name for each source, free of its path."""
     folders = list(dict.fromkeys(os.path.dirname(place) for place in places))  # noqa: PTH120
     return tuple(
         f"{folders.index(folder)}/{file}" if len(folders) > 1 else file

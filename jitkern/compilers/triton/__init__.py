@@ -1,4 +1,4 @@
-"""Triton kernels, compiled in a process of their own."""
+"""The Triton compiler, which runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling with Triton: a worker for each thread that compiles, and what it is asked."""
+"""Compile with Triton: one worker process for each thread that compiles, and its requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jitkern.target import Target
 
 REMEDY = "pip install triton"
 _UNKNOWN_ARCH = "is not defined for option 'gpu-name'"
-_START = (  # with our own path, which `-I` keeps from Python: it would add the current directory
+_START = (  # sets sys.path by itself: `-I` keeps PYTHONPATH out, and the current directory
     "import os, runpy, sys; sys.path[:] = os.environ['PYTHONPATH'].split(os.pathsep); "
     "runpy.run_module('jitkern.compilers.triton.worker', run_name='__main__', alter_sys=True)"
 )
@@ -40,8 +40,8 @@ def identity() -> dict[str, str]:
 
 
 def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
-    """What the contract of compilers has `compile` do."""
-    made_by = identity()
+    """Do what `Compiler.compile` promises."""
+    compiler = identity()
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
     request: dict[str, Any] = {
@@ -55,18 +55,18 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     answer = _ask(command, request, variant, files)
     write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
     if "error" in answer:
-        said = f"{answer['error']}\n{answer.get('log', '')}"
-        if re.search(_UNKNOWN_ARCH, said):
+        output = f"{answer['error']}\n{answer.get('log', '')}"
+        if re.search(_UNKNOWN_ARCH, output):
             raise TargetError(
-                f"{variant.op}: Triton {made_by['version']} cannot build for {target}: its "
+                f"{variant.op}: Triton {compiler['version']} cannot build for {target}: its "
                 f"ptxas does not know {target.arch}"
             )
-        raise compile_error(variant, target, command, said)
-    return Built(made_by, answer["meta"])
+        raise compile_error(variant, target, command, output)
+    return Built(compiler, answer["meta"])
 
 
 def _command() -> list[str]:
-    """What starts a worker: nothing in the current directory runs; bytecode is written as by us."""
+    """The command of a worker: runs no code of the current directory; writes bytecode as we do."""
     unwritten = ["-B"] if sys.dont_write_bytecode else []
     prefix = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
     return [sys.executable, "-I", *unwritten, *prefix, "-c", _START]
@@ -75,7 +75,7 @@ def _command() -> list[str]:
 class Worker:
     """A child process that runs Triton for one thread.
 
-    It ends by itself when it is idle or its parent is gone.
+    The process ends by itself when it is idle or its parent is gone.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
@@ -84,22 +84,22 @@ class Worker:
         self.imported: dict[str, str] = {}
         self._child = Child(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-            guarded=False,  # it reads a pipe of ours, and sees to that itself
+            guarded=False,  # it ends by itself when our pipe closes
         )  # fmt: skip
         self._process = self._child.process
 
     def usable(self, environment: dict[str, str], files: dict[str, str]) -> bool:
-        """Whether it may build from these files (path -> SHA-256) in this environment.
+        """Whether the worker may build from these files (path -> SHA-256) in this environment.
 
-        It must be alive, belong to this process and not to one that forked it, have been started
-        in the same, and have imported no other version of them.
+        It must be alive, belong to this process and not to its parent before a fork, have been
+        started in the same environment, and have imported no other version of the files.
         """
         stale = any(self.imported.get(path, digest) != digest for path, digest in files.items())
         alive = self.owner == os.getpid() and self._process.poll() is None
         return alive and self.environment == environment and not stale
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | int:
-        """The answer, or the status with which the process ended instead."""
+        """The answer to a request, or the status with which the process ended instead."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -107,7 +107,7 @@ class Worker:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line.endswith("\n"):  # it died, maybe within its answer
+        if not line.endswith("\n"):  # the worker died, maybe within its answer
             self.close()
             return self._process.returncode
         answer: dict[str, Any] = json.loads(line)
@@ -127,7 +127,7 @@ class Worker:
 def _ask(
     command: list[str], request: dict[str, Any], variant: Variant, files: dict[str, str]
 ) -> dict[str, Any]:
-    """Send one request to this thread's worker; a new one is started where none is usable."""
+    """Send one request to this thread's worker; start a worker if none is usable."""
     environment = config.current().build_environment(tuple(variant.source.environment))
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     for _ in range(2):
@@ -139,7 +139,7 @@ def _ask(
         if isinstance(answer, dict):
             return answer
         _workers.worker = None
-        if answer != 0:  # 0: it ended for being idle, just as we wrote
+        if answer != 0:  # 0: the worker was idle and ended just as we wrote
             break
     raise CompileError(
         f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`",

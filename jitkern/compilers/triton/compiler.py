@@ -1,6 +1,6 @@
 """Triton, for `@triton.jit` functions: compiled without a GPU.
 
-Cubin, metadata and signature go into our entry. Triton runs in a child process (`triton_worker`)
+Cubin, metadata and signature go into our entry. Triton runs in a child process (`triton.worker`)
 with a scrubbed environment: neither its 500 MB library nor its own cache enters the user's process,
 and a crash of the compiler is an error message.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TritonCompiler(Compiler):
-    """One specialisation of one function per cubin."""
+    """The compiler of one specialisation of one function per cubin."""
 
     def target(self, source: Source, target: Target) -> Target:
         return target.for_device_code()

@@ -1,8 +1,8 @@
-"""Where what a Triton function uses comes from, read in the texts of the modules that define it.
+"""Find where the values that a Triton function uses come from, by reading the modules' texts.
 
-Triton puts the values of global names into what it compiles. The key has the texts of the kernel's
-own modules, so a value that is made there from literals, and from what is made so, is covered. One
-that another module, a data file or the machine gives is not, and is refused by its name.
+Triton puts the values of global names into its output. The key covers the texts of the kernel's own
+modules, and so every value that is computed there from literals. A value from another module, a
+data file or the machine is not covered, and is refused by its name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-# What these give follows from what they are given, or from a version that the key has.
+# The results of these follow from their arguments, or from a version that the key has.
 _FOLLOWED = frozenset((
     "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
     "itertools", "math", "operator", "packaging", "sys", "torch", "triton", "types", "typing",
@@ -28,7 +28,7 @@ _OF_THE_MACHINE = (  # or of files
     "torch.backends", "torch.cuda", "torch.from_file", "torch.hub", "torch.jit", "torch.load",
     "triton.runtime",
 )  # fmt: skip
-_OF_THE_KEY = ("os.environ", "os.getenv")  # the variables that a source names, and no others
+_OF_THE_KEY = ("os.environ", "os.getenv")  # only variables that a source names are there
 _READING = frozenset((
     "__import__", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars",
 ))  # fmt: skip
@@ -38,9 +38,9 @@ _INSTEAD = "write the value out in the kernel's own file, or pass it as a conste
 
 
 class Origins:
-    """The names that a function uses, followed to the statements that give them their values.
+    """The names that a function uses, followed to the statements that assign their values.
 
-    covered: the files that the key has.
+    covered: the files that the key covers.
     """
 
     def __init__(self, covered: Iterable[str]) -> None:
@@ -48,9 +48,9 @@ class Origins:
         self._seen: set[tuple[int, str]] = set()
 
     def check(self, names: dict[str, Any], name: str) -> None:
-        """Raise TypeError where what `name` is in a module follows from more than the key has.
+        """Raise TypeError if the value of `name` in a module follows from data outside of the key.
 
-        names: those of the module, as `vars` gives them.
+        names: the names of the module, as `vars` returns them.
         """
         if (id(names), name) in self._seen or name.startswith("__"):
             return
@@ -68,19 +68,17 @@ class Origins:
                 f"kernel's own file or package, or {_INSTEAD}"
             )
         mutable = isinstance(names[name], (dict, list, set))
-        giving = [
-            found for found in _statements(path.read_bytes()) if found.gives(name, mutable=mutable)
-        ]
-        if not giving:
+        statements = [s for s in _statements(path.read_bytes()) if s.gives(name, mutable=mutable)]
+        if not statements:
             raise TypeError(f"no statement of {path} gives `{name}` its value: {_INSTEAD}")
-        for statement in giving:
+        for statement in statements:
             reader = _Reader(self, names)
             reader.read_statement(statement.node, name)
             for condition in statement.conditions:
                 reader.visit(condition)
 
     def check_member(self, module: ModuleType, name: str) -> None:
-        """The same for what a module has; for all of it where `name` is ""."""
+        """Raise TypeError likewise for a member of a module; for all members if `name` is ""."""
         full = f"{module.__name__}.{name}".strip(".")
         package = full.partition(".")[0]
         if f"{full}.".startswith(tuple(f"{place}." for place in _OF_THE_MACHINE)):
@@ -89,12 +87,12 @@ class Origins:
             return
         if package in sys.stdlib_module_names:
             _refuse(full)
-        for each in [name] if name else list(vars(module)):
-            self.check(vars(module), each)
+        for member in [name] if name else list(vars(module)):
+            self.check(vars(module), member)
 
 
 class _Reader(ast.NodeVisitor):
-    """Follows the names that a piece of a module's text reads, but for those in `local`."""
+    """Follows the names that a part of a module's text reads, except the names in `local`."""
 
     def __init__(
         self, origins: Origins, names: dict[str, Any], local: frozenset[str] = frozenset()
@@ -104,14 +102,14 @@ class _Reader(ast.NodeVisitor):
         self._local = local
 
     def read_statement(self, node: ast.AST, name: str) -> None:
-        """What a statement of the module reads to give `name` its value."""
+        """Follow the names that a statement of the module reads to give `name` its value."""
         if isinstance(node, ast.ImportFrom):
             self._read_import(node, name)
-        elif not isinstance(node, ast.Import):  # of a module, what is taken of it counts
+        elif not isinstance(node, ast.Import):  # of a module, only the members used count
             self.visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Its own names are local; the decorators of Triton's are for launches."""
+        """Follow a function with its own names as local, without the decorators of Triton."""
         of_triton = hasattr(self._names.get(node.name), "fn")
         own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
         inside = _Reader(self._origins, self._names, self._local | own | _stored(node.body))
@@ -149,9 +147,9 @@ class _Reader(ast.NodeVisitor):
         self._read_import(node, "")
 
     def _read_import(self, node: ast.ImportFrom, name: str) -> None:
-        """Follow what the statement imports as `name`, or all of it where that is ""."""
+        """Follow the import of `name`, or all names of the statement if `name` is ""."""
         package = self._names.get("__package__")
-        module = None  # what stands under a condition may not have been imported
+        module = None  # an import under a condition may not have run
         with contextlib.suppress(ImportError):
             full = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             module = sys.modules.get(full)
@@ -160,8 +158,8 @@ class _Reader(ast.NodeVisitor):
         for alias in node.names:
             member = getattr(module, alias.name, None)
             if alias.name == "*":
-                given = getattr(module, name, None) if name else module
-                if not name or not (given is None or isinstance(given, ModuleType)):
+                value = getattr(module, name, None) if name else module
+                if not name or not (value is None or isinstance(value, ModuleType)):
                     self._origins.check_member(module, name)
             elif name and (alias.asname or alias.name) != name:
                 continue
@@ -173,12 +171,12 @@ class _Reader(ast.NodeVisitor):
     def _module(self, node: ast.AST) -> ModuleType | None:
         if isinstance(node, ast.Attribute):
             above = self._module(node.value)
-            found = getattr(above, node.attr, None) if above else None
+            value = getattr(above, node.attr, None) if above else None
         elif isinstance(node, ast.Name) and node.id not in self._local:
-            found = self._names.get(node.id)
+            value = self._names.get(node.id)
         else:
             return None
-        return found if isinstance(found, ModuleType) else None
+        return value if isinstance(value, ModuleType) else None
 
 
 class _Statement(NamedTuple):
@@ -188,22 +186,22 @@ class _Statement(NamedTuple):
     conditions: tuple[ast.AST, ...]
 
     def gives(self, name: str, *, mutable: bool) -> bool:
-        """Whether it gives `name` its value, or may change the one that it has."""
+        """Whether the statement gives `name` its value, or may change that value."""
         node = self.node
         if isinstance(node, _DEFINITIONS):
             return node.name == name
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            named = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-            return name in named or "*" in named
+            names = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+            return name in names or "*" in names
         if name in _stored([node]):
             return True
-        named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        return mutable and name in named and isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign))
+        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        return mutable and name in names and isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign))
 
 
 @functools.lru_cache(maxsize=64)
 def _statements(text: bytes) -> list[_Statement]:
-    """Those of a module that are run when it is imported."""
+    """The statements of a module that run when it is imported."""
     return list(_flattened(ast.parse(text).body, ()))
 
 
@@ -227,7 +225,7 @@ def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iter
 
 
 def _is_tritons(value: Any) -> bool:
-    """Whether it is a function of Triton's own; which of them, depends on its version as a rule."""
+    """Whether a value is a function of Triton's own; its text depends on Triton's version."""
     function = getattr(value, "fn", value)
     package = str(getattr(function, "__module__", "")).partition(".")[0]
     return package == "triton" and hasattr(function, "__qualname__")
@@ -243,6 +241,6 @@ def _stored(body: Iterable[ast.AST]) -> frozenset[str]:
 
 def _refuse(what: str) -> NoReturn:
     raise TypeError(
-        f"a value that it uses is made by `{what}`, and the cache key does not cover what that "
-        f"reads: {_INSTEAD}"
+        f"the kernel uses a value made by `{what}`, and the cache key does not cover the data that "
+        f"`{what}` reads: {_INSTEAD}"
     )

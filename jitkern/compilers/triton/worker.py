@@ -1,6 +1,6 @@
-"""The child process that runs Triton: a JSON request a line on stdin, an answer a line on stdout.
+"""The child process that runs Triton: reads JSON requests line by line, and writes answers so.
 
-It ends when its parent closes the pipe (or dies), or after being idle for a while.
+The process ends when its parent closes the pipe (or dies), or after being idle for a while.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def main() -> None:
 
 
 def _read(requests: queue.SimpleQueue[bytes]) -> None:
-    """Queue the lines of stdin. At its end, end this process and what it started, at once."""
-    begun = b""
+    """Queue the lines of stdin. At its end, kill this process and its children at once."""
+    rest = b""
     while data := os.read(0, 1 << 16):
-        *lines, begun = (begun + data).split(b"\n")
+        *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             requests.put(line)
     if os.getpgid(0) == os.getpid():
@@ -61,7 +61,7 @@ def _read(requests: queue.SimpleQueue[bytes]) -> None:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     variant = _variant(request["variant"])
     log = io.StringIO()
-    before = {*sys.modules}
+    modules = {*sys.modules}
     try:
         with redirect_stdout(log), redirect_stderr(log):
             target, staging = Target.parse(request["target"]), Path(request["staging"])
@@ -70,12 +70,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": _explain(e, variant), "log": log.getvalue() + traceback.format_exc()}
     finally:
         if not variant.source.package:
-            _forget({*sys.modules} - before, request["covered"])
+            _forget({*sys.modules} - modules, request["covered"])
     return {"meta": meta, "log": log.getvalue()}
 
 
 def _forget(names: set[str], covered: list[str]) -> None:
-    """Take the kernel's own modules out: beside another kernel lie others of the same names."""
+    """Remove the kernel's own modules, as files of the same names may lie beside another kernel."""
     for name in names:
         file = getattr(sys.modules[name], "__file__", None)
         if file and str(Path(file).resolve()) in covered:
@@ -99,7 +99,7 @@ def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]
     from triton.compiler import ASTSource
 
     triton.knobs.cache.dir = str(staging / "build")
-    # A part of the key of its own cache, which is new each time: a hash of all of its 500 MB.
+    # Triton's own cache is new each time, so spare it the hash of its 500 MB for that cache's key.
     triton.runtime.cache.triton_key = lambda: triton.__version__
     module = _module(variant.source)
     fn = _function(module, variant)
@@ -135,14 +135,14 @@ def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]
 
 
 def _check_annotation(parameter: Any, passed: str) -> None:
-    """Refuse a type that launches, which read the text alone, did not see."""
-    wanted = parameter.annotation_type.replace("*k", "*").replace("u1", "i1")
-    if wanted not in ("", passed):
-        if fault := scalar_fault(parameter.name, wanted):
+    """Raise TypeError for an annotated type that launches, which read only text, did not see."""
+    annotation = parameter.annotation_type.replace("*k", "*").replace("u1", "i1")
+    if annotation not in ("", passed):
+        if fault := scalar_fault(parameter.name, annotation):
             raise TypeError(fault)
         raise TypeError(
-            f"`{parameter.name}` is annotated as {wanted}, and passed as {passed}: launches do not "
-            "import Triton, and read `tl.int64` and the like, but no names of your own for them"
+            f"`{parameter.name}` is annotated as {annotation}, and passed as {passed}: launches do "
+            "not import Triton, so write `tl.int64` or the like in place of a name of your own"
         )
 
 
@@ -169,7 +169,7 @@ def _function(module: ModuleType, variant: Variant) -> Any:
     from triton.runtime.jit import JITFunction
 
     fn: Any = getattr(module, variant.function, None)
-    while type(fn).__name__ in ("Autotuner", "Heuristics"):  # what they add is in the variant
+    while type(fn).__name__ in ("Autotuner", "Heuristics"):  # the variant has their choices
         fn = fn.fn
     if isinstance(fn, JITFunction):
         return fn
@@ -197,7 +197,7 @@ def _module(source: Source) -> ModuleType:
 
 
 def _constant(value: Any) -> Any:
-    """A constexpr: a dtype's short name becomes Triton's dtype, all else stays."""
+    """The value of a constexpr: a dtype's short name becomes Triton's dtype, all else stays."""
     import triton.language as tl
 
     return (
@@ -211,10 +211,10 @@ _LANGUAGE = {"i1": "int1", "fp8e4nv": "float8e4nv", "fp8e5": "float8e5"}
 
 
 def _explain(e: Exception, variant: Variant) -> str:
-    """`file(line): error: message`, the form of the other compilers.
+    """The error as `file(line): error: message`, the form of the other compilers.
 
-    Of an error in a function that the kernel calls, Triton's says where that is called, and its
-    cause what is wrong and where.
+    If a function that the kernel calls is at fault, Triton's error names the call, and the error's
+    cause has the message and the place in that function.
     """
     while getattr(e.__cause__, "node", None) is not None:
         assert isinstance(e.__cause__, Exception)
@@ -224,8 +224,8 @@ def _explain(e: Exception, variant: Variant) -> str:
     if isinstance(e, SyntaxError):
         path, line = e.filename or path, e.lineno
     elif node is not None:
-        named = re.search(r"\bdef (\w+)", str(getattr(e, "src", "")))
-        function = named.group(1) if named else variant.function
+        match = re.search(r"\bdef (\w+)", str(getattr(e, "src", "")))
+        function = match.group(1) if match else variant.function
         for number, row in enumerate(Path(path).read_text().splitlines()):
             if re.match(rf"\s*def {re.escape(function)}\b", row):
                 line = number + node.lineno
