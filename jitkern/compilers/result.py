@@ -30,7 +30,7 @@ MISSING_HEADER = (
     r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"
 )
 _WIDEST = 200  # of a source line in a message
-_LINKER_FAILED = ("ld returned", "linker command failed")  # whose own lines say why
+_LINKER_FAILED = ("ld returned", "linker command failed")  # other lines of the linker say why
 
 
 class Built(NamedTuple):

@@ -1,4 +1,4 @@
-"""What kernels are made of: kinds of source, the files and names in them, and their key."""
+"""The sources of kernels: kinds of source, the files and names in them, and their key."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  for those who import it from here
+from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  other modules import it from here
 
 FUNCTION = "jitkern_function"  # the symbol of a C or C++ kernel's library: a pointer to the kernel
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
@@ -166,7 +166,7 @@ class Source:
 class Cuda(Source):
     """`.cu` files of `__global__` functions, compiled by NVRTC (nvcc if they need the host half).
 
-    Of several files, a kernel is compiled from the one that defines it.
+    Of several files, the file that defines a kernel is compiled for it.
     """
 
     kind: ClassVar[str] = "nvrtc"
@@ -179,9 +179,9 @@ class Cuda(Source):
 class Cpp(Source):
     """C or C++ for the CPU: functions and templates over raw pointers, no Torch header.
 
-    Of several files, a kernel is compiled from the one that defines it.
+    Of several files, the file that defines a kernel is compiled for it.
 
-    native: compile for the instruction set of the machine (or the one that the target names).
+    native: compile for the instruction set of the machine (or of the target, if it names one).
     openmp: compile and link with OpenMP.
     """
 

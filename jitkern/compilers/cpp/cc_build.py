@@ -108,15 +108,15 @@ def tool_of(source: Source) -> str:
     return config.current().cc if source.is_c else config.current().cxx
 
 
-def toolchain(tool: str, found: Iterable[Path]) -> list[Path]:
+def toolchain(tool: str, files: Iterable[Path]) -> list[Path]:
     """The directories of headers and libraries that the C++ compiler `tool` searches by itself.
 
-    found: the files that a build opened. If libraries among them lie outside of these directories
+    files: the files that a build opened. If libraries among them lie outside of these directories
     (as links lead out of them), the directories of the files that `tool` links into any library are
     added. /usr/local/include belongs to the machine, not to the compiler.
     """
     known = _searched(tool)
-    linked = [path.resolve() for path in found if path.suffix in (".a", ".o")]
+    linked = [path.resolve() for path in files if path.suffix in (".a", ".o")]
     folders = {folder.resolve() for folder in known}
     if all(folders.intersection(path.parents) for path in linked):
         return known

@@ -49,10 +49,13 @@ def compile_unit(
     used: tuple[str, str],
     hint: Callable[[str], str],
 ) -> Built:
-    """The cubin of a file whose host code nvcc compiles along.
+    """The cubin of a file whose host code is compiled along and dropped.
 
-    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: makes
-    a hint for the error from nvcc's output. Raises CompileError.
+    text: the text of the file.
+    used: expressions for the addresses of the kernel and of its probe.
+    hint: makes a hint for the error from nvcc's output.
+
+    Raises CompileError.
     """
     tool, version = nvcc
     source = variant.source

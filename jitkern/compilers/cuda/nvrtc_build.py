@@ -212,7 +212,7 @@ def _needs(output: str, path: Path, text: str, half: DeviceHalf) -> bool:
     if marked or missing_header(output) or implied:
         return True
     rows = zip(text.splitlines(), half.text.splitlines())
-    host = {number for number, (row, kept) in enumerate(rows, 1) if row != kept}
+    host = {number for number, (row, new) in enumerate(rows, 1) if row != new}
     places = _error_lines(output)
     errors = places.pop(str(path), set())
     if places.keys() - _NO_FILES:  # a header

@@ -76,7 +76,7 @@ class DeviceHalf(NamedTuple):
     def lost(self, less: DeviceHalf) -> set[str]:
         """The words of the lines that `less` no longer has."""
         rows = zip(self.text.splitlines(), less.text.splitlines())
-        return {word for row, kept in rows if row != kept for word in re.findall(r"\w+", row)}
+        return {word for row, new in rows if row != new for word in re.findall(r"\w+", row)}
 
 
 def device_half(source: Source, closure: Closure) -> DeviceHalf:

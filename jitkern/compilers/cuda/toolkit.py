@@ -85,9 +85,7 @@ def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
         try:
             for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
                 if ".alt." not in builtins.name:
-                    ctypes.CDLL(
-                        str(builtins)
-                    )  # NVRTC <= 13.0 finds it only when it is loaded already
+                    ctypes.CDLL(str(builtins))  # NVRTC <= 13.0 needs its builtins loaded before
             library = ctypes.CDLL(path)
         except OSError:
             continue

@@ -39,9 +39,11 @@ NVCC_REMEDY = (
 class Build(NamedTuple):
     """A module, library or program, and all that it is made of.
 
-    kind: of the source; hints use its words. name: TORCH_EXTENSION_NAME. output: `module`,
-    `library` or `program`. units: each with all its flags; its file is an absolute path, or a name
-    whose text is in `texts`. environment: variables that the compilers get.
+    kind: the source's kind, which selects the words of hints.
+    name: TORCH_EXTENSION_NAME.
+    output: `module`, `library` or `program`.
+    units: each with all its flags; its file is an absolute path, or a name with a text in `texts`.
+    environment: the names of variables that the compilers get.
     """
 
     kind: str
@@ -139,10 +141,10 @@ def torch_folder() -> Path:
     return Path(torch.__file__).parent
 
 
-def toolchain(build: Build, found: Sequence[Path]) -> list[Path]:
+def toolchain(build: Build, files: Sequence[Path]) -> list[Path]:
     """Directories whose files the key covers by version: Torch's, Python's, CUDA's, the compilers'.
 
-    found: the files that the build opened.
+    files: the files that the build opened.
     """
     compilers = {config.current().cxx}
     if any(map(build.is_cuda, build.units)):
@@ -152,7 +154,7 @@ def toolchain(build: Build, found: Sequence[Path]) -> list[Path]:
         folder for kind in ("include", "lib64", "lib") for folder in _cuda_folders(kind, build)
     ]
     python = Path(sysconfig.get_path("include", scheme="posix_prefix"))
-    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool, found)]
+    own = [folder for tool in sorted(compilers) for folder in cc_build.toolchain(tool, files)]
     return [torch_folder(), python, *cuda, *own]
 
 

@@ -21,10 +21,13 @@ CUDA_SUFFIXES = (".cu", ".cuh")
 class Inline(Source):
     """Units that include Torch's headers, with the arguments of `torch.utils.cpp_extension`.
 
-    files: names of the units, for messages and the key. name: TORCH_EXTENSION_NAME. texts: the
-    texts of the units, or places: their paths. output: `module`, `library` or `program`. place:
-    distinguishes identical sources whose headers live in different directories; or "". python:
-    whether the artifact depends on Python's ABI. arch: nvcc's flags for the GPUs.
+    files: names of the units, for messages and the key.
+    name: TORCH_EXTENSION_NAME.
+    texts: the texts of the units, or places: their paths.
+    output: `module`, `library` or `program`.
+    place: distinguishes identical sources whose headers live in different directories; or "".
+    python: whether the artifact depends on Python's ABI.
+    arch: nvcc's flags for the GPUs.
     """
 
     kind: ClassVar[str] = "inline"
