@@ -141,7 +141,7 @@ def test_exact_compiles_again_when_the_compiler_changed(compiler, variant, targe
 def test_a_compiler_older_than_the_source_wants_is_refused(compiler, variant, target):
     newer = variant._replace(source=variant.source.replace(min_compiler="1.5"))
     compiler.version = "fake version 1.4.9-1ubuntu2.0"
-    with pytest.raises(CompilerNotFound, match=r"wants fake 1.5 or newer, and this is .*1.4.9"):
+    with pytest.raises(CompilerNotFound, match=r"needs fake 1.5 or newer, and this is .*1.4.9"):
         jit.ensure(newer, target)
     compiler.version = "V1.10.2"
     jit.ensure(newer, target)
@@ -231,7 +231,7 @@ def test_a_root_that_cannot_be_written_spills_into_a_private_one(
     monkeypatch.setattr(Cache, "staging", staging)
     entry = jit.ensure(variant, target)
     assert entry.path.is_relative_to(private_root())
-    assert "for this process alone" in caplog.text
+    assert "for this process only" in caplog.text
     jit.ensure(variant, target)
     assert len(compiler.compiles) == 1
     with (
@@ -345,7 +345,7 @@ def test_staging_that_something_deletes_is_not_an_edit(compiler, variant, target
             shutil.rmtree(path)
 
     compiler.during = clean
-    with pytest.raises(CompileError, match="that it is built in is deleted while it compiles"):
+    with pytest.raises(CompileError, match="its build folder .* is deleted while it compiles"):
         jit.ensure(variant, target)
 
 

@@ -75,7 +75,7 @@ def test_what_the_layer_lacks_is_compiled_for_this_process_alone(image, home, tm
     )
     made_as_root = home == "absent" and os.geteuid() == 0
     assert done.stdout == "True 1\n", done.stderr
-    assert ("for this process alone" in done.stderr) != made_as_root
+    assert ("for this process only" in done.stderr) != made_as_root
     assert listing(image) == before
 
 

@@ -1,4 +1,4 @@
-"""A miss: compile in staging, publish, and say what went wrong."""
+"""After a miss: compile in staging, publish, and report errors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 def lock_name(key: Key) -> str:
-    """Of this key in this cache: builders for another one need not wait."""
+    """The name of the lock for this key in this cache, so that other caches need not wait."""
     root = hashlib.sha256(os.fsencode(open_cache().root)).hexdigest()
     return f"{key.digest[:24]}-{root[:8]}"
 
 
 def build(request: Request, started: float, why: str) -> Entry:
-    """Compile and publish, or raise what went wrong and tell of it."""
+    """Compile and publish an entry; report a failure, and raise its error."""
     variant, key = request.variant, request.key
     try:
         return _into_a_cache(request, started, why)
@@ -69,21 +69,21 @@ def _into_a_cache(request: Request, started: float, why: str) -> Entry:
         return _publish(cache_in_use.spill(), request, started, why)
 
 
-def _publish(cache: Cache, request: Request, started: float, why: str) -> Entry:
-    """Compile in staging and publish, again if a source was edited or staging swept meanwhile."""
+def _publish(cache: Cache, request: Request, started: float, reason: str) -> Entry:
+    """Compile in staging and publish; again if a source was edited or staging removed meanwhile."""
     variant = request.variant
     changed = False
     for _ in range(3):
         with cache.staging() as staging:
-            began = time.perf_counter()
-            built, now = _built(cache, request, staging)
-            seconds = round(time.perf_counter() - began, 4)
-            key, edited = request.key, now.key != request.key
+            begin = time.perf_counter()
+            built, current = _built(cache, request, staging)
+            seconds = round(time.perf_counter() - begin, 4)
+            key, edited = request.key, current.key != request.key
             changed |= edited
-            request = now
+            request = current
             if built is None or edited:
                 continue
-            if why in (REFRESH.reason, OTHER_COMPILER) and (old := cache.find(key)):
+            if reason in (REFRESH.reason, OTHER_COMPILER) and (old := cache.find(key)):
                 cache.remove(old.path)
             manifest = Manifest(
                 key.inputs, meta=built.meta, compiler=built.compiler, seconds=seconds,
@@ -95,22 +95,22 @@ def _publish(cache: Cache, request: Request, started: float, why: str) -> Entry:
                 if staging.is_dir():
                     raise
                 continue
-        report(variant, key, "built", started, entry, why)
-        usage.miss(cache.root, why, seconds)
+        report(variant, key, "built", started, entry, reason)
+        usage.miss(cache.root, reason, seconds)
         return entry
-    what = (
+    cause = (
         f"its source in {variant.source.folder} keeps changing while it compiles" if changed
-        else f"the folder in {cache.root} that it is built in is deleted while it compiles: "
+        else f"its build folder in {cache.root} is deleted while it compiles: "
         "point JITKERN_CACHE_DIR at a directory that nothing else cleans"
     )  # fmt: skip
-    raise CompileError(f"{variant.op}: {what}", op=variant.op)
+    raise CompileError(f"{variant.op}: {cause}", op=variant.op)
 
 
 def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None, Request]:
-    """What the compiler made, and the request with the files as they are after that.
+    """The compiler's result, and the request with the files as they are after the compile.
 
-    None where another process took the staging directory for dead, as when the clock jumped, and
-    where the compiler failed on a file that was edited since the request was made.
+    The result is None if another process deleted the staging directory as dead (when the clock
+    jumps), or if the compiler failed on a file that was edited since the request was made.
     """
     variant = request.variant
     _check_version(request)
@@ -118,9 +118,9 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
     try:
         built = request.compiler.compile(variant, request.exact, request.closure, staging)
     except CompileError as e:
-        now = request.again()
-        if not staging.is_dir() or now.key != request.key:
-            return None, now
+        current = request.again()
+        if not staging.is_dir() or current.key != request.key:
+            return None, current
         if e.log:
             e.args = (f"{e}\nfull log: {cache.keep_log(request.key, staging)}",)
         raise
@@ -132,77 +132,77 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
 
 
 def _failed(cache: Cache, request: Request, staging: Path, e: OSError) -> JitkernError:
-    """What to raise for a compile that the system put an end to."""
+    """The error for a compile that the system stopped."""
     variant = request.variant
     staged = str(e.filename).startswith(str(staging))
     if staged and e.errno == errno.ENOENT:
         name = Path(str(e.filename)).name
-        what = f"its compiler ended without an error and did not write {name}"
+        cause = f"its compiler ended without an error and did not write {name}"
     elif staged or e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
         return cache.write_error(e)
     else:
-        what = f"it cannot be compiled: {reason_of(e)}"
-    return CompileError(f"{variant.op} for {request.exact}: {what}", op=variant.op)
+        cause = f"it cannot be compiled: {reason_of(e)}"
+    return CompileError(f"{variant.op} for {request.exact}: {cause}", op=variant.op)
 
 
 def _check_version(request: Request) -> None:
     op, source = request.variant.op, request.variant.source
-    wanted = source.min_compiler
-    if wanted:
-        found = request.compiler.identities(source, request.exact)[0]
-        if version_numbers(found["version"]) < version_numbers(wanted):
+    oldest = source.min_compiler
+    if oldest:
+        compiler = request.compiler.identities(source, request.exact)[0]
+        if version_numbers(compiler["version"]) < version_numbers(oldest):
             raise CompilerNotFound(
-                f"{op} for {request.exact} wants {found['name']} {wanted} or newer, and this is "
-                f"{found['version']}: upgrade it",
-                remedy=f"upgrade {found['name']} to {wanted} or newer",
+                f"{op} for {request.exact} needs {compiler['name']} {oldest} or newer, and this is "
+                f"{compiler['version']}: upgrade it",
+                remedy=f"upgrade {compiler['name']} to {oldest} or newer",
             )
 
 
 def _check_include(op: str, source: Source) -> None:
-    """Raise DeclarationError for a directory that is declared and not there.
+    """Raise DeclarationError for a declared directory that does not exist.
 
-    Of `load_inline` and `load` one may be absent, as it may for Torch's.
+    For `load_inline` and `load` a directory may be absent, as it may for Torch's own.
     """
     for root in source.include if source.kind in SOURCES else ():
-        place = Path(source.folder, root.path)
-        if not place.is_dir():
+        folder = Path(source.folder, root.path)
+        if not folder.is_dir():
             raise DeclarationError(
-                f"{op}: include=[{root.path!r}] is no directory: there is no {place}"
+                f"{op}: include=[{root.path!r}] is no directory: {folder} does not exist"
             )
 
 
 def version_numbers(version: str) -> list[int]:
-    """`[12, 2, 0]` for `c++ (Debian 12.2.0-14) 12.2.0`: the first version that it names."""
-    found = re.search(r"\d+(?:\.\d+)+", version) or re.search(r"\d+", version)
-    return [int(part) for part in found.group().split(".")] if found else []
+    """The first version in a text: `[12, 2, 0]` for `c++ (Debian 12.2.0-14) 12.2.0`."""
+    match = re.search(r"\d+(?:\.\d+)+", version) or re.search(r"\d+", version)
+    return [int(part) for part in match.group().split(".")] if match else []
 
 
 def not_cached(variant: Variant, key: Key) -> NotCached:
-    """Say why nothing is compiled, and what makes the variant ready."""
-    why = (
+    """The error that says why nothing is compiled, and how to prewarm the variant."""
+    reason = (
         "and a CUDA graph is being captured, during which nothing can be compiled" if capturing()
         else "and compiling is off (JITKERN_COMPILE=never)" if config.current().compile == "never"
         else "and is being compiled in the background"
     )  # fmt: skip
-    what = f"{variant.op} ({variant.label})" if variant.label else variant.op
+    name = f"{variant.op} ({variant.label})" if variant.label else variant.op
     return NotCached(
-        f"{what} for {key.target} is not cached in {open_cache().root}, {why}. "
+        f"{name} for {key.target} is not cached in {open_cache().root}, {reason}. "
         f"Prewarm it: {_remedy(variant, key.target)}",
         path=key.name,
     )
 
 
 def _remedy(variant: Variant, target: str) -> str:
-    """What makes a variant ready: a command where its op is in a module that one can import."""
+    """The way to prewarm a variant: a command, if its op is in a module that can be imported."""
     module = variant.source.module or variant.source.package
     package, _, inside = module.partition(".")
     if package == "__main__":
         return "declare the op in a module, which `jitkern prewarm MODULE` imports"
     name = variant.op.removeprefix("jitkern::")
-    if "::" in name and module:  # of a package, which is found by its name where it lies
-        found = not variant.source.module or not inside or module.endswith(".kernel")
-        name = package if found else module
+    if "::" in name and module:  # a package's name finds its own module and files `kernel.py`
+        findable = not variant.source.module or not inside or module.endswith(".kernel")
+        name = package if findable else module
     return (
         f"jitkern prewarm {name} --target {target}. If its samples have no such call, record one "
-        "where it may compile: jitkern record -- COMMAND, then jitkern prewarm --from FILE"
+        "where compiling is on: jitkern record -- COMMAND, then jitkern prewarm --from FILE"
     )

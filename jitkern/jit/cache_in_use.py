@@ -1,4 +1,4 @@
-"""The cache that the settings name; a private one where that cannot be trusted or written."""
+"""The cache that the settings name; a private cache if that cache cannot be trusted or written."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
 from jitkern.files.owned import Trust, installed_layers
 
-_OPENED_BY = (  # the settings that say which cache it is, and how it is used
+_OPENED_BY = (  # the settings that select the cache and its rules
     "cache_dir", "system_cache", "trusted", "trusted_keys", "signed", "verify", "fsync", "fallback",
     "max_size", "max_age",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 _locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
-spilled: list[bool] = []  # something was compiled into the private root
+spilled: list[bool] = []  # not empty if this process compiled into the private root
 
 
 def open_cache() -> Cache:
-    """The cache of the settings, or, warned of once, a private one where that is not trusted."""
+    """The cache of the settings, or, with one warning, a private cache if it is not trusted."""
     settings = config.current()
     return _open_cache(*(getattr(settings, name) for name in _OPENED_BY))
 
@@ -50,39 +50,36 @@ def _open_cache(*values: Any) -> Cache:
 
 
 def warn_of_private_root(why: CacheError) -> None:
-    """Say where kernels are compiled instead, and why."""
-    _log.warning(
-        "%s. Until then kernels are compiled into %s, for this process alone",
-        why,
-        cache.process_root.private_root(),
-    )
+    """Warn that kernels are compiled into the private root, and why."""
+    root = cache.process_root.private_root()
+    _log.warning("%s. Using the temporary cache %s for this process only", why, root)
 
 
 def spill() -> Cache:
-    """The private root of this process."""
+    """The cache in the private root of this process."""
     return Cache(cache.process_root.private_root(), fsync=False)
 
 
 def count_hit(entry: Entry) -> None:
-    """Count that this process found an entry."""
+    """Count a hit of this process on an entry."""
     usage.hit(open_cache().root, entry.root, entry.manifest.seconds)
 
 
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Let no two threads of this process be in a block of this name at once."""
+    """Let at most one thread of this process be in a block of this name."""
     with _guard:
-        this = _locks.setdefault(name, threading.Lock())
-    with this:
+        lock = _locks.setdefault(name, threading.Lock())
+    with lock:
         yield
 
 
 def _after_fork() -> None:
-    """A child forgets the locks and the private root of its parent."""
+    """Forget, in a child, the locks of its parent's threads and the private root of its parent."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _locks.clear()
-    _open_cache.cache_clear()  # it may be in the private root of the parent
+    _open_cache.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""What entries hold, loaded once in a process."""
+"""Load entries, each once in a process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _loaded: dict[str, Any] = {}
 
 
 def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any:
-    """What `variant` compiles to, callable in this process (see `jitkern.loading.loader.load`).
+    """The loaded entry of `variant`, as a callable (see `jitkern.loading.loader.load`).
 
-    Raises what `ensure` does, and LoadError.
+    Raises the errors of `ensure`, and LoadError.
     """
     entry = jit.obtain.ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
@@ -33,19 +33,21 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
             except LoadError as e:
                 if e.whole:
                     raise
-                gone = not entry.path.exists()  # evicted since it was found, which is a miss
-                if not gone:
+                evicted = not entry.path.exists()  # since the lookup: a miss like any other
+                if not evicted:
                     _log.warning("%s; compiling it again", e)
                     open_cache().quarantine(entry)
                 _loaded[digest] = load(
                     variant.source,
-                    jit.obtain.ensure(variant, target, refresh=not gone, may_compile=may_compile),
+                    jit.obtain.ensure(
+                        variant, target, refresh=not evicted, may_compile=may_compile
+                    ),
                 )
         return _loaded[digest]
 
 
 def load_entry(source: Source, entry: Entry) -> Any:
-    """What an entry of this kind of source holds, loaded once in a process. Raises LoadError."""
+    """The loaded content of an entry of this kind of source, loaded once. Raises LoadError."""
     digest = entry.manifest.digest
     with one_at_a_time(f"load {digest}"):
         new = digest not in _loaded

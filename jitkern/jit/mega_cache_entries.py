@@ -11,14 +11,14 @@ from jitkern.cache.manifest import NAME, Manifest
 
 
 def content_at(path: Path) -> bytes:
-    """The files of the entry at a path in one. Raises ValueError or OSError if it is not whole."""
+    """The files of the entry at a path, in one. Raises ValueError or OSError for a broken entry."""
     return content_of(Entry(path, Manifest.decode((path / NAME).read_bytes())))
 
 
 def content_of(entry: Entry) -> bytes:
     """The files of an entry in one: a line of JSON with names and sizes, then the files.
 
-    Raises ValueError or OSError if it is not whole.
+    Raises ValueError or OSError for a broken entry.
     """
     files = entry.files()
     sizes = {name: len(data) for name, data in files.items()}
@@ -26,9 +26,9 @@ def content_of(entry: Entry) -> bytes:
 
 
 def publish(place: str, content: bytes) -> None:
-    """Put what `content_of` gave into the user's cache, as the entry `target/name`, if it is new.
+    """Put the bytes of `content_of` into the user's cache, as the entry `target/name`, if new.
 
-    Raises ValueError for anything else, and CacheError where the cache cannot be written.
+    Raises ValueError for other bytes, and CacheError if the cache cannot be written.
     """
     target, _, name = place.partition("/")
     files = _files(content)
@@ -46,7 +46,7 @@ def _files(content: bytes) -> dict[str, bytes]:
             files[name] = data[start : start + size]
             start += size
     except (AttributeError, TypeError, RecursionError) as e:
-        raise ValueError("its first line is no table of files") from e
+        raise ValueError("the first line is no table of files") from e
     if start != len(data) or NAME not in files:
-        raise ValueError("it is not as long as its first line says, or has no manifest")
+        raise ValueError("the length differs from the first line, or the manifest is missing")
     return files

@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 
 def exact_target(variant: Variant, target: Target) -> Target:
-    """`target` with what this variant's artifact depends on: platform, ABI, instruction set."""
+    """`target` with all that this variant's artifact depends on: platform, ABI, instruction set."""
     return compiler_for(variant.source).target(variant.source, target)
 
 
 def key_of(variant: Variant, target: Target) -> Key:
-    """The key under which `variant` for `target` is cached. Needs no compiler."""
+    """The key under which `variant` for `target` is cached; computing it needs no compiler."""
     return Request.of(variant, target).key
 
 
@@ -45,8 +45,7 @@ def ensure(
 ) -> Entry:
     """The published entry of `variant` for `target`, compiled if no layer of the cache has it.
 
-    Raises NotCached where compiling is off, CompilerNotFound, TargetError, CompileError,
-    CacheError.
+    Raises NotCached if compiling is off, CompilerNotFound, TargetError, CompileError, CacheError.
     """
     return ensure_and_tell(variant, target, refresh=refresh, may_compile=may_compile)[0]
 
@@ -54,25 +53,25 @@ def ensure(
 def ensure_and_tell(
     variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True
 ) -> tuple[Entry, bool]:
-    """What `ensure` returns, and whether it was compiled just now."""
+    """The entry that `ensure` returns, and whether it was compiled just now."""
     started = time.perf_counter()
     request = Request.of(variant, target)
     key = request.key
-    found = REFRESH if refresh else _look_up(request)
-    if found.entry is None:
+    result = REFRESH if refresh else _look_up(request)
+    if result.entry is None:
         if not may_compile or config.current().compile == "never" or capturing():
             raise jit.build.not_cached(variant, key)
         with (
             one_at_a_time(key.digest),
             cache.lock.held(jit.build.lock_name(key), f"{variant.op} for {key.target}"),
         ):
-            why = found.reason
-            found = REFRESH if refresh else _look_up(request)
-            if found.entry is None:
-                return jit.build.build(request, started, why), True
-    report(variant, key, "hit", started, found.entry)
-    cache_in_use.count_hit(found.entry)
-    return found.entry, False
+            reason = result.reason
+            result = REFRESH if refresh else _look_up(request)
+            if result.entry is None:
+                return jit.build.build(request, started, reason), True
+    report(variant, key, "hit", started, result.entry)
+    cache_in_use.count_hit(result.entry)
+    return result.entry, False
 
 
 def report(
@@ -83,7 +82,10 @@ def report(
     entry: Entry | None = None,
     reason: str = "",
 ) -> None:
-    """Tell that `variant` was a hit, built or failed; `started` is its time.perf_counter()."""
+    """Report the event that `variant` was a hit, built or failed.
+
+    started: the time.perf_counter() at its beginning.
+    """
     seconds = time.perf_counter() - started
     path = str(entry.path) if entry else ""
     event = Event(variant.op, variant.label, key.target, status, seconds, path, reason)
@@ -93,16 +95,16 @@ def report(
 
 def _look_up(request: Request) -> Found:
     key = request.key
-    found = open_cache().look_up(key.target, key.name, key.digest)
-    if found.entry is None and cache_in_use.spilled:
-        found = found._replace(entry=cache_in_use.spill().find(key))
-    if found.entry and config.current().compiler == "exact":
+    result = open_cache().look_up(key.target, key.name, key.digest)
+    if result.entry is None and cache_in_use.spilled:
+        result = result._replace(entry=cache_in_use.spill().find(key))
+    if result.entry and config.current().compiler == "exact":
         source = request.variant.source
-        with contextlib.suppress(CompilerNotFound, TargetError):  # what cannot be rebuilt is kept
+        with contextlib.suppress(CompilerNotFound, TargetError):  # keep it if nothing can rebuild
             installed = request.compiler.identities(source, request.exact)
-            if found.entry.manifest.compiler not in installed:
+            if result.entry.manifest.compiler not in installed:
                 return Found(None, reason=OTHER_COMPILER)
-    return found
+    return result
 
 
 def capturing() -> bool:

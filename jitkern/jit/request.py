@@ -1,4 +1,4 @@
-"""What is looked up and compiled: a variant for a target, and all that its key covers."""
+"""A request for an artifact: a variant for a target, and all that its key covers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitkern.target import Target
 class Request(NamedTuple):
     """One variant for one target, as its files are at one moment.
 
-    exact: the target with what the artifact depends on, such as platform and ABI.
+    exact: the target with all that the artifact depends on, such as platform and ABI.
     """
 
     variant: Variant
@@ -26,9 +26,9 @@ class Request(NamedTuple):
 
     @classmethod
     def of(cls, variant: Variant, target: Target) -> Request:
-        """The request as the files are now. It needs no compiler on this machine.
+        """The request with the files as they are now, without any compiler.
 
-        Raises DeclarationError for a file that is not there.
+        Raises DeclarationError for a file that does not exist.
         """
         source = variant.source
         compiler = compiler_for(source)

@@ -133,7 +133,7 @@ def test_the_manifest_names_the_compiler_and_a_version_may_be_asked_for(variant)
     compiler = jit.ensure(variant(MODULE % "", "answer"), CPU).manifest.compiler
     version = subprocess.check_output([config.current().cxx, "--version"], text=True)
     assert compiler == {"name": "cc", "version": version.splitlines()[0]}
-    with pytest.raises(CompilerNotFound, match="wants cc 99 or newer"):
+    with pytest.raises(CompilerNotFound, match="needs cc 99 or newer"):
         jit.ensure(variant(MODULE % "", "answer", min_compiler="99"), CPU)
 
 
