@@ -888,7 +888,7 @@ def test_a_syntax_error_has_lines_file_and_log():
         ({"cpp_sources": "int f() { return 1; }"}, "no Python module `drop_in_trap`: it has no PYBIND11_MODULE. "),
         ({"cpp_sources": MODULE.replace("TORCH_EXTENSION_NAME", "other") % ""}, "it has PyInit_other"),
         ({"cpp_sources": "#include <nothing.h>"}, "`nothing.h` lies in none of the include directories"),
-        ({"cpp_sources": "torch::Tensor f(torch::Tensor x) { return x; }"}, "no_implicit_headers leaves"),
+        ({"cpp_sources": "torch::Tensor f(torch::Tensor x) { return x; }"}, "with no_implicit_headers, write"),
         ({"cpp_sources": MODULE % "", "extra_ldflags": ["-lnothing"]}, "the linker finds no -lnothing"),
         (
             {"cpp_sources": "#include <pybind11/pybind11.h>", "functions": ["f"], "with_pytorch_error_handling": False},
@@ -929,7 +929,7 @@ def test_flags_for_a_shell_are_named(flag):
 
 
 def test_an_undefined_function_is_named():
-    with pytest.raises(LoadError, match="undefined symbol.* is declared and nowhere defined"):
+    with pytest.raises(LoadError, match="undefined symbol.* is declared but not defined"):
         module("drop_in_undefined", "int nowhere();\n#define VALUE nowhere()")
 
 
@@ -983,7 +983,7 @@ for text in (source + "// changed", source + "// again"):
     assert (
         done.stdout.count(
             "registers the namespace `drop_in_ns` with TORCH_LIBRARY, and this process has that "
-            "already (main.cpp:"
+            "namespace already (main.cpp:"
         )
         == 2
     )
@@ -1035,7 +1035,7 @@ for name, text, *flags in (
     assert done.returncode == 0, done.stderr
     named, third, fourth = done.stdout.splitlines()
     assert named.startswith("`drop_in_named` registers the namespace `drop_in_named` with")
-    assert "Give it another name, " in named
+    assert "Give the library another name, " in named
     assert third.startswith("`drop_in_third` defines the op `drop_in_branch::first` with")
     assert fourth.startswith("`drop_in_fourth` defines the op `drop_in_branch::second` with")
 

@@ -1,6 +1,6 @@
 """`load_inline` and `load` of `torch.utils.cpp_extension`, over jitkern's cache.
 
-Only what a warm start needs is imported here: see receipts.
+This module imports only what a warm start needs: see `dropin.memo`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def load_inline(
     use_pch: bool = False,  # noqa: ARG001, FBT001, FBT002
     no_implicit_headers: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:
-    """A module compiled from texts, or, of what is no Python module, the path of its library.
+    """A module compiled from texts; for a library that is no Python module, its path.
 
     The arguments are those of `torch.utils.cpp_extension.load_inline`; `build_directory` gets a
-    copy of the library and the units, and `keep_intermediates` and `use_pch` have nothing to do.
+    copy of the library and the units, and `keep_intermediates` and `use_pch` change nothing.
     Raises ValueError for `functions` of another type, NotImplementedError for SYCL, TargetError
-    where no arch is to be found, CompileError, CompilerNotFound, NotCached, LoadError, CacheError.
+    if no arch is known, CompileError, CompilerNotFound, NotCached, LoadError, CacheError.
     """
     _refuse_sycl(sycl_sources, with_sycl)
     cpp, cuda = _texts(cpp_sources), _texts(cuda_sources)
@@ -79,12 +79,12 @@ def load(
     is_standalone: bool = False,  # noqa: FBT001, FBT002
     keep_intermediates: bool = True,  # noqa: ARG001, FBT001, FBT002
 ) -> Any:
-    """A module compiled from files; of what is no Python module, the path of library or program.
+    """A module compiled from files; for a library or program, its path.
 
-    The arguments are those of `torch.utils.cpp_extension.load`. A source is known by its content
-    and that of what it includes from beside it and from `extra_include_paths`.
-    Raises ValueError where both a module and a program are asked for, FileNotFoundError for a
-    source that is not there, and what `load_inline` does.
+    The arguments are those of `torch.utils.cpp_extension.load`. The key covers the content of the
+    sources, and of the headers that they include from beside them and from `extra_include_paths`.
+    Raises ValueError if both a module and a program are asked for, FileNotFoundError for a
+    source that does not exist, and the errors of `load_inline`.
     """
     if is_python_module and is_standalone:
         raise ValueError("`is_python_module` and `is_standalone` are mutually exclusive.")
@@ -103,8 +103,8 @@ def load(
     return _answer(call, build_directory, verbose=verbose)
 
 
-def _texts(given: str | Sequence[str] | None) -> list[str]:
-    return [given] if isinstance(given, str) and given else list(given or ())
+def _texts(sources: str | Sequence[str] | None) -> list[str]:
+    return [sources] if isinstance(sources, str) and sources else list(sources or ())
 
 
 def _refuse_sycl(sources: object, with_sycl: bool | None) -> None:  # noqa: FBT001
@@ -123,7 +123,7 @@ def _call(
     include: Paths | None,
     **rest: Any,
 ) -> dict[str, Any]:
-    """The arguments as plain data, as JSON has it."""
+    """The arguments as plain data for JSON."""
     return {
         "name": name,
         "with_cuda": with_cuda,
@@ -141,7 +141,7 @@ def _answer(
     config.renew(ENVIRONMENT)
     digest = "" if build_directory else memo.digest_of(call)
     if digest and not verbose:
-        found = memo.recall(digest)
-        if found is not None:
-            return found
+        answer = memo.recall(digest)
+        if answer is not None:
+            return answer
     return dropin.extension.answer(call, digest, os.fspath(build_directory or ""), verbose=verbose)

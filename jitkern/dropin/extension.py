@@ -1,4 +1,4 @@
-"""Calls of `load_inline` and `load` through the cache: found there, or compiled into it."""
+"""Answer calls of `load_inline` and `load` from the cache, or compile into it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _log = logging.getLogger(__name__)
 
 
 class _Unlinked(LoadError):
-    """The system's loader refused a library: it lacks a symbol, or another library."""
+    """The system's loader refused a library: a symbol or another library is missing."""
 
 
 def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbose: bool) -> Any:
-    """What the call of drop_in gives: a module or a path.
+    """Return the module or the path that a call of `load_inline` or `load` asks for.
 
-    digest: of the call, for its receipt; build_directory: where copies go, or "".
+    digest: of the call, for its receipt; build_directory: the folder for copies, or "".
     """
     source = _source(call, build_directory)
-    plain = source.name.isidentifier()
-    name = source.name if plain else re.sub(r"[^\w.-]", "_", source.name)
+    is_identifier = source.name.isidentifier()
+    name = source.name if is_identifier else re.sub(r"[^\w.-]", "_", source.name)
     variant = Variant(f"inline::{name}", source)
     target = _target(source)
     entry, new = _ensured(variant, target)
     if verbose:
-        said = (entry.path / LOG).read_text(errors="replace")
-        sys.stderr.write(f"{'built' if new else 'found'} {entry.path}\n{said}")
+        log = (entry.path / LOG).read_text(errors="replace")
+        sys.stderr.write(f"{'built' if new else 'found'} {entry.path}\n{log}")
     try:
         result = _opened(source, entry)
     except _Unlinked as e:
@@ -57,16 +57,16 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
         _log.warning("%s; compiling it again", e)
         entry, new = _again(variant, target), True
         result = _opened(source, entry)
-    if entry.manifest.meta["opened"]:  # files that the call does not name: look at them each time
+    if entry.manifest.meta["opened"]:  # files that the call does not name: read them each time
         digest = ""
     if source.output == "program":
         result = str(_runnable(Path(result)))
     else:
         _leave_receipt(source, entry, digest, new=new)
     if build_directory:
-        copied = _leave_copies(source, entry, Path(build_directory))
+        copy = _leave_copies(source, entry, Path(build_directory))
         # A library is loaded from the cache, and a second copy of it would register itself again.
-        return str(copied) if source.output == "program" else result
+        return str(copy) if source.output == "program" else result
     return memo.remember(digest, result)
 
 
@@ -78,7 +78,7 @@ def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
     same = {name: call[name] for name in ("name", "texts", "output", "python", "include")}
     if build_directory:
         base = os.path.abspath(build_directory)  # noqa: PTH100
-        flags = {name: tuple(_placed(given, base)) for name, given in flags.items()}
+        flags = {name: tuple(_placed(words, base)) for name, words in flags.items()}
         same["include"] = [*call["include"], *((base,) if call["texts"] else ())]
     folder = str(Path(places[0]).parent) if places else ""
     both: dict[str, Any] = {**flags, **same}
@@ -89,7 +89,7 @@ def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
 
 
 def _placed(flags: Sequence[str], base: str) -> Iterator[str]:
-    """The flags with relative directories from `base`, where Torch runs compilers and linker."""
+    """The flags with relative directories joined to `base`, where Torch runs its compilers."""
     for before, flag in zip(("", *flags), flags):
         option = "" if before in _FOLDERS else next(filter(flag.startswith, _FOLDERS), "")
         if option != flag and (option or before in _FOLDERS):
@@ -99,7 +99,7 @@ def _placed(flags: Sequence[str], base: str) -> Iterator[str]:
 
 
 def _target(source: Inline) -> Target:
-    """With the newest arch that the flags name; all of them are in the key."""
+    """This machine's target with the newest arch that the flags name; the key has all archs."""
     import torch
 
     here = Target.current("cpu")
@@ -133,9 +133,9 @@ def _again(variant: Variant, target: Target) -> Entry:
 
 
 def _is_outdated(entry: Entry) -> bool:
-    """Whether a file changed that the compiler opened and that the key could not know of.
+    """Whether a file changed that the compiler opened but the key could not know of.
 
-    Or another one came to where it searches.
+    Also whether a new file now shadows one of these files on the search path.
     """
     opened: dict[str, str] = entry.manifest.meta["opened"]
     if any(inline_files.digest_of(Path(path)) != digest for path, digest in opened.items()):
@@ -150,7 +150,7 @@ def _is_outdated(entry: Entry) -> bool:
 
 
 def _arguments(source: Inline, entry: Entry) -> dict[str, Any]:
-    """Those of library.open_library."""
+    """The arguments of `library.open_library`, except `place`."""
     meta = entry.manifest.meta
     path = str(entry.path / meta["artifact"])
     registered = {"namespaces": meta["namespaces"], "ops": meta["ops"]}
@@ -165,16 +165,16 @@ def _opened(source: Inline, entry: Entry) -> Any:
     except library.Registered as e:
         raise LoadError(f"`{source.name}` {e}") from e
     except library.Refused as e:
-        raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{_hint(str(e))}") from e
+        raise _Unlinked(f"`{source.name}` cannot be loaded: {e}{_link_hint(str(e))}") from e
 
 
-def _hint(said: str) -> str:
-    symbol = re.search(r"undefined symbol: (\S+)", said)
-    missing = re.search(r"(\S+\.so\S*): cannot open shared object file", said)
+def _link_hint(message: str) -> str:
+    symbol = re.search(r"undefined symbol: (\S+)", message)
+    missing = re.search(r"(\S+\.so\S*): cannot open shared object file", message)
     if symbol:
         return (
-            f". {symbol.group(1)} is declared and nowhere defined: define it, compile the unit "
-            "that does, or link its library (extra_ldflags)"
+            f". {symbol.group(1)} is declared but not defined: define it, compile the unit that "
+            "defines it, or link its library (extra_ldflags)"
         )
     if missing:
         where = 'extra_ldflags=["-Wl,-rpath,/its/directory"]'
@@ -196,34 +196,34 @@ def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> N
 
 
 def _runnable(path: Path) -> Path:
-    """A program that may be run: where it lies, or a copy of what cannot be changed there."""
+    """The path of a program that may be run: its own, or a copy's if its mode cannot change."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & stat.S_IXUSR:
         return path
     try:
         path.chmod(mode | 0o111)
     except OSError:
-        copied = cache.process_root.private_root() / path.name
-        _replace(copied, path.read_bytes(), 0o700)
-        return copied
+        copy = cache.process_root.private_root() / path.name
+        _replace(copy, path.read_bytes(), 0o700)
+        return copy
     return path
 
 
 def _leave_copies(source: Inline, entry: Entry, folder: Path) -> Path:
-    """Put the library and the units that are texts where `build_directory` says; the library there.
+    """Copy the library and the units that are texts to `folder`; returns the library's path.
 
-    Files that are the same stay. Raises OSError.
+    Files with the same content stay. Raises OSError.
     """
     suffix = "" if source.output == "program" else ".so"
-    copied = folder / (source.name + suffix)
+    copy = folder / (source.name + suffix)
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(copied, entry.read(entry.manifest.meta["artifact"]), 0o755)
+    _replace(copy, entry.read(entry.manifest.meta["artifact"]), 0o755)
     for name, text in zip(source.files, source.texts):
         _replace(folder / name, text.encode(), 0o644)
-    return copied
+    return copy
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Make `path` hold `data`, in one step: who has the old file mapped keeps it."""
+    """Make `path` hold `data`, in one step: processes that mapped the old file keep it."""
     if not path.is_file() or path.read_bytes() != data:
         atomic.write(path, data, mode=mode)

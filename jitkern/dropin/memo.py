@@ -1,11 +1,10 @@
-"""What calls of `load_inline` gave before: from the arguments to the artifact, with few imports.
+"""A shortcut from the arguments of `load_inline` to an artifact built earlier, with few imports.
 
-Working out a key, and looking an entry up, take modules whose import takes longer than the rest of
-a warm start. So a call that depends on no file beyond the toolchain leaves a receipt in the user
-root, in `inline`: the entry, what its manifest says, and which files its texts ask for that are not
-there. A receipt is only a shorter way to what the lookup finds: the
-artifact is read under the same rules (owner, mode, no link followed, size, SHA-256), and whatever
-is odd leads to the lookup.
+Computing a key and looking an entry up need modules whose import takes longer than the rest of a
+warm start. So a call that depends on no file beyond the toolchain leaves a receipt in the user
+root, in `inline`: the entry, the content of its manifest, and the absent files that its texts ask
+for. A receipt is only a shorter way to the result of the lookup: the artifact is read under the
+same rules (owner, mode, no link followed, size, SHA-256), and anything odd leads to the lookup.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _hits: list[tuple[Path, float]] = []
 _answers: dict[str, Any] = {}
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_hits.clear)  # its parent counts them
+    os.register_at_fork(after_in_child=_hits.clear)  # the parent counts its hits
 
 
 def digest_of(call: Mapping[str, Any]) -> str:
-    """Of a call and of all that it depends on here; "" where that cannot be told from it alone."""
+    """A digest of the call and all it depends on; "" if the call alone does not determine that."""
     import torch
 
     flags = [*call["cflags"], *call["cuda_cflags"], *call["ldflags"]]
@@ -60,14 +59,14 @@ def digest_of(call: Mapping[str, Any]) -> str:
 
 
 def _is_plain(flag: str) -> bool:
-    """Whether it names no file; the value of a macro may name one in quotes."""
+    """Whether a flag names no file; the value of a macro may name one in quotes."""
     quotes = '"<' if "/" in flag else ""
     odd = quotes if flag.startswith("-D") else ",/"
     return flag.startswith(_PLAIN_FLAGS) and not set(flag) & set(f" \t\n@{odd}")
 
 
 def _archs() -> list[Any] | None:
-    """What the archs to compile for follow from; None where Torch has not looked at the GPUs."""
+    """The data that determine the archs to build for; None if Torch has not looked at the GPUs."""
     import torch
 
     listed = config.cuda_arch_list()
@@ -75,26 +74,26 @@ def _archs() -> list[Any] | None:
         return [listed]
     if not torch.cuda.is_initialized():
         return None
-    every = range(torch.cuda.device_count())
-    found = [torch.cuda.get_device_capability(number) for number in every]
-    return [found, torch._C._cuda_getArchFlags()]
+    devices = range(torch.cuda.device_count())
+    capabilities = [torch.cuda.get_device_capability(number) for number in devices]
+    return [capabilities, torch._C._cuda_getArchFlags()]
 
 
 def recall(digest: str) -> Any:
-    """What the call of this digest gave before, loaded; None where it is not to be had so."""
+    """The loaded result of an earlier call with this digest; None if no receipt gives it."""
     known = _answers.get(digest)
     if known is not None and (not isinstance(known, str) or os.path.exists(known)):  # noqa: PTH110
         return known
     settings = config.current()
     if events.heard() or settings.compiler == "exact":
-        return None  # somebody listens, or more is to be compared
+        return None  # a listener wants the event, or the compiler must be compared
     try:
         with _read(settings, digest) as (receipt, place):
             if any(map(os.path.lexists, receipt["absent"])):
                 return None
             answer = library.open_library(**receipt["opens"], place=place)
     except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
-        return None  # the lookup finds out, and says, what is wrong
+        return None  # the lookup will find the error, and report it
     if not _hits:
         atexit.register(_settle)
     events.count_hit()
@@ -103,23 +102,23 @@ def recall(digest: str) -> Any:
 
 
 def remember(digest: str, answer: Any) -> Any:
-    """Keep the answer to a call for the next in this process; returns it."""
+    """Keep the answer of a call for later calls in this process; returns the answer."""
     if digest:
         _answers[digest] = answer
     return answer
 
 
 def _settle() -> None:
-    """Count the hits that receipts gave."""
+    """Add the hits that receipts gave to the counts."""
     for root, seconds in _hits:
         cache.usage.hit(root, root, seconds)
     _hits.clear()
-    cache.usage.flush()  # what is registered at exit is not run any more
+    cache.usage.flush()  # at exit, `usage` can register no function of its own any more
 
 
 @contextmanager
 def _read(settings: config.Config, digest: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """A receipt whose entry is whole, and where its artifact is loaded from in the meantime.
+    """A receipt whose entry is whole, and the place to load its artifact from meanwhile.
 
     Raises ValueError, OSError, KeyError, TypeError.
     """
@@ -147,5 +146,5 @@ def _read(settings: config.Config, digest: str) -> Iterator[tuple[dict[str, Any]
         if len(binary) != receipt["size"] or hashed not in ("", receipt["sha256"]):
             raise ValueError(artifact)
         with owned.opened_file(entry, top, "manifest.json", owners) as (file, status):
-            owned.touch(file.fileno(), status)  # without its manifest it is none
+            owned.touch(file.fileno(), status)  # an entry without its manifest is no entry
         yield receipt, owned.path_in(top, entry, artifact)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 def bindings(functions: object, *, safe: bool) -> list[str]:
     """Lines that bind `functions`: names, or names with their docstrings.
 
-    safe: warnings and errors of Torch become those of Python. Raises ValueError for another type.
+    safe: warnings and errors of Torch become warnings and errors of Python. Raises ValueError for
+    another type.
     """
     if isinstance(functions, str):
         functions = [functions]
@@ -19,11 +20,11 @@ def bindings(functions: object, *, safe: bool) -> list[str]:
         raise ValueError(  # noqa: TRY004  as Torch has it
             f"Expected 'functions' to be a list or dict, but was {type(functions)}"
         )
-    called = "torch::wrap_pybind_function({})" if safe else "{}"
+    wrapper = "torch::wrap_pybind_function({})" if safe else "{}"
     return [
         "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {",
         *(
-            f'm.def("{function}", {called.format(function)}, "{_literal(str(doc))}");'
+            f'm.def("{function}", {wrapper.format(function)}, "{_literal(str(doc))}");'
             for function, doc in functions.items()
         ),
         "}",
@@ -31,8 +32,8 @@ def bindings(functions: object, *, safe: bool) -> list[str]:
 
 
 def _literal(doc: str) -> str:
-    """What a C++ literal of `doc` holds; the escapes in it mean what they say."""
+    """The content of a C++ literal for `doc`; the escapes in `doc` keep their meaning."""
     if doc.isprintable() and '"' not in doc:
         return doc
     plain = {'"': '\\"', "\n": "\\n", "\r": "\\r"}
-    return re.sub(r'(?s)\\[^\n]|["\n\r]', lambda found: plain.get(found[0], found[0]), doc)
+    return re.sub(r'(?s)\\[^\n]|["\n\r]', lambda match: plain.get(match[0], match[0]), doc)

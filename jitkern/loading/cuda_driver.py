@@ -35,10 +35,10 @@ _Room = tuple[ctypes.Array[c_uint64], ctypes.Array[c_void_p]]  # for values, and
 
 
 class CudaFunction:
-    """A `__global__` function of a loaded cubin. `meta` and `reference` are its entry's."""
+    """A `__global__` function of a loaded cubin, with the `meta` and `reference` of its entry."""
 
     def __init__(
-        self, cubin: bytes, meta: dict[str, Any], what: str, reference: tuple[str, str, str]
+        self, cubin: bytes, meta: dict[str, Any], name: str, reference: tuple[str, str, str]
     ) -> None:
         self.reference = reference
         self.parameters: list[str] = meta["parameters"]
@@ -48,26 +48,26 @@ class CudaFunction:
         self._pack = struct.Struct("=" + "".join(cells)).pack_into
         self._cells, self._pointers = c_uint64 * len(codes), c_void_p * len(codes)
         self._rooms: list[_Room] = []
-        self._what = what
+        self._name = name
         self._image = cubin  # the driver may read it lazily
         self._shared: dict[int, int] = {}
         library, self._kernel = c_void_p(), c_void_p()
         driver = _driver()
         _check(
             driver.cuLibraryLoadData(ctypes.byref(library), cubin, None, None, 0, None, None, 0),
-            f"loading {what}",
+            f"loading {name}",
             LoadError,
         )
         symbol = meta["symbol"].encode()
         _check(
             driver.cuLibraryGetKernel(ctypes.byref(self._kernel), library, symbol),
-            f"finding `{meta['symbol']}` in {what}",
+            f"finding `{meta['symbol']}` in {name}",
             LoadError,
         )
 
     @property
     def address(self) -> int:
-        """The CUkernel, as stubs take it; it belongs to no context."""
+        """The CUkernel as stubs take it; a CUkernel belongs to no context."""
         assert self._kernel.value
         return self._kernel.value
 
@@ -83,7 +83,7 @@ class CudaFunction:
         cooperative: bool,  # noqa: FBT001
         pdl: bool,  # noqa: FBT001
     ) -> None:
-        """Start it on `stream` of `device`; `values` match `parameters`.
+        """Launch the function on `stream` of `device`; `values` match `parameters`.
 
         A grid with a 0 launches nothing. Raises LaunchError with the driver's reason and the launch
         configuration.
@@ -94,7 +94,7 @@ class CudaFunction:
             self._allow_shared(smem, device)
         try:
             room = self._rooms.pop()
-        except IndexError:  # each is in use by another thread, or by a call around this one
+        except IndexError:  # all rooms are in use by other threads, or by a call around this one
             room = self._room()
         cells, pointers = room
         self._pack(cells, 0, *[0 if v is None else v for v in values])
@@ -111,7 +111,7 @@ class CudaFunction:
         if result:
             _check(
                 result,
-                f"launching {self._what} with grid={grid} block={block} smem={smem}",
+                f"launching {self._name} with grid={grid} block={block} smem={smem}",
                 LaunchError,
             )
         self._rooms.append(room)  # the driver has taken a copy
@@ -125,7 +125,7 @@ class CudaFunction:
         """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError."""
         if self._shared.get(device, 0) < smem:
             result = _driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, smem, self._kernel, device)
-            _check(result, f"reserving {smem} bytes of shared memory for {self._what}", LaunchError)
+            _check(result, f"reserving {smem} bytes of shared memory for {self._name}", LaunchError)
             self._shared[device] = smem
 
 
@@ -137,8 +137,8 @@ def _attributes(
         chosen.append(_Attribute(_CLUSTER, value=_Value(cluster=(c_uint * 3)(*cluster))))
     chosen += [
         _Attribute(name, value=_Value(flag=1))
-        for name, wanted in ((_COOPERATIVE, cooperative), (_PDL, pdl))
-        if wanted
+        for name, flag in ((_COOPERATIVE, cooperative), (_PDL, pdl))
+        if flag
     ]
     return (_Attribute * len(chosen))(*chosen)
 

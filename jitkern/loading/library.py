@@ -1,4 +1,4 @@
-"""Compiled code in this process: Python modules, libraries that register ops, and programs."""
+"""Load Python modules, libraries that register ops, and programs into this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _opening = threading.RLock()
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads, one of which may have held the lock."""
+    """Replace the lock in a fork: a thread that the child does not have may have held it."""
     global _opening  # noqa: PLW0603
     _opening = threading.RLock()
 
@@ -26,11 +26,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Registered(RuntimeError):
-    """A library would register what this process has: Torch would end the process."""
+    """A library would register a name that this process has: Torch would end the process."""
 
 
 class Refused(OSError):
-    """The system's loader refused a library; the message is its own."""
+    """The system's loader refused a library; the message is the loader's own."""
 
 
 def open_library(
@@ -41,11 +41,14 @@ def open_library(
     ops: Iterable[str],
     place: str,
 ) -> Any:
-    """The module, or `path` once its library is loaded (a program is not); each loaded once.
+    """The module, or `path` once its library is loaded (a program is not loaded); each loaded once.
 
-    name: of the module. output: `module`, `library` or `program`. namespaces, ops: what the library
-    registers with Torch. place: where the loader finds what was verified at `path` (see
-    `Entry.loadable`). Raises Registered, Refused, and what a module raises.
+    name: the module's name.
+    output: `module`, `library` or `program`.
+    namespaces, ops: the names that the library registers with Torch.
+    place: where the loader finds the verified bytes of `path` (see `Entry.loadable`).
+
+    Raises Registered, Refused, and the module's own exceptions.
     """
     with _opening:
         if path not in _opened:
@@ -60,7 +63,7 @@ def open_library(
 
 
 def _load(path: str, place: str) -> None:
-    """What torch.ops.load_library does, which would look the path up once more."""
+    """Load a library as torch.ops.load_library does, which would look the path up once more."""
     import torch
 
     try:
@@ -74,24 +77,24 @@ def _load(path: str, place: str) -> None:
 def _imported(name: str, path: str, place: str) -> Any:
     """Load the module without adding it to `sys.modules`; its `__file__` is `path`.
 
-    pybind11 keeps modules by name and returns the older one for a name that was loaded before; so
-    that name becomes a part of another one. What is called, PyInit_<name>, goes by the last part.
+    pybind11 caches modules by name, so a second load uses `<stem>.<name>`. The loader calls
+    PyInit_<name>, with the last part of the name.
     """
     stem = os.path.basename(path).removesuffix(".so").replace(".", "_")  # noqa: PTH119  imports less
-    for called in (name, f"{stem}.{name}"):
-        spec = _spec(called, place)
+    for alias in (name, f"{stem}.{name}"):
+        spec = _spec(alias, place)
         try:
             module = importlib.util.module_from_spec(spec)
         except ImportError as e:
             if e.path == place:
                 raise Refused(str(e).replace(place, path)) from e
-            raise  # of what the module imports
+            raise  # an import of the module itself failed
         if module.__file__ == place:
             break
-        module.__spec__ = _spec(called, str(module.__file__))
+        module.__spec__ = _spec(alias, str(module.__file__))
     assert spec.loader
     module.__file__ = path
-    module.__spec__ = _spec(called, path)
+    module.__spec__ = _spec(alias, path)
     spec.loader.exec_module(module)
     return module
 
@@ -111,18 +114,18 @@ def _refuse_second_registration(name: str, namespaces: Iterable[str], ops: Itera
             torch._C._dispatch_library("DEF", namespace, "", __file__, 0).reset()
         except RuntimeError as e:
             other = "name" if namespace == name else "namespace"
-            before = re.search(r"[Pp]revious registration.*? at (.*?)(?:;|\n|$)", str(e))
+            earlier = re.search(r"[Pp]revious registration.*? at (.*?)(?:;|\n|$)", str(e))
             raise Registered(
                 f"registers the namespace `{namespace}` with TORCH_LIBRARY, and this process has "
-                f"that already{f' ({before.group(1)})' if before else ''}. Give it another "
-                f"{other}, add to the first with TORCH_LIBRARY_FRAGMENT, or load the changed "
-                "source in a new process"
+                f"that namespace already{f' ({earlier.group(1)})' if earlier else ''}. Give the "
+                f"library another {other}, add to the first with TORCH_LIBRARY_FRAGMENT, or load "
+                "the changed source in a new process"
             ) from e
     for op in ops:
         if _is_registered(op):
             raise Registered(
-                f"defines the op `{op}` with TORCH_LIBRARY_FRAGMENT, and this process has that "
-                "already. Give it another name, or load it in a new process"
+                f"defines the op `{op}` with TORCH_LIBRARY_FRAGMENT, and this process has that op "
+                "already. Give the op another name, or load it in a new process"
             )
 
 

@@ -1,7 +1,7 @@
-"""Making a published entry callable in this process. No compiler, no Triton, no subprocess.
+"""Make a published entry callable in this process. No compiler, no Triton, no subprocess.
 
-What one kind of source needs is imported when an entry of that kind is loaded: the launch runtime,
-which each process loads, needs none of it.
+The modules for one kind of source are imported when an entry of that kind is loaded: the launch
+runtime, which each process loads, needs none of them.
 """
 
 from __future__ import annotations
@@ -22,45 +22,46 @@ _libraries: dict[bytes, Any] = {}
 
 
 class HostFunction:
-    """The function of a loaded library that its pointer FUNCTION points to."""
+    """The function of a loaded library to which its symbol FUNCTION points."""
 
     def __init__(self, entry: Entry) -> None:
         self.meta = meta = entry.manifest.meta
         self.reference = entry.reference
         self.parameters: list[str] = meta["parameters"]
         self._library = _open(entry)
-        found = ctypes.c_void_p.in_dll(self._library, FUNCTION).value
-        self._function = ctypes.CFUNCTYPE(None)(found or 0)
+        address = ctypes.c_void_p.in_dll(self._library, FUNCTION).value
+        self._function = ctypes.CFUNCTYPE(None)(address or 0)
         self._function.argtypes = [
             CTYPES[code[:1] if code[:1] == "*" else code] for code in self.parameters if code
         ]
 
     @property
     def address(self) -> int:
-        """Of the function's code, as stubs take it."""
+        """The address of the function's code, as stubs take it."""
         return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def call(self, values: list[float | None]) -> None:
-        """Run it; `values` match `parameters`."""
+        """Call the function; `values` match `parameters`."""
         self._function(*values)
 
 
 def load(source: Source, entry: Entry) -> Any:
     """A CudaFunction, a HostFunction, or for an Extension the function itself.
 
-    Raises LoadError, and DeclarationError for an Extension that registers what is registered.
+    Raises LoadError, and DeclarationError for an Extension that registers a name already
+    registered.
     """
     try:
         if source.runs == CUDA:
             meta = dict(entry.manifest.meta)
-            cubin, what = entry.read(meta["artifact"]), f"`{meta['symbol']}`"
-            return loading.cuda_driver.CudaFunction(cubin, meta, what, entry.reference)
+            cubin, name = entry.read(meta["artifact"]), f"`{meta['symbol']}`"
+            return loading.cuda_driver.CudaFunction(cubin, meta, name, entry.reference)
         if isinstance(source, Generated):
             return _open(entry)
         return HostFunction(entry) if source.runs == HOST else _extension(entry)
     except (LoadError, DeclarationError):
         raise
-    except Exception as e:  # of the system's loader, or for a manifest that says odd things
+    except Exception as e:  # of the system's loader, or because of an odd manifest
         noexec = _is_noexec(entry)
         hint = f"; {entry.root} is mounted noexec: point JITKERN_CACHE_DIR elsewhere"
         raise LoadError(
@@ -69,7 +70,7 @@ def load(source: Source, entry: Entry) -> Any:
 
 
 def _is_noexec(entry: Entry) -> bool:
-    """Whether no library can be loaded from the file system of an entry."""
+    """Whether libraries cannot be loaded from the file system of an entry."""
     try:
         return bool(os.statvfs(entry.path).f_flag & os.ST_NOEXEC)
     except (OSError, AttributeError):  # gone; not on Windows
@@ -86,7 +87,7 @@ def _extension(entry: Entry) -> Callable[..., Any]:
 
     inputs, meta = entry.manifest.inputs, entry.manifest.meta
     source = canonical([inputs[name] for name in ("source", "flags", "target")])
-    if source not in _libraries:  # two ops may take functions of one source: it registers once
+    if source not in _libraries:  # two ops may use one source, which must register only once
         path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
         registers = (meta["namespaces"], meta["ops"])
         try:
@@ -98,5 +99,5 @@ def _extension(entry: Entry) -> Callable[..., Any]:
             raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
     namespace, _, name = meta["function"].rpartition("::")
     home = getattr(torch.ops, namespace) if namespace else _libraries[source]
-    found: Callable[..., Any] = getattr(home, name)
-    return found.default if namespace else found  # type: ignore[attr-defined]
+    function: Callable[..., Any] = getattr(home, name)
+    return function.default if namespace else function  # type: ignore[attr-defined]
