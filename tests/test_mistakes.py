@@ -93,7 +93,7 @@ def test_a_template_argument_that_no_launch_gave(call, template):
     given = ", ".join(f"{name}=f32" for name in template) or "none"
     with pytest.raises(CompileError) as e:
         call('extern "C" void f(T* x) {}', template)
-    assert 'the launch gives it, as in k.f[{"T": ...}](...); this one gave: ' + given in str(
+    assert 'pass it in the launch, as in k.f[{"T": ...}](...); this launch passed: ' + given in str(
         e.value
     )
 

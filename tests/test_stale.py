@@ -152,7 +152,7 @@ OUTSIDE = {
         "#define S(x) #x\n#define P(x) S(x/o.h)\n" + PROBE % "__has_include(P({o}))",
         {"o/": ""},
         {"o/o.h": ""},
-        refused="by a macro",
+        refused="of a macro",
     ),
 }
 FLAGS = {

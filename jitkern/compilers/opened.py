@@ -15,8 +15,8 @@ from jitkern.source.closure import pastes_unnamed
 from jitkern.source.flags import expanded, is_loaded, paths_after
 
 UNTOLD = (
-    "it uses .incbin, and this compiler does not list the files that .incbin reads, so the key "
-    "cannot cover them: write out their names in the text, or compile with g++ and without -flto"
+    "it uses .incbin, and this compiler does not list the files that .incbin reads, so the cache "
+    "key cannot cover them: write out their names in the text, or compile with g++ and no -flto"
 )
 _LINKED = "linked.d"
 LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"
@@ -86,7 +86,7 @@ def refuse_profiles(flags: Sequence[str], op: str) -> None:
         if not Path(path).is_file():
             raise CompileError(
                 f"{op}: its flags have the compiler read profiles from {path}, which is no file, "
-                "and the compiler does not list the profiles in it, so the key cannot cover them: "
+                "and the compiler does not list its profiles, so the cache key cannot cover them: "
                 "name the file, as in -fprofile-use=/path/of/kernel.gcda",
                 op=op,
             )

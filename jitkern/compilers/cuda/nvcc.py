@@ -49,13 +49,10 @@ def compile_unit(
     used: tuple[str, str],
     hint: Callable[[str], str],
 ) -> Built:
-    """The cubin of a file whose host code is compiled along and dropped.
+    """The cubin of a file whose host code is compiled along and dropped. Raises CompileError.
 
-    text: the text of the file.
-    used: expressions for the addresses of the kernel and of its probe.
-    hint: makes a hint for the error from nvcc's output.
-
-    Raises CompileError.
+    text: the file; used: expressions for the addresses of the kernel and of its probe; hint: makes
+    a hint for the error from nvcc's output.
     """
     tool, version = nvcc
     source = variant.source
