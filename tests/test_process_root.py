@@ -90,7 +90,7 @@ def test_a_root_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeyp
         return lock(path, wait=wait)
 
     monkeypatch.setattr(process_root, "_locked", late)
-    path = process_root._made_in(str(tmp_path))
+    path = process_root._new_root_in(str(tmp_path))
     assert swept and path.is_dir() and path not in swept
     process_root._sweep(tmp_path)
     assert path.is_dir()
