@@ -1,8 +1,8 @@
-"""Recording: the calls that had to be readied in a run, kept as samples for `prewarm --from`.
+"""Recordings: the calls that needed a kernel in a run, kept as samples for `prewarm --from`.
 
-One line of JSON each, appended whole, so that several processes may share a file; one that a full
-disk or the end of its process cut off is begun anew. Tensors are kept as dtype, shape, strides and
-alignment; their content is not.
+Each call is one line of JSON, appended whole, so that several processes may share a file. A line
+that a full disk or the end of its process cut off is left out. Tensors are kept as dtype, shape,
+strides and alignment, without their content.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from jitkern.named_tuple import NamedTuple
 SCHEMA = 1
 ALIGNMENT = 16  # bytes: what kernels ask of an address
 MOST = 64  # calls of an op that differ in sizes and numbers alone, and need the same kernels
-ENOUGH = 16 * MOST  # of them left out in a row, after which kernels are not asked for any more
+ENOUGH = 16 * MOST  # calls skipped in a row, after which no call is asked for its kernels any more
 MAX_LINE = 1 << 24
 _log = logging.getLogger(__name__)
 _BEGINNING = f'{{"schema":{SCHEMA},'.encode()
 _seen: set[str] = set()
 _alike: Counter[tuple[Any, ...]] = Counter()
-_left_out: Counter[tuple[Any, ...]] = Counter()  # by outline, since one needed a new kernel
+_skipped: Counter[tuple[Any, ...]] = Counter()  # by outline, since a call last needed a new kernel
 
 
 class Call(NamedTuple):
-    """One call: the op, the module that declares it, device type and kind of source.
+    """A recorded call: the op, the module that declares the op, device type and kind of source.
 
-    args: with meta tensors for tensors. line: where in its file.
+    args: the arguments, with meta tensors for tensors. line: the number of its line in the file.
     """
 
     op: str
@@ -58,22 +58,23 @@ def note(
     args: Sequence[Any],
     kernels: Callable[[tuple[Any, ...]], str] = lambda _: "",
 ) -> None:
-    """Append a call to the file of the settings, once. Raises nothing.
+    """Append a call to the file that the settings name, once. Raises nothing.
 
-    kernels: what tells, from the arguments with meta tensors for tensors, which kernels it needs.
-    Of calls that differ in sizes and numbers alone, MOST are kept that need the same kernels; and
-    once ENOUGH were left out in a row, with none that needs others, the rest is left out unasked.
+    kernels: returns a text that is equal for calls that need the same kernels, given the arguments
+    with meta tensors for tensors.
+    Of calls that need the same kernels and differ in sizes and numbers alone, MOST are recorded.
+    Once ENOUGH such calls were skipped in a row, the rest is skipped without calling `kernels`.
     """
     path = config.current().record
     if path is None:
         return
     outline = (op, device, kind, *map(_outline, args))
-    if _left_out[outline] >= ENOUGH:
+    if _skipped[outline] >= ENOUGH:
         return
     try:
         encoded = [_encoded(arg) for arg in args]
     except TypeError as e:
-        _log.warning("a call of %s is not recorded: %s", op, e)
+        _log.warning("cannot record a call of %s: %s", op, e)
         return
     fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
     line = json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
@@ -82,49 +83,49 @@ def note(
     alike = (*outline, kernels(tuple(_decoded(encoded))))
     _alike[alike] += 1
     if _alike[alike] > MOST:
-        _seen.add(line)  # so that a call that comes again is left out once
-        _left_out[outline] += 1
-        if _left_out[outline] == ENOUGH:
+        _seen.add(line)  # so that a repeated call counts as skipped once
+        _skipped[outline] += 1
+        if _skipped[outline] == ENOUGH:
             _log.warning(
-                "%s: %d calls were left out so; from now on those that differ in sizes and numbers "
-                "alone are, whatever kernels they need", op, ENOUGH,
+                "%s: skipped %d near-duplicate calls; further calls that differ only in sizes and "
+                "numbers will not be recorded", op, ENOUGH,
             )  # fmt: skip
         if _alike[alike] == MOST + 1:
             _log.warning(
-                "%s: %d calls that differ in sizes and numbers alone, and need the same kernels, "
-                "are recorded; further ones are not", op, MOST,
+                "%s: recorded %d calls that differ only in sizes and numbers and need the same "
+                "kernels; skipping further ones", op, MOST,
             )  # fmt: skip
         return
-    _left_out[outline] = 0
+    _skipped[outline] = 0
     _seen.add(line)
     try:
         _append(path, line.encode() + b"\n")
     except OSError as e:
-        _log.warning("a call of %s could not be recorded in %s: %s", op, path, e)
+        _log.warning("cannot record a call of %s in %s: %s", op, path, e)
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append a line to a file, which may end in one that was cut off. Raises OSError."""
+    """Append a line to a file whose last line may have been cut off. Raises OSError."""
     if len(line) > MAX_LINE:
-        raise OSError(errno.EFBIG, f"it takes more than {MAX_LINE >> 20} MiB")
+        raise OSError(errno.EFBIG, f"its line takes more than {MAX_LINE >> 20} MiB")
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        whole = b"\n" * _is_cut_off(path) + line
-        if os.write(descriptor, whole) < len(whole):
+        data = b"\n" * _is_cut_off(path) + line
+        if os.write(descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
 
 
 def _is_cut_off(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:  # empty, or a pipe
+    with contextlib.suppress(OSError), path.open("rb") as file:  # an empty file, or a pipe
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"
     return False
 
 
 def read(path: Path) -> list[Call]:
-    """The calls in a file, each once. Raises DeclarationError for one that is none, OSError."""
+    """Return the calls in a file, each once. Raises DeclarationError for a bad line, OSError."""
     calls = {}
     with path.open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE), b""), 1):
@@ -132,7 +133,7 @@ def read(path: Path) -> list[Call]:
                 calls[line] = _decoded_call(json.loads(line))._replace(line=number)
             except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as e:
                 if isinstance(e, json.JSONDecodeError) and _is_begun(line):
-                    _log.warning("%s, line %d was cut off, and is left out", path, number)
+                    _log.warning("%s, line %d was cut off; leaving it out", path, number)
                     continue
                 raise DeclarationError(
                     f"{path}, line {number} is not a recorded call: {e!r:.200}"
@@ -141,7 +142,7 @@ def read(path: Path) -> list[Call]:
 
 
 def _is_begun(line: bytes) -> bool:
-    """Whether it begins as a call does, as far as it goes."""
+    """Whether a line, which may have been cut off, begins as a recorded call does."""
     return line.startswith(_BEGINNING) or _BEGINNING.startswith(line.rstrip())
 
 
@@ -161,7 +162,7 @@ def _encoded(value: Any) -> Any:
         return [_encoded(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"an argument is a {type(value).__name__}")
+    raise TypeError(f"an argument is a {type(value).__name__}, which recordings cannot hold")
 
 
 def _decoded(value: Any) -> Any:
@@ -172,8 +173,8 @@ def _decoded(value: Any) -> Any:
     if "tensor" in value:
         shape, stride, offset = value["shape"], value["stride"], value["offset"]
         dtype = _dtype(value["tensor"])
-        whole = 1 + sum((n - 1) * s for n, s in zip(shape, stride)) if 0 not in shape else 0
-        memory = torch.empty(whole + offset, dtype=dtype, device="meta")
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride)) if 0 not in shape else 0
+        memory = torch.empty(span + offset, dtype=dtype, device="meta")
         return memory.as_strided(shape, stride, offset)
     ((kind, text),) = value.items()
     if kind == "float":
@@ -184,16 +185,16 @@ def _decoded(value: Any) -> Any:
 def _dtype(text: str) -> torch.dtype:
     dtype = getattr(torch, text)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"`{text}` is no dtype")
+        raise TypeError(f"`{text}` is not a dtype of Torch")
     return dtype
 
 
 def _decoded_call(fields: dict[str, Any]) -> Call:
     if fields["schema"] != SCHEMA:
-        raise ValueError(f"it has schema {fields['schema']}, and this jitkern reads {SCHEMA}")
+        raise ValueError(f"its schema is {fields['schema']}, and this jitkern reads {SCHEMA}")
     op, module, device, kind = (fields[name] for name in ("op", "module", "device", "kind"))
     if not all(isinstance(text, str) for text in (op, module, device, kind)):
-        raise ValueError("a name in it is no text")
+        raise ValueError("one of its names is not a string")
     return Call(op, module, device, kind, tuple(_decoded(fields["args"])))
 
 

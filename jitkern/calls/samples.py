@@ -1,4 +1,4 @@
-"""Calls to make ready ahead of time: what of them is known, and how `prewarm=` spells them."""
+"""Samples: calls to prewarm, from the functions of `.samples` and the texts of `prewarm=`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _OPTIONS = frozenset(("dtype", "device", "requires_grad"))
 
 
 class ShapesAlone(TorchFunctionMode):
-    """What makes meta tensors of a known shape makes them at once.
+    """A mode in which the most used functions make meta tensors without Torch's own meta kernels.
 
-    Torch's own way, for what samples and launch functions mostly do, imports sympy: 0.5 s.
+    Torch's meta kernels import sympy, which takes 0.5 s.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """What Torch's function returns, but for the content that no meta tensor has."""
+        """Return the same shape, dtype and strides as Torch's function."""
         kwargs = kwargs or {}
-        made = None
+        tensor_like = None
         if func in (torch.randn, torch.rand):
             if kwargs.keys() <= _OPTIONS and str(kwargs.get("device")) == "meta":
-                made = torch.empty(*args, **kwargs)
+                tensor_like = torch.empty(*args, **kwargs)
         elif func in (torch.empty_like, torch.randn_like, torch.rand_like):
             if len(args) == 1 and kwargs.keys() <= {"dtype"}:
-                made = _like(args[0], **kwargs)
+                tensor_like = _like(args[0], **kwargs)
         elif func in (torch.softmax, torch.Tensor.softmax):
             dims = (*args[1:], *(kwargs[name] for name in kwargs if name == "dim"))
             if len(args) + len(kwargs) == 2 and len(dims) == 1 and _is_dim(args[0], dims[0]):
-                made = _like(args[0])
-        return func(*args, **kwargs) if made is None else made
+                tensor_like = _like(args[0])
+        return func(*args, **kwargs) if tensor_like is None else tensor_like
 
 
 def _like(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-    """A tensor like a plain contiguous one on the device "meta"."""
+    """Return a meta tensor like `x`; None unless `x` is a plain, contiguous meta tensor."""
     plain = type(x) is torch.Tensor and x.is_meta and not x.requires_grad
     if not plain or not x.is_contiguous():
         return None
@@ -54,9 +54,9 @@ def _is_dim(x: torch.Tensor, dim: Any) -> bool:
 
 
 class Sample(NamedTuple):
-    """A call to make ready, with meta tensors for tensors.
+    """A call to prewarm, with meta tensors for tensors.
 
-    origin: where it stands. problem: why it is none.
+    origin: where the call is listed. problem: why the listed call cannot be used, or "".
     """
 
     origin: str
@@ -65,17 +65,17 @@ class Sample(NamedTuple):
 
 
 def tensor(text: str) -> torch.Tensor:
-    """The meta tensor that `f16[64, 1000]` spells, contiguous. Raises DeclarationError."""
+    """Return a contiguous meta tensor for a text like `f16[64, 1000]`. Raises DeclarationError."""
     name, _, sizes = text.strip().partition("[")
     shape = [part.strip() for part in sizes[:-1].split(",") if part.strip()]
-    wrong = f"`{text:.80}` is no tensor like `f16[64, 1000]`"
+    problem = f"`{text:.80}` does not describe a tensor, as `f16[64, 1000]` does"
     if name not in DTYPES or not sizes.endswith("]") or not all(map(_is_size, shape)):
-        raise DeclarationError(f"{wrong}; dtypes are {', '.join(DTYPES)}")
+        raise DeclarationError(f"{problem}; dtypes are {', '.join(DTYPES)}")
     try:
         dtype = getattr(torch, DTYPES[name].torch)
         return torch.empty([*map(int, shape)], dtype=dtype, device="meta")
     except (ValueError, TypeError, RuntimeError) as e:
-        raise DeclarationError(f"{wrong}: it is too large") from e
+        raise DeclarationError(f"{problem}: its sizes are too large") from e
 
 
 def _is_size(text: str) -> bool:
@@ -83,12 +83,12 @@ def _is_size(text: str) -> bool:
 
 
 def misfit(schema: str, args: Sequence[Any]) -> str:
-    """Why these are no arguments for this schema, in its order; empty if their number fits."""
+    """Return why `args`, in the schema's order, do not fit it; "" if their number fits."""
     arguments = _arguments(schema)
     if len(args) > len(arguments):
-        return f"{len(args)} arguments, and {schema} takes {len(arguments)}"
+        return f"got {len(args)} arguments, and {schema} takes {len(arguments)}"
     missing = [a.name for a in arguments[len(args) :] if not a.has_default_value()]
-    return f"no {' and no '.join(missing)} for {schema}" if missing else ""
+    return f"got no {' and no '.join(missing)} for {schema}" if missing else ""
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def _arguments(schema: str) -> list[Any]:
 
 
 def samples_of(schema: str, calls: Iterable[Any]) -> list[Sample]:
-    """What `prewarm=` lists, with a meta tensor for each text where the schema has a tensor."""
+    """Return the calls of `prewarm=`, with a meta tensor for each text that describes a tensor."""
     return [
         _sample(schema, f"call {number} of prewarm=", call if _is_list(call) else (call,))
         for number, call in enumerate(calls, 1)
@@ -111,7 +111,7 @@ def _is_list(value: Any) -> bool:
 def _sample(schema: str, origin: str, call: Sequence[Any]) -> Sample:
     problem = misfit(schema, call)
     if problem:
-        return Sample(origin, problem=f"{origin} has {call!r:.200}: {problem}")
+        return Sample(origin, problem=f"{origin}, {call!r:.200}: {problem}")
     types = [str(a.type) for a in _arguments(schema)]
     try:
         args = [_tensors(a) if "Tensor" in type_ else a for a, type_ in zip(call, types)]
@@ -121,7 +121,7 @@ def _sample(schema: str, origin: str, call: Sequence[Any]) -> Sample:
 
 
 def _tensors(value: Any) -> Any:
-    """With a meta tensor for each text."""
+    """Return `value` with a meta tensor for each text in it."""
     if _is_list(value):
         return [_tensors(item) for item in value]
     return tensor(value) if isinstance(value, str) else value
