@@ -1,4 +1,4 @@
-"""Running a launch function, and loading and starting what was compiled."""
+"""The launch function in Python: the object `k`, arguments, geometry and configurations."""
 
 from __future__ import annotations
 

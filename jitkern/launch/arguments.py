@@ -1,4 +1,4 @@
-"""Checking the arguments of a kernel call against the parameters that the compiler recorded."""
+"""Check the arguments of a kernel call against the parameters that the compiler recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from jitkern.errors import LaunchError
 from jitkern.source.kinds import DTYPES
 
-ALIGNMENT = 64  # bytes, of every allocation of Torch's on any device
+ALIGNMENT = 64  # bytes: the alignment of every allocation of Torch on any device
 SHORT = {
     getattr(torch, dtype.torch): code
     for code, dtype in DTYPES.items()
@@ -23,7 +23,7 @@ _RANGES = {
     for sign in "iu"
     for bits in (8, 16, 32, 64)
 }
-_LIMITS = {"f32": 2**128 - 2**103, "f64": 2**1024 - 2**970}  # what rounds to infinity
+_LIMITS = {"f32": 2**128 - 2**103, "f64": 2**1024 - 2**970}  # the first that rounds to infinity
 
 
 def checked(
@@ -33,9 +33,9 @@ def checked(
     device: torch.device,
     written: Callable[[], tuple[Sequence[int], Sequence[str]]] = lambda: ((), ()),
 ) -> Sequence[Any]:
-    """The arguments of a launch, if each is what the kernel's parameter takes.
+    """Return the arguments of a launch, if each fits the parameter of the kernel.
 
-    written: for messages, see `parameters.written`.
+    written: returns the parameters as messages show them; see `parameters.written`.
 
     Raises LaunchError for a wrong count, type, dtype or device, and for a number out of range:
     nothing is ever truncated.
@@ -48,9 +48,9 @@ def checked(
         if fault:
             positions, texts = written()
             position = positions[i] if texts else i
-            named = f" (`{texts[position]}`)" if texts else ""
+            spelled = f" (`{texts[position]}`)" if texts else ""
             raise LaunchError(
-                f"{what}: argument {position + 1}{named} must be {fault[0]}, got {fault[1]}; "
+                f"{what}: argument {position + 1}{spelled} must be {fault[0]}, got {fault[1]}; "
                 f"it takes ({', '.join(texts or parameters)})"
             )
     return args
@@ -59,7 +59,7 @@ def checked(
 def _fault(  # noqa: PLR0911  a table of cases
     code: str, arg: Any, device: torch.device
 ) -> tuple[str, str] | None:
-    """(what is wanted, what is given) where they differ."""
+    """Return (the expected argument, the given argument) in words, or None if they agree."""
     if code[:1] == "*":
         if arg is None:
             return None
@@ -84,7 +84,7 @@ def _fault(  # noqa: PLR0911  a table of cases
 
 
 def _overflows(code: str, arg: float) -> bool:
-    """Whether a finite number would be an infinity. A trace notes what this asks."""
+    """Whether a finite number would become infinite. A trace guards these comparisons."""
     limit = _LIMITS[code]
     if isinstance(arg, int):
         return not -limit < arg < limit
@@ -92,16 +92,19 @@ def _overflows(code: str, arg: float) -> bool:
 
 
 def limits_of(code: str) -> tuple[float, float]:
-    """The least number that a parameter of this code takes, and the first that is too large."""
+    """Return the least number that a parameter of this code takes, and the first too large."""
     if code == "f64":
         return -math.inf, math.inf
     if code == "f32":
         return -math.nextafter(_LIMITS["f32"], 0), _LIMITS["f32"]
-    return _RANGES.get(code, (0, 0))  # of a type that nothing fits
+    return _RANGES.get(code, (0, 0))  # a type that no number fits
 
 
 def same_type(pointee: str, dtype: str) -> bool:
-    """Equal, or integers (and bool) of one width, or a pointer to a type Torch has not."""
+    """Whether a pointer to `pointee` takes a tensor of this dtype.
+
+    True for equal types, for integers (and bool) of one width, and for a type that Torch lacks.
+    """
     if pointee in ("", dtype):
         return True
     widths = {"bool": "8"}

@@ -1,8 +1,8 @@
-"""Choosing among the configurations of `@triton.autotune` or `.tune`, once per device model.
+"""Choose among the configurations of `@triton.autotune` or `.tune`, once per device model.
 
 The choice is measured on the device, on copies of the arguments, and published like any artifact:
 keyed by the source, the configurations, the values of the key, the dtypes and the device's name. A
-process that finds it measures nothing.
+process that finds a published choice measures nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jitkern.target import Target
 
 ARTIFACT = "choice.json"
 WARM_UPS, REPEATS = 3, 10
-AHEAD = 1_000_000  # cycles that a GPU is kept busy, so that Python is not what is measured
+AHEAD = 1_000_000  # cycles that a GPU is kept busy, so that the time of Python is not measured
 Situation = tuple[tuple[str, Any], ...]
 Launch = Callable[[], object]
 _CONSTANTS = (bool, int, float, str, torch.dtype, torch.SymBool, torch.SymInt, torch.SymFloat)
@@ -51,18 +51,18 @@ _log = logging.getLogger(__name__)
 class Choice(NamedTuple):
     """The number of a configuration, and the device model that it was chosen on.
 
-    model: "" where there is but one configuration; None where nobody has measured.
+    model: "" for a single configuration; None if no configuration was measured.
     """
 
     number: int
     model: str | None
 
 
-# ------------------------------------------------------------------ what is asked
+# ------------------------------------------------------------------ configurations and situations
 
 
 def situation_of(declared: Function, named: dict[str, Any]) -> Situation:
-    """What a choice is made for: the key arguments' values (guarded, in a trace) and the dtypes."""
+    """Return the situation of a choice: the key arguments' values (guarded in a trace), dtypes."""
     values = [(name, concrete(named[name])) for name in declared.key if name in named]
     dtypes = [
         (name, SHORT.get(value.dtype, ""))
@@ -78,26 +78,28 @@ def situation_of(declared: Function, named: dict[str, Any]) -> Situation:
 def configs_of(
     tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], ...]:
-    """The configurations that `.tune` lists for a call. Raises DeclarationError."""
-    given = tuned.configurations(*args, **kwargs)
-    listed: list[Any] = [] if given is None else [given] if isinstance(given, str) else list(given)
-    wrong: list[Any] = [one for one in listed if not isinstance(one, Mapping)]
-    found = [] if wrong else [{n: concrete(value) for n, value in one.items()} for one in listed]
-    wrong += [v for one in found for v in one.values() if not isinstance(v, _CONSTANTS)]
+    """Return the configurations that `.tune` lists for a call. Raises DeclarationError."""
+    result = tuned.configurations(*args, **kwargs)
+    listed: list[Any] = (
+        [] if result is None else [result] if isinstance(result, str) else list(result)
+    )
+    wrong: list[Any] = [config for config in listed if not isinstance(config, Mapping)]
+    configs = [] if wrong else [{n: concrete(v) for n, v in config.items()} for config in listed]
+    wrong += [v for config in configs for v in config.values() if not isinstance(v, _CONSTANTS)]
     if wrong or not listed:
         raise DeclarationError(
             f"{_place(tuned.configurations)} must list configurations, each a dict of bools, "
             f"numbers, strings and dtypes, and gave {f'`{wrong[0]!r}`' if wrong else 'none'}"
         )
-    return tuple(found)
+    return tuple(configs)
 
 
 def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
-    """What a choice of `.tune` is made for: the dtypes, and what its key says (guarded too)."""
-    given = (*args, *(value for _, value in sorted(kwargs.items())))
+    """Return the situation of a choice of `.tune`: the dtypes and its key (guarded in a trace)."""
+    arguments = (*args, *(value for _, value in sorted(kwargs.items())))
     dtypes = tuple(
         SHORT.get(value.dtype, str(value.dtype))
-        for value in given
+        for value in arguments
         if isinstance(value, torch.Tensor)
     )
     if tuned.key is None:
@@ -122,11 +124,11 @@ def _place(function: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
-# ------------------------------------------------------------------ what was chosen
+# ------------------------------------------------------------------ choices in the cache
 
 
 def may_measure() -> bool:
-    """Whether a choice may be made now; else the first configuration has to do."""
+    """Whether configurations may be measured now; otherwise a call takes the first one."""
     return config.current().compile == "auto" and not jit.capturing()
 
 
@@ -158,15 +160,15 @@ def choose(
     what = f"`{function}`" if function else "its launch function"
     if not may_measure():
         _log.warning(
-            "%s: %s is not tuned for %s, and takes its first configuration: call it once where "
-            "it may compile", op, what, dict(situation),
+            "%s: no tuned configuration of %s for %s; using the first. Call the op once with "
+            "compiling allowed to tune it", op, what, dict(situation),
         )  # fmt: skip
         return Choice(0, None)
     times, problems = _measured(configs, device, run)
     best = min(range(len(configs)), key=times.__getitem__)
     if times[best] == float("inf"):
         if problems and not isinstance(problems[0], JitkernError):
-            raise problems[0]  # what the launch function itself says of its arguments
+            raise problems[0]  # an error that the launch function itself raises for its arguments
         why = f": {problems[-1]}" if problems else ""
         raise LaunchError(f"{op}: none of the {len(configs)} configurations of {what} runs{why}")
     key = _key(op, source, function, target, model, configs, situation)
@@ -174,7 +176,7 @@ def choose(
 
 
 def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Every choice that the cache keeps for an op: its entry, and what is in it."""
+    """Yield each choice that the cache keeps for an op: the entry, and its content."""
     any_key = _key(op, source, "", target, "", (), ())
     place, prefix = any_key.target, any_key.label
     cache = jit.open_cache()
@@ -205,7 +207,7 @@ def _publish(
     key: Key, best: int, model: str, configs: Sequence[Any], situation: Situation,
     times: Sequence[float],
 ) -> int:  # fmt: skip
-    """The number that is published: another process may have been first."""
+    """Publish a choice; returns the number in the cache, which another process may have chosen."""
     cache = jit.open_cache()
     with contextlib.suppress(CacheError), cache.staging() as staging:
         report = {
@@ -225,7 +227,7 @@ def _publish(
 
 
 def _number(entry: Entry, configs: Sequence[Any]) -> int | None:
-    """What an entry says, if it can be meant."""
+    """Return the number that an entry holds, or None if it is not one of a configuration."""
     with contextlib.suppress(OSError, ValueError):
         number = json.loads(entry.read(ARTIFACT))["choice"]
         if isinstance(number, int) and 0 <= number < len(configs):
@@ -240,22 +242,22 @@ def _number(entry: Entry, configs: Sequence[Any]) -> int | None:
 def _measured(
     configs: Sequence[Any], device: torch.device, run: Callable[[Any], Launch]
 ) -> tuple[list[float], list[RuntimeError]]:
-    """Milliseconds of each; infinite for one that does not run, of which the reason is told too."""
+    """Return the milliseconds of each configuration, infinite if it fails, and the errors."""
     times, problems = [], []
     for candidate in configs:
         try:
             times.append(_milliseconds(run, candidate, device))
         except (CompilerNotFound, TargetError, CacheError):
-            raise  # no configuration can be had
+            raise  # no configuration can be compiled
         except RuntimeError as e:
-            _log.info("configuration %s is left out: %s", candidate, e)
+            _log.info("leaving out configuration %s, which does not run: %s", candidate, e)
             problems.append(e)
             times.append(float("inf"))
     return times, problems
 
 
 def _milliseconds(run: Callable[[Any], Launch], candidate: Any, device: torch.device) -> float:
-    """The median of a few launches."""
+    """Return the median time of a few launches, in milliseconds."""
     launch = run(candidate)
     for _ in range(WARM_UPS):
         launch()
@@ -280,13 +282,16 @@ def _on_the_cpu(launch: Launch, _: torch.device) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def copied(value: Any, made: dict[int, torch.Tensor]) -> Any:
-    """A value with its tensors copied, strides and alignment kept; one given twice stays one."""
+def copied(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    """Return a value with its tensors copied, strides and alignment kept.
+
+    copies: the copies by the ids of their tensors, so that a tensor given twice is copied once.
+    """
     if isinstance(value, torch.Tensor):
-        if id(value) not in made:
-            made[id(value)] = _copy(value)
-        return made[id(value)]
-    return [copied(item, made) for item in value] if isinstance(value, (list, tuple)) else value
+        if id(value) not in copies:
+            copies[id(value)] = _copy(value)
+        return copies[id(value)]
+    return [copied(item, copies) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

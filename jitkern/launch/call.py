@@ -1,4 +1,4 @@
-"""Which variant a launch needs: template arguments, and for Triton the classes of the others."""
+"""From a launch to the variant it needs: template arguments, and argument classes for Triton."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Call(NamedTuple):
 def expanded(
     op: str, source: Source, call: Call, choose: Callable[[Function, dict[str, Any]], Config]
 ) -> Call:
-    """The call with what its kernel's decorators add: an autotuned configuration, heuristics.
+    """Return the call with what the decorators of its kernel add: a configuration, heuristics.
 
     choose: picks one of the function's configurations for these arguments by name. A `grid` that is
-    a function is asked here.
+    a function is called here.
     """
     template, keywords = dict(call.template), call.keywords
     named: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def expanded(
 
 
 def every_expansion(op: str, source: Source, call: Call) -> Iterator[Call]:
-    """What `expanded` may come to: one call for each configuration that could be chosen."""
+    """Yield each call that `expanded` may return: one for each configuration."""
     count = 1
     if source.kind == "triton":
         count = len(declared_in(op, source, call.function).configs) or 1
@@ -73,7 +73,10 @@ def _numbered(number: int, declared: Function, _: dict[str, Any]) -> Config:
 
 
 def declared_in(op: str, source: Source, function: str) -> Function:
-    """What the text of a Triton source says of a function of it. Raises DeclarationError."""
+    """Return a function of a Triton source, as read from its text.
+
+    Raises DeclarationError for a missing file, LaunchError for a missing function.
+    """
     path = source.paths[0]
     if not path.is_file():
         raise DeclarationError(f"{op}: the kernel source {path} does not exist")
@@ -89,17 +92,17 @@ def declared_in(op: str, source: Source, function: str) -> Function:
 def variant_of(
     op: str, source: Source, call: Call, where: str = ""
 ) -> tuple[Variant, tuple[int, ...] | None]:
-    """The variant that a call needs, and which arguments the compiled kernel takes (None: all).
+    """Return the variant that a call needs, and which arguments the kernel takes (None: all).
 
-    where: what errors name, by default the op.
+    where: the name of the op in errors, by default the op itself.
     """
     where = where or op
     template = tuple((name, _constant(where, name, value)) for name, value in call.template)
     if source.kind != "triton":
         return Variant(op, unit_of(source, call.function), call.function, template), None
     declared = declared_in(where, source, call.function)
-    given = dict(template)
-    template += tuple(item for item in declared.defaults if item[0] not in given)
+    explicit = dict(template)
+    template += tuple(item for item in declared.defaults if item[0] not in explicit)
     names = [name for name in declared.parameters if name not in dict(template)]
     unset = [name for name in names if name in declared.constexprs]
     unknown = [name for name, _ in template if name not in declared.parameters]
@@ -122,8 +125,8 @@ def variant_of(
     options = tuple(
         (name, int(call.keywords[name])) for name in TRITON_OPTIONS if name in call.keywords
     )
-    kept = tuple(i for i, kind in enumerate(signature) if kind not in ("1", "None"))
-    return Variant(op, source, call.function, template, signature, options), kept
+    positions = tuple(i for i, kind in enumerate(signature) if kind not in ("1", "None"))
+    return Variant(op, source, call.function, template, signature, options), positions
 
 
 def _constant(op: str, name: str, value: Any) -> Constant:
@@ -139,9 +142,9 @@ def _constant(op: str, name: str, value: Any) -> Constant:
 
 
 def _triton_class(arg: Any, annotated: str, *, special: bool, aligned: bool) -> str:
-    """Triton's class of an argument: type, and where specialised on, ==1 and divisible by 16.
+    """Return Triton's class of an argument: type, and where specialised, `== 1` or `% 16 == 0`.
 
-    annotated: the type that its annotation names; then nothing is compiled in.
+    annotated: the type that the parameter's annotation names; then no value is compiled in.
     """
     if annotated:
         kind = annotated
@@ -160,8 +163,8 @@ def _type_of(arg: Any) -> str:
         if arg.dtype in SHORT:
             return f"*{SHORT[arg.dtype]}"
         raise LaunchError(
-            f"Triton has no {arg.dtype}: pass a view of the tensor as another type, as "
-            "`torch.view_as_real(x)` is one"
+            f"Triton has no {arg.dtype}: pass a view of the tensor as another type, e.g. "
+            "`torch.view_as_real(x)`"
         )
     if isinstance(arg, bool):
         return "bool"
@@ -175,14 +178,14 @@ def _type_of(arg: Any) -> str:
 
 
 def _is_aligned(arg: Any) -> bool:
-    """Whether Triton may take it for divisible by 16."""
+    """Whether Triton may take an argument to be divisible by 16."""
     if isinstance(arg, torch.Tensor):
         return _address(arg) % 16 == 0
     return isinstance(arg, int) and not isinstance(arg, bool) and arg % 16 == 0
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where its data begins; a meta tensor's is as aligned as a fresh allocation would be."""
+    """Return a tensor's address; for a meta tensor, its offset into an aligned allocation."""
     if tensor.device.type == "meta":
         return int(tensor.storage_offset()) * tensor.element_size()
     return tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""Running a launch function in Python: its first argument `k` compiles, checks and starts kernels.
+"""Run a launch function in Python: its first argument `k` compiles, checks and starts kernels.
 
 `k.name[{"T": x.dtype}](y, x, n, grid=rows, block=256)` is one launch. The same function also runs
 with a `k` that launches nothing (the fake) and with one that only notes the variants it would use
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple  # quicker to make than those of an import of ops
+from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple's
 
 import torch
 
@@ -46,15 +46,15 @@ Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
 
 
 def first(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first configuration: where nothing runs, all give the same."""
+    """Return the first configuration, for runs that launch nothing, in which all are equivalent."""
     return autotune.configs_of(tuned, args, kwargs)[0]
 
 
 class Kernels:
-    """The `k` of a launch function; `launched` counts what it started.
+    """The `k` of a launch function; `launched` counts the kernels it started.
 
-    `k.config` is the configuration of `.tune` for this call: what `choose` says, by default that of
-    a Runner, else the first.
+    `k.config` is the configuration of `.tune` for this call: the one that `choose` returns, by
+    default the choice of the Runner, else the first.
     """
 
     def __init__(self, start: Callable[[Call], None], choose: Choose | None = None) -> None:
@@ -68,15 +68,15 @@ class Kernels:
         return self._configuration() if name == "config" else Function(self, name, ())
 
     def _begin(self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """A launch function that has configurations is called."""
+        """Note the call of a launch function that has configurations, before it runs."""
         self._call, self._config = (tuned, args, kwargs), None
 
     def _configuration(self) -> Mapping[str, Any]:
         if self._call is None:
             where = getattr(self._start, "where", "an op")
             raise DeclarationError(
-                f"the launch function of {where} reads `k.config`, and no configurations are "
-                "listed for this kind of source: add `.tune` for it"
+                f"the launch function of {where} reads `k.config`, and `.tune` lists no "
+                "configurations for this kind of source: add `.tune` for this kind"
             )
         if self._config is None:
             choose: Any = self._choose or getattr(self._start, "choose", first)
@@ -112,14 +112,14 @@ class Function:
 
 
 def ignore(_: Call) -> None:
-    """The start of a fake: launches nothing."""
+    """Launch nothing: the start of a fake."""
 
 
 class Compiled(NamedTuple):
-    """What a launch needs of a variant: what loading it gave, and which arguments it takes.
+    """A variant as launches need it: the loaded function, and which arguments it takes.
 
     reference: target, label and digest of its entry. kept: positions of the arguments that the
-    compiled kernel has (None: all).
+    compiled kernel takes (None: all).
     """
 
     variant: Variant
@@ -130,17 +130,17 @@ class Compiled(NamedTuple):
 
     @property
     def parameters(self) -> list[str]:
-        """Codes of what it takes, e.g. `*f32`, `i64`."""
+        """The codes of its parameters, e.g. `*f32`, `i64`."""
         codes: list[str] = self.meta["parameters"]
         return codes
 
     def written(self) -> tuple[Sequence[int], list[str]]:
-        """Its parameters as their author wrote them: see `parameters.written`."""
+        """Return its parameters as their author wrote them: see `parameters.written`."""
         return launch.parameters.written(self.variant, self.kept, len(self.parameters))
 
 
 class Ready(NamedTuple):
-    """A kernel that was launched before: for messages, `what`; and how its arguments are packed."""
+    """A kernel that was launched before: its name in messages (`what`), and its packs."""
 
     compiled: Compiled
     what: str
@@ -159,17 +159,17 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geometry:
-    """What the keywords of a launch, and a Triton kernel's metadata, say. Raises LaunchError."""
+    """Return the geometry that keywords and Triton's metadata ask for. Raises LaunchError."""
     meta = compiled.meta
-    grid = _three(what, "grid", keywords.get("grid"))
-    cluster = _three(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
+    grid = _three_sizes(what, "grid", keywords.get("grid"))
+    cluster = _three_sizes(what, "cluster", keywords["cluster"]) if "cluster" in keywords else None
     if compiled.variant.source.kind == "triton":
         block, smem = (meta["block"], 1, 1), meta["smem"]
         if meta["cluster"] > 1:
             cluster = (meta["cluster"], 1, 1)
             grid = (grid[0] * meta["cluster"], grid[1], grid[2])
     else:
-        block, smem = _three(what, "block", keywords.get("block")), keywords.get("smem", 0)
+        block, smem = _three_sizes(what, "block", keywords.get("block")), keywords.get("smem", 0)
         _check_block(what, block, keywords["block"])
     return Geometry(
         grid,
@@ -181,18 +181,18 @@ def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geom
     )
 
 
-def _check_block(what: str, block: tuple[int, int, int], given: Any) -> None:
+def _check_block(what: str, block: tuple[int, int, int], keyword: Any) -> None:
     if all(type(size) is int for size in block) and math.prod(block) > MAX_THREADS:
         raise LaunchError(
-            f"{what}: block={given} has {math.prod(block)} threads, and no GPU takes more than "
+            f"{what}: block={keyword} has {math.prod(block)} threads, and no GPU takes more than "
             f"{MAX_THREADS} in a block: use a smaller block, and a larger grid"
         )
 
 
 def check_result(op: str, function: Any, wanted: int | None, result: Any) -> None:
-    """Raise LaunchError where a launch function did not return as many tensors as are `wanted`.
+    """Raise LaunchError unless a launch function returned `wanted` tensors.
 
-    None: its schema has other results, which are Torch's to check.
+    wanted: a number; None for a schema with other results, which Torch checks.
     """
     if wanted is None or (wanted == 1 and isinstance(result, torch.Tensor)):
         return
@@ -201,14 +201,14 @@ def check_result(op: str, function: Any, wanted: int | None, result: Any) -> Non
     wrong = [i for i, value in enumerate(results) if not isinstance(value, torch.Tensor)]
     if len(results) == wanted and not wrong:
         return
-    told = _kind_of(result)
+    kind = _kind_of(result)
     if len(results) == wanted > 1:
-        told = f"{_kind_of(results[wrong[0]])} as result {wrong[0] + 1}"
+        kind = f"{_kind_of(results[wrong[0]])} as result {wrong[0] + 1}"
     schema = {0: "nothing is returned", 1: "one tensor"}.get(wanted, f"{wanted} tensors")
     code = getattr(function, "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
     raise LaunchError(
-        f"{op}: {place}its launch function returned {told}, and its schema says {schema}"
+        f"{op}: {place}its launch function returned {kind}, and its schema says {schema}"
         + ": does it lack a `return`?" * (result is None)
     )
 
@@ -224,8 +224,8 @@ def _kind_of(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _flat(keywords: dict[str, Any]) -> Geometry | None:
-    """The geometry of a plain launch in one dimension; None for any other."""
+def _plain_geometry(keywords: dict[str, Any]) -> Geometry | None:
+    """Return the geometry of a plain launch in one dimension, or None for any other launch."""
     grid, block = keywords.get("grid"), keywords.get("block")
     if len(keywords) > 2 or type(grid) is not int or type(block) is not int:
         return None
@@ -235,7 +235,7 @@ def _flat(keywords: dict[str, Any]) -> Geometry | None:
 
 
 class Runner:
-    """Starts kernels of one source on one device, remembering each variant's function."""
+    """Starter of the kernels of one source on one device, with a memo of loaded variants."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Runner:
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self._choices: dict[str, Choice] = {}
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
-        self._claims: dict[Variant, tuple[int, float]] = {}  # the process, and when it ends
+        self._claims: dict[Variant, tuple[int, float]] = {}  # process, and end of the claim
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
@@ -270,29 +270,31 @@ class Runner:
         elif self.source.runs == HOST:
             ready.compiled.function.call(values)
         else:
-            shape = _flat(call.keywords) or geometry_of(ready.what, ready.compiled, call.keywords)
+            shape = _plain_geometry(call.keywords) or geometry_of(
+                ready.what, ready.compiled, call.keywords
+            )
             self._launch_cuda(ready.compiled, values, shape)
 
     def check_result(self, function: Any, wanted: int | None, result: Any) -> None:
-        """Raise LaunchError for a result that the op's schema does not have."""
+        """Raise LaunchError unless the result is `wanted` tensors; see `check_result`."""
         check_result(self.op, function, wanted, result)
 
     def kernels(self) -> Kernels:
-        """The `k` of one call."""
+        """Return the `k` of one call."""
         return Kernels(self)
 
     def expanded(self, call: Call) -> Call:
-        """The call with what its kernel's decorators add; an autotuner's choice may be measured."""
+        """Return the call with what its kernel's decorators add; may measure configurations."""
 
         def choose(declared: triton_text.Function, named: dict[str, Any]) -> triton_text.Config:
             args = functools.cache(lambda: tuple(autotune.copied(call.args, {})))
 
             def launch_of(config: triton_text.Config) -> autotune.Launch:
                 copy = call._replace(args=args())
-                made = expanded(self.where, self.source, copy, lambda *_: config)
+                complete = expanded(self.where, self.source, copy, lambda *_: config)
 
                 def launch() -> None:
-                    self._start(made)
+                    self._start(complete)
 
                 return launch
 
@@ -305,13 +307,13 @@ class Runner:
     def choose(
         self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """The configuration of `.tune` for a call; it may be measured."""
+        """Return the configuration of `.tune` for a call; may measure the configurations."""
         copies = functools.cache(lambda: autotune.copied([args, list(kwargs.values())], {}))
 
         def launch_of(config: Mapping[str, Any]) -> autotune.Launch:
-            given, named = copies()
+            positional, named = copies()
             return lambda: tuned(
-                Kernels(self, lambda *_: config), *given, **dict(zip(kwargs, named))
+                Kernels(self, lambda *_: config), *positional, **dict(zip(kwargs, named))
             )
 
         configs = autotune.configs_of(tuned, args, kwargs)
@@ -325,26 +327,26 @@ class Runner:
         situation: Situation,
         run: Callable[[Any], autotune.Launch],
     ) -> Choice:
-        known = repr((function, configs, situation))  # 1 == 1.0 == True
-        choice = self._choices.get(known)
+        key = repr((function, configs, situation))  # 1 == 1.0 == True
+        choice = self._choices.get(key)
         if choice is None or (choice.model is None and autotune.may_measure()):
-            choice = self._choices[known] = autotune.choose(
+            choice = self._choices[key] = autotune.choose(
                 self.op, self.source, function, self.target, self.device, configs, situation, run
             )
         return choice
 
     def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
-        """The choice made for the call that is traced now."""
+        """Return the choice made for the call that is being traced. Raises Unsupported."""
         choice = self._choices.get(repr((function, configs, situation)))
         if choice is None:
-            raise Unsupported("its configurations are others than when it was called")
+            raise Unsupported("its configurations have changed since it was called")
         return choice
 
     def _start(self, call: Call) -> Compiled:
         compiled = self.compiled(call)
         what = f"`{call.function}` of {self.where}"
-        given = _kept(compiled, call.args)
-        args = checked(what, compiled.parameters, given, self.device, compiled.written)
+        passed = _arguments_of(compiled, call.args)
+        args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         values = [_address(what, a) if isinstance(a, torch.Tensor) else a for a in args]
         if self.source.runs == HOST:
             compiled.function.call(values)
@@ -353,25 +355,26 @@ class Runner:
         return compiled
 
     def compiled(self, call: Call) -> Compiled:
-        """The variant that a call needs, loaded."""
+        """Return the variant that a call needs, loaded."""
         template = tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0 == True
         memo: tuple[Any, ...] = (call.function, template)
-        found = None
+        pair = None
         if self.source.kind == "triton":
-            found = variant_of(self.op, self.source, call, self.where)
-            memo += (found[0].signature, found[0].options)
+            pair = variant_of(self.op, self.source, call, self.where)
+            memo += (pair[0].signature, pair[0].options)
         if memo not in self._memo:
-            variant, kept = found or variant_of(self.op, self.source, call, self.where)
+            variant, positions = pair or variant_of(self.op, self.source, call, self.where)
             function = self.loaded(variant)
-            self._memo[memo] = Compiled(variant, function, function.meta, function.reference, kept)
+            meta, reference = function.meta, function.reference
+            self._memo[memo] = Compiled(variant, function, meta, reference, positions)
         return self._memo[memo]
 
     def loaded(self, variant: Variant) -> Any:
-        """What `variant` compiles to. That it cannot be had is remembered under these settings."""
+        """Return the loaded code of `variant`. Remembers a failure while the settings stay."""
         settings = config.current()
-        known = self._refused.get(variant)
-        if known and known[0] is settings:
-            raise known[1](known[2], variant=variant)
+        refusal = self._refused.get(variant)
+        if refusal and refusal[0] is settings:
+            raise refusal[1](refusal[2], variant=variant)
         try:
             may_compile = settings.compile != "background"
             return jit.loaded(variant, self.target, may_compile=may_compile)
@@ -382,7 +385,7 @@ class Runner:
             raise
 
     def extension(self) -> Any:
-        """The function of an Extension."""
+        """Return the function of an Extension."""
         memo = ("extension",)
         if memo not in self._memo:
             variant = Variant(self.op, self.source)
@@ -390,19 +393,19 @@ class Runner:
         return self._memo[memo].function
 
     def claim(self, variant: Variant) -> bool:
-        """True for the first caller: it is the one to build the variant in the background.
+        """Whether this caller is to build the variant in the background, as the first to ask.
 
-        For another one, too, once the first has given its claim back, or stayed behind in a parent.
+        A later caller may, too, after the first has given its claim back, and in a forked child.
         """
         with self._lock:
             process, until = self._claims.get(variant, (0, 0.0))
-            mine = process != os.getpid() or time.monotonic() >= until
-            if mine:
+            granted = process != os.getpid() or time.monotonic() >= until
+            if granted:
                 self._claims[variant] = os.getpid(), math.inf
-            return mine
+            return granted
 
     def give_back(self, variant: Variant) -> None:
-        """The claimed build failed for a reason that may pass: it may be tried again, later."""
+        """Allow another build in RETRY seconds: this one failed for a reason that may pass."""
         with self._lock:
             self._claims[variant] = os.getpid(), time.monotonic() + RETRY
 
@@ -428,7 +431,7 @@ class Runner:
 class CachedKernels:
     """Kernels of one source for any target, read from the cache, for a trace that runs nothing.
 
-    model: of the device whose choices among configurations are taken.
+    model: the device model whose choices among configurations are used.
     """
 
     def __init__(self, op: str, source: Source, target: Target, model: str = "") -> None:
@@ -439,35 +442,35 @@ class CachedKernels:
         self.where = f"{op} for {target}"
 
     def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
-        """As of a Runner, where the device has chosen before."""
-        found = autotune.published(
+        """Return the choice that the cache holds for the device model. Raises Unsupported."""
+        choice = autotune.published(
             self.op, self.source, function, self.target, self.model, configs, situation
         )
-        if found is None:
-            what = f"`{function}`" if function else "it"
+        if choice is None:
+            what = f"`{function}`" if function else "the launch function"
             raise Unsupported(
-                f"{what} is tuned, and the device chooses among its {len(configs)} configurations, "
-                "at the first call"
+                f"{what} is tuned: the device chooses among its {len(configs)} configurations at "
+                "the first call"
             )
-        return found
+        return choice
 
     def compiled(self, call: Call) -> Compiled:
-        """As of a Runner, but not loaded. Raises NotCached."""
-        variant, kept = variant_of(self.op, self.source, call, self.where)
+        """Return the variant that a call needs, without loading it. Raises NotCached."""
+        variant, positions = variant_of(self.op, self.source, call, self.where)
         entry = jit.ensure(variant, self.target, may_compile=False)
-        return Compiled(variant, None, dict(entry.manifest.meta), entry.reference, kept)
+        return Compiled(variant, None, dict(entry.manifest.meta), entry.reference, positions)
 
     def check(self, call: Call) -> None:
-        """Raise what a launch with these arguments, meta tensors, would; and NotCached."""
+        """Raise the error that a launch with these meta tensors would raise, or NotCached."""
         compiled = self.compiled(call)
         if "parameters" not in compiled.meta:
-            return  # its compiler does not tell
+            return  # its compiler does not record them
         what = f"`{call.function}` of {self.where}"
-        given = [
+        args = [
             arg.to("meta") if isinstance(arg, torch.Tensor) and _is_on(arg, self.target) else arg
-            for arg in _kept(compiled, call.args)
+            for arg in _arguments_of(compiled, call.args)
         ]
-        checked(what, compiled.parameters, given, torch.device("meta"), compiled.written)
+        checked(what, compiled.parameters, args, torch.device("meta"), compiled.written)
         if self.source.runs != HOST:
             geometry_of(what, compiled, call.keywords)
 
@@ -476,22 +479,22 @@ def _is_on(tensor: torch.Tensor, target: Target) -> bool:
     return tensor.device.type == target.device
 
 
-def _kept(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments that the compiled kernel has."""
+def _arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments that the compiled kernel takes."""
     return args if compiled.kept is None else [args[i] for i in compiled.kept]
 
 
 def _address(what: str, tensor: torch.Tensor) -> int:
-    """Where its values are. Raises LaunchError for a tensor whose memory holds others."""
+    """Return a tensor's address. Raises LaunchError if its memory does not hold its values."""
     if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
         raise LaunchError(
-            f"{what}: the memory of a tensor does not hold its values, as Torch computes conj() "
-            "and its imag when they are needed: pass x.resolve_conj().resolve_neg()"
+            f"{what}: the memory of a tensor does not hold its values, because Torch computes "
+            "conj() and its imag lazily: pass x.resolve_conj().resolve_neg()"
         )
     return tensor.data_ptr()
 
 
-def _three(what: str, name: str, value: Any) -> tuple[int, int, int]:
+def _three_sizes(what: str, name: str, value: Any) -> tuple[int, int, int]:
     sizes = (
         (value,)
         if isinstance(value, int)

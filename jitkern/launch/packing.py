@@ -1,7 +1,7 @@
 """Arguments of a launch from Python, checked by functions that are made for a kernel's parameters.
 
-They accept what is plainly right and give up on the rest, of which `arguments.checked` says what is
-wrong with it, if anything is.
+These functions accept arguments that plainly fit; `arguments.checked` looks at all others, and says
+what is wrong with them, if anything is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Pack = Callable[[Any], Any]
 
 
 class Misfit(Exception):
-    """An argument is not plainly what its parameter takes."""
+    """An argument does not plainly fit its parameter."""
 
 
 def packed(packs: Sequence[Pack], args: Sequence[Any]) -> list[Any] | None:
-    """The values to pass, addresses for tensors; None where the arguments are to be looked at."""
+    """Return the values to pass, addresses for tensors; None if `arguments.checked` must look."""
     if len(packs) != len(args):
         return None
     try:
@@ -32,7 +32,7 @@ def packed(packs: Sequence[Pack], args: Sequence[Any]) -> list[Any] | None:
 
 
 def packs_of(parameters: Sequence[str], device: torch.device) -> list[Pack]:
-    """A function for each parameter."""
+    """Return a packing function for each parameter."""
     return [_pack(code, device) for code in parameters]
 
 
@@ -52,7 +52,7 @@ def _pack(code: str, device: torch.device) -> Pack:
 
 def _pointer(pointee: str, device: torch.device) -> Pack:
     dtypes = frozenset(dtype for dtype, short in SHORT.items() if same_type(pointee, short))
-    index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device tells it
+    index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device returns it
 
     def address(tensor: Any) -> int | None:
         if tensor is None:

@@ -1,9 +1,9 @@
-"""Numbers that stand for whatever the next call brings: what a launch function computes with.
+"""Symbols: the numbers a traced launch function computes with, which stand for any later call's.
 
-A `Symbol` is an expression in C and the value that it has now, its hint. Arithmetic makes another
-Symbol; a comparison answers with a real bool at once and records it as a guard, so that `if`,
-`and`, `min`, `while` and `torch._check` just work, and what was traced serves exactly the calls for
-which the same answers hold. The hint is never read without a guard.
+A `Symbol` is an expression in C and its present value, the hint. Arithmetic makes another Symbol; a
+comparison returns a real bool at once and records this answer as a guard, so that `if`, `and`,
+`min`, `while` and `torch._check` just work, and the stub serves exactly the calls for which the
+same answers hold. The hint is never read without a guard.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class Unsupported(Exception):
-    """What a launch function does and C cannot follow; the op stays with the Python launcher.
+    """A launch function does something that C cannot follow; its op keeps its Python launcher.
 
-    A launch function may catch it: `running.problem` is the first of a trace.
+    A launch function may catch this error: `running.problem` is the first one of a trace.
     """
 
     def __init__(self, message: str) -> None:
@@ -51,9 +51,9 @@ class Statement(NamedTuple):
 
 
 class Facts:
-    """What is computed from the arguments and asked about them, in order; nothing with an effect.
+    """Values computed from the arguments and guards on them, in order; nothing with an effect.
 
-    line: tells the line of the launch function that is running.
+    line: returns the line of the launch function that is running.
     """
 
     def __init__(self, line: Callable[[], int]) -> None:
@@ -71,7 +71,7 @@ class Facts:
             self.statements.append(Statement(f"if (!({condition})) return MISS;", self.line()))
 
     def value(self, kind: type, expression: str, name: str = "") -> str:
-        """A name for the value of this C expression; equal expressions have one."""
+        """Return a name for the value of this C expression; equal expressions share a name."""
         self._check()
         if expression not in self._values:
             name = self._values[expression] = name or f"v{len(self._values)}"
@@ -81,11 +81,11 @@ class Facts:
 
     def _check(self) -> None:
         if self is not running.facts:
-            raise Unsupported("it uses a number of an earlier call")
+            raise Unsupported("a number kept from an earlier call cannot be traced")
 
 
 class Symbol:
-    """`text` in C, whose value is `hint` now; `what` it is in the user's words."""
+    """A number: an expression in C (`text`), its present value (`hint`), its name for users."""
 
     __slots__ = ("facts", "hint", "natural", "text", "what")
 
@@ -96,24 +96,24 @@ class Symbol:
         self.facts = facts
         self.text = text
         self.hint = hint
-        self.what = what or "a value computed from them"
+        self.what = what or "a value computed from the arguments"
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """A launch function that asks `isinstance(n, int)` is told what it is told in Python."""
+        """The class of the hint, so that `isinstance(n, int)` answers as without a trace."""
         return type(self.hint)
 
     def freeze(self) -> float:
-        """The hint, guarded: another value will be another variant."""
+        """Return the hint, guarded: another value will need another variant."""
         if self.hint != self.hint:
-            raise Unsupported("it makes a constant of a NaN")
+            raise Unsupported("a NaN that must be constant cannot be traced")
         same = "same({}, {})" if isinstance(self.hint, float) else "{} == {}"
         self.facts.guard(same.format(self.text, literal(self.hint)))
         self.facts.frozen.append(Frozen(self.what, self.hint))
         return self.hint
 
     def __getattr__(self, name: str) -> Any:
-        raise Unsupported(f"it uses {type(self.hint).__name__}.{name}")
+        raise Unsupported(f"{type(self.hint).__name__}.{name} cannot be traced")
 
     def __bool__(self) -> bool:
         return bool(self.__ne__(0))
@@ -126,8 +126,8 @@ class Symbol:
 
     def __index__(self) -> int:
         raise Unsupported(
-            f"it uses {self.what} as an index or in range(), which would be another trace for each "
-            "value: loop inside the kernel, or give the number as a template argument"
+            f"{self.what} in range() or as an index cannot be traced, since each value would need "
+            "a stub: loop inside the kernel, or pass the number as a template argument"
         )
 
     def __hash__(self) -> int:
@@ -189,32 +189,32 @@ class Symbol:
         return round(self.freeze(), digits)
 
     def as_integer(self) -> Any:
-        """What int() makes of it."""
+        """Return the number as int() would convert it."""
         return self.__trunc__()
 
     def as_real(self) -> Any:
-        """What float() makes of it."""
+        """Return the number as float() would convert it."""
         if _is_float(self):
             return self
         return self._made(float, f"(double){self.text}", float(self.hint))
 
     def square_root(self) -> Any:
-        """What math.sqrt() makes of it; of a number below 0 it is not supported."""
+        """Return the square root, as math.sqrt() does. Raises Unsupported for a number below 0."""
         real = self.as_real()
         if _less(real, 0.0):
-            raise Unsupported("it takes the square root of a negative number")
+            raise Unsupported("the square root of a negative number cannot be traced")
         return self._made(float, f"__builtin_sqrt({real.text})", math.sqrt(real.hint))
 
     def is_integer(self) -> bool:
-        """As of a float."""
+        """Whether the value is an integer, as float.is_integer() tells."""
         if not _is_float(self) or not _less(abs(self), 2.0**53):
             return self.freeze().is_integer()
         return bool(self.as_integer() == self)
 
     def bit_length(self) -> Symbol:
-        """As of an int; of one below 0 it is not supported."""
+        """Return int.bit_length() of the number. Raises Unsupported for a number below 0."""
         if _less(self, 0):
-            raise Unsupported("it asks for the bit_length() of a negative number")
+            raise Unsupported("bit_length() of a negative number cannot be traced")
         return self._made(int, f"bit_length({self.text}, &odd)", int(self.hint).bit_length())
 
     def _rounded(self, function: str, python: Callable[[float], int]) -> Any:
@@ -225,27 +225,27 @@ class Symbol:
 
     def _made(self, kind: type, expression: str, hint: float) -> Symbol:
         if kind is int and hint not in _INT64:
-            raise Unsupported("an integer of it leaves the range of int64")
+            raise Unsupported("an integer beyond the range of int64 cannot be traced")
         return Symbol(self.facts, self.facts.value(kind, expression), hint, self.what)
 
 
 def is_symbol(value: object) -> bool:
-    """Whether `value` is a Symbol; isinstance is told otherwise."""
+    """Whether `value` is a Symbol, which isinstance() does not tell."""
     return type(value) is Symbol
 
 
 def concrete(value: Any) -> Any:
-    """The value itself, guarded if it is a Symbol."""
+    """Return the value itself; of a Symbol, the guarded hint."""
     return value.freeze() if is_symbol(value) else value
 
 
 def literal(value: float) -> str:
-    """A number in C."""
+    """Return a number in C."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, int):
         if value not in _INT64:
-            raise Unsupported("an integer of it leaves the range of int64")
+            raise Unsupported("an integer beyond the range of int64 cannot be traced")
         return (
             str(value)
             if abs(value) < 2**31
@@ -259,35 +259,35 @@ def literal(value: float) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A number or Symbol in C."""
+    """Return a number or Symbol in C."""
     if not is_symbol(value):
         return literal(value)
     value.facts._check()
     return str(value.text)
 
 
-def _hint(value: Any) -> Any:
+def _hint_of(value: Any) -> Any:
     return value.hint if is_symbol(value) else value
 
 
 def _computed(compute: Callable[..., Any], *hints: Any) -> Any:
-    """The value for these hints; for others it may not fail, so a failure is no answer."""
+    """Return the value for these hints. Raises Unsupported: other values may not fail."""
     try:
         return compute(*hints)
     except (ArithmeticError, ValueError) as e:
-        raise Unsupported(f"it meets {type(e).__name__}: {e}") from e
+        raise Unsupported(f"arithmetic that raises {type(e).__name__} cannot be traced: {e}") from e
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """A power of floats, by the pow() that Python calls; odd where Python treats it specially."""
-    hints = _hint(base), _hint(exponent)
+    """Return a power of floats, by the pow() that Python calls; odd in Python's special cases."""
+    hints = _hint_of(base), _hint_of(exponent)
     if not all(isinstance(hint, (int, float)) for hint in hints):
         return NotImplemented
     symbol: Symbol = base if is_symbol(base) else exponent
     value = _computed(operator.pow, *hints)
     texts = [_as_double(x, exact=True) for x in (base, exponent)]
     if isinstance(value, complex):
-        raise Unsupported("it takes a power of a negative number")
+        raise Unsupported("a complex power of a negative number cannot be traced")
     return symbol._made(float, f"power(api, {', '.join(texts)}, &odd)", value)
 
 
@@ -296,7 +296,7 @@ def _less(a: Any, b: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(_hint(value), float)
+    return isinstance(_hint_of(value), float)
 
 
 def _arithmetic(name: str, integer: str, floating: str) -> None:
@@ -304,7 +304,7 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
     compute = getattr(operator, name)
 
     def forward(a: Any, b: Any) -> Any:
-        if not isinstance(_hint(b), (int, float)):
+        if not isinstance(_hint_of(b), (int, float)):
             return NotImplemented
         symbol: Symbol = a if is_symbol(a) else b
         if name == "mul" and any(type(x) is int and x == 1 for x in (a, b)):
@@ -312,8 +312,8 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
         real = _is_float(a) or _is_float(b) or name == "truediv"
         form = floating if real else integer
         if not form:
-            raise Unsupported(f"it computes `{name}` of floats")
-        hint = _computed(compute, _hint(a), _hint(b))
+            raise Unsupported(f"`{name}` of floats cannot be traced")
+        hint = _computed(compute, _hint_of(a), _hint_of(b))
         whole = name == "truediv" and not (_is_float(a) and _is_float(b))
         operands = [_as_double(x, exact=whole) if real else text_of(x) for x in (a, b)]
         return symbol._made(float if real else int, form.format(*operands), hint)
@@ -323,7 +323,7 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
     setattr(
         Symbol,
         f"__r{special}__",
-        lambda a, b: forward(b, a) if isinstance(_hint(b), (int, float)) else NotImplemented,
+        lambda a, b: forward(b, a) if isinstance(_hint_of(b), (int, float)) else NotImplemented,
     )
 
 
@@ -333,16 +333,16 @@ def _as_double(value: Any, *, exact: bool) -> str:
     if is_symbol(value):
         return f"exact({value.text}, &odd)" if exact else f"(double){value.text}"
     if exact and float(value) != value:
-        raise Unsupported(f"it compares a float with {value}, which is not exact as a double")
+        raise Unsupported(f"{value} beside a float cannot be traced: no double is exactly {value}")
     return literal(float(value))
 
 
 def _comparison(name: str, sign: str) -> None:
-    """Define one comparison: it answers with a bool and guards it."""
+    """Define one comparison, which returns a bool and guards the answer."""
     compute = getattr(operator, name)
 
     def compare(self: Symbol, other: Any) -> Any:
-        hint = _hint(other)
+        hint = _hint_of(other)
         if not isinstance(hint, (int, float)):
             return NotImplemented
         answer = compute(self.hint, hint)
@@ -391,7 +391,7 @@ for _name, _sign in (
 
 
 def line_in(code: Any) -> Callable[[], int]:
-    """A function that tells which line of `code` is running, further up the stack."""
+    """Return a function that returns the line of `code` that is running, further up the stack."""
 
     def line() -> int:
         frame: types.FrameType | None = sys._getframe(1)

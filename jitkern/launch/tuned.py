@@ -1,6 +1,6 @@
 """A launch function together with the configurations that `.tune` lists for it.
 
-Light: a process that finds all it needs in the cache imports this, and not what measures.
+A process that finds its choices in the cache imports this module, and not the one that measures.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Function = Callable[..., Any]
 
 
 class Tuned:
-    """Called like its launch function, whose `k.config` it provides for.
+    """A launch function that has configurations; a call of it sets `k.config`.
 
-    configurations: lists them, given the op's inputs. key: what of the inputs a choice depends on
-    besides their dtypes.
+    configurations: returns the configurations for the op's inputs. key: returns the value that a
+    choice depends on besides the dtypes of the inputs.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Tuned:
 
     @property
     def __code__(self) -> Any:
-        """The launch function's own."""
+        """The code object of the launch function."""
         return self.launch.__code__
 
 
 def parts_of(function: Function) -> tuple[Function, ...]:
-    """The functions that the author of a launch function wrote for it."""
+    """Return the functions that belong to a launch function: itself, and those of `.tune`."""
     if not isinstance(function, Tuned):
         return (function,)
     key = (function.key,) if function.key else ()
@@ -54,14 +54,14 @@ def parts_of(function: Function) -> tuple[Function, ...]:
 
 
 def changed(function: Function, change: Callable[[Function], Function]) -> Function:
-    """A launch function with each of its parts changed."""
+    """Return a launch function with `change` applied to each of its parts."""
     if isinstance(function, Tuned):
         return Tuned(*map(change, parts_of(function)))
     return change(function)
 
 
 def model_of(device: torch.device) -> str:
-    """The name of a device's model: what is quickest on one is on all of it."""
+    """Return a device's model name: a configuration is equally quick on all devices of a model."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
 
 
@@ -69,7 +69,7 @@ def model_of(device: torch.device) -> str:
 def _cpu() -> str:
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            named = [line.partition(":")[2].strip() for line in lines if line.startswith("model n")]
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model n")]
     except OSError:
-        named = []
-    return next(iter(named), platform.processor() or platform.machine())
+        names = []
+    return next(iter(names), platform.processor() or platform.machine())
