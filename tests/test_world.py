@@ -214,11 +214,17 @@ def asks_for_a_mode(k, x):
 @pytest.mark.parametrize(
     ("launch", "reason"),
     [
-        (reads_an_object, "`settings`, of type SimpleNamespace, which can change unseen"),
-        (reads_a_list, "`LISTED`, of type list, which can change unseen"),
-        (reads_an_attribute_of_a_function, "it reads `factor` of the function `with_attribute`"),
-        (draws, "it uses `random.random`"),
-        (asks_for_a_mode, "it uses `torch.is_grad_enabled`"),
+        (
+            reads_an_object,
+            "`settings`, of type SimpleNamespace, cannot be traced: it can change unseen",
+        ),
+        (reads_a_list, "`LISTED`, of type list, cannot be traced: it can change unseen"),
+        (
+            reads_an_attribute_of_a_function,
+            "`factor` of the function `with_attribute` cannot be traced",
+        ),
+        (draws, "`random.random` cannot be traced"),
+        (asks_for_a_mode, "`torch.is_grad_enabled` cannot be traced"),
     ],
 )
 def test_what_can_change_unseen_keeps_a_call_to_python_and_says_where(declare, launch, reason):

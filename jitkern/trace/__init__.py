@@ -1,4 +1,4 @@
-"""The launch function as C: what it reads, the run that notes what it does, the text of a stub."""
+"""The launch function as C: its world, its trace, and the text of its stub."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A launch function as it runs: its own code, with a `torch._check` that imports no sympy.
 
-Torch's own takes 0.7 s for that import on its first use.
+Torch's own `_check` imports sympy on its first use, which takes 0.7 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def check(condition: Any, message: Callable[[], object] | None = None) -> None:
-    """As torch._check, for a bool."""
+    """Do what torch._check does, without sympy for a bool."""
     if not isinstance(condition, bool):
         torch._check(condition, message)
     elif not condition:
@@ -26,7 +26,7 @@ def check(condition: Any, message: Callable[[], object] | None = None) -> None:
 
 
 def runnable(function: Function) -> Function:
-    """A launch function as it is now, with a quick `torch._check` where it calls that."""
+    """Return a copy of a launch function with a quick `torch._check`; itself if it calls none."""
     world = world_of(parts_of(function))
     if world.refusal or not world.uses(torch._check):
         return function

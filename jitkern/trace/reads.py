@@ -1,8 +1,8 @@
-"""What the code of a function reads besides its arguments, found in its bytecode.
+"""The names that the code of a function reads besides its arguments, found in its bytecode.
 
-A read names a global or a variable of the function around, and the attributes that are taken off it
-at once: `torch.cuda.get_device_properties`. Whatever cannot be followed by names, or leaves a trace
-in the world (an import, a rebound global, a class statement), is a refusal.
+A read names a global or a variable of the enclosing function, and the attributes that the code
+reads of it at once: `torch.cuda.get_device_properties`. Code that cannot be followed by names, or
+that has an effect (an import, a rebound global, a class statement), is a refusal.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class Read(NamedTuple):
     name: str
     attributes: tuple[str, ...]
     line: int
-    cell: bool  # of the function around rather than of the module
+    cell: bool  # a variable of the enclosing function, not of the module
 
 
 class Refusal(NamedTuple):
-    """What code does that cannot be followed, and the line of the file."""
+    """A construct that cannot be followed, and the line of the file."""
 
     what: str
     line: int
 
 
 class Reads(NamedTuple):
-    """What one function reads.
+    """The names that one function reads.
 
-    attributes: all that its code takes off any value. changes: whether it sets or deletes items.
-    compares: whether it may ask if two values are one object.
+    attributes: all that its code reads of any value. changes: whether the code sets or deletes
+    items. compares: whether the code may ask if two values are one object.
     """
 
     reads: tuple[Read, ...]
@@ -47,15 +47,15 @@ class Reads(NamedTuple):
 
 
 _REFUSED = {
-    "IMPORT_NAME": "it imports `{}`",
-    "STORE_GLOBAL": "it sets the global `{}`",
-    "DELETE_GLOBAL": "it deletes the global `{}`",
-    "STORE_ATTR": "it sets the attribute `{}` of an object",
-    "DELETE_ATTR": "it deletes the attribute `{}` of an object",
-    "LOAD_BUILD_CLASS": "it defines a class",
-    "LOAD_NAME": "it reads `{}` as a class body does",
-    "MATCH_CLASS": "it matches a pattern of a class",
-    "LOAD_SUPER_ATTR": "it calls super()",
+    "IMPORT_NAME": "`import {}` cannot be traced",
+    "STORE_GLOBAL": "setting the global `{}` cannot be traced",
+    "DELETE_GLOBAL": "deleting the global `{}` cannot be traced",
+    "STORE_ATTR": "setting the attribute `{}` cannot be traced",
+    "DELETE_ATTR": "deleting the attribute `{}` cannot be traced",
+    "LOAD_BUILD_CLASS": "a class statement cannot be traced",
+    "LOAD_NAME": "`{}` in a class body cannot be traced",
+    "MATCH_CLASS": "a class pattern of `match` cannot be traced",
+    "LOAD_SUPER_ATTR": "super() cannot be traced",
 }
 _PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__", "__name__"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
@@ -66,7 +66,7 @@ _PADDING = frozenset(("EXTENDED_ARG", "CACHE", "PRECALL", "PUSH_NULL"))
 
 @functools.lru_cache(maxsize=1024)
 def reads_of(code: types.CodeType) -> Reads:
-    """What a function of this code reads, the functions that it defines inside included."""
+    """Return the names that a function of this code reads, its inner functions included."""
     reads: list[Read] = []
     refusals: list[Refusal] = []
     attributes: set[str] = set()
@@ -82,7 +82,7 @@ def reads_of(code: types.CodeType) -> Reads:
 def _parts(
     code: types.CodeType, around: frozenset[str]
 ) -> Iterator[tuple[types.CodeType, frozenset[str]]]:
-    """The code and what it holds, each with its variables that lie outside of all of it."""
+    """Yield the code and its inner functions, each with its variables from outside of the whole."""
     yield code, around
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -106,13 +106,13 @@ def _scan(
             chain = _attributes(listed, at + 1)
             reads.append(Read(value, chain, line, name != "LOAD_GLOBAL"))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in around:
-            refusals.append(Refusal(f"it sets `{value}` of the function around it", line))
+            refusals.append(Refusal(f"setting the outer `{value}` cannot be traced", line))
         elif name in _REFUSED:
             refusals.append(Refusal(_REFUSED[name].format(value), line))
         elif name in _ATTRIBUTE:
             attributes.add(value)
             if value.startswith("__") and value not in _PLAIN_DUNDERS:
-                refusals.append(Refusal(f"it reads `{value}` of an object", line))
+                refusals.append(Refusal(f"the attribute `{value}` cannot be traced", line))
 
 
 def _compares(listed: list[dis.Instruction]) -> bool:

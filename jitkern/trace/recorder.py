@@ -1,4 +1,4 @@
-"""What a traced launch function does, noted as lines of C: allocations, launches and results."""
+"""The recorder of a trace, which notes allocations, launches and results as lines of C."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _active = threading.local()  # the recorder of this thread's trace
 
 @contextlib.contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Note in `recorder` what this thread allocates, while the block runs."""
+    """Make `recorder` note the allocations of this thread while the block runs."""
     before, _active.recorder = getattr(_active, "recorder", None), recorder
     try:
         yield
@@ -59,26 +59,26 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
-    """What torch.empty, torch.zeros_like and the like make in a trace."""
+    """Return the proxy that torch.empty, torch.zeros_like and the like make in a trace."""
     recorder: Recorder = _active.recorder
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
     if name.endswith("_like"):
-        made = recorder.like(*args, **kwargs)
+        proxy = recorder.like(*args, **kwargs)
     elif "size" in kwargs:
-        made = recorder.empty(kwargs.pop("size"), *args, **kwargs)
+        proxy = recorder.empty(kwargs.pop("size"), *args, **kwargs)
     else:
         allocate = recorder.empty_strided if name == "empty_strided" else recorder.empty
-        made = allocate(*args, **kwargs)
-    return made.zero_() if name.startswith("zeros") else made
+        proxy = allocate(*args, **kwargs)
+    return proxy.zero_() if name.startswith("zeros") else proxy
 
 
 def is_proxy(value: object) -> bool:
-    """Whether `value` is a TensorProxy; isinstance is told otherwise."""
+    """Whether `value` is a TensorProxy, which isinstance() does not tell."""
     return type(value) is TensorProxy
 
 
 class Described(NamedTuple):
-    """What a trace asks of a tensor that is passed: all but its values."""
+    """All that a trace needs of a tensor argument: everything but its values."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -88,7 +88,7 @@ class Described(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Described:
-        """A tensor's; a meta tensor's address is as aligned as a fresh allocation would be."""
+        """Describe a tensor; a meta tensor's address is its offset into an aligned allocation."""
         if tensor.layout is not torch.strided:
             return cls(tensor.dtype, (), (), 0, tensor.layout)
         meta = tensor.device.type == "meta"
@@ -98,7 +98,7 @@ class Described(NamedTuple):
 
 
 def described(args: Sequence[Any]) -> list[Any]:
-    """Arguments with a `Described` for each tensor; one that is passed twice has one of them."""
+    """Return the arguments with a `Described` for each tensor, the same one for the same tensor."""
     known: dict[int, Described] = {}
     return [
         known.setdefault(id(arg), Described.of(arg)) if isinstance(arg, torch.Tensor) else arg
@@ -107,21 +107,21 @@ def described(args: Sequence[Any]) -> list[Any]:
 
 
 class Provider(Protocol):
-    """Where a trace has its kernels from: a Runner, or one that only reads the cache."""
+    """The source of a trace's kernels: a Runner, or CachedKernels, which only read the cache."""
 
     source: Source
 
     def chosen(
         self, function: str, configs: Sequence[Any], situation: autotune.Situation
     ) -> autotune.Choice:
-        """Which configuration to take, of `function` or of `.tune`; nothing is measured."""
+        """Return the configuration to use, of `function` or of `.tune`, without measuring."""
 
     def compiled(self, call: Call) -> Compiled:
-        """The variant that an expanded call needs."""
+        """Return the variant that an expanded call needs."""
 
 
 class Recorder:
-    """The recorder that the proxies of one run share."""
+    """The recorder that the proxies of one trace share."""
 
     def __init__(
         self,
@@ -143,17 +143,17 @@ class Recorder:
         self._kernels_of = kernels_of
 
     def act(self, text: str) -> None:
-        """Do this, in order."""
+        """Add a line of C that acts, after all earlier ones."""
         self.actions.append(Statement(text, self.facts.line()))
 
     def symbol(self, text: str, hint: Any, what: str, *, natural: bool = False) -> Symbol:
-        """A leaf: something that a call brings."""
+        """Return a Symbol for a number that each call brings."""
         return Symbol(self.facts, text, hint, what, natural=natural)
 
     def tensor(self, name: str, label: str, value: Described) -> TensorProxy:
-        """The proxy of an argument; guards what is concrete about it."""
+        """Return the proxy of an argument, and guard its dtype, rank and device."""
         if value.layout is not torch.strided or value.dtype not in DTYPE_CODES:
-            raise Unsupported(f"its argument `{label}` is {value.layout} of {value.dtype}")
+            raise Unsupported(f"argument `{label}` cannot be traced: {value.layout} {value.dtype}")
         self.facts.guard(
             f"{name}->handle && {name}->dtype == {DTYPE_CODES[value.dtype]} "
             f"&& {name}->dim == {len(value.shape)}"
@@ -184,7 +184,7 @@ class Recorder:
     # ------------------------------------------------------------------ allocation
 
     def dense(self, shape: Sequence[Any]) -> tuple[Any, ...]:
-        """The strides of contiguous memory, as Torch sets them: a size of 0 counts as 1."""
+        """Return the strides of contiguous memory, for which Torch counts a size of 0 as 1."""
         strides: list[Any] = []
         step: Any = 1
         for size in reversed(shape):
@@ -204,21 +204,21 @@ class Recorder:
         *,
         contiguous: bool = False,
     ) -> TensorProxy:
-        """New memory of these sizes and strides (None: contiguous)."""
+        """Return the proxy of new memory with these sizes and strides (None: contiguous)."""
         if dtype not in DTYPE_CODES:
-            raise Unsupported(f"it allocates {dtype}")
+            raise Unsupported(f"an allocation of {dtype} cannot be traced")
         shape = tuple(shape)
-        laid = self.dense(shape) if strides is None else tuple(strides)
+        steps = self.dense(shape) if strides is None else tuple(strides)
         number = len(self.owned)
-        self.owned.append((shape, laid))
+        self.owned.append((shape, steps))
         self.act(f"char *y{number};")
         self.act(
-            f"if (api->allocate(call, {len(shape)}, {_array(shape)}, {_array(laid)}, "
+            f"if (api->allocate(call, {len(shape)}, {_array(shape)}, {_array(steps)}, "
             f"{DTYPE_CODES[dtype]}, &owned[{number}], &y{number})) goto failed;"
         )
         memory = Memory(f"owned[{number}]", f"y{number}", None)
         return TensorProxy(
-            self, memory, dtype, shape, laid, contiguous=contiguous or strides is None
+            self, memory, dtype, shape, steps, contiguous=contiguous or strides is None
         )
 
     def empty(
@@ -246,33 +246,33 @@ class Recorder:
         memory_format: Any = torch.preserve_format,
         **rest: Any,
     ) -> TensorProxy:
-        """As torch.empty_like: a dense model's strides are kept, odd ones of empty sizes too."""
+        """Allocate as torch.empty_like does: a dense model's strides are kept."""
         if not is_proxy(model):
-            raise Unsupported("it allocates like what is not a tensor of this call")
+            raise Unsupported("empty_like() of no tensor of this call cannot be traced")
         chosen = self._options(dtype or model.dtype, device or self.device, rest)
         if memory_format is torch.contiguous_format:
             return self.allocate(model.shape, None, chosen)
         if memory_format is not torch.preserve_format:
-            raise Unsupported(f"it allocates in {memory_format}")
+            raise Unsupported(f"an allocation in {memory_format} cannot be traced")
         dense = model.is_contiguous()
         if not dense:
             expected: Any = 1
-            for d in sorted(range(model.ndim), key=lambda d: _hints(model, d)):
+            for d in sorted(range(model.ndim), key=lambda d: _stride_hints(model, d)):
                 if model.shape[d] == 1:
                     continue
                 if not model._strides[d] == expected:
-                    raise Unsupported("it allocates like a tensor with gaps or overlaps")
+                    raise Unsupported("empty_like() of gaps or overlaps cannot be traced")
                 expected = expected * model.shape[d]
         return self.allocate(model.shape, model._strides, chosen, contiguous=dense)
 
     def _options(self, dtype: torch.dtype | None, device: Any, rest: dict[str, Any]) -> torch.dtype:
-        wanted = torch.device(device if device is not None else "cpu")
-        index = wanted.index if wanted.index is not None else self.device.index
-        if wanted.type != self.device.type or index != self.device.index:
-            raise Unsupported(f"it allocates on {wanted}, and its op runs on {self.device}")
+        place = torch.device(device if device is not None else "cpu")
+        index = place.index if place.index is not None else self.device.index
+        if place.type != self.device.type or index != self.device.index:
+            raise Unsupported(f"an allocation on {place} cannot be traced: not {self.device}")
         unknown = [k for k, v in rest.items() if v and not (k == "layout" and v is torch.strided)]
         if unknown:
-            raise Unsupported(f"it allocates with {unknown[0]}=")
+            raise Unsupported(f"an allocation with {unknown[0]}= cannot be traced")
         self.facts.guard("!fills(api)")
         if dtype is not None:
             return dtype
@@ -281,7 +281,7 @@ class Recorder:
         return default
 
     def handle(self, tensor: TensorProxy) -> str:
-        """Its handle in C; of a view, a new one."""
+        """Return a tensor's handle in C; for a view, make a new handle."""
         if tensor._argument or self._whole(tensor):
             return tensor._memory.handle
         number = len(self.owned)
@@ -294,19 +294,19 @@ class Recorder:
         return f"owned[{number}]"
 
     def _whole(self, tensor: TensorProxy) -> bool:
-        """Whether it is an allocation as it was made."""
+        """Whether the tensor is an allocation with its first sizes and strides."""
         if tensor._memory.address is not None or not _same(tensor._offset, 0):
             return False
-        made = self.owned[int(tensor._memory.handle[6:-1])]
+        allocation = self.owned[int(tensor._memory.handle[6:-1])]
         return all(
             len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
-            for a, b in zip(made, (tensor.shape, tensor._strides))
+            for a, b in zip(allocation, (tensor.shape, tensor._strides))
         )
 
     # ------------------------------------------------------------------ launches and results
 
     def start(self, call: Call) -> None:
-        """Launch: the kernel is had now, the arguments are checked, and the stub does the rest."""
+        """Record a launch: get the kernel and check the arguments now, and let the stub launch."""
         choose = functools.partial(self._autotuned, call.function)
         call = expanded(self.where, self._kernels_of.source, call, choose)
         call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
@@ -314,17 +314,17 @@ class Recorder:
         number = len(self.kernels)
         self.kernels.append(compiled)
         what = f"`{call.function}` of {self.where}"
-        given = call.args if compiled.kept is None else [call.args[i] for i in compiled.kept]
-        if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in given):
-            raise Unsupported("it passes a tensor made by other means than empty and zeros")
-        args = checked(what, compiled.parameters, given, self.device, compiled.written)
+        passed = call.args if compiled.kept is None else [call.args[i] for i in compiled.kept]
+        if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in passed):
+            raise Unsupported("a tensor not made by empty or zeros cannot be traced")
+        args = checked(what, compiled.parameters, passed, self.device, compiled.written)
         values = [
             (_ctype(code), _argument(code, arg)) for code, arg in zip(compiled.parameters, args)
         ]
         if self.device.type == "cpu":
             types = ", ".join(ctype for ctype, _ in values) or "void"
-            passed = ", ".join(text for _, text in values)
-            self.act(f"((void (*)({types}))call->kernels[{number}])({passed});")
+            texts = ", ".join(text for _, text in values)
+            self.act(f"((void (*)({types}))call->kernels[{number}])({texts});")
             self.act("call->launched = 1;")
             return
         shape = geometry_of(what, compiled, call.keywords)
@@ -350,7 +350,7 @@ class Recorder:
     def choose(
         self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """The configuration of `.tune`; whatever was asked to find it is guarded."""
+        """Return the configuration of `.tune`, and guard all that the choice depends on."""
         configs = autotune.configs_of(tuned, args, kwargs)
         return configs[self._choice("", configs, autotune.situation_of_call(tuned, args, kwargs))]
 
@@ -367,7 +367,7 @@ class Recorder:
         return number
 
     def _scratch(self, compiled: Compiled, grid: Sequence[Any]) -> Iterator[str]:
-        """Triton's trailing parameters: memory that all its programs share out among them."""
+        """Yield the arguments for Triton's trailing parameters: memory that its programs share."""
         for size in compiled.meta.get("scratch", ()):
             if size:
                 yield self.allocate((math.prod(grid) * size,), None, torch.uint8)._memory.data
@@ -375,27 +375,27 @@ class Recorder:
                 yield "0"
 
     def finish(self, result: Any, wanted: int) -> None:
-        """Return these tensors."""
+        """Record the results, with which the stub returns."""
         results = (
             result if isinstance(result, (tuple, list)) else () if result is None else (result,)
         )
         if len(results) != wanted:
-            raise Unsupported(f"it returns {len(results)} values, and its schema {wanted}")
-        given: set[str] = set()
+            raise Unsupported(f"it returns {len(results)} values, and its schema says {wanted}")
+        handles_seen: set[str] = set()
         handles: list[str] = []
         for tensor in results:
             if type(tensor) is not TensorProxy:
-                raise Unsupported(f"it returns a {type(tensor).__name__}")
-            if tensor._memory.address is not None or tensor._memory.handle in given:
-                raise Unsupported("it returns an argument, or one tensor twice")
-            given.add(tensor._memory.handle)
+                raise Unsupported(f"a result of type {type(tensor).__name__} cannot be traced")
+            if tensor._memory.address is not None or tensor._memory.handle in handles_seen:
+                raise Unsupported("a result that is an argument or another result cannot be traced")
+            handles_seen.add(tensor._memory.handle)
             handles.append(self.handle(tensor))
-        for i, handle in enumerate(handles):  # when nothing can fail any more
+        for i, handle in enumerate(handles):  # after all that can fail
             self.act(f"call->returns[{i}] = {handle}, {handle} = 0;")
 
 
 def _argument(code: str, value: Any) -> str:
-    """A kernel argument in C."""
+    """Return a kernel argument in C."""
     if value is None:
         return "0"
     if type(value) is TensorProxy:
@@ -406,7 +406,7 @@ def _argument(code: str, value: Any) -> str:
         return f"{value._memory.data} + {text_of(value._offset * value.itemsize)}"
     text = text_of(value)
     if code in ("f32", "f64") and not isinstance(value, float):
-        text = f"(double){text}"  # as Python rounds an integer
+        text = f"(double){text}"  # rounds an integer as Python does
     return text if code in ("i64", "f64") else f"({_CTYPES[code]}){text}"
 
 
@@ -415,12 +415,12 @@ def _ctype(code: str) -> str:
 
 
 def _array(values: Sequence[Any]) -> str:
-    """A C array of integers, never empty."""
+    """Return a C array of integers, never empty."""
     return f"(const i64[]){{{', '.join(map(text_of, values)) or '0'}}}"
 
 
-def _hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
-    """Order of dimensions: only decides which guards are tried, which then hold or not."""
+def _stride_hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
+    """Return a key that orders dimensions; the order only decides which guards are tried."""
     stride, size = tensor._strides[d], tensor.shape[d]
     return (
         stride.hint if is_symbol(stride) else stride,

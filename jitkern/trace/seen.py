@@ -1,7 +1,7 @@
-"""What a launch function sees, while it is traced, of Torch, `math` and the builtins.
+"""The parts of Torch, `math` and the builtins that a launch function sees while it is traced.
 
-The functions that a Symbol or a TensorProxy could not be given to have stand-ins that know both,
-and what cannot be followed is a trap, which ends the trace when it is touched.
+Functions that do not take a Symbol or a TensorProxy have stand-ins that do. Values that cannot be
+followed are traps, which end the trace when they are touched.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Function = Callable[..., Any]
 
 
 def traceable(function: Function, world: World) -> Function:
-    """A launch function over what a trace can follow."""
+    """Return a copy of a launch function over stand-ins and traps."""
     copies = iter(world.copies(_stand_ins(), Trap))
     return changed(function, lambda _: next(copies))
 
 
 class Trap:
-    """A value that no trace follows: whatever is done with it ends the trace."""
+    """A value that no trace follows: any use of the value ends the trace."""
 
     __slots__ = ("_what",)
 
@@ -60,7 +60,7 @@ class Trap:
 
 
 class _Type(type):
-    """A class that stands for another one, `real`, and makes what a trace follows."""
+    """A class that stands for another class, `real`, and makes values that a trace follows."""
 
     real: Any
 
@@ -123,20 +123,20 @@ def _real(kind: Any) -> Any:
 
 def _type_of(*args: Any) -> Any:
     if len(args) != 1 or type(args[0]) is TensorProxy:
-        raise Unsupported("it asks for the type() of a tensor, which a call does not tell")
+        raise Unsupported("type() of a tensor cannot be traced: C does not know its class")
     (value,) = args
     kind = type(value.hint) if is_symbol(value) else type(value)
-    known: dict[Any, Any] = {Shape: torch.Size, Table: dict}
-    kind = known.get(kind, kind)
+    real: dict[Any, Any] = {Shape: torch.Size, Table: dict}
+    kind = real.get(kind, kind)
     return _TYPES.get(kind, kind)
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
-    given: Any = kinds if isinstance(kinds, (tuple, types.UnionType)) else (kinds,)
-    listed = tuple(map(_real, getattr(given, "__args__", given)))
+    union: Any = kinds if isinstance(kinds, (tuple, types.UnionType)) else (kinds,)
+    listed = tuple(map(_real, getattr(union, "__args__", union)))
     special = [kind for kind in listed if type(kind) is not type and kind is not torch.Tensor]
     if type(value) is TensorProxy and special:
-        raise Unsupported(f"it asks whether a tensor is a {special[0]!r}")
+        raise Unsupported(f"isinstance() of a tensor and {special[0]!r} cannot be traced")
     return isinstance(value, listed)
 
 
@@ -149,11 +149,11 @@ def _length(value: Any) -> Any:
 
 
 def _hash(value: Any) -> int:
-    """As of Python's hash(), which is another one in each process for text."""
+    """Return hash() of numbers. Raises Unsupported for text, whose hash varies by process."""
     items = value if type(value) in (tuple, Shape) else (value,)
     for item in items:
         if not is_symbol(item) and type(item) not in (int, bool, float):
-            raise Unsupported("it uses the hash() of more than numbers")
+            raise Unsupported("hash() of more than numbers cannot be traced")
     return hash(value)
 
 
@@ -176,11 +176,11 @@ def _is_finite(value: Any) -> bool:
 
 
 def _method(name: str) -> Function:
-    """A function of Torch that is a method of tensors too."""
+    """Return the stand-in of a function of Torch that is a method of tensors too."""
 
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if type(tensor) is not TensorProxy:
-            raise Unsupported(f"it uses torch.{name} on what is not a tensor of this call")
+            raise Unsupported(f"torch.{name} of no tensor of this call cannot be traced")
         return getattr(tensor, name)(*args, **kwargs)
 
     return call
@@ -199,7 +199,7 @@ _ALLOCATORS = ("empty", "empty_like", "empty_strided", "zeros", "zeros_like")
 
 @functools.cache
 def _stand_ins() -> Mapping[int, Any]:
-    """What is seen in place of an object, by the object's id."""
+    """Return the stand-ins, by the ids of the objects that they replace."""
     of_torch = {
         "_check": check, "is_tensor": _is_tensor, "Size": _Size,
         **{name: _method(name) for name in _METHODS},

@@ -1,5 +1,5 @@
-/* Pasted above the runtime and above every stub: what they share. Nothing is included and nothing is
-   linked; Torch, the driver and the runtime come as a table of addresses. */
+/* The declarations that the runtime and every stub share, pasted above them. Nothing is included
+   and nothing is linked; Torch, the driver and the runtime come as a table of addresses. */
 typedef int i32;
 typedef unsigned u32;
 typedef long long i64;
@@ -16,7 +16,7 @@ typedef struct { /* a tensor argument, described once per call */
 
 typedef struct Call Call;
 
-typedef struct { /* runtime.py fills it, by these names and in this order */
+typedef struct { /* runtime/symbols.py fills this table, by these names and in this order */
   /* of Torch */
   i32 (*get_dim)(Handle, i64 *);
   i32 (*get_numel)(Handle, i64 *);
@@ -39,7 +39,7 @@ typedef struct { /* runtime.py fills it, by these names and in this order */
   i32 (*create_device_guard)(i32, Handle *);
   i32 (*delete_device_guard)(Handle);
   i32 (*get_current_cuda_stream)(i32, void **);
-  /* of Torch, by mangled names: null where this Torch has them not */
+  /* of Torch, by mangled names: null where this Torch lacks them */
   _Bool (*requires_grad)(const void *);
   void **(*forward_grad)(const void *, u64, Handle);
   _Bool (*is_included)(u32);
@@ -77,12 +77,12 @@ struct Call { /* one call of an op, as a stub sees it */
   char *error;
   void *stream;
   i32 device, index; /* where to allocate and launch */
-  i32 launched;      /* whether anything was */
+  i32 launched;      /* whether a kernel was launched */
 };
 
 enum { DONE, MISS, FAILED, BROKEN }; /* FAILED: before any launch; BROKEN: after one */
 
-/* Whether Torch fills new memory, so that what is not written shows: Python does it. */
+/* Whether Torch fills new memory, to reveal elements that nobody writes: then Python allocates. */
 static inline i32 fills(const Api *api) { return api->context && api->deterministic && api->deterministic(api->context()); }
 typedef union { u64 bits; double real; } Float;
 static inline double real(u64 bits) { return ((Float){bits}).real; }
@@ -96,7 +96,7 @@ static inline i32 contiguous(const Tensor *t) {
   }
   return 1;
 }
-/* Python's integers: what leaves int64, or has no value, is marked as odd, and the stub misses. */
+/* Python's integers: a result beyond int64, or none at all, is marked as odd, and the stub misses. */
 static inline i64 add(i64 a, i64 b, i32 *odd) { i64 r; *odd |= __builtin_add_overflow(a, b, &r); return r; }
 static inline i64 sub(i64 a, i64 b, i32 *odd) { i64 r; *odd |= __builtin_sub_overflow(a, b, &r); return r; }
 static inline i64 mul(i64 a, i64 b, i32 *odd) { i64 r; *odd |= __builtin_mul_overflow(a, b, &r); return r; }
@@ -121,11 +121,11 @@ static inline i64 bit_length(i64 a, i32 *odd) {
   return a > 0 ? 64 - __builtin_clzll((u64)a) : 0;
 }
 static inline i64 max1(i64 a) { return a > 1 ? a : 1; }
-/* Floats: an integer must be exact as a double, a divisor not 0, a power finite, a rounded one in range. */
+/* Floats: an integer must be exact as a double, a divisor not 0, a power finite, a rounded value in range. */
 static inline double exact(i64 a, i32 *odd) { *odd |= a > 1LL << 53 || a < -(1LL << 53); return (double)a; }
 static inline double quotient(double a, double b, i32 *odd) { *odd |= b == 0; return b == 0 ? 0 : a / b; }
 static inline double bounded(double a, i32 *odd) { *odd |= a - a != 0; return a; }
-/* Python's own pow() where it is plain: of finite numbers, finite, no root of a negative one. */
+/* Python's own pow() in plain cases: of finite numbers, finite, no root of a negative number. */
 static inline double power(const Api *api, double a, double b, i32 *odd) {
   *odd |= !api->pow || a - a != 0 || b - b != 0 || (a == 0 && b < 0) || (a < 0 && __builtin_floor(b) != b);
   return *odd ? 0 : bounded(api->pow(a, b), odd);

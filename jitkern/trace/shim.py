@@ -8,6 +8,6 @@ from pathlib import Path
 
 @functools.cache
 def shim() -> str:
-    """The text above the runtime and every stub, whose table the addresses are for."""
+    """Return the text above the runtime and every stub, which declares the table of addresses."""
     path = Path(__file__).with_name("shim.h")
     return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The C text of a variant: a few lines over `shim.h`, which nothing needs to be linked to."""
+"""The C text of a stub: a few lines below `shim.h`, without anything to link to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jitkern.trace.trace import Traced
 
 
 def lines_of(schema: str, traced: Traced) -> list[Statement]:
-    """The lines of the stub, each with the line of the launch function that asked for it."""
+    """Return the lines of the stub, each with the line of the launch function that caused it."""
     head = [
         f"/* {schema} */",
         "i32 stub(Call *call) {",
@@ -30,7 +30,7 @@ def lines_of(schema: str, traced: Traced) -> list[Statement]:
 
 
 def text_of_stub(schema: str, traced: Traced) -> str:
-    """What the C compiler is given."""
+    """Return the whole C text that is compiled."""
     return shim() + "\n" + "".join(f"{text}\n" for text, _ in lines_of(schema, traced))
 
 

@@ -1,8 +1,8 @@
 """Tensors as a launch function sees them while it is traced.
 
-A `TensorProxy` has a dtype, a rank and a device, as they are now, and sizes, strides and an address
-that stand for whatever the next call brings. It can be asked, viewed, allocated like and copied;
-anything else is Unsupported.
+A `TensorProxy` has the dtype, the rank and the device of the present call, and sizes, strides and
+an address that stand for those of any later call. A launch function can ask for these, view the
+tensor, allocate one like it and copy it; anything else is Unsupported.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Shape(tuple[Any, ...]):
         return math.prod(self)
 
     def __getitem__(self, item: Any) -> Any:
-        found = super().__getitem__(concrete(item))
-        return Shape(found) if isinstance(item, slice) else found
+        sizes = super().__getitem__(concrete(item))
+        return Shape(sizes) if isinstance(item, slice) else sizes
 
     def __add__(self, other: Any) -> Any:
         return Shape((*self, *other)) if isinstance(other, tuple) else NotImplemented
@@ -50,15 +50,15 @@ class Shape(tuple[Any, ...]):
 
 
 class Memory(NamedTuple):
-    """What a tensor lies in: an argument, or an allocation of this call."""
+    """The memory of a tensor: an argument's, or an allocation of this call."""
 
     handle: str  # in C
     data: str
-    address: Any  # of an argument: a Symbol; of an allocation: None, for it is aligned
+    address: Any  # a Symbol for an argument; None for an allocation, which is always aligned
 
 
 class Address:
-    """The data_ptr() of an allocation: nothing is known of it but its alignment."""
+    """The data_ptr() of an allocation, of which only the alignment is known."""
 
     def __init__(self, offset: Any) -> None:
         self._offset = offset
@@ -66,17 +66,17 @@ class Address:
     def __mod__(self, other: Any) -> Any:
         if type(other) is int and 0 < other <= ALIGNMENT and ALIGNMENT % other == 0:
             return self._offset % other
-        raise Unsupported(f"it takes the address of an allocation modulo {other}")
+        raise Unsupported(f"the address of an allocation modulo {other} cannot be traced")
 
     def _refuse(self, *_: object) -> Any:
-        raise Unsupported("it uses the address of an allocation for more than its alignment")
+        raise Unsupported("the address of an allocation, beyond its alignment, cannot be traced")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __int__ = __index__ = __repr__ = _refuse
 
 
 class TensorProxy:
-    """One tensor of the launch function that is traced."""
+    """A tensor of a launch function that is being traced."""
 
     def __init__(
         self,
@@ -111,28 +111,28 @@ class TensorProxy:
         return torch.Tensor
 
     def __getattr__(self, name: str) -> Any:
-        raise Unsupported(f"it uses Tensor.{name}")
+        raise Unsupported(f"Tensor.{name} cannot be traced")
 
     def __bool__(self) -> bool:
-        raise Unsupported("it looks at a tensor's value")
+        raise Unsupported("a tensor's value cannot be traced")
 
     def __eq__(self, _: object) -> bool:
-        raise Unsupported("it compares a tensor's values")
+        raise Unsupported("a comparison of a tensor's values cannot be traced")
 
     __ne__ = __eq__
 
     def __hash__(self) -> int:
-        raise Unsupported("it uses a tensor as a key")
+        raise Unsupported("a tensor as a key cannot be traced")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_traced" in self.__dict__:
-            raise Unsupported(f"it sets Tensor.{name}")
+            raise Unsupported(f"setting Tensor.{name} cannot be traced")
         self.__dict__[name] = value
 
     def __len__(self) -> int:
-        raise Unsupported("it asks for the length of a tensor; ask for its shape[0]")
+        raise Unsupported("the length of a tensor cannot be traced: use its shape[0]")
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     def dim(self) -> int:
         return self.ndim
@@ -176,7 +176,7 @@ class TensorProxy:
 
     def is_contiguous(self, memory_format: Any = torch.contiguous_format) -> bool:
         if memory_format is not torch.contiguous_format:
-            raise Unsupported(f"it asks whether a tensor is contiguous in {memory_format}")
+            raise Unsupported(f"is_contiguous({memory_format}) cannot be traced")
         if self._known_contiguous:
             return True
         answer = self._follows(self._strides)
@@ -186,14 +186,14 @@ class TensorProxy:
             self.__dict__["_known_contiguous"] = answer
             return answer
         return bool(self.numel() == 0) or all(
-            bool(size == 1) or bool(stride == wanted)
-            for size, stride, wanted in zip(
+            bool(size == 1) or bool(stride == step)
+            for size, stride, step in zip(
                 self.shape, self._strides, self._recorder.dense(self.shape)
             )
         )
 
     def _follows(self, strides: Sequence[Any]) -> bool:
-        """Whether `strides` are now those of contiguous memory; not guarded."""
+        """Whether the hints of `strides` are those of contiguous memory, without a guard."""
         sizes = [s.hint if is_symbol(s) else s for s in self.shape]
         expected = 1
         for size, stride in zip(reversed(sizes), reversed(strides)):
@@ -207,22 +207,20 @@ class TensorProxy:
     def view(self, *shape: Any) -> TensorProxy:
         dense = self._recorder.dense(self.shape)
         if not all(bool(a == b) for a, b in zip(self._strides, dense)):
-            raise Unsupported("it views or reshapes a tensor whose strides are not dense")
-        wanted = list(
-            shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        )
-        if any(isinstance(size, torch.dtype) for size in wanted):
-            raise Unsupported("it views a tensor as another dtype")
-        holes = [i for i, size in enumerate(wanted) if type(size) is int and size == -1]
+            raise Unsupported("a view of a tensor whose strides are not dense cannot be traced")
+        sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        if any(isinstance(size, torch.dtype) for size in sizes):
+            raise Unsupported("a view as another dtype cannot be traced")
+        holes = [i for i, size in enumerate(sizes) if type(size) is int and size == -1]
         if holes:
-            rest = math.prod(size for i, size in enumerate(wanted) if i != holes[0])
-            wanted[holes[0]] = self.numel() // rest
-        if any(size < 0 for size in wanted) or math.prod(wanted) != self.numel():
-            raise Unsupported("it views a tensor with another number of elements")
-        return self._view(wanted, self._recorder.dense(wanted), contiguous=True)
+            rest = math.prod(size for i, size in enumerate(sizes) if i != holes[0])
+            sizes[holes[0]] = self.numel() // rest
+        if any(size < 0 for size in sizes) or math.prod(sizes) != self.numel():
+            raise Unsupported("a view with another number of elements cannot be traced")
+        return self._view(sizes, self._recorder.dense(sizes), contiguous=True)
 
     def reshape(self, *shape: Any) -> TensorProxy:
-        return self.view(*shape)  # of what is not dense, Torch sometimes copies: not followed
+        return self.view(*shape)  # a reshape that may copy, of strides not dense, is Unsupported
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
         start, end = self._position(start_dim), self._position(end_dim)
@@ -244,7 +242,7 @@ class TensorProxy:
 
     def t(self) -> TensorProxy:
         if self.ndim > 2:
-            raise Unsupported(f"it transposes a tensor of {self.ndim} dimensions")
+            raise Unsupported(f"t() of a tensor of {self.ndim} dimensions cannot be traced")
         return self.permute(list(reversed(range(self.ndim))))
 
     @property
@@ -271,26 +269,26 @@ class TensorProxy:
         return self._view([self.shape[d] for d in keep], [self._strides[d] for d in keep])
 
     def expand(self, *shape: Any) -> TensorProxy:
-        given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        target = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         sizes: list[Any] = []
         strides: list[Any] = []
-        for back, wanted in enumerate(reversed(given), 1):
+        for back, length in enumerate(reversed(target), 1):
             old = back <= self.ndim
             size = self.shape[-back] if old else 1
             stride = self._strides[-back] if old else sizes[-1] * strides[-1] if sizes else 1
             stride = stride if self.ndim else 0
-            if old and type(wanted) is int and wanted == -1:
-                wanted = size  # noqa: PLW2901
-            if wanted < 0 or (size != wanted and size != 1):  # noqa: PLR1714  each is a guard
-                raise Unsupported("it expands a dimension that is not 1")
-            strides.append(stride if size == wanted else 0)
-            sizes.append(wanted)
+            if old and type(length) is int and length == -1:
+                length = size  # noqa: PLW2901
+            if length < 0 or (size != length and size != 1):  # noqa: PLR1714  each is a guard
+                raise Unsupported("expand() of a size that is not 1 cannot be traced")
+            strides.append(stride if size == length else 0)
+            sizes.append(length)
         return self._view(sizes[::-1], strides[::-1])
 
     def narrow(self, dim: int, start: Any, length: Any) -> TensorProxy:
         at = self._position(dim)
         if start < 0 or length < 0 or start + length > self.shape[at]:
-            raise Unsupported("it narrows a tensor beyond its size")
+            raise Unsupported("narrow() beyond a tensor's size cannot be traced")
         shape = [length if d == at else size for d, size in enumerate(self.shape)]
         return self._view(shape, self._strides, offset=self._offset + start * self._strides[at])
 
@@ -299,7 +297,7 @@ class TensorProxy:
         if index < 0:
             index = index + self.shape[at]
         if index < 0 or index >= self.shape[at]:
-            raise Unsupported("it selects beyond a tensor's size")
+            raise Unsupported("an index beyond a tensor's size cannot be traced")
         keep = [d for d in range(self.ndim) if d != at]
         return self._view(
             [self.shape[d] for d in keep],
@@ -311,8 +309,8 @@ class TensorProxy:
         items = list(key) if isinstance(key, tuple) else [key]
         if Ellipsis in [item for item in items if item is Ellipsis]:
             at = next(i for i, item in enumerate(items) if item is Ellipsis)
-            given = sum(item is not None and item is not Ellipsis for item in items)
-            items[at : at + 1] = [slice(None)] * (self.ndim - given)
+            count = sum(item is not None and item is not Ellipsis for item in items)
+            items[at : at + 1] = [slice(None)] * (self.ndim - count)
         result, dim = self, 0
         for item in items:
             if item is None:
@@ -323,13 +321,13 @@ class TensorProxy:
                 result = result.select(dim, item)
                 continue
             else:
-                raise Unsupported(f"it indexes a tensor with {type(item).__name__}")
+                raise Unsupported(f"an index of type {type(item).__name__} cannot be traced")
             dim += 1
         return result
 
     def _sliced(self, dim: int, item: slice) -> TensorProxy:
         if item.step not in (None, 1):
-            raise Unsupported("it slices a tensor with a step")
+            raise Unsupported("a slice with a step cannot be traced")
         size = self.shape[dim]
         start, stop = (
             default if bound is None else _clamped(bound, size)
@@ -356,7 +354,7 @@ class TensorProxy:
     def _position(self, dim: int) -> int:
         dim = int(concrete(dim))
         if not -self.ndim <= dim < max(self.ndim, 1):
-            raise Unsupported(f"it names the dimension {dim} of {self.ndim}")
+            raise Unsupported(f"dimension {dim} of a tensor of {self.ndim} cannot be traced")
         return dim % self.ndim if self.ndim else 0
 
     # ------------------------------------------------------------------ new memory
@@ -373,7 +371,7 @@ class TensorProxy:
         if isinstance(dtype, TensorProxy) or type(dtype) is TensorProxy:
             dtype = dtype.dtype
         if rest or not isinstance(dtype, torch.dtype):
-            raise Unsupported("it uses Tensor.to() for more than a dtype")
+            raise Unsupported("Tensor.to() with more than a dtype cannot be traced")
         return self if dtype is self.dtype else self._recorder.like(self, dtype=dtype).copy_(self)
 
     def float(self) -> TensorProxy:
@@ -398,15 +396,15 @@ class TensorProxy:
         return self._recorder.empty_strided(shape, strides, **self._like(options))
 
     def _like(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of an allocation, by default this tensor's."""
+        """Return the options of an allocation, by default this tensor's."""
         named = {name: value for name, value in options.items() if value is not None}
         return {"dtype": self.dtype, "device": self.device, **named}
 
     def copy_(self, source: Any, non_blocking: bool = False) -> TensorProxy:  # noqa: FBT001, FBT002
         if type(source) is not TensorProxy:
-            raise Unsupported("it copies from what is not a tensor of this call")
-        target, given = self._recorder.handle(self), self._recorder.handle(source)
-        self._recorder.act(f"if (api->copy_({target}, {given}, {int(non_blocking)})) goto failed;")
+            raise Unsupported("copy_() of no tensor of this call cannot be traced")
+        to, origin = self._recorder.handle(self), self._recorder.handle(source)
+        self._recorder.act(f"if (api->copy_({to}, {origin}, {int(non_blocking)})) goto failed;")
         self._changed()
         return self
 
@@ -416,13 +414,13 @@ class TensorProxy:
         return self
 
     def _changed(self) -> None:
-        """What was done to an argument must not be done again."""
+        """Note a change of an argument, after which no other launcher may run the call again."""
         if self._memory.address is not None:
             self._recorder.act("call->launched = 1;")
 
 
 def _clamped(bound: Any, size: Any) -> Any:
-    """A slice's bound, as Python counts them."""
+    """Return a slice's bound as Python counts bounds, within 0 and `size`."""
     if bound < 0:
         bound = bound + size
     return 0 if bound < 0 else min(bound, size)

@@ -1,8 +1,8 @@
-"""Running a launch function once, with tensors and numbers that stand for those of later calls.
+"""Run a launch function once, with tensors and numbers that stand for those of later calls.
 
-What it asks becomes guards, what it does becomes actions, and both together a stub (`stub.py`).
-Whatever it does that C cannot follow is Unsupported, with the line: the op then keeps to its Python
-launcher. What it reads besides its arguments is a `World`, which is guarded like they are.
+Its comparisons become guards, its allocations and launches become actions, and both together make a
+stub (`stub_text.py`). A construct that C cannot follow is Unsupported, with the line, and the op
+keeps its Python launcher. All that it reads besides its arguments is a `World`, also guarded.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _KEYWORDS = frozenset((
 
 @functools.cache
 def identifier(name: str) -> str:
-    """The name of an argument as C has it."""
+    """Return the name of an argument in C."""
     taken = re.fullmatch(r"[avy]\d+", name) or name in _KEYWORDS
     return f"{name}_" if taken or re.search(rf"\b{name}\b", shim()) else name
 
 
 class Traced(NamedTuple):
-    """What one run of a launch function came to.
+    """The trace of a launch function: all that its stub is made of.
 
     tensors: C names of the arguments that are tensors, by position. owned: how many tensors it
     makes. kernels: the variants it launches. frozen: the values it holds for constant. model: the
-    device model whose choice of a configuration it follows; "" where there was nothing to choose,
-    None where nobody has measured. world: what it read besides its arguments.
+    device model whose choice of a configuration it follows; "" if there was nothing to choose,
+    None if no configuration was measured. world: the values that it read besides its arguments.
     """
 
     tensors: list[tuple[int, str]]
@@ -71,10 +71,10 @@ def trace(  # one run of one launch function
     where: str,
     kernels_of: Provider,
 ) -> Traced:
-    """What `function(k, *args)` does, for any arguments that give the same answers.
+    """Trace `function(k, *args)`, for any arguments that satisfy the same guards.
 
     args: real tensors (or meta tensors that stand for some on `device`) and numbers, by position.
-    keywords: names of those that are passed by name.
+    keywords: names of the arguments that are passed by name.
     Raises Unsupported, with the line.
     """
     code = getattr(function, "__code__", None)
@@ -96,12 +96,12 @@ def trace(  # one run of one launch function
                 **{name: proxy for name, proxy in named.items() if name in keywords},
             )
         recorder.finish(result, returns)
-        if running.problem:  # the launch function has caught it
+        if running.problem:  # the launch function has caught the error
             raise running.problem  # noqa: TRY301
     except (CompilerNotFound, TargetError, CacheError, LoadError):
-        raise  # a kernel that cannot be had now
+        raise  # a kernel is not available now
     except Exception as e:
-        raise Unsupported(f"{place_of(e, function)}{_reason(e)}") from e
+        raise Unsupported(f"{place_of(e, function)}{_reason_of(e)}") from e
     finally:
         running.facts, running.problem = outer
     return Traced(
@@ -123,9 +123,9 @@ def _identical(a: str, b: str) -> str:
 def _arguments(
     recorder: Recorder, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
 ) -> tuple[list[Any], list[tuple[int, str]]]:
-    """The proxies of the arguments, and the C names of the tensors among them.
+    """Return the proxies of the arguments, and the C names of the tensors among them.
 
-    compares: whether it is asked which of them are one object; else it makes no difference.
+    compares: whether the launch function asks which arguments are one object, so that guards must.
     """
     proxies: list[Any] = []
     tensors = []
@@ -165,7 +165,7 @@ def _arguments(
 
 
 def place_of(e: BaseException, function: Any) -> str:
-    """`kernel.py:12: `, the line of the launch function at fault; "" where it has none."""
+    """Return `kernel.py:12: `, the line of the launch function at fault, or "" if unknown."""
     code = getattr(function, "__code__", None)
     frames = [
         f for f in traceback.extract_tb(e.__traceback__) if code and f.filename == code.co_filename
@@ -175,5 +175,5 @@ def place_of(e: BaseException, function: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
-def _reason(e: BaseException) -> str:
-    return str(e) if isinstance(e, Unsupported) else f"while it was traced: {type(e).__name__}: {e}"
+def _reason_of(e: BaseException) -> str:
+    return str(e) if isinstance(e, Unsupported) else f"tracing raised {type(e).__name__}: {e}"

@@ -1,14 +1,14 @@
-"""What a launch function depends on besides its arguments, taken down once.
+"""The world of a launch function: all that it depends on besides its arguments.
 
-A `World` is a closed copy of what a function and the functions it calls can read by a name: plain
-values, functions, dicts, and what is known of Torch, `math`, `operator` and the builtins. Each
-name is remembered with what it is bound to, so that it can be told whether the function would read
-the same now (`holds`, and in C the guards that the launch runtime makes of it). What can change
+A `World` is a closed copy of all that a function and the functions it calls can read by a name:
+plain values, functions, dicts, and known parts of Torch, `math`, `operator` and the builtins. Each
+name is kept with the object bound to it, to check whether the function would read the same now
+(`holds`, and in C the guards that `runtime/guards.py` makes of a world). A value that can change
 without being rebound (a list, an object, the environment, the time) is trapped: a trace that
-touches it ends, and the function is run as it is, at each call.
+touches such a value ends, and the function runs in Python at each call.
 
-`identity` is equal in two processes where the code and the values are: it is made of the code
-objects and values of this process, not of the files that they came from.
+`identity` is equal in two processes with equal code and values: it is made of the code objects and
+values of this process, not of the files that they came from.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.trace.reads import Read, reads_of
 
 Function = Callable[..., Any]
-_IMPORT = {"__import__": builtins.__import__}  # what C code of a call may ask for
+_IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
 _LARGEST = 128  # keys of a dict that is followed
-ABSENT: Any = object()  # what a name is bound to in a namespace that has it not
+ABSENT: Any = object()  # stands for the value of a name that a namespace lacks
 _OF_TORCH = (  # beside its dtypes, layouts and memory formats
     "Size", "Tensor", "_check", "clone", "device", "dtype", "empty", "empty_like", "empty_strided",
     "finfo", "flatten", "iinfo", "is_complex", "is_floating_point", "is_tensor", "narrow", "numel",
@@ -52,7 +52,7 @@ _PLAIN = (
 
 
 class Binding(NamedTuple):
-    """A name in a namespace, or a key in a dict, and what it stood for; `ABSENT` for nothing."""
+    """A name in a namespace, or a key in a dict, and its value; `ABSENT` for none."""
 
     namespace: dict[Any, Any]
     name: Any
@@ -68,19 +68,19 @@ class Member(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A value that is the same object in the closed copy, unless it is replaced there."""
+    """A value that the closed copy shares with the original, unless `seen` replaces the value."""
 
     value: Any
 
 
 class _Module(NamedTuple):
-    """A module in the closed copy: only what is read of it."""
+    """A module in the closed copy, with only the members that are read."""
 
     members: dict[str, Any]
 
 
 class _Trapped(NamedTuple):
-    """A value that can change unseen, or does what no trace follows; `what`: how it is read."""
+    """A value that can change unseen, or that no trace follows; `what`: the reason, for users."""
 
     value: Any
     what: str
@@ -100,7 +100,7 @@ class _Called(NamedTuple):
 
 
 class _Node:
-    """A function that is copied, with what its names, variables around it and defaults are."""
+    """A function to copy, with the values of its names, enclosing variables and defaults."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self.function = function
@@ -111,17 +111,17 @@ class _Node:
 
 
 class World:
-    """What these functions read. `refusal`: what no copy can follow, with its line, or ""."""
+    """The world of these functions. `refusal`: why no copy can follow them, or ""."""
 
     def __init__(self, functions: Iterable[Function]) -> None:
         self.bindings: dict[tuple[int, Any], Binding] = {}
-        self.members: list[Member] = []  # beside those of functions
+        self.members: list[Member] = []  # of cells and dicts
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
         self.refusal = ""
-        self.kept = True  # False where an answer holds for the devices of this machine alone
+        self.kept = True  # False if a value holds for the devices of this machine only
         self.attributes: set[str] = set()
-        self.compares = False  # it may ask whether two arguments are one object
+        self.compares = False  # whether a function may ask if two arguments are one object
         self._nodes: list[_Node] = []
         self._numbers: dict[int, int] = {}  # of a function by its id
         self._tables: dict[int, _Table] = {}
@@ -132,7 +132,7 @@ class World:
 
     @functools.cached_property
     def identity(self) -> str:
-        """Equal for equal code and values in any process of this version of Python; in hex."""
+        """A digest, equal for equal code and values in any process of this version of Python."""
         text = repr((sys.version_info[:2], self._spelled))
         return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -154,7 +154,7 @@ class World:
         return all(_content(owner, name) is value for owner, name, value in self.members)
 
     def closed(self, harmless: Iterable[object] = ()) -> bool:
-        """Whether all is followed that the functions read, but for these objects."""
+        """Whether the world follows all that the functions read, except for these objects."""
         allowed = set(map(id, harmless))
         return not self.refusal and all(id(value) in allowed for value in self._trapped)
 
@@ -165,11 +165,11 @@ class World:
     def copies(
         self, seen: Mapping[int, Any], trap: Callable[[Any, str], Any] | None = None
     ) -> list[Function]:
-        """The functions over a closed copy of what they read.
+        """Return copies of the functions, over a closed copy of their world.
 
-        seen: by its id, what an object is replaced by in the copy.
-        trap: makes what stands for a value that is not followed, of the value and the reason; with
-            none the copy reads the value itself.
+        seen: the replacements of objects in the copy, by the ids of the objects.
+        trap: makes the stand-in for a value that is not followed, from the value and the reason;
+            without it the copy reads the value itself.
         """
         copying = _Copying(self._nodes, seen, trap)
         return [copying.function(number) for number in self._entries]
@@ -177,14 +177,14 @@ class World:
     def _entry(self, function: Function) -> int:
         entry = _nothing
         if not isinstance(function, types.FunctionType):
-            refusal = f"it is a {type(function).__name__}, no function"
+            refusal = f"it is a {type(function).__name__}, not a Python function"
         elif not (refusal := _refusal(function)):
             entry = function
         self.refusal = self.refusal or refusal
         return self._follow(entry)
 
     def _follow(self, function: types.FunctionType) -> int:
-        """The number of a function, whose reads are followed when it is first met."""
+        """Return the number of a function; follows its reads when it is first met."""
         if id(function) in self._numbers:
             return self._numbers[id(function)]
         number = self._numbers[id(function)] = len(self._nodes)
@@ -195,16 +195,16 @@ class World:
             (function, code, function.__defaults__, function.__kwdefaults__),
         )
         self._spelled.append(f"function {_spelled_code(code)}")
-        found = reads_of(code)
-        self.attributes |= found.attributes
-        self.compares |= found.compares
+        reads = reads_of(code)
+        self.attributes |= reads.attributes
+        self.compares |= reads.compares
         node.defaults = [self._value(v, "a default") for v in function.__defaults__ or ()]
         keywords = function.__kwdefaults__ or {}
         for name, value in keywords.items():
             self._bind(keywords, name, value)
             node.keywords[name] = self._value(value, f"the default of {name}")
-        self._follow_cells(node, found.reads)
-        for read in found.reads:
+        self._follow_cells(node, reads.reads)
+        for read in reads.reads:
             if not read.cell:
                 self._merge(node.names, read.name, self._global(function, read))
         return number
@@ -215,34 +215,34 @@ class World:
             value = _content(cell, "cell_contents")
             self.members.append(Member(cell, "cell_contents", value))
             own = [read for read in reads if read.cell and read.name == name]
-            found: dict[str, Any] = {}
+            values: dict[str, Any] = {}
             for read in own or [Read(name, (), 0, cell=True)]:
                 taken = self._taken(value, read.name, read.attributes)
-                self._merge(found, name, self._unless_changed(taken, read, function))
-            node.cells.append(found[name])
+                self._merge(values, name, self._unless_changed(taken, read, function))
+            node.cells.append(values[name])
 
-    def _merge(self, names: dict[str, Any], name: str, found: Any) -> None:
-        """Add what a name was found to be; of a module, what else is read of it."""
+    def _merge(self, names: dict[str, Any], name: str, part: Any) -> None:
+        """Add the part that a name stands for; parts of one module are merged."""
         before = names.get(name)
-        if isinstance(before, _Module) and isinstance(found, _Module):
-            for member, value in found.members.items():
+        if isinstance(before, _Module) and isinstance(part, _Module):
+            for member, value in part.members.items():
                 self._merge(before.members, member, value)
         elif not isinstance(before, _Trapped):
-            names[name] = found
+            names[name] = part
 
     def _global(self, function: types.FunctionType, read: Read) -> Any:
         own: dict[str, Any] = function.__globals__
         value = own.get(read.name, ABSENT)
         self._bind(own, read.name, value)
         if value is ABSENT:
-            known: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009  mypy forgets it
-            value = known.get(read.name, ABSENT)
-            self._bind(known, read.name, value)
+            namespace: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009  mypy forgets it
+            value = namespace.get(read.name, ABSENT)
+            self._bind(namespace, read.name, value)
         taken = self._taken(value, read.name, read.attributes)
         return self._unless_changed(taken, read, function)
 
     def _taken(self, value: Any, name: str, attributes: Sequence[str]) -> Any:
-        """What is read by a name and its attributes; each attribute of a module is a name too."""
+        """Return the part for a name and its attributes; a module's attributes are bound, too."""
         self._spelled.append(f"name {name}")
         if isinstance(value, types.ModuleType) and attributes:
             member = vars(value).get(attributes[0], ABSENT)
@@ -254,7 +254,7 @@ class World:
             return _Module({attributes[0]: inner})
         if type(value) is types.FunctionType and attributes:
             self._trapped.append(value)
-            return _Trapped(value, f"it reads `{attributes[0]}` of the function `{name}`")
+            return _Trapped(value, f"`{attributes[0]}` of the function `{name}` cannot be traced")
         return self._value(value, f"`{name}`")
 
     def _value(self, value: Any, name: str) -> Any:  # noqa: PLR0911  a table of cases
@@ -278,10 +278,9 @@ class World:
         self._uses.add(id(value))
         self._trapped.append(value)
         if callable(value) or isinstance(value, types.ModuleType):
-            return _Trapped(value, f"it uses {name}")
-        return _Trapped(
-            value, f"it reads {name}, of type {type(value).__name__}, which can change unseen"
-        )
+            return _Trapped(value, f"{name} cannot be traced")
+        kind = type(value).__name__
+        return _Trapped(value, f"{name}, of type {kind}, cannot be traced: it can change unseen")
 
     def _table(self, value: dict[Any, Any], name: str) -> _Table:
         if id(value) not in self._tables:
@@ -295,29 +294,29 @@ class World:
         return self._tables[id(value)]
 
     def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
-        """A dict that the function itself may change is not followed: a memo, a count of calls."""
+        """Return `part`, but trap a dict that the function itself may change, such as a memo."""
         changes = reads_of(function.__code__).changes or read.attributes[:1] in _CHANGING
         if not isinstance(part, _Table) or not changes:
             return part
         self._trapped.append(part.value)
-        return _Trapped(part.value, f"it reads `{read.name}`, a dict that it may change itself")
+        return _Trapped(part.value, f"the changing dict `{read.name}` cannot be traced")
 
     def _bind(self, namespace: dict[Any, Any], name: Any, value: Any) -> None:
         self.bindings[id(namespace), name] = Binding(namespace, name, value)
 
 
 class Table(dict[Any, Any]):
-    """A dict as a trace sees it: what changes it would have to change the real one."""
+    """A dict as a trace sees it, read-only: a change would have to reach the real dict."""
 
     def _refuse(self, *_: object, **__: object) -> Any:
-        raise TypeError("it changes a dict of its module")
+        raise TypeError("a change of a dict of the module cannot be traced")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
 
 class _Copying:
-    """The functions of a world over scopes of their own, each copied once."""
+    """A maker of copies of a world's functions, each copied once, with scopes of their own."""
 
     def __init__(
         self,
@@ -328,14 +327,14 @@ class _Copying:
         self._nodes = nodes
         self._seen = seen
         self._trap = trap
-        self._made: dict[int, types.FunctionType] = {}
+        self._functions: dict[int, types.FunctionType] = {}
         self._traps: dict[int, Any] = {}
         self._tables: dict[int, Table] = {}
 
     def function(self, number: int) -> types.FunctionType:
-        """The copy of a function."""
-        if number in self._made:
-            return self._made[number]
+        """Return the copy of a function."""
+        if number in self._functions:
+            return self._functions[number]
         node = self._nodes[number]
         function = node.function
         scope: dict[str, Any] = {
@@ -344,7 +343,7 @@ class _Copying:
         }
         cells = tuple(types.CellType() for _ in node.cells)
         copy = types.FunctionType(function.__code__, scope, function.__name__, None, cells)
-        self._made[number] = copy
+        self._functions[number] = copy
         if self._trap is None:
             copy.__dict__ = function.__dict__
         for name, part in node.names.items():
@@ -384,7 +383,7 @@ def _is_absent(part: Any) -> bool:
 
 
 def _no_function() -> None:
-    """What stands for an entry that is none, or cannot be followed."""
+    """Stand for an entry that is not a function, or that cannot be followed."""
 
 
 _nothing: Any = _no_function
@@ -396,22 +395,22 @@ def _world(functions: tuple[Function, ...]) -> list[World]:
 
 
 def world_of(functions: tuple[Function, ...]) -> World:
-    """What these functions read as things are now: the world of before where it holds."""
-    kept = _world(functions)
-    if not kept[0].holds():
-        kept[0] = World(functions)
-    return kept[0]
+    """Return the world of these functions as they are now: the known one if it still holds."""
+    memo = _world(functions)
+    if not memo[0].holds():
+        memo[0] = World(functions)
+    return memo[0]
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value cannot change and is what its repr says; no subclass of a number is."""
+    """Whether a value cannot change and its repr determines it; false for subclasses of numbers."""
     if type(value) in (tuple, frozenset):
         return all(map(is_plain, value))  # type: ignore[call-overload]
     return type(value) in _PLAIN
 
 
 def _refusal(function: types.FunctionType) -> str:
-    """What the code of a function does that no copy can follow, with its line, or ""."""
+    """Return the first construct of a function that no copy can follow, with its line, or ""."""
     code = function.__code__
     for what, line in reads_of(code).refusals:
         return f"{code.co_filename}:{line}: {what}"
@@ -429,7 +428,7 @@ def _content(owner: Any, name: str) -> Any:
 
 @functools.cache
 def _known() -> frozenset[int]:
-    """Ids of the objects, which live as long as the process, that always answer alike."""
+    """Return ids of the functions that always answer alike; they live as long as the process."""
     pure = [*vars(math).values(), *vars(operator).values()]
     of_math = [value for value in pure if isinstance(value, types.BuiltinFunctionType)]
     of_torch = [getattr(torch, name) for name in _OF_TORCH]
@@ -446,7 +445,7 @@ def _is_exception(value: object) -> bool:
 
 
 def _spelled(value: Any) -> str:
-    """A plain value as text that no other value has, in the same order in each process."""
+    """Return a text of a plain value, different for different values, the same in each process."""
     if type(value) is frozenset:
         return f"frozenset({sorted(map(_spelled, value))})"
     if type(value) is tuple:
@@ -455,7 +454,7 @@ def _spelled(value: Any) -> str:
 
 
 def _spelled_code(code: types.CodeType) -> str:
-    """What a code object does, but for the names of its files and the numbers of its lines."""
+    """Return a digest of a code object without its file names and line numbers."""
     constants = [
         _spelled_code(c) if isinstance(c, types.CodeType) else _spelled(c) for c in code.co_consts
     ]
