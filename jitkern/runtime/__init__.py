@@ -1,4 +1,4 @@
-"""C in this process: what Torch calls for an op, and the builds that make it fast."""
+"""C in this process: trampolines, variants of stubs, plans, and builds in the background."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The launch runtime in this process: `runtime.c`, bound to Torch by a table of addresses.
 
-It is compiled once per platform and cached like any artifact, and loaded at the first call of an
-op. A process that starts before it exists builds it beside its first calls, which go through
-Python, and uses it as soon as it is there.
+The runtime is compiled once per platform, cached like any artifact, and loaded at the first call of
+an op. A process that finds no cached runtime builds one in the background, while calls go through
+Python, and uses the runtime as soon as it is built.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def variant() -> Variant:
-    """What the runtime is compiled from."""
+    """Return the variant from which the runtime is compiled."""
     text = shim() + "\n" + Path(__file__).with_name("runtime.c").read_text(encoding="utf-8")
     return Variant("jitkern::runtime", Generated("runtime.c", text=text))
 
@@ -52,13 +52,13 @@ class Runtime:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         if symbols().missing:
-            raise LoadError(f"this Torch has no `{symbols().missing}`, which the runtime needs")
+            raise LoadError(f"cannot load the runtime: this Torch has no `{symbols().missing}`")
         self.library = library
         self.lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
         self._guards = Guards(library)
-        self._kept: list[Any] = []  # what C holds pointers into
+        self._alive: list[Any] = []  # objects that C holds pointers into
         library.jitkern_misses.restype = c_ulonglong
         self.enter: int = ctypes.cast(library.jitkern_enter, c_void_p).value or 0
         self._bind()
@@ -82,7 +82,7 @@ class Runtime:
     ) -> int | None:
         """Add a variant that serves `device` under these settings while `world` holds.
 
-        Returns its place, which may have been another's; None where C cannot tell if `world` holds.
+        Returns its place, where it may replace a variant; None if C cannot check `world`.
         """
         if device.type == "cuda" and not symbols().addresses["cuLaunchKernelEx"]:
             symbols().add_driver()
@@ -92,25 +92,25 @@ class Runtime:
             if guard is None:
                 return None
             table = (c_void_p * max(1, len(kernels)))(*kernels)
-            made = _Variant(
+            variant = _Variant(
                 ctypes.cast(stub.stub, c_void_p), ctypes.addressof(table), ctypes.addressof(guard),
                 device.index or 0, config.PREFERENCES.index(settings.prefer),
             )  # fmt: skip
-            self._kept += [stub, table, made]
-            return int(self.library.jitkern_append(slot, ctypes.byref(made)))
+            self._alive += [stub, table, variant]
+            return int(self.library.jitkern_append(slot, ctypes.byref(variant)))
 
     def forget(self, slot: int) -> None:
-        """Let no variant of before serve any more: the op's launch function is another."""
+        """Stop all present variants of an op, whose launch function was declared again."""
         self.library.jitkern_forget(slot)
 
     def misses(self, slot: int) -> int:
-        """How many calls of an op asked Python."""
+        """Return how many calls of an op asked Python."""
         return int(self.library.jitkern_misses(slot))
 
     def fail(self, message: str, *, interrupted: bool) -> None:
         """Make the trampoline that called Python raise a RuntimeError.
 
-        interrupted: have Python raise a KeyboardInterrupt as soon as it catches that error.
+        interrupted: whether Python raises a KeyboardInterrupt as soon as it catches that error.
         """
         self.library.jitkern_fail(message.encode(), int(interrupted))
 
@@ -122,7 +122,7 @@ class Runtime:
         self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
 
     def _follow(self) -> None:
-        """Variants serve while the settings prefer the source that they were made under."""
+        """Tell C which kind of source the settings prefer: a variant serves only under its own."""
         kinds = config.PREFERENCES
         everywhere, here = (
             -1 if kind is None else kinds.index(kind) for kind in config.preferences()
@@ -131,10 +131,10 @@ class Runtime:
 
 
 class _State:
-    """What this process has of the runtime."""
+    """The state of the runtime in this process."""
 
     runtime: Runtime | None = None
-    asked = False  # of the cache
+    looked_up = False  # in the cache
     building = False
 
 
@@ -144,43 +144,45 @@ _waiting: collections.deque[Callable[[Runtime], None]] = collections.deque()
 
 
 def runtime() -> Runtime | None:
-    """The runtime, if it is there by now; the cache is asked for it at the first call of an op."""
-    if not _state.asked:
+    """Return the runtime, or None while there is none; the first call looks it up."""
+    if not _state.looked_up:
         with _lock:
-            if not _state.asked:
-                _state.asked = True
+            if not _state.looked_up:
+                _state.looked_up = True
                 _take(may_compile=False)
     return _state.runtime
 
 
 def say_why_not() -> None:
-    """Say, once, why no C code serves the calls of this process."""
+    """Log why no C code serves the calls of this process."""
     if not code_page.supported():
-        _log.info("calls go through the Python launcher: C code serves them on Linux alone")
+        _log.info("calls go through the Python launcher: C code serves calls on Linux only")
     elif config.current().compile == "never":
         _log.info("calls go through the Python launcher: the launch runtime is not cached")
     elif not has_compiler():
         announce(CompilerNotFound(f"no C compiler `{config.current().cc}` on PATH: {REMEDY}"))
     elif registry().pages is None:
-        _log.warning("calls go through the Python launcher: no memory may be made executable here")
+        _log.warning(
+            "calls go through the Python launcher: this system allows no executable memory"
+        )
 
 
 def prepare() -> None:
-    """Have the runtime of the cache, or have it built beside the calls, once."""
+    """Load the runtime from the cache, or build it in the background, once."""
     if _state.building or runtime() or config.current().compile == "never":
         return
     _state.building = builds.RUNTIME.later(lambda: _take(may_compile=True))
 
 
 def _take(*, may_compile: bool) -> None:
-    """Load the runtime and let the ops use it."""
+    """Load the runtime, and let the ops use it."""
     if not code_page.supported():
         return
     try:
-        found = jit.loaded(variant(), Target.current("cpu"), may_compile=may_compile)
-        _state.runtime = loaded = Runtime(found)
+        library = jit.loaded(variant(), Target.current("cpu"), may_compile=may_compile)
+        _state.runtime = loaded = Runtime(library)
         registry().load(loaded)
-        _tell(loaded)
+        _call_waiting(loaded)
     except (NotCached, TargetError) as e:
         _log.debug("calls go through the Python launcher: %s", e)
     except CompilerNotFound as e:
@@ -190,13 +192,13 @@ def _take(*, may_compile: bool) -> None:
 
 
 def when_loaded(use: Callable[[Runtime], None]) -> None:
-    """Have this called with the runtime: now, or as soon as it is loaded."""
+    """Call `use` with the runtime: now, or as soon as the runtime is loaded."""
     _waiting.append(use)
     if _state.runtime:
-        _tell(_state.runtime)
+        _call_waiting(_state.runtime)
 
 
-def _tell(loaded: Runtime) -> None:
+def _call_waiting(loaded: Runtime) -> None:
     while _waiting:
         try:
             use = _waiting.popleft()
@@ -206,7 +208,7 @@ def _tell(loaded: Runtime) -> None:
 
 
 def announce(why: CompilerNotFound) -> None:
-    """Say, once, that there is no compiler for stubs and the runtime."""
+    """Warn, once, that there is no compiler for stubs and the runtime."""
     message = f"calls go through the Python launcher, which is slower: {why}"
     if message not in _announced:
         _announced.add(message)
@@ -217,7 +219,7 @@ _announced: set[str] = set()
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads, which may have held the lock or been building."""
+    """Start anew in a forked child: a parent's thread may have held the lock."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     _state.building = False

@@ -1,7 +1,7 @@
-"""What is built beside the calls that need it: the launch runtime, and stubs one after another.
+"""Builds in the background of the calls that need them: the launch runtime, and stubs.
 
-A builder is one thread that lives while there is work. The interpreter waits for it at its end, so
-that a short process leaves something for the next, but no longer than `PATIENCE`.
+A builder is one thread that lives while there is work. The interpreter waits for this thread before
+it ends, so that a short process leaves something for the next, but no longer than `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable
 
-PATIENCE = 5.0  # seconds that the end of a process waits for what is being built
-WAITING = 128  # pieces of work that may wait; of more, calls ask again
+PATIENCE = 5.0  # seconds that the end of a process waits for builds
+WAITING = 128  # pieces of work that may wait; beyond that, later calls ask again
 _log = logging.getLogger(__name__)
 
 
 class Builder:
-    """A queue and the thread that works it off; a forked child begins with an empty one."""
+    """A queue of work and the thread that does the work; empty in a forked child."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,16 +31,13 @@ class Builder:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew: a forked child has none of its parent's threads."""
+        """Begin with an empty queue: a forked child has none of its parent's threads."""
         self._changed = threading.Condition()
         self._work: collections.deque[Callable[[], None]] = collections.deque()
         self._busy = False
 
     def later(self, work: Callable[[], None]) -> bool:
-        """Do this, under the settings of now, after all that was asked for before.
-
-        False where too much is waiting.
-        """
+        """Queue `work`, to run under the present settings; returns False if too much is waiting."""
         with self._changed:
             if len(self._work) >= WAITING:
                 return False
@@ -56,7 +53,7 @@ class Builder:
             return True
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do; whether that came about in so many seconds."""
+        """Wait until no work is left; returns whether that happened within `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy, timeout)
 
@@ -70,8 +67,8 @@ class Builder:
                 work = self._work.popleft()
             try:
                 work()
-            except Exception:  # noqa: BLE001  the next piece of work is to be done all the same
-                _log.exception("what was built beside the calls failed")
+            except Exception:  # noqa: BLE001  the next piece of work must run all the same
+                _log.exception("%s: a build in the background failed", self.name)
 
 
 BUILDERS: list[Builder] = []
@@ -80,7 +77,7 @@ STUBS = Builder("jitkern stubs")
 
 
 def settle() -> None:
-    """Wait until everything that is being built serves."""
+    """Wait until every build in the background has ended."""
     for builder in BUILDERS:
         builder.settle()
 
@@ -92,7 +89,7 @@ def _finish() -> None:
 
 
 def _at_exit() -> None:
-    """Before threads and child processes can no longer be started, where Python tells when."""
+    """Wait at exit, before Python stops starting threads and child processes if it tells when."""
     register = getattr(threading, "_register_atexit", atexit.register)
     with contextlib.suppress(RuntimeError):  # the interpreter is ending already
         register(_finish)

@@ -1,14 +1,13 @@
-"""The C functions that Torch is given for ops, made without a compiler.
+"""Trampolines: the C functions registered with Torch for ops, made without a compiler.
 
 Torch's boxed kernels get no context, so each op needs a function of its own; and a registration
-must not be replaced, so that function has to be there before the launch runtime is. A *trampoline*
-is a few bytes of machine code: it puts its number into the register of a fourth argument, and jumps
-to where `entry` points. That is at first `ask`, which calls Python, and the launch runtime's
-`jitkern_enter` from the moment that it is loaded: one store of a pointer, which any thread sees
-before or after.
+must not be replaced, so this function must exist before the launch runtime is loaded. A
+*trampoline* is a few bytes of machine code: it puts its number into the register of a fourth
+argument, and jumps to the address in `entry`. This address is at first `ask`, which calls Python;
+loading the runtime replaces it by `jitkern_enter`, with one store that each thread sees as a whole.
 
 The code lies in a memory file that is mapped to be read and executed, never written and executed.
-Where the system allows no such thing there is no page, and ops are registered as Python functions.
+If the system forbids such a mapping there is no page, and ops are registered as Python functions.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 SIZE = 16  # bytes of a trampoline
 PAGE = 4096  # bytes of code that are made at once
 HEAD = 256  # bytes before the first trampoline of a page
-LIMIT = 8192  # as runtime.c has it
+LIMIT = 8192  # OPS in runtime.c
 Ask = Callable[[int, int, int, int], int]
 _ASK = ctypes.CFUNCTYPE(c_size_t, c_size_t, c_uint64, c_uint64, c_uint32)
 _NAME = ctypes.create_string_buffer(b"jitkern")
 
 
 def _x86_64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int, int], bytes]]:
-    """(code of a page's head, where `ask` begins in it, makes a trampoline of number and place)."""
+    """Return a page's head, the offset of `ask` in it, and a maker of trampolines."""
     name = ctypes.addressof(_NAME)
     jump = b"\x48\xb8" + struct.pack("<Q", entry) + b"\xff\x20"  # mov rax, entry; jmp [rax]
     call = (
@@ -62,10 +61,10 @@ def _x86_64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int
 
 
 def _aarch64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[int, int], bytes]]:
-    """As _x86_64."""
+    """Return the same as _x86_64 for aarch64."""
     name = ctypes.addressof(_NAME)
 
-    def load(register: int, words: int) -> int:  # ldr x<register>, so many words further on
+    def load(register: int, words: int) -> int:  # ldr x<register> from `words` further on
         return 0x58000000 | words << 5 | register
 
     jump = struct.pack("<4IQ", load(16, 4), 0xF9400210, 0xD61F0200, 0xD503201F, entry)
@@ -100,10 +99,10 @@ _MACHINES = {"x86_64": _x86_64, "aarch64": _aarch64}
 
 
 class CodePages:
-    """Trampolines, a page of them at a time. `entry` is where they all lead.
+    """Trampolines, made a page at a time. `entry` holds the address to which they all jump.
 
-    ask: called with the stack, the counts of arguments and results, and the number; it returns 0,
-        or the address of a text that becomes the message of a RuntimeError.
+    ask: called with the stack, the counts of arguments and results, and the number; returns 0, or
+        the address of a text that becomes the message of a RuntimeError.
     check: the address of Torch's function that throws.
     """
 
@@ -112,26 +111,26 @@ class CodePages:
         self._ask = _ASK(ask)
         self._lock = threading.Lock()
         self._pages: list[int] = []
-        self._made = 0
-        made = ctypes.cast(self._ask, c_void_p).value
-        self._code = _MACHINES[platform.machine()](ctypes.addressof(self.entry), made or 0, check)
+        self._count = 0
+        address = ctypes.cast(self._ask, c_void_p).value or 0
+        self._code = _MACHINES[platform.machine()](ctypes.addressof(self.entry), address, check)
         self._add_page()
         self.entry.value = self._pages[0] + self._code[1]
 
     def trampoline(self) -> tuple[int, int] | None:
-        """The number and the address of a new one; None where all are taken."""
+        """Return the number and the address of a new trampoline; None if all are taken."""
         with self._lock:
-            number = self._made
+            number = self._count
             if number == LIMIT:
                 return None
             page, at = divmod(number, (PAGE - HEAD) // SIZE)
             if page == len(self._pages):
                 self._add_page()
-            self._made += 1
+            self._count += 1
             return number, self._pages[page] + HEAD + SIZE * at
 
     def lead_to(self, function: int) -> None:
-        """Let all trampolines, those in use too, lead to this C function from now on."""
+        """Make all trampolines, old and new, jump to this C function from now on."""
         self.entry.value = function
 
     def _add_page(self) -> None:
@@ -144,7 +143,7 @@ class CodePages:
 
 
 def _executable(code: bytes) -> int:
-    """The address of a copy of `code` that can be executed and not written. Raises OSError."""
+    """Return the address of an executable, read-only copy of `code`. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     system.mmap.restype = c_void_p
     file = os.memfd_create("jitkern trampolines", os.MFD_CLOEXEC)
@@ -163,12 +162,12 @@ def _executable(code: bytes) -> int:
 
 @functools.cache
 def supported() -> bool:
-    """Whether this system runs trampolines: Linux on a machine whose code is known here."""
+    """Whether this system runs trampolines: Linux on x86_64 or aarch64."""
     return sys.platform == "linux" and platform.machine() in _MACHINES
 
 
 def made(ask: Ask, check: int) -> CodePages | None:
-    """Code pages, where the system allows them."""
+    """Return code pages, or None if the system does not allow them."""
     if supported():
         with contextlib.suppress(OSError, AttributeError):
             return CodePages(ask, check)

@@ -1,10 +1,10 @@
-"""A `World` as C checks it at each call: words that must be what they were.
+"""Guards of a `World`, as C checks them at each call: words of memory that must not change.
 
 The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the content of cells and the
-size of dicts are words of the objects themselves. Of a namespace it is a version: up to Python 3.11
-the one that every dict has; from 3.12 on a count that a dict watcher raises. Where a version has
-changed, C compares the names one by one under the lock of the interpreter, which takes 0.2 us, and
-takes the new version down if they are as they were.
+size of dicts are words of the objects themselves. A namespace has a version as its word: up to
+Python 3.11 the version that every dict has; from 3.12 on a count that a dict watcher raises. After
+a change of the version, C compares the names one by one under the lock of the interpreter, which
+takes 0.2 us, and stores the new version if all names are unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from jitkern.trace.world import ABSENT, World
 
-READ = 16  # namespaces that one world may read, as runtime.c has it
+READ = 16  # namespaces that one world may read: READ in runtime.c
 _VERSION_AT = 24  # bytes into a dict: after its head and its size
 
 
@@ -31,7 +31,7 @@ class _Binding(ctypes.Structure):
 
 
 class Guard(ctypes.Structure):
-    """`World` in runtime.c. It keeps alive what it has the addresses of."""
+    """`World` in runtime.c. The guard keeps alive the objects whose addresses it holds."""
 
     _fields_ = (
         ("fixed", c_int), ("namespaces", c_int), ("bindings", c_int), ("words", c_void_p),
@@ -40,22 +40,22 @@ class Guard(ctypes.Structure):
 
 
 class Guards:
-    """Makes the guards of worlds, over a loaded launch runtime."""
+    """A maker of the guards of worlds, for a loaded launch runtime."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._made: dict[World, Guard] = {}
+        self._guards: dict[World, Guard] = {}
         self._watcher: int | None = None
         library.jitkern_watch.restype = c_void_p
 
     def of(self, world: World) -> Guard | None:
-        """The guard of a world; None where this Python shows no changes of what it reads."""
-        if world not in self._made:
-            made = self._guard(world)
-            if made is None:
+        """Return the guard of a world; None if this Python does not show changes of the world."""
+        if world not in self._guards:
+            guard = self._guard(world)
+            if guard is None:
                 return None
-            self._made[world] = made
-        return self._made[world]
+            self._guards[world] = guard
+        return self._guards[world]
 
     def _guard(self, world: World) -> Guard | None:
         places = _function_places()
@@ -67,8 +67,8 @@ class Guards:
             for name, part in zip(_PARTS, parts)
         ]
         for owner, name, value in world.members:
-            seen = value if name == "size" else 0 if value is ABSENT else id(value)
-            fixed.append((id(owner) + _CONTENT, seen))
+            word = value if name == "size" else 0 if value is ABSENT else id(value)
+            fixed.append((id(owner) + _CONTENT, word))
         namespaces = {id(b.namespace): b.namespace for b in world.bindings.values()}
         versions = [self._version(namespace) for namespace in namespaces.values()]
         if len(versions) > READ or None in versions:
@@ -79,7 +79,7 @@ class Guards:
             (id(namespace), id(name), 0 if value is ABSENT else id(value))
             for name, (namespace, _, value) in zip(names, world.bindings.values())
         ]
-        if not world.holds():  # it has changed since it was taken down
+        if not world.holds():  # a value has changed since the trace
             return None
         word_array = (_Word * len(words))(*words)  # type: ignore[misc]
         bound_array = (_Binding * len(bound))(*bound)  # type: ignore[misc]
@@ -91,8 +91,8 @@ class Guards:
         return guard
 
     def _version(self, namespace: dict[str, Any]) -> int | None:
-        """Where the version of a namespace is."""
-        if _OF_DICTS:
+        """Return the address of the version of a namespace, or None."""
+        if _DICTS_HAVE_VERSIONS:
             return id(namespace) + _VERSION_AT if _dicts_have_versions() else None
         if self._watcher is None:
             self._watcher = ctypes.pythonapi.PyDict_AddWatcher(self._library.jitkern_changed)
@@ -104,8 +104,8 @@ class Guards:
         return at
 
 
-_CONTENT = 16  # bytes into a cell its content, into a dict its size: after its head
-_OF_DICTS = sys.version_info[:2] < (3, 12)  # whether versions are
+_CONTENT = 16  # bytes from the head of a cell to its content, of a dict to its size
+_DICTS_HAVE_VERSIONS = sys.version_info[:2] < (3, 12)
 _PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -115,10 +115,10 @@ def _interned(name: Any) -> Any:
 
 @functools.cache
 def _function_places() -> dict[str, int]:
-    """At which byte of a function its parts are, found by looking for those of one."""
+    """Return the byte offsets of a function's parts, found by a search in one function."""
 
     def probe(a: object = object(), *, b: object = object()) -> None:
-        """Have each part once."""
+        """Have each part exactly once."""
 
     words = (c_uint64 * (types.FunctionType.__basicsize__ // 8)).from_address(id(probe))
     return {
@@ -132,8 +132,8 @@ def _function_places() -> dict[str, int]:
 def _dicts_have_versions() -> bool:
     probe: dict[str, int] = {}
     version = c_uint64.from_address(id(probe) + _VERSION_AT)
-    seen = [version.value]
+    values = [version.value]
     for change in (lambda: probe.update(a=1), lambda: probe.update(a=2), lambda: probe.pop("a")):
         change()
-        seen.append(version.value)
-    return len(set(seen)) == len(seen)
+        values.append(version.value)
+    return len(set(values)) == len(values)

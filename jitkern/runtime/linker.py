@@ -1,7 +1,7 @@
-"""From a call that no compiled variant served to one that serves the next: trace, stub, append.
+"""Turn a missed call into a compiled variant: trace it, build the stub, append it.
 
-All of it is done beside the calls, by one thread for one call after another: the call that asked
-has its answer from Python, and does not wait.
+One thread in the background does all of this, for one call after another: the missed call gets its
+result from Python, and does not wait.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from jitkern.trace.trace import Traced, trace
 _log = logging.getLogger(__name__)
 
 
-class Asked(NamedTuple):
-    """A call that no variant served: what is needed to trace it later, its tensors not among it."""
+class _MissedCall(NamedTuple):
+    """A call that no variant served, without its tensors: all that is needed to trace it later."""
 
     slot: Slot
     calls: Calls
@@ -53,29 +53,29 @@ def link(
     args: Sequence[Any],
     keywords: frozenset[str],
 ) -> None:
-    """Have the next call like this one served without Python, soon. Raises nothing.
+    """Build a stub for calls like this one, in the background. Raises nothing.
 
-    args: all arguments, by position; keywords: the names of those that were given by name.
+    args: all arguments, by position; keywords: the names of the arguments that were passed by name.
     """
-    every = described(args)
-    asked = Asked(slot, calls, function, runner, every, keywords, config.current())
-    call = example_of(every)
+    descriptions = described(args)
+    missed = _MissedCall(slot, calls, function, runner, descriptions, keywords, config.current())
+    call = example_of(descriptions)
     calls.building.add(call)
-    if not builds.STUBS.later(lambda: _make(asked, call)):
+    if not builds.STUBS.later(lambda: _link_or_refuse(missed, call)):
         calls.building.discard(call)
 
 
-def _make(asked: Asked, call: str) -> None:
-    """Trace, and build what serves; the calls that ask in the meantime go through Python."""
-    slot, calls = asked.slot, asked.calls
+def _link_or_refuse(missed: _MissedCall, call: str) -> None:
+    """Trace a call and append its stub, or note why that failed."""
+    slot, calls = missed.slot, missed.calls
     try:
-        _serve(asked)
+        _append_stub(missed)
     except (CompilerNotFound, NotCached) as e:
         calls.unavailable = config.current()
         if isinstance(e, CompilerNotFound):
             announce(e)
         else:
-            _log.info("%s: its stub is not cached, and compiling is off", slot.op)
+            _log.info("%s keeps its Python launcher: no cached stub, and compiling is off", slot.op)
     except Unsupported as e:
         slot.refuse(calls, str(e))
     except JitkernError as e:
@@ -88,34 +88,34 @@ def _make(asked: Asked, call: str) -> None:
         calls.building.discard(call)
 
 
-def _serve(asked: Asked) -> None:
-    slot, runner = asked.slot, asked.runner
+def _append_stub(missed: _MissedCall) -> None:
+    slot, runner = missed.slot, missed.runner
     traced = trace(
-        slot.op, asked.function, slot.parameters, asked.args, asked.keywords, slot.returns,
+        slot.op, missed.function, slot.parameters, missed.args, missed.keywords, slot.returns,
         runner.device, runner.where, runner,
     )  # fmt: skip
-    variant = stub_variant(slot.op, slot.schema, traced, slot.parameters, asked.args)
+    variant = stub_variant(slot.op, slot.schema, traced, slot.parameters, missed.args)
     may_compile = config.current().compile != "never"
     stub = jit.loaded(variant, runner.target, may_compile=may_compile)
     key = jit.key_of(variant, runner.target)
     addresses = [kernel.function.address for kernel in traced.kernels]
     slot.append(
-        asked.calls, stub, key.digest, addresses, runner.device, asked.settings, traced.world,
+        missed.calls, stub, key.digest, addresses, runner.device, missed.settings, traced.world,
         traced.frozen,
     )  # fmt: skip
     if may_compile:
-        plans = slot.plans(asked.function, traced.world, runner.source, runner.target)
-        keep(plans, asked.args, reference_to(key), traced, runner.target, runner.device)
+        plans = slot.plans(missed.function, traced.world, runner.source, runner.target)
+        keep(plans, missed.args, reference_to(key), traced, runner.target, runner.device)
 
 
 def keep(
     plans: Plans, args: Sequence[Any], stub: tuple[str, str, str], traced: Traced, target: Target,
     device: Any = None,
 ) -> tuple[Entry, bool] | None:  # fmt: skip
-    """Publish what a process needs to do without this trace, unless a choice is still to come.
+    """Publish the plan that spares other processes this trace; returns None if it cannot be kept.
 
-    Not where a source was edited since its kernels were loaded: the plan is kept under what the
-    sources are now.
+    Without a measured choice there is no plan, nor for a source that was edited after its kernels
+    were loaded: the key of a plan is made from the sources as they are now.
     """
     if traced.model is None or plans.closure is None:
         return None
@@ -130,7 +130,7 @@ def keep(
 def stub_variant(
     op: str, schema: str, traced: Traced, parameters: Sequence[Parameter], args: Sequence[Any]
 ) -> Variant:
-    """The stub as something to compile and cache; its label names the tensors' dtypes."""
+    """Return the variant that a stub is compiled and cached as; its label names tensor dtypes."""
     dtypes = {
         parameter.name: SHORT[value.dtype]
         for parameter, value in zip(parameters, described(args))

@@ -1,12 +1,12 @@
-"""What a warm process serves a call with, without tracing: which stub, over which kernels.
+"""Plans: the stub and kernels with which a warm process serves a call, without tracing.
 
 A plan is a small entry, keyed by all that a trace depends on: the launch function's `World` (its
-code and what it reads), the kernel's sources, the target, and the situation, which is what a trace
-takes for granted of the arguments (dtypes, ranks, which are None). It names the entries of the stub
-and of the kernels that were loaded, which are a part of its key too. A situation has as many plans
-as its launch function took branches: entries of one label; where a configuration had to be chosen,
-they are for the device model that chose it. They are tried one by one, those first that were made
-for a call of the same sizes and numbers.
+code and all that the code reads), the kernel's sources, the target, and the situation, which is
+what a trace takes for granted of the arguments (dtypes, ranks, which are None). The plan names the
+entries of the stub and of the kernels, which are a part of its key, too. A situation has one plan
+for each branch that its launch function took: entries of one label. If a configuration was chosen,
+the plans are for the device model that chose it. They are tried one by one; plans made for a call
+of the same sizes and numbers come first.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from jitkern.target import Target
 from jitkern.trace.world import World
 
 ARTIFACT = "plan.json"
-MOST = 64  # plans that are kept for a situation,
-CONSTANT = 16  # and plans among them that hold a number of their call for constant;
-FEW = 4  # where there are more of these, each is tried for calls of its own numbers alone
+MOST = 64  # plans that are kept for a situation
+CONSTANT = 16  # plans among them that hold a number of their call for constant
+FEW = 4  # with more such plans than this, each is tried only for calls of its own numbers
 _SHORT = {
     getattr(torch, dtype.torch): code
     for code, dtype in DTYPES.items()
@@ -51,7 +51,7 @@ Reference = tuple[str, str, str]  # an entry of the cache: its target, label and
 
 
 class Plan(NamedTuple):
-    """What serves calls like `example`; `constant` where it serves no others."""
+    """The entries that serve calls like `example`; `constant` if they serve no other calls."""
 
     stub: Reference
     kernels: tuple[Reference, ...]
@@ -61,18 +61,18 @@ class Plan(NamedTuple):
 
 @functools.cache
 def _tracer() -> str:
-    """jitkern's own part in a trace."""
-    found = hashlib.sha256(__version__.encode())
+    """Return a digest of jitkern's own code that has a part in traces."""
+    digest = hashlib.sha256(__version__.encode())
     package = Path(__file__).parents[1]
     for folder in ("source", "launch", "trace", "runtime"):
         for path in sorted((package / folder).iterdir()):
             if path.suffix in (".py", ".c", ".h"):
-                found.update(path.read_bytes())
-    return found.hexdigest()
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def situation_of(args: Sequence[Any]) -> tuple[str, ...]:
-    """What a trace takes for granted of the arguments."""
+    """Return what a trace takes for granted of the arguments, as texts."""
     return tuple(
         str(arg) if arg is None or isinstance(arg, bool)
         else type(arg).__name__ if isinstance(arg, (int, float))
@@ -82,7 +82,7 @@ def situation_of(args: Sequence[Any]) -> tuple[str, ...]:
 
 
 def example_of(args: Sequence[Any]) -> str:
-    """The numbers of a call: the sizes of its tensors, and its integers and floats."""
+    """Return the numbers of a call as a text: tensor sizes, integers and floats."""
     return ",".join(
         repr(arg) if arg is None or isinstance(arg, (bool, int, float))
         else "x".join(map(str, arg.shape))
@@ -91,7 +91,7 @@ def example_of(args: Sequence[Any]) -> str:
 
 
 class Plans:
-    """Those of one launch function in one world, over one source, for one target."""
+    """The plans of one launch function in one world, over one source, for one target."""
 
     def __init__(
         self,
@@ -113,27 +113,27 @@ class Plans:
         flags = compiler_for(source).flags(source, exact)
         self._flags = (schema, str(exact), *flags, world.identity, _tracer())
         self._by_index = "device" in world.attributes  # it may ask which device of a model it is
-        with contextlib.suppress(DeclarationError):  # a call will say so
+        with contextlib.suppress(DeclarationError):  # a call will raise it
             self.closure = closure_of(source)
 
     def find(
         self, situation: tuple[str, ...], example: str = "", device: torch.device | None = None
     ) -> Iterator[Plan]:
-        """The plans for a situation that may serve a call of these numbers, likely ones first.
+        """Return the plans that may serve a call of a situation and numbers, likely ones first.
 
-        With a device, those of its model too.
+        device: also return the plans of its device model.
         """
         models = [""] if device is None or not self._tunable else ["", model_of(device)]
-        found = [plan for model in models for _, plan in self.entries(situation, model, device)]
-        alike = [plan for plan in found if plan.example == example]
-        free = [plan for plan in found if plan.example != example and not plan.constant]
-        bound = [plan for plan in found if plan.example != example and plan.constant]
+        plans = [plan for model in models for _, plan in self.entries(situation, model, device)]
+        alike = [plan for plan in plans if plan.example == example]
+        free = [plan for plan in plans if plan.example != example and not plan.constant]
+        bound = [plan for plan in plans if plan.example != example and plan.constant]
         return iter([*alike, *free, *(bound if len(bound) <= FEW else [])])
 
     def entries(
         self, situation: tuple[str, ...], model: str = "", device: torch.device | None = None
     ) -> Iterator[tuple[Entry, Plan]]:
-        """Every plan for a situation and a device model, with its entry."""
+        """Yield each plan for a situation and a device model, with its entry."""
         key = self._key(situation, model, device)
         if key is None:
             return
@@ -156,24 +156,24 @@ class Plans:
         model: str = "",
         device: torch.device | None = None,
     ) -> tuple[Entry, bool] | None:
-        """Keep a plan for the next process; returns its entry, and whether it is new.
+        """Publish a plan; returns its entry, and whether the entry is new.
 
-        model: the device model that it is for, "" for any. None for a function that has no plans,
-        where there are enough of them, and where the cache cannot be written.
+        model: the device model that the plan is for, "" for any. Returns None for a function that
+        cannot have plans, if there are enough plans, and if the cache cannot be written.
         """
         of_situation = self._key(situation, model, device)
         if of_situation is None:
             return None
-        named = {"stub": plan.stub, "kernels": plan.kernels}
-        inputs = {**of_situation.inputs, "plan": named}
+        references = {"stub": plan.stub, "kernels": plan.kernels}
+        inputs = {**of_situation.inputs, "plan": references}
         key = Key(inputs, digest_of(inputs), of_situation.label)
         cache = jit.open_cache()
         if known := cache.find(key):
-            cache.list_plan(known)  # of a cache that had no lists
+            cache.list_plan(known)  # the cache may be of a version without lists
             events.use(known.path)
             return known, False
-        kept = [found for _, found in self.entries(situation, model, device)]
-        if len(kept) >= MOST or (plan.constant and sum(p.constant for p in kept) >= CONSTANT):
+        plans = [p for _, p in self.entries(situation, model, device)]
+        if len(plans) >= MOST or (plan.constant and sum(p.constant for p in plans) >= CONSTANT):
             return None
         provenance = {"name": "jitkern", "version": __version__}
         try:
@@ -189,7 +189,7 @@ class Plans:
     def _key(
         self, situation: tuple[str, ...], model: str, device: torch.device | None
     ) -> Key | None:
-        """Of the plans of a situation, without what they are; None where there can be none."""
+        """Return the key that the plans of a situation share, or None if there can be none."""
         if self.closure is None:
             return None
         index = device.index if device and self._by_index else 0
@@ -206,15 +206,15 @@ def _without_plan(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(entry: Entry) -> Plan:
-    """The plan in an entry. Raises ValueError for what `publish` would not have written."""
+    """Return the plan in an entry. Raises ValueError for content that `publish` does not write."""
     try:
         stub, kernels, example, constant = json.loads(entry.read(ARTIFACT))
         if not all(map(_is_reference, (stub, *kernels))):
-            raise ValueError("it does not name a stub and kernels")
+            raise ValueError("the plan does not name a stub and kernels")
         if entry.manifest.inputs.get("plan") != {"stub": stub, "kernels": kernels}:
-            raise ValueError("it names other entries than its key does")
+            raise ValueError("the plan and its key name different entries")
     except (TypeError, RecursionError) as e:
-        raise ValueError(f"it is no plan: {e}") from e
+        raise ValueError(f"its content is not a plan: {e}") from e
     return Plan(tuple(stub), tuple(map(tuple, kernels)), str(example), bool(constant))
 
 
@@ -227,11 +227,11 @@ def _is_reference(value: Any) -> bool:
 
 
 def reference_to(key: Key) -> Reference:
-    """What a plan names an entry by."""
+    """Return the reference by which a plan names an entry."""
     return key.target, key.label, key.digest
 
 
 def entry_of(reference: Reference) -> Entry | None:
-    """The entry that a plan names, or None where it is gone."""
+    """Return the entry that a plan names, or None if the entry is gone."""
     target, label, digest = reference
     return jit.open_cache().find(Key({"target": target}, digest, label))

@@ -1,8 +1,8 @@
 """The ops of this process as C knows them, whether the launch runtime is loaded yet or not.
 
-Each op at each dispatch key takes a slot: a number, a trampoline that Torch has for good, and the
-Python that answers where no compiled variant serves. Until the runtime is loaded, trampolines lead
-to `_ask`, which does by ctypes what the runtime's C does: it calls the op's Python sibling.
+Each op at each dispatch key takes a slot: a number, a trampoline that stays registered with Torch,
+and the Python function that answers calls which no compiled variant serves. Until the runtime is
+loaded, trampolines lead to `_ask`, which calls the op's Python sibling, as the runtime's C does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import code_page
 from jitkern.runtime.symbols import symbols
 
-Answer = Callable[[tuple[Any, ...], bool], Any]  # of arguments, and whether `_ask` is who asks
-WITHOUT_RUNTIME = 1 << 32  # marks a slot's number where `_ask` is who asks
+Answer = Callable[[tuple[Any, ...], bool], Any]  # takes arguments, and whether `_ask` asks
+WITHOUT_RUNTIME = 1 << 32  # marks a slot's number if `_ask` asks
 
 
 class Declared(NamedTuple):
-    """A slot as `jitkern_declare` takes it; `backends` are slots, for one at the Autograd key."""
+    """A slot as `jitkern_declare` takes it. backends: of Autograd, slots on CPU and CUDA."""
 
     number: int
     kinds: str
@@ -45,7 +45,7 @@ class Registry:
         self.declared: list[Declared] = []
         self.runtime: Any = None
         self.answers: dict[int, Answer] = {}
-        self.failure = threading.local()  # of what `_ask` asks for: its text
+        self.failure = threading.local()  # the text of an error that `_ask` is to return
         self._libraries: dict[tuple[str, str], c_void_p] = {}
         self._text = threading.local()
         self._torch = symbols().library("torch_cpu")
@@ -58,14 +58,14 @@ class Registry:
         self, kinds: str, name: str, sibling: str, key: str, answer: Answer,
         backends: tuple[int, int] = (-1, -1),
     ) -> int | None:  # fmt: skip
-        """The slot of an op at a dispatch key, registered with Torch for good.
+        """Register a slot for an op at a dispatch key with Torch, and return its number.
 
-        None where this system runs no trampolines, or all are taken.
+        Returns None if this system runs no trampolines, or if all are taken.
         """
-        made = self.pages.trampoline() if self.pages else None
-        if made is None:
+        trampoline = self.pages.trampoline() if self.pages else None
+        if trampoline is None:
             return None
-        number, address = made
+        number, address = trampoline
         autograd, cuda = key == "Autograd", key == "CUDA"
         slot = Declared(number, kinds, name, sibling, cuda, autograd, backends)
         with self.lock:
@@ -77,7 +77,7 @@ class Registry:
         return number
 
     def load(self, runtime: Any) -> None:
-        """Let all trampolines lead to the launch runtime from now on."""
+        """Make all trampolines jump to the launch runtime from now on."""
         with self.lock:
             for slot in self.declared:
                 runtime.declare(slot)
@@ -85,15 +85,15 @@ class Registry:
         if self.pages:
             self.pages.lead_to(runtime.enter)
 
-    def answer(self, asked: int, args: tuple[Any, ...]) -> Any:
-        """What a sibling op computes: what the op's own Python does."""
-        return self.answers[asked % WITHOUT_RUNTIME](args, asked >= WITHOUT_RUNTIME)
+    def answer(self, slot: int, args: tuple[Any, ...]) -> Any:
+        """Return the result of a sibling op, computed by the Python function of the slot."""
+        return self.answers[slot % WITHOUT_RUNTIME](args, slot >= WITHOUT_RUNTIME)
 
     def fail(self, text: str, *, by_python: bool, interrupted: bool) -> None:
-        """Make the call that asked raise a RuntimeError with this text.
+        """Make the call that asked Python raise a RuntimeError with this text.
 
-        interrupted: it stands for a Ctrl-C that nobody else will raise. Where `_ask` asks, that one
-        is lost: Python would raise it again before `_ask` has returned.
+        interrupted: whether the error stands for a Ctrl-C that nobody else will raise. With
+        `by_python` the Ctrl-C is lost: Python would raise it again before `_ask` has returned.
         """
         if by_python:
             self.failure.text = text
@@ -108,16 +108,16 @@ class Registry:
             if self._torch.aoti_torch_library_init_impl(
                 namespace.encode(), key.encode(), b"jitkern", 0, ctypes.byref(library)
             ):
-                raise RuntimeError(f"Torch gave no library for {namespace} at {key}")
+                raise RuntimeError(f"cannot register {name}: Torch made no library at {key}")
         version = symbols().abi_version
         if self._torch.torch_library_impl(library, plain.encode(), c_void_p(address), version):
-            raise RuntimeError(f"Torch took no kernel for {name} at {key}")
+            raise RuntimeError(f"cannot register {name}: Torch took no kernel at {key}")
 
-    def _ask(self, stack: int, given: int, returned: int, number: int) -> int:
-        """What runtime.c's `ask_python` does; the address of an error's text, or 0."""
+    def _ask(self, stack: int, taken: int, returned: int, number: int) -> int:
+        """Do what `ask_python` of runtime.c does; returns the address of an error's text, or 0."""
         slot = self.declared[number]
-        values = (c_uint64 * max(given, returned, 1)).from_address(stack)
-        passed = (c_uint64 * (1 + max(given, returned)))(WITHOUT_RUNTIME | number, *values[:given])
+        values = (c_uint64 * max(taken, returned, 1)).from_address(stack)
+        passed = (c_uint64 * (1 + max(taken, returned)))(WITHOUT_RUNTIME | number, *values[:taken])
         self.failure.text = ""
         failed = self._torch.aoti_torch_call_dispatcher(slot.sibling.encode(), b"", passed)
         text = self.failure.text or ("its Python sibling failed" if failed else "")
@@ -135,7 +135,7 @@ class Registry:
 
 
 def expected() -> bool:
-    """Whether C code may come to serve the calls of this process."""
+    """Whether C code may at some time serve the calls of this process."""
     if not code_page.supported() or registry().pages is None:
         return False
     if config.current().compile != "never" and has_compiler():
@@ -147,7 +147,7 @@ def expected() -> bool:
 
 @functools.cache
 def _may_be_cached() -> bool:
-    """Whether a root of the cache has a folder that is called like the launch runtime's."""
+    """Whether a root of the cache has a folder named like an entry of the launch runtime."""
     settings = config.current()
     roots = (settings.cache_dir, *settings.system_cache)
     return any(True for root in roots for _ in root.glob("v1/*/runtime-*"))
@@ -169,5 +169,5 @@ def _is_on_path(command: str, path: str | None) -> bool:
 
 @functools.cache
 def registry() -> Registry:
-    """That of this process."""
+    """Return the registry of this process."""
     return Registry()

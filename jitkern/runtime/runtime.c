@@ -1,7 +1,7 @@
-/* What Torch calls for an op, by way of the op's trampoline (`runtime/code_page.py`). It describes
-   the tensors, tries the op's compiled variants, and where none fits asks the op's Python sibling,
-   which computes the answer and may append a variant. The hit path takes no lock and runs no Python.
-   `binding.py` drives it. */
+/* The launch runtime: Torch calls it for an op through the op's trampoline (`code_page.py`). The
+   runtime describes the tensors, tries the op's compiled variants, and if none fits asks the op's
+   Python sibling, which computes the answer and may append a variant. The hit path takes no lock
+   and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
 extern int snprintf(char *, unsigned long, const char *, ...);
 
 enum { OPS = 8192, ARGUMENTS = 32, RETURNS = 16, VARIANTS = 128, TEXT = 4096 };
@@ -9,9 +9,9 @@ enum { NAMESPACES = 4096, READ = 16 };
 
 typedef i32 Stub(Call *);
 
-/* What a launch function read besides its arguments (`trace/world.py`). It is as it was while every
-   word is: first `fixed` words, the parts of functions and the contents of their variables; then a
-   version for each namespace, where a change may have been one of another name. */
+/* The world of a launch function (`trace/world.py`), unchanged while every word is: first `fixed`
+   words, the parts of functions and the contents of their variables; then a version for each
+   namespace, which a change of another name may have raised. */
 typedef struct { const u64 *at; u64 seen; } Word;
 typedef struct { void *namespace, *name, *value; } Binding; /* value 0: the name is not bound */
 typedef struct {
@@ -20,42 +20,42 @@ typedef struct {
   const Binding *bound;
 } World;
 
-typedef struct { /* runtime.py fills it; it is not changed, but for `used` */
+typedef struct { /* filled by binding.py; only `generation` and `used` change afterwards */
   Stub *stub;
   void *const *kernels;
   World *world;
-  i32 index;      /* of the device it was traced for */
-  i32 preference; /* it serves while the settings prefer the same kind of source */
+  i32 index;      /* of the device that the call was traced for */
+  i32 preference; /* the kind of source that the settings must prefer */
   i32 generation; /* of the declaration: a launch function may be declared again */
-  i32 used;       /* when it last served after another had */
+  i32 used;       /* the clock when this variant last served after another one */
 } Variant;
 
 typedef struct {
-  /* T: a tensor, W: one that is changed, i: an integer, f: a float, b: a bool; lower or upper case
-     swapped (t, w, I, F, B): None is allowed */
+  /* T: a tensor, W: a tensor that is changed, i: an integer, f: a float, b: a bool; in swapped case
+     (t, w, I, F, B): the same or None */
   char kinds[ARGUMENTS + 1], name[128], sibling[128];
   i32 cuda, autograd, count, last, generation, clock;
-  i32 backend[2]; /* of the slot at the Autograd key: those of the op on the CPU and on CUDA, or -1 */
+  i32 backend[2]; /* at the Autograd key: the slots of the op on the CPU and on CUDA, or -1 */
   u64 misses;
   Variant *variants[VARIANTS];
 } Op;
 
 static Api api;
-static Op ops[OPS]; /* untouched pages of it take no memory */
-static i32 preferred;                     /* by all threads; -1: nobody can tell */
-static __thread i32 preferred_here = -1; /* by this one, where that is something else */
+static Op ops[OPS]; /* untouched pages take no memory */
+static i32 preferred;                    /* for all threads; -1: unknown */
+static __thread i32 preferred_here = -1; /* for this thread; -1: the same as `preferred` */
 static const void *undefined; /* c10::UndefinedTensorImpl */
-static i64 keys_at;           /* where a TensorImpl has its dispatch keys */
+static i64 keys_at;           /* the byte offset of the dispatch keys in a TensorImpl */
 static u32 watching[16];      /* dispatch keys that modes, torch.func and tracing include; 0 ends */
-static u64 plain_keys;        /* those of tensors that nothing but Autograd and a backend sees */
+static u64 plain_keys;        /* the keys of tensors that only Autograd and a backend see */
 /* Errors come back by value: Torch up to 2.12 logs each exception that crosses the shim. */
 static __thread char message[TEXT];
-static __thread i32 interrupted; /* what `message` stands for is a KeyboardInterrupt */
+static __thread i32 interrupted; /* whether `message` stands for a KeyboardInterrupt */
 static void *watched_namespaces[NAMESPACES]; /* from Python 3.12 on: see jitkern_changed */
 static u64 versions[NAMESPACES];
 static i32 watched_count;
 
-/* ------------------------------------------------------------------------ what stubs call */
+/* ------------------------------------------------------------------ functions for stubs */
 
 static i32 allocate(Call *call, i64 dim, const i64 *size, const i64 *stride, i32 dtype,
                     Handle *handle, char **data) {
@@ -91,7 +91,7 @@ static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, c
                    {(u32)block[0], (u32)block[1], (u32)block[2]},
                    (u32)block[3], call->stream, attributes, 0};
   if (!grid[0] || !grid[1] || !grid[2]) return 0;
-  if (block[3] > DEFAULT_SHARED) /* where that is too much, the launch says so */
+  if (block[3] > DEFAULT_SHARED) /* if that is too much, the launch fails */
     api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, (i32)block[3], kernel, call->index);
   if (options && options[0]) {
     Attribute *cluster = &attributes[config.count++];
@@ -122,7 +122,7 @@ static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, c
   return 0;
 }
 
-/* -------------------------------------------------------------------- what Torch calls */
+/* ------------------------------------------------------------------ functions for Torch */
 
 static Handle tensor(const Op *op, const u64 *stack, u64 i) {
   switch (op->kinds[i]) {
@@ -143,8 +143,8 @@ static void drop(const Op *op, const u64 *stack, u64 given) {
   }
 }
 
-/* `message` becomes an exception. As Torch's are of type RuntimeError, which `except Exception`
-   catches, Python is told again of a Ctrl-C: it raises that one as soon as its code goes on. */
+/* Throw `message` as an exception. Torch makes it a RuntimeError, which `except Exception` catches;
+   so after a Ctrl-C, make Python raise a KeyboardInterrupt as soon as its code goes on. */
 static void raise(const Op *op, const char *otherwise) {
   char text[TEXT];
   if (interrupted) interrupted = 0, api.PyErr_SetInterrupt();
@@ -153,7 +153,7 @@ static void raise(const Op *op, const char *otherwise) {
   api.check(0, op->name, "jitkern", 0, text);
 }
 
-/* The sibling takes the slot and the arguments; beside an error it returns empty tensors. */
+/* Ask the sibling, which takes the slot and the arguments; after an error it returns empty tensors. */
 static void ask_python(const Op *op, u64 *stack, u64 given, u64 returned) {
   u64 passed[1 + ARGUMENTS + RETURNS] = {(u64)(op - ops)};
   for (u64 i = 0; i < given; i++) passed[1 + i] = stack[i];
@@ -180,7 +180,7 @@ static i32 writes(const Op *op) {
   return 0;
 }
 
-/* Whether the names mean what they meant, though a namespace has changed. */
+/* Whether all names have their old values, though a namespace has changed. */
 static i32 renewed(World *world) {
   u64 now[READ];
   Word *words = world->words + world->fixed;
@@ -216,7 +216,7 @@ static i32 serve(Op *op, i32 i, Call *call) {
   i32 code = holds(variant->world) ? variant->stub(call) : MISS;
   if (code != MISS && i != __atomic_load_n(&op->last, __ATOMIC_RELAXED)) {
     __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
-    variant->used = ++op->clock; /* which was used longest ago need only be about right */
+    variant->used = ++op->clock; /* a race only makes the order of use inexact */
   }
   return code;
 }
@@ -231,7 +231,7 @@ static i32 try_variants(Op *op, Call *call) {
 }
 
 static void run(Op *op, u64 *stack, u64 given, u64 returned) {
-  if (api.function_modes && api.function_modes()) { /* they see what a launch function calls */
+  if (api.function_modes && api.function_modes()) { /* modes must see the calls of a launch function */
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
     ask_python(op, stack, given, returned);
     return;
@@ -252,7 +252,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   }
   i32 code = try_variants(op, &call);
   if (guard) api.delete_device_guard(guard);
-  if (code == BROKEN && !writes(op)) code = FAILED; /* nothing shows: Python answers it anew */
+  if (code == BROKEN && !writes(op)) code = FAILED; /* nothing was changed: Python may answer */
   if (code == MISS || code == FAILED) {
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
     ask_python(op, stack, given, returned);
@@ -260,24 +260,24 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   }
   for (u64 i = 0; i < given; i++)
     if ((op->kinds[i] | 32) == 'w' && tensors[i].handle && !api.is_inference(tensors[i].handle))
-      api.bump_version(tensors[i].handle); /* so that Autograd notices what it had saved */
+      api.bump_version(tensors[i].handle); /* so that Autograd notices a change of a saved tensor */
   drop(op, stack, given);
   if (code == BROKEN) {
-    raise(op, "an allocation or a copy failed after a kernel was launched: what the op changes in "
-              "place may be changed");
+    raise(op, "an allocation or a copy failed after a kernel was launched: the arguments that the "
+              "op changes in place may be changed");
   }
   for (u64 i = 0; i < returned; i++) stack[i] = (u64)returns[i];
 }
 
-/* Whether something wants to see the calls between Autograd and the backend. */
+/* Whether a mode, torch.func or tracing must see the calls between Autograd and the backend. */
 static i32 watched(void) {
   for (const u32 *key = watching; *key; key++)
     if (api.is_included(*key)) return 1;
   return 0;
 }
 
-/* At the Autograd key: straight on to the backend where nothing asks for a gradient and nobody
-   watches, which saves the 0.3 us of asking the dispatcher again; else Python knows what to do. */
+/* At the Autograd key: go straight on to the backend if no gradient is needed and nobody watches,
+   which saves the dispatcher's 0.3 us; otherwise ask Python. */
 static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
   i32 recording = api.grad_mode_is_enabled(), wanted = 0, plain = 1, cuda = 0;
   for (u64 i = 0; i < given && plain && !wanted; i++) {
@@ -299,19 +299,19 @@ static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
   }
 }
 
-/* Where the trampolines lead. */
+/* The target of all trampolines. */
 void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
   (ops[number].autograd ? differentiate : run)(&ops[number], stack, given, returned);
 }
 
-/* ------------------------------------------------------------------ what runtime.py calls */
+/* ------------------------------------------------------------------ functions for binding.py */
 
 void jitkern_bind(void *const *table, u64 bytes) {
   __builtin_memcpy(&api, table, bytes);
   api.allocate = allocate, api.launch = launch, api.release = release;
 }
 
-/* What the Autograd key needs to know of this Torch; see the variables. */
+/* Set what the Autograd key must know of this Torch; see the variables. */
 void jitkern_autograd(const void *undefined_tensor, i64 at, u64 plain, const u32 *keys) {
   undefined = undefined_tensor, keys_at = at, plain_keys = plain;
   for (u64 i = 0; keys[i] && i < sizeof watching / sizeof *watching - 1; i++) watching[i] = keys[i];
@@ -321,7 +321,7 @@ void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {
   ops[slot].backend[0] = cpu, ops[slot].backend[1] = cuda;
 }
 
-/* The slot of an op at one dispatch key, before its trampoline leads here. */
+/* Declare the slot of an op at one dispatch key, before its trampoline leads here. */
 void jitkern_declare(i32 slot, const char *kinds, const char *name, const char *sibling, i32 cuda,
                      i32 autograd) {
   Op *op = &ops[slot];
@@ -331,8 +331,8 @@ void jitkern_declare(i32 slot, const char *kinds, const char *name, const char *
   op->cuda = cuda, op->autograd = autograd, op->backend[0] = op->backend[1] = -1;
 }
 
-/* Add a variant, in the place of the one that served longest ago where all are taken; returns the
-   place. Called under a lock. A variant is never freed: another thread may run it. */
+/* Add a variant, which replaces the one that served longest ago if all places are taken; return the
+   place. Called under a lock. A variant is never freed: another thread may run its stub. */
 i32 jitkern_append(i32 slot, Variant *variant) {
   Op *op = &ops[slot];
   i32 place = op->count;
@@ -349,10 +349,10 @@ i32 jitkern_append(i32 slot, Variant *variant) {
   return place;
 }
 
-/* Let no variant of before serve any more. */
+/* Stop all present variants of a slot. */
 void jitkern_forget(i32 slot) { __atomic_fetch_add(&ops[slot].generation, 1, __ATOMIC_RELAXED); }
 
-/* The version of a namespace that Python tells the changes of; 0 where there is no more room.
+/* Return the version of a namespace whose changes Python reports; 0 if there is no more room.
    Called under a lock. */
 const u64 *jitkern_watch(void *namespace) {
   for (i32 i = 0; i < watched_count; i++)
@@ -362,7 +362,7 @@ const u64 *jitkern_watch(void *namespace) {
   return &versions[watched_count++];
 }
 
-/* What PyDict_AddWatcher is given. */
+/* The callback for PyDict_AddWatcher: raise the version of a changed namespace. */
 i32 jitkern_changed(i32 event, void *namespace, void *name, void *value) {
   (void)event, (void)name, (void)value;
   for (i32 i = 0; i < watched_count; i++)

@@ -1,4 +1,4 @@
-"""An op's place in the launch runtime: its compiled variants in this process, and those kept."""
+"""An op's place in the launch runtime: its variants in this process, and its plans in the cache."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from jitkern.source.kinds import Generated, Source
 from jitkern.target import Target
 from jitkern.trace.world import World, world_of
 
-STRIKES = 4  # traces that may fail for calls alike: the first values may just have been odd ones
-REMEMBERED = 256  # calls that were not served, of which it is known how often they came
-AT_ONCE = 4  # stubs that are being made for calls of one class
-MANY = 64  # variants that the dtypes, ranks and branches of an op may come to
-# How often a call must have come before a stub is made for it, by how many there are that hold a
-# value for constant, or are beyond MANY: these could be made without end, and few come back.
+STRIKES = 4  # traces that may fail for calls of one class: the first values may have been odd ones
+REMEMBERED = 256  # calls without a stub whose repetitions are counted
+AT_ONCE = 4  # stubs that may be in the making for calls of one class
+MANY = 64  # variants that the dtypes, ranks and branches of an op may need
+# How often a call must come before a stub is made for it, by the number of variants that hold a
+# value for constant or are beyond MANY: they could be made without end, and few would serve again.
 _PATIENCE = ((16, 1), (32, 2), (64, 8), (128, 32))
 _OFTEN = 256
 _log = logging.getLogger(__name__)
-_STUB = Generated("stub.c", text="")  # what a stub is loaded as; its text is in the entry's key
+_STUB = Generated("stub.c", text="")  # the source with which stubs are loaded from their entries
 
 
 class Calls:
-    """Calls of one class (source, device, dtypes, ranks, what is None): what is done for them."""
+    """The state of calls of one class (source, device, dtypes, ranks, arguments that are None)."""
 
     def __init__(self) -> None:
-        self.plans: Iterator[Plan] | None = None  # those that the cache keeps, not yet tried
-        self.world: World | None = None  # under which they were sought
-        self.building: set[str] = set()  # the calls, by their numbers, that stubs are made for
+        self.plans: Iterator[Plan] | None = None  # plans of the cache that were not tried yet
+        self.world: World | None = None  # the world of these plans
+        self.building: set[str] = set()  # the calls, by their numbers, whose stubs are being built
         self.strikes = 0
-        self.refused = ""  # why they keep to the Python launcher
-        self.forgotten = False  # they were asked of a launch function that was declared again
-        self.unavailable: Config | None = None  # settings under which their stub is not to be had
+        self.refused = ""  # why the calls keep the Python launcher
+        self.forgotten = False  # whether the launch function was declared again
+        self.unavailable: Config | None = None  # settings under which a stub cannot be built
 
 
 class Slot:
-    """One op on one device type. `refused` says why calls keep to the Python launcher."""
+    """One op on one device type. `refused` says why calls keep the Python launcher."""
 
     def __init__(
         self,
@@ -68,31 +68,31 @@ class Slot:
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
         self._calls: dict[tuple[Any, ...], Calls] = {}
-        self._came: OrderedDict[str, int] = OrderedDict()
+        self._counts: OrderedDict[str, int] = OrderedDict()  # of calls without a stub
         self._plans: dict[tuple[Any, ...], Plans] = {}
         self._frozen: list[Frozen] = []
         self._constant = 0  # variants that hold a value for constant, or are for another world
         self._worlds: set[World] = set()
-        self._places: dict[int, Any] = {}  # what is known, by its place among the variants
+        self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
         self._full = False
         SLOTS.append(self)
 
     @property
     def misses(self) -> int:
-        """How many calls asked Python."""
-        found = runtime()
-        return found.misses(self.number) if found else 0
+        """The number of calls that asked Python."""
+        launch_runtime = runtime()
+        return launch_runtime.misses(self.number) if launch_runtime else 0
 
     @property
     def refused(self) -> dict[tuple[Any, ...], str]:
-        """Why calls keep to the Python launcher, by their class."""
+        """The reasons why calls keep the Python launcher, by their class."""
         return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
 
     def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> Calls:
-        """What is done for calls like this one."""
+        """Return the state of calls like this one."""
         kind = (id(source), device.index, config.current().prefer, *map(_class_of, args))
-        found = self._calls.get(kind)
-        return found if found is not None else self._calls.setdefault(kind, Calls())
+        calls = self._calls.get(kind)
+        return calls if calls is not None else self._calls.setdefault(kind, Calls())
 
     def recall(
         self,
@@ -103,12 +103,12 @@ class Slot:
         device: torch.device,
         args: Sequence[Any],
     ) -> bool:
-        """Append the next variant that the cache keeps for calls like this one, if there is one.
+        """Append the next variant that a plan names for calls like this one, if there is one.
 
-        Raises nothing.
+        Returns whether a variant was appended. Raises nothing.
         """
         if calls.world is not None and calls.plans is None and calls.world.holds():
-            return False  # all have been tried
+            return False  # all plans have been tried
         if not runtime() or config.current().compiler == "exact":
             return False
         with self.lock:
@@ -116,7 +116,7 @@ class Slot:
                 return self._append_next(calls, function, source, target, device, args)
             except (JitkernError, OSError, ValueError) as e:
                 calls.plans = None
-                _log.info("%s is traced again: %s", self.op, e)
+                _log.info("%s: cannot use its plans, tracing again: %s", self.op, e)
                 return False
 
     def _append_next(
@@ -130,8 +130,8 @@ class Slot:
     ) -> bool:
         world = world_of(parts_of(function))
         if world is not calls.world:
-            found = self.plans(function, world, source, target)
-            calls.plans = found.find(situation_of(args), example_of(args), device)
+            plans = self.plans(function, world, source, target)
+            calls.plans = plans.find(situation_of(args), example_of(args), device)
             calls.world = world
         for plan in calls.plans or ():
             entries = [entry_of(reference) for reference in (plan.stub, *plan.kernels)]
@@ -151,14 +151,14 @@ class Slot:
     def plans(
         self, function: Callable[..., Any], world: World, source: Source, target: Target
     ) -> Plans:
-        """What the cache keeps for this launch function in this world."""
+        """Return the plans of this launch function in this world."""
         key = (world, source, target)
         if key not in self._plans:
             self._plans[key] = Plans(self.op, self.schema, function, world, source, target)
         return self._plans[key]
 
     def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
-        """Whether a stub is to be made for a call that no variant served."""
+        """Whether to build a stub for a call that no variant served."""
         call = example_of(args)
         if calls.strikes >= STRIKES or calls.unavailable is config.current():
             return False
@@ -169,15 +169,15 @@ class Slot:
         if needed == 1:
             return True
         with self.lock:
-            came = self._came.pop(call, 0) + 1
-            if came < needed:
-                self._came[call] = came
-                while len(self._came) > REMEMBERED:
-                    self._came.popitem(last=False)
-        return came >= needed
+            times = self._counts.pop(call, 0) + 1
+            if times < needed:
+                self._counts[call] = times
+                while len(self._counts) > REMEMBERED:
+                    self._counts.popitem(last=False)
+        return times >= needed
 
     def refuse(self, calls: Calls, why: str, strikes: int = 1) -> None:
-        """Note why calls keep to the Python launcher; after some strikes, for good."""
+        """Note why calls keep the Python launcher; after STRIKES of them, for good."""
         if not calls.refused:
             _log.info("%s keeps to its Python launcher: %s", self.op, why)
         calls.refused = why
@@ -196,7 +196,7 @@ class Slot:
     ) -> bool:
         """Let a loaded stub serve `calls`, over kernels at these addresses, while `world` holds.
 
-        False where it does so already.
+        Returns False if this variant is known already.
         """
         known = (digest, device.index, settings.prefer, world, *addresses)
         with self.lock:
@@ -208,23 +208,23 @@ class Slot:
             self._constant += bool(frozen) or world not in self._worlds
             self._worlds.add(world)
 
-        def add(found: Runtime) -> None:
+        def add(loaded: Runtime) -> None:
             with self.lock:
                 if calls.forgotten:
                     return
-                place = found.append(self.number, stub, addresses, device, settings, world)
+                place = loaded.append(self.number, stub, addresses, device, settings, world)
                 if place is None:
                     self.known.discard(known)
-                    self.refuse(calls, "C cannot tell whether all that it reads is as it was")
+                    self.refuse(calls, "C cannot check whether all that it reads is unchanged")
                     return
-                taken = self._places.get(place)
+                replaced = self._places.get(place)
                 self._places[place] = known
-                self.known.discard(taken)
-                if taken and not self._full:
+                self.known.discard(replaced)
+                if replaced and not self._full:
                     self._full = True
                     _log.warning(
-                        "%s has as many compiled variants as it may have; a new one takes the "
-                        "place of the one that served longest ago. What keeps changing: %s",
+                        "%s has as many compiled variants as it may have; each new variant "
+                        "replaces the one that served longest ago. Values that keep changing: %s",
                         self.op, _changing(self._frozen),
                     )  # fmt: skip
 
@@ -232,35 +232,35 @@ class Slot:
         return True
 
     def forget(self) -> None:
-        """Begin anew: the op's launch function was declared again.
+        """Begin anew, because the op's launch function was declared again.
 
-        What is being built for calls of the earlier one never serves.
+        Stubs that are being built for the earlier launch function will never serve.
         """
-        found = runtime()
+        launch_runtime = runtime()
         with self.lock:
             for calls in self._calls.values():
                 calls.forgotten = True
             self._calls.clear()
-            self._came.clear()
+            self._counts.clear()
             self._plans.clear()
             self._places.clear()
             self._frozen.clear()
             self._worlds.clear()
             self._constant = 0
             self.known.clear()
-            if found:
-                found.forget(self.number)
+            if launch_runtime:
+                launch_runtime.forget(self.number)
 
 
 def _class_of(value: Any) -> Any:
-    """What a trace takes for constant without being asked."""
+    """Return what a trace always takes for constant in an argument."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.dim(), value.device
     return value if value is None or isinstance(value, bool) else type(value)
 
 
 def _changing(frozen: Sequence[Frozen]) -> str:
-    """The values that variants hold for constant and that differ most among them."""
+    """Return, in words, the values that variants hold for constant and that differ most."""
     values: dict[str, set[Any]] = {}
     for what, value in frozen:
         values.setdefault(what, set()).add(value)
@@ -273,7 +273,7 @@ SLOTS: list[Slot] = []
 
 
 def _after_fork() -> None:
-    """A child may have a lock that another thread of its parent held, and builds nothing yet."""
+    """Start anew in a forked child: a thread of the parent may have held a lock."""
     for slot in SLOTS:
         slot.lock = threading.RLock()
         for calls in slot._calls.values():

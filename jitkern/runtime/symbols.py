@@ -1,6 +1,6 @@
-"""Where the functions of Torch, Python and the driver are that the launch runtime calls.
+"""Addresses of the functions of Torch, Python and the driver that the launch runtime calls.
 
-They are handed to C as a table of addresses, so that nothing needs to be linked to any of them.
+C gets them as a table of addresses, so that the runtime need not be linked to any library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from jitkern.trace.shim import shim
 
-# Exported by Torch since before 2.11, but by no promise: where one is missing, Python has to do.
+# Exported since before Torch 2.11, but not promised: if one is missing, Python serves the calls.
 _MANGLED = {
     "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
     "forward_grad": ("c10", "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE"),
@@ -34,8 +34,8 @@ MUTATION = ("bump_version", "is_inference")
 OPTIONALS = ("operator_delete",)
 _TANGENT = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_ulonglong, c_void_p)
 _UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"
-_IMPL_BYTES = 184  # of a TensorImpl; Torch's own check is that there are no more than 208
-# What modes, torch.func and tracing include, to see calls between Autograd and the backend.
+_IMPL_BYTES = 184  # size of a TensorImpl; Torch itself checks that it has no more than 208
+# Keys that modes, torch.func and tracing include, to see calls between Autograd and the backend.
 _WATCHING = (
     "Python", "PythonTLSSnapshot", "PythonDispatcher", "FuncTorchDynamicLayerBackMode",
     "FuncTorchDynamicLayerFrontMode", "FuncTorchVmapMode", "Functionalize", "Fake",
@@ -43,7 +43,7 @@ _WATCHING = (
 
 
 class Symbols:
-    """Addresses by the names of the table; None for what this Torch has not, or has not yet."""
+    """Addresses by the names of the table; None for missing or not yet loaded functions."""
 
     def __init__(self) -> None:
         self._libraries: dict[str, ctypes.CDLL] = {}
@@ -54,11 +54,11 @@ class Symbols:
         self.missing = missing[0] if missing else ""
 
     def provides(self, *names: str) -> bool:
-        """Whether this Torch has all of these, and shows where tensors keep their keys."""
+        """Whether this Torch has all these functions, and `keys_at` is known."""
         return all(self.addresses.get(name) for name in names) and bool(self.keys_at)
 
     def library(self, name: str) -> ctypes.CDLL:
-        """One of Torch's libraries. Raises OSError."""
+        """Return one of Torch's libraries. Raises OSError."""
         if name not in self._libraries:
             path = Path(torch.__file__).parent / "lib" / f"lib{name}.so"
             self._libraries[name] = ctypes.CDLL(str(path))
@@ -66,37 +66,37 @@ class Symbols:
 
     @functools.cached_property
     def keys_at(self) -> int | None:
-        """At which byte of a TensorImpl its dispatch keys are; None where that is not clear."""
+        """The byte offset of the dispatch keys in a TensorImpl; None if that is not clear."""
         return _place_of_keys(torch.empty(0))
 
     @functools.cached_property
     def abi_version(self) -> c_ulonglong:
-        """What registrations name as the version of the C interface."""
+        """The version of the C interface that registrations name."""
         version = self.library("torch_cpu").aoti_torch_abi_version
         version.restype = c_ulonglong
         return c_ulonglong(version())
 
     def has_tangent(self, tensor: torch.Tensor) -> bool:
-        """Whether forward-mode AD is at work on a tensor; no dispatcher and no mode sees this."""
+        """Whether a tensor carries a forward-mode tangent, which no dispatcher and no mode sees."""
         impl = c_void_p(tensor._cdata)  # an at::Tensor is this one pointer
         tangent = _TANGENT(self.addresses["forward_grad"] or 0)(impl, 0, ctypes.byref(impl))
         undefined = c_void_p.in_dll(self.library("c10"), _UNDEFINED)
         return c_void_p.from_address(tangent).value != ctypes.addressof(undefined)
 
     def add_driver(self) -> None:
-        """Find the CUDA driver's functions, later than the rest: an import asks for no device."""
+        """Find the CUDA driver's functions, which an import must not need."""
         driver = ctypes.CDLL("libcuda.so.1")
         for name in self.addresses:
             if name.startswith("cu"):
                 self.addresses[name] = ctypes.cast(driver[name], c_void_p).value
 
     def table(self) -> ctypes.Array[c_void_p]:
-        """The addresses as C has them."""
+        """Return the addresses as an array for C."""
         return (c_void_p * len(self.addresses))(*self.addresses.values())
 
     @functools.cached_property
     def plain_keys(self) -> int:
-        """The dispatch keys of tensors that nothing but Autograd and a backend sees."""
+        """The dispatch keys of tensors that only Autograd and a backend see."""
         known = torch._C.DispatchKey.__members__
         cuda = torch._C.DispatchKeySet(known["CUDA"]) | torch._C.DispatchKeySet(
             known["AutocastCUDA"]
@@ -104,7 +104,7 @@ class Symbols:
         return _keys(torch.empty(0)) | int(cuda.raw_repr())
 
     def autograd(self) -> tuple[Any, ...]:
-        """What `jitkern_autograd` takes: when the Autograd key may go straight on to a backend."""
+        """Return the arguments of `jitkern_autograd`, by which C may skip the dispatcher."""
         known = torch._C.DispatchKey.__members__
         watching = [known[name].value for name in _WATCHING if name in known]
         undefined = c_void_p.in_dll(self.library("c10"), _UNDEFINED)
@@ -137,7 +137,7 @@ class Symbols:
 
 @functools.cache
 def symbols() -> Symbols:
-    """Those of this process."""
+    """Return the symbols of this process."""
     return Symbols()
 
 
@@ -146,9 +146,9 @@ def _keys(tensor: torch.Tensor) -> int:
 
 
 def _place_of_keys(plain: torch.Tensor) -> int | None:
-    """At which byte of a TensorImpl its dispatch keys are, if that can be told beyond doubt.
+    """Return the byte offset of the dispatch keys in a TensorImpl, or None in case of doubt.
 
-    Torch has no function for it. The keys of several tensors of different kinds are searched for.
+    Torch has no function for this offset: search several kinds of tensors for their keys.
     """
     with torch.inference_mode():
         inference = torch.empty(0)
@@ -159,10 +159,10 @@ def _place_of_keys(plain: torch.Tensor) -> int | None:
         torch.nn.Parameter(torch.empty(0)),
         torch.empty(0, dtype=torch.complex64).conj(),
     )
-    found = None
+    common = None
     for tensor in tensors:
         words = struct.unpack(f"{_IMPL_BYTES // 8}Q", ctypes.string_at(tensor._cdata, _IMPL_BYTES))
         keys = _keys(tensor)
         places = {8 * i for i, word in enumerate(words) if word == keys}
-        found = places if found is None else found & places
-    return found.pop() if found and len(found) == 1 else None
+        common = places if common is None else common & places
+    return common.pop() if common and len(common) == 1 else None

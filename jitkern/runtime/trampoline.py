@@ -1,9 +1,9 @@
-"""The C functions that Torch calls for an op, and the Python that they ask where they cannot serve.
+"""The C functions that Torch calls for an op, and the Python functions that they ask on a miss.
 
 Torch's boxed kernels have no context, so each op takes slots in the launch runtime, one for each
-device type and one for Autograd. They ask Python through sibling ops, one for each signature, whose
+device type and one for Autograd. C asks Python through sibling ops, one for each signature, whose
 first argument is the slot. An exception goes back by value: the runtime raises it on its side of
-Torch as a RuntimeError, and `cause_of` finds it again.
+Torch as a RuntimeError, and `cause_of` finds the exception again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jitkern.runtime.registry import expected, registry
 from jitkern.runtime.symbols import AUTOGRAD, MUTATION, OPTIONALS, symbols
 
 NAMESPACE = "jitkern_python"
-MAX_ARGUMENTS, MAX_RETURNS, MAX_TEXT = 32, 16, 4096  # as runtime.c has them
+MAX_ARGUMENTS, MAX_RETURNS, MAX_TEXT = 32, 16, 4096  # the same as in runtime.c
 T = TypeVar("T")
 _KINDS = {
     "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
@@ -38,7 +38,7 @@ _TYPES = {
 
 
 class Trampolines:
-    """Those of one op. `parameters` is None where its schema has types that they do not pass."""
+    """The trampolines of one op. `parameters` is None if they cannot pass the schema's types."""
 
     def __init__(self, name: str, schema: Any) -> None:
         self.name = name
@@ -48,10 +48,10 @@ class Trampolines:
         self._positional = sum(not argument.kwarg_only for argument in schema.arguments)
 
     def register(self, device: str, answer: Callable[..., Any]) -> int | None:
-        """Make one Torch's kernel for a device type, and return its slot.
+        """Register a trampoline as Torch's kernel for a device type, and return its slot.
 
-        answer: the Python that it asks. None where nothing can lead it to C, or C cannot serve
-        this op: Python has to do.
+        answer: the Python function that C asks on a miss. Returns None if this system has no
+        trampolines, or if C cannot serve this op: then Python must be registered.
         """
         slot = self._declare(device.upper(), answer, ())
         if slot is not None:
@@ -59,7 +59,7 @@ class Trampolines:
         return slot
 
     def register_autograd(self, answer: Callable[..., Any]) -> bool:
-        """The same for Autograd."""
+        """Register a trampoline for Autograd; returns whether that was possible."""
         slot = self._declare("Autograd", answer, AUTOGRAD)
         return slot is not None
 
@@ -84,7 +84,7 @@ class Trampolines:
         def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
             try:
                 return settled(*args[:split], **dict(zip(names, args[split:])))
-            except BaseException as e:  # noqa: BLE001  it is raised again on Torch's other side
+            except BaseException as e:  # noqa: BLE001  C raises it again on its side of Torch
                 text, interrupted = _keep(cause_of(e) if type(e) is RuntimeError else e)
                 registry().fail(text, by_python=by_python, interrupted=interrupted)
                 empty = [torch.empty(0) for _ in range(self.returns)]
@@ -103,17 +103,17 @@ class _Failure(threading.local):
 
 _failure = _Failure()
 _STACK = "\nException raised from "  # what Torch appends to a message on demand
-_askers: set[types.CodeType] = set()  # whose frames ask `cause_of`
+_askers: set[types.CodeType] = set()  # code of the functions that call `cause_of`
 
 
 def wants_cause(function: Callable[..., T]) -> Callable[..., T]:
-    """Mark a function that asks `cause_of` about a RuntimeError that it catches."""
+    """Mark a function that calls `cause_of` for each RuntimeError that it catches."""
     _askers.add(function.__code__)
     return function
 
 
 def handled(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, after which no error is kept that it has handled."""
+    """Return `function`, wrapped so that errors it has handled are not kept for `cause_of`."""
 
     def call(*args: Any, **kwargs: Any) -> T:
         before = _failure.error, _failure.text
@@ -125,7 +125,7 @@ def handled(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def cause_of(error: RuntimeError) -> BaseException:
-    """The exception that a trampoline turned into `error`, or `error` itself."""
+    """Return the exception that a trampoline turned into `error`, or `error` itself."""
     cause, _failure.error = _failure.error, None
     text = str(error)
     if cause is not None and text.partition(_STACK)[0] == _failure.text.partition(_STACK)[0]:
@@ -136,10 +136,10 @@ def cause_of(error: RuntimeError) -> BaseException:
 
 
 def _keep(error: BaseException) -> tuple[str, bool]:
-    """Keep an exception for a caller that will ask, not to keep what it holds alive for none.
+    """Keep the exception only if some caller will ask for it; else its frames stay alive in vain.
 
-    Returns what C makes the message of, without a NUL and not too long; and whether it is a Ctrl-C
-    that no such caller will raise again.
+    Returns the text of C's message, without a NUL and not too long; and whether the exception is a
+    Ctrl-C that no caller will raise again.
     """
     plain = type(error) is RuntimeError or isinstance(error, JitkernError)
     text = str(error) if plain else f"{type(error).__name__}: {error}"
@@ -176,12 +176,12 @@ def _parameters(schema: Any) -> list[Parameter] | None:
 
 @functools.cache
 def _sibling(kinds: str, returns: int) -> str:
-    """The sibling op of this signature, defined by its first user."""
+    """Return the name of the sibling op of this signature; the first user defines it."""
     name = f"ask_{kinds}_{returns}"
-    given = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
+    arguments = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
     result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
-    _library().define(f"{name}(int op{given}) -> {result}")
-    # Not Library.impl, which first searches for kernels that nobody can have registered here.
+    _library().define(f"{name}(int op{arguments}) -> {result}")
+    # Library.impl would first search for kernels that nobody can have registered here.
     _library().m.impl(  # type: ignore[union-attr]
         name, "CompositeImplicitAutograd", lambda op, *args: registry().answer(op, args), False
     )
