@@ -134,7 +134,7 @@ def test_a_backward_with_no_reference_is_refused_where_it_is_differentiated(squa
     op, x, y = square(None), leaf(), leaf(X + 1)
     (g,) = torch.autograd.grad(op(x, y).sum(), x, create_graph=True)
     assert torch.equal(g, 2 * x * y)
-    with pytest.raises(DeclarationError, match="a backward pass came to a call of this op"):
+    with pytest.raises(DeclarationError, match="a backward pass reached a call of this op"):
         torch.autograd.grad(g.sum(), x)
 
 
@@ -350,7 +350,7 @@ def test_what_an_inplace_op_fills_from_a_tensor_of_the_graph_is_in_the_graph(dec
     op(out, count, x)
     assert out.requires_grad
     assert not count.requires_grad
-    with pytest.raises(DeclarationError, match="a backward pass came to a call of this op"):
+    with pytest.raises(DeclarationError, match="a backward pass reached a call of this op"):
         (out + x).sum().backward()
 
 
@@ -360,7 +360,7 @@ def test_torch_func_refuses_a_gradient_through_an_inplace_op(triple_):
         triple_(y)
         return y.sum()
 
-    with pytest.raises(DeclarationError, match="a backward pass came to a call of this op"):
+    with pytest.raises(DeclarationError, match="a backward pass reached a call of this op"):
         torch.func.grad(f)(X)
 
 
@@ -392,7 +392,7 @@ def test_torch_compile_refuses_a_gradient_through_an_op_without_a_backward(tripl
         return y
 
     for function, op in ((triple, triple), (f, triple_)):
-        with pytest.raises(Exception, match=f"{op.name}: a backward pass came to a call"):
+        with pytest.raises(Exception, match=f"{op.name}: a backward pass reached a call"):
             compiled(function)(leaf()).sum().backward()
 
 
@@ -438,5 +438,5 @@ def test_without_the_runtime_gradients_are_the_same(run_python, tmp_path):
         "op.backward(lambda grad: 3 * grad)\n(op(x) + x).sum().backward()\nprint(x.grad.tolist())\n"
     )
     said, grad = done.stdout.splitlines()
-    assert "a backward pass came to a call of this op" in said
+    assert "a backward pass reached a call of this op" in said
     assert grad == "[4.0, 4.0]"

@@ -536,7 +536,7 @@ def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
         ("nolib.kernels:add", r"there is no module `nolib.kernels`"),
         ("somelib.add", "`somelib.add` lacks a `:` before the function's name"),
         ("nothing.py:add", "there is no file .*nothing.py"),
-        (print, "is no Triton function"),
+        (print, "is not a Triton function"),
     ],
 )
 def test_a_wrong_triton_function_says_what_is_wrong(package, named, says):

@@ -1,6 +1,6 @@
-"""What an op has at its Autograd key: a function that records a call only where that is needed.
+"""The function of an op at its Autograd key, which records a call only if a gradient needs it.
 
-It is registered when the op is declared, and never replaced; `Op.backward` fills in the gradient.
+The function is registered at declaration and never replaced; `Op.backward` adds the gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Depth(threading.local):
-    """How many recorded calls this thread is inside of."""
+    """The number of recorded calls that this thread is inside of."""
 
     value = 0
 
@@ -78,7 +78,7 @@ class Autograd:
     def _recorded(
         self, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the op, and remember how to differentiate it."""
+        """Run the op, and record the call for differentiation."""
         gradient = self.gradient
         if gradient is not None:
             args, kwargs = self.op.complete(args, kwargs)
@@ -92,7 +92,7 @@ class Autograd:
     def _refused(
         self, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the op, and put nodes that raise into the graph of what it returns and changes."""
+        """Run the op, and add nodes that raise to the graph of its results and changes."""
         op = self.op
         changed = [kwargs[name] if name in kwargs else args[i] for i, name in op.changed]
         changed = [tensor for tensor in tensors_in(changed) if _is_floating(tensor)]
@@ -105,11 +105,11 @@ class Autograd:
         return _pytree.tree_unflatten(results, call.outline)
 
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The op itself, below Autograd."""
+        """Run the op itself, below Autograd."""
         _recording.value += 1
         try:
             with contextlib.ExitStack() as stack:
-                if torch._C._are_functorch_transforms_active():  # the levels below record too
+                if torch._C._are_functorch_transforms_active():  # outer levels record, too
                     stack.enter_context(torch.enable_grad())
                     stack.enter_context(forward_ad._set_fwd_grad_enabled(True))
                 stack.enter_context(torch._C._AutoDispatchBelowAutograd())
@@ -119,7 +119,7 @@ class Autograd:
 
 
 def plainly_on(args: Sequence[Any]) -> str:
-    """The device type of arguments that nothing but a backend has to see, else ""."""
+    """Return the device type of arguments that only a backend must see, or "" for others."""
     if (
         forward_ad._current_level >= 0
         or torch._C._are_functorch_transforms_active()
@@ -143,18 +143,18 @@ def plainly_on(args: Sequence[Any]) -> str:
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among these arguments, and in the lists among them."""
-    found: list[torch.Tensor] = []
+    """Return the tensors among these arguments and in the lists among them."""
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += [item for item in value if isinstance(item, torch.Tensor)]
-    return found
+            tensors += [item for item in value if isinstance(item, torch.Tensor)]
+    return tensors
 
 
 def _apply(node: type, *args: Any) -> Any:
-    """Make a node of the graph."""
+    """Apply a node of the graph to these arguments."""
     plain, at_level = _functions(node)
     if not torch._C._are_functorch_transforms_active():
         return plain.apply(*args)
@@ -164,14 +164,14 @@ def _apply(node: type, *args: Any) -> Any:
 
 @functools.cache
 def _functions(node: type) -> tuple[Any, Any]:
-    """The node as a function of the plain graph, and of the graph of one level of torch.func."""
+    """Return the node as a function of the plain graph, and of one level of torch.func."""
     kinds: tuple[Any, Any] = torch.autograd.Function, torch.autograd.function._SingleLevelFunction
     plain, at_level = (type(node.__name__, (node, kind), {}) for kind in kinds)
     return plain, at_level
 
 
 def _check_changeable(op: str, tensor: torch.Tensor) -> None:
-    """Refuse what Torch's own in-place ops refuse, before anything is changed."""
+    """Refuse the tensors that Torch's own in-place ops refuse, before any change."""
     if not tensor.requires_grad:
         return
     base = tensor._base if tensor._is_view() else None
@@ -179,12 +179,12 @@ def _check_changeable(op: str, tensor: torch.Tensor) -> None:
         what = "a view of a leaf" if base is not None else "a leaf"
         raise RuntimeError(
             f"{op} changes {what} of the graph in place, a tensor that requires grad; call the op "
-            "under torch.no_grad(), or give it a clone()"
+            "under torch.no_grad(), or pass a clone()"
         )
 
 
 def _forward_mode(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether one of them carries a tangent; in a compiled graph Python does not know the level."""
+    """Whether a tensor carries a tangent; in a compiled graph Python does not know the level."""
     possible = (
         forward_ad._current_level >= 0
         or torch._C._are_functorch_transforms_active()
@@ -209,9 +209,9 @@ def _is_floating(value: Any) -> bool:
 
 
 class _Recorded:
-    """A call of an op that has a gradient.
+    """A node for a call of an op that has a gradient.
 
-    The tensors are passed beside the named arguments so that Autograd sees them.
+    The tensors are passed beside the named arguments, so that Autograd sees them.
     """
 
     @staticmethod
@@ -222,25 +222,25 @@ class _Recorded:
         result = autograd.forward((), named)
         results = result if isinstance(result, tuple) else (result,)
         known = {**named, **dict(zip(gradient.outputs, results))}
-        kept = [name for name in gradient.asked if isinstance(known.get(name), torch.Tensor)]
-        ctx.save_for_backward(*(known[name] for name in kept))
-        ctx.gradient, ctx.kept = gradient, kept
+        saved = [name for name in gradient.asked if isinstance(known.get(name), torch.Tensor)]
+        ctx.save_for_backward(*(known[name] for name in saved))
+        ctx.gradient, ctx.kept = gradient, saved
         ctx.inputs = [described(tensor) for tensor in tensors]
         ctx.plain = {
-            name: known.get(name) for name in gradient.asked if name in known and name not in kept
+            name: known.get(name) for name in gradient.asked if name in known and name not in saved
         }
         ctx.mark_non_differentiable(*(r for r in results if not _is_floating(r)))
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        kept = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
+        values = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
         needs = ctx.needs_input_grad[3:]
-        return None, None, None, *ctx.gradient.backward(grads, kept, needs, ctx.inputs)
+        return None, None, None, *ctx.gradient.backward(grads, values, needs, ctx.inputs)
 
 
 class _Call:
-    """A call of an op that has no gradient. `outline` is how its results, a flat list, belong."""
+    """A call of an op that has no gradient. `outline`: the tree structure of its flat results."""
 
     def __init__(self, autograd: Autograd, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.autograd = autograd
@@ -256,7 +256,7 @@ class _Refusal:
     def backward(ctx: Any, *_: Any) -> Any:
         op: Op = ctx.op
         raise DeclarationError(
-            f"{op.name}: a backward pass came to a call of this op, which has no gradient; "
+            f"{op.name}: a backward pass reached a call of this op, which has no gradient; "
             + (
                 "an op that changes its arguments can have none: call it under torch.no_grad()"
                 if op.changed
@@ -266,7 +266,7 @@ class _Refusal:
 
 
 class _Returned(_Refusal):
-    """The results of a call of an op that has no gradient."""
+    """A node for the results of a call of an op that has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_: Any) -> Any:
@@ -279,7 +279,7 @@ class _Returned(_Refusal):
 
 
 class _Changed(_Refusal):
-    """A tensor that a call of an op that has no gradient changed."""
+    """A node for a tensor that was changed by an op that has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, op: Op, changed: torch.Tensor, *_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What Torch is given for an op on one device type; what runs the op is imported at a call."""
+"""The function of an op on one device type; its implementation is imported at the first call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _making = threading.Lock()
 
 
 class Backend:
-    """Registered once per op and device type, and never replaced.
+    """The function that is registered once per op and device type, and never replaced.
 
-    number: of the op's slot in the launch runtime; None where Python has to do. launches: whether
-    the op has kernels that a stub could launch, if this system let it.
+    number: the op's slot in the launch runtime; None if Python serves all calls. launches: whether
+    the op has kernels that stubs could launch, on a system that allows trampolines.
     """
 
     def __init__(self, op: Op, device: str, *, launches: bool) -> None:
@@ -33,13 +33,13 @@ class Backend:
 
     @property
     def implementation(self) -> room.dispatch.Implementation:
-        """What runs the op."""
+        """The implementation, which runs the op."""
         with _making:
             if self._implementation is None:
                 self._implementation = room.dispatch.Implementation(self)
         return self._implementation
 
     def forget(self) -> None:
-        """Let nothing serve that was made of a launch function as it was declared before."""
+        """Forget all that was made from an earlier launch function."""
         if self._implementation:
             self._implementation.forget()

@@ -1,4 +1,4 @@
-"""The digest of what ops are made of, which Torch's compile caches are told."""
+"""The digest of the declarations and sources of ops, for the keys of Torch's compile caches."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jitkern.errors import DeclarationError
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Source, Triton
 
-# What of jitkern itself Torch traces: how a gradient is recorded, and how a reference stands in.
+# The files of jitkern that Torch traces: how a gradient is recorded, and how a reference runs.
 _OWN = ("autograd.py", "gradient.py", "op.py")
 
 
 def digest(ops: Mapping[str, Any]) -> str:
-    """What stands for these ops, by their names, as they are now."""
+    """Return a digest of these ops, by their names, as they are now."""
     return _digest_of(tuple(_parts(op) for _, op in sorted(ops.items())))
 
 
 def _parts(op: Any) -> tuple[Any, ...]:
-    """What an op is made of: declaration, sources, and the functions that Torch may trace."""
+    """Return the parts of an op: declaration, sources, and the functions that Torch may trace."""
     functions = [op._reference, op._fake, *op.launchers.values()]
     functions += [op.gradient.function] if op.gradient else []
     codes = (getattr(function, "__code__", None) for function in functions)
@@ -34,18 +34,18 @@ def _parts(op: Any) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _digest_of(ops: tuple[tuple[Any, ...], ...]) -> str:
-    found = hashlib.sha256(canonical([__version__, *map(_own, _OWN)]))
+    sha256 = hashlib.sha256(canonical([__version__, *map(_own, _OWN)]))
     for schema, fusible, module, sources, codes in ops:
-        found.update(canonical([schema, fusible, *(_files(source) for source in sources)]))
+        sha256.update(canonical([schema, fusible, *(_files(source) for source in sources)]))
         package = module.rpartition(".")[0]
         for path in sorted({code.co_filename for code in codes}):
             if Path(path).is_file():
                 folder, name = str(Path(path).parent), Path(path).name
                 written = Triton(name, folder=folder, package=package)  # Python, read as text
-                found.update(canonical(_files(written)))
-        for code in codes:  # what was typed at a prompt has no file
-            found.update(code.co_code + repr(code.co_consts).encode())
-    return found.hexdigest()[:16]
+                sha256.update(canonical(_files(written)))
+        for code in codes:  # code that was typed at a prompt has no file
+            sha256.update(code.co_code + repr(code.co_consts).encode())
+    return sha256.hexdigest()[:16]
 
 
 def _files(source: Source) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Torch's compile caches, told what our ops are made of.
+"""A digest of all declared ops in the keys of Torch's compile caches.
 
-They key a compiled graph by the names of the ops in it (pytorch#144344): a graph with the backward,
-the fake or the reference of an op as it was before an edit would be served after it. So the digest
-of all declared ops becomes a part of `torch.compiler.config.cache_key_tag`, which is in the keys of
-all of them. It is computed when a graph is compiled, and not before; a tag of the user's is kept.
+These caches key a compiled graph by the names of the ops in it (pytorch#144344): after an edit they
+would serve a graph with the old backward, fake or reference of an op. So the digest of all declared
+ops becomes a part of `torch.compiler.config.cache_key_tag`, which is in the keys of all graphs. The
+digest is computed when a graph is compiled, and not before; a tag of the user's is kept.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jitkern import op as room
 
 
 def install(ops: Mapping[str, Any]) -> None:
-    """Fold the ops of this registry, whatever they are by then, into the keys of Torch's caches."""
+    """Add the ops of this registry, as they are when a graph is compiled, to the keys of Torch."""
     settings = torch.compiler.config
-    kind: Any = type(settings)  # a class of this module alone
+    kind: Any = type(settings)  # a class of this one module
     if "cache_key_tag" not in getattr(settings, "_config", {}):
         return  # a Torch that has no such tag
     before = kind.__dict__.get("cache_key_tag")

@@ -1,4 +1,4 @@
-"""What Torch calls for an op on one device type: the first source that fits, else the reference."""
+"""Dispatch of an op on one device type: to the first source that fits, else the reference."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class Implementation:
-    """An op on one device type: where it runs, and on what.
+    """The implementation of an op on one device type.
 
-    slot: where a stub can launch its kernels.
+    slot: the op's slot in the launch runtime; None if no stub can launch its kernels.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -54,26 +54,26 @@ class Implementation:
             )  # fmt: skip
         elif backend.launches:
             say_why_not()
-        self._launchers: dict[int, Callable[..., Any]] = {}  # of a source by its id
-        self._sorted: dict[str, list[Source]] = {}  # by the kind that is preferred
+        self._launchers: dict[int, Callable[..., Any]] = {}  # by the ids of sources
+        self._sorted: dict[str, list[Source]] = {}  # by the preferred kind
         self._runners: dict[tuple[int, int | None], Runner] = {}
         self._targets: dict[int | None, Target] = {}
         self._announced: set[str] = set()
-        self._pinned = False  # to the reference: gradients were recorded through it
+        self._pinned = False  # to the reference, through which gradients were recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.complete(args, kwargs)
         device = self._device_of((*args, *kwargs.values()))
         if self.slot and self._recalled(self.slot, device, args, kwargs):
             with torch._C._AutoDispatchBelowAutograd():
-                return self.op.overload(*args, **kwargs)  # by here again, if it is not served yet
+                return self.op.overload(*args, **kwargs)  # comes here again on another miss
         result = self._compute(device, args, kwargs)
         if self.op.changed:
             self._note_changes(args, kwargs)
         return result
 
     def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """So that Autograd notices where it had saved what is changed now."""
+        """Raise the versions of changed tensors, so that Autograd notices the changes."""
         for position, name in self.op.changed:
             tensor = kwargs[name] if name in kwargs else args[position]
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
@@ -82,17 +82,17 @@ class Implementation:
     def _recalled(
         self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether the cache had one more variant for calls like this one."""
+        """Whether a plan of the cache had one more variant for calls like this one."""
         prepare()
         if config.current().record is not None:
-            return False  # each call has to come by here once
+            return False  # recordings need each call to come here once
         source = next(iter(self._sources()), None)
         if self._pinned or source is None or source.runs == ITSELF:
             return False
-        every = self.op.in_order(args, kwargs)
-        calls = slot.calls(source, device, every)
+        ordered = self.op.in_order(args, kwargs)
+        calls = slot.calls(source, device, ordered)
         function = self._launcher(source)
-        return slot.recall(calls, function, source, self._target(device), device, every)
+        return slot.recall(calls, function, source, self._target(device), device, ordered)
 
     def _target(self, device: torch.device) -> Target:
         if device.index not in self._targets:
@@ -124,7 +124,7 @@ class Implementation:
         return result
 
     def _record(self, source: Source, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Write down a call that a kernel of this source served, or would have."""
+        """Record a call that a kernel of this source served, or would have served."""
         op = self.op
         record.note(
             op.name, op.module, self.device, source.kind, op.in_order(args, kwargs),
@@ -168,7 +168,7 @@ class Implementation:
         return self._launchers[id(source)]
 
     def forget(self) -> None:
-        """Let nothing serve that was made of a launch function as it was declared before."""
+        """Forget all that was made from an earlier launch function."""
         self._launchers.clear()
         if self.slot:
             self.slot.forget()
@@ -181,18 +181,18 @@ class Implementation:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        """Have a stub made for calls like this one, if one is wanted."""
-        every = self.op.in_order(args, kwargs)
-        calls = slot.calls(source, runner.device, every)
-        if slot.wants_stub(calls, every) and not jit.capturing():
+        """Build a stub for calls like this one, if the slot wants one."""
+        ordered = self.op.in_order(args, kwargs)
+        calls = slot.calls(source, runner.device, ordered)
+        if slot.wants_stub(calls, ordered) and not jit.capturing():
             runtime.linker.link(
-                slot, calls, self._launcher(source), runner, every, frozenset(kwargs)
+                slot, calls, self._launcher(source), runner, ordered, frozenset(kwargs)
             )
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Refuse a result that shares its memory, which torch.compile and Autograd trust not to be.
+        """Raise LaunchError for a result that shares memory with an argument or another result.
 
-        Raises LaunchError.
+        torch.compile and Autograd rely on results of their own memory.
         """
         results = result if isinstance(result, tuple) else (result,)
         shares = torch._C._any_output_is_alias_to_input_or_output
@@ -201,18 +201,18 @@ class Implementation:
         names = (argument.name for argument in self.op.overload._schema.arguments)
         named = {**dict(zip(names, args)), **kwargs}
         sharers = [n for n, v in named.items() if any(shares((v,), {}, (r,)) for r in results)]
-        what = f"the memory of its argument `{sharers[0]}`" if sharers else "that of another result"
+        what = f"its argument `{sharers[0]}`" if sharers else "another result"
         raise LaunchError(
             f"{self.op.name} on {self.device}: the launch function returned a tensor that shares "
-            f"{what}; an op returns new tensors: return a clone() of that tensor"
+            f"the memory of {what}; an op returns new tensors: return a clone() of that tensor"
         )
 
     def _runner(self, source: Source, device: torch.device) -> launch.kernels.Runner:
         key = (id(source), device.index)
         runner = self._runners.get(key)
         if runner is None:
-            made = launch.kernels.Runner(self.op.name, source, self._target(device), device)
-            runner = self._runners.setdefault(key, made)
+            new = launch.kernels.Runner(self.op.name, source, self._target(device), device)
+            runner = self._runners.setdefault(key, new)
         return runner
 
     def _device_of(self, args: Sequence[Any]) -> torch.device:
@@ -223,8 +223,8 @@ class Implementation:
                 return arg.device
         devices = [tensor.device for tensor in tensors_in(args)]  # of lists too
         devices += [arg for arg in args if isinstance(arg, torch.device) and arg.index is not None]
-        found = (device for device in devices if device.type == self.device)
-        return next(found, None) or torch.device("cuda", torch.cuda.current_device())
+        matches = (device for device in devices if device.type == self.device)
+        return next(matches, None) or torch.device("cuda", torch.cuda.current_device())
 
     def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
         variant = missing.variant
@@ -235,8 +235,8 @@ class Implementation:
             try:
                 jit.ensure(variant, runner.target)
             except CompileError as e:
-                _log.warning("%s", e)  # it fails again for as long as its source is what it is
-            except Exception as e:  # noqa: BLE001  a full disk, say: nobody else is told
+                _log.warning("%s", e)  # fails again until the source is edited
+            except Exception as e:  # noqa: BLE001  e.g. a full disk: only the log shows it
                 _log.warning("%s", e)
                 runner.give_back(variant)
 
@@ -254,8 +254,8 @@ class Implementation:
             isinstance(e, NotCached) for e in reasons
         )
         unavailable = all(isinstance(e, (CompilerNotFound, TargetError)) for e in reasons)
-        asked = settings.fallback == "reference"
-        if settings.fallback == "raise" or not (asked or unavailable or waiting or self._pinned):
+        wanted = settings.fallback == "reference"
+        if settings.fallback == "raise" or not (wanted or unavailable or waiting or self._pinned):
             raise self._error(reasons)
         if waiting and recording():
             self._pinned = True  # the numerics would change between two steps
@@ -270,16 +270,16 @@ class Implementation:
             return TargetError(
                 f"{self.op.name} has no kernel for {self.device}, and JITKERN_FALLBACK=raise"
             )
-        telling = next((e for e in reasons if isinstance(e, CacheError)), reasons[0])
+        main_error = next((e for e in reasons if isinstance(e, CacheError)), reasons[0])
         if len(reasons) == 1:
-            return telling
+            return main_error
         listed = "".join(f"\n  {source.kind}: {e}" for source, e in zip(self._sources(), reasons))
-        return type(telling)(
-            f"{self.op.name} cannot run on {self.device}:{listed}", **vars(telling)
+        return type(main_error)(
+            f"{self.op.name} cannot run on {self.device}:{listed}", **vars(main_error)
         )
 
     def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The reference's result, with the kernel's strides (which torch.compile was told)."""
+        """Return the reference's result, with the strides that the fake promised."""
         result = self.op.run_reference(*args, **kwargs)
         named = {name: _meta(value) for name, value in kwargs.items()}
         promised = meta_result(self.op, [_meta(value) for value in args], named)

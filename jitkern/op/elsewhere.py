@@ -1,4 +1,4 @@
-"""What Torch calls for an op where no tensor is on a device that has kernels."""
+"""The function of an op for calls without a tensor on a device that has kernels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _KEYS = {
 
 
 class Elsewhere:
-    """The reference on all other devices; and a device's kernels where there is no tensor at all.
+    """The reference on all other devices, and the choice of a device for calls without tensors.
 
-    A call without tensors is for
+    A call without tensors runs on
 
     1. the device of its `Device` argument;
-    2. the only device that the op has kernels for, if it is here;
+    2. the only device that the op has kernels for, if this machine has it;
     3. Torch's default device (`torch.set_default_device`), else the CPU.
     """
 
@@ -34,28 +34,28 @@ class Elsewhere:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.complete(args, kwargs)
-        given = (*args, *kwargs.values())
-        if tensors_in(given):
+        arguments = (*args, *kwargs.values())
+        if tensors_in(arguments):
             return self.op.run_reference(*args, **kwargs)
-        device = self._device(given)
+        device = self._device(arguments)
         if device in _KEYS:
             return self.op.overload.redispatch(_KEYS[device], *args, **kwargs)
         if device in self.implementations:  # C takes the index of a CUDA device from tensors
             return self.implementations[device](*args, **kwargs)
         return self.op.run_reference(*args, **kwargs)
 
-    def _device(self, given: Sequence[Any]) -> str:
-        for value in given:
+    def _device(self, arguments: Sequence[Any]) -> str:
+        for value in arguments:
             if isinstance(value, torch.device):
                 return value.type
         able = [device for device, sources in self.op.sources.items() if sources]
         if len(able) == 1 and (able[0] == "cpu" or torch.cuda.is_available()):
             return able[0]
-        # Torch puts the mode of a default device aside for a call: its getter says "cpu" in here.
+        # Torch disables the mode of a default device during a call, so its getter returns "cpu".
         context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
         return context.device.type if context else "cpu"
 
 
 def meta_result(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the op's fake returns for these arguments, all of them on the meta device."""
+    """Return the result of the op's fake for these arguments, all of them on the meta device."""
     return op.overload.redispatch(_KEYS["meta"], *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The gradient of an op: what the function that `Op.backward` was given asks for and returns."""
+"""The gradient of an op: a check of the arguments and results of the function of `Op.backward`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jitkern.errors import DeclarationError
 
 
 class _Depth(threading.local):
-    """How many backward functions this thread is inside of."""
+    """The number of backward functions that this thread is inside of."""
 
     value = 0
 
@@ -27,11 +27,11 @@ def inside_backward() -> bool:
 
 
 class Gradient:
-    """The function that `Op.backward` was given, and the names that it may ask for.
+    """The function given to `Op.backward`, and the parameter names that it may have.
 
-    That function asks by parameter name for what it needs: `grad` (or `grad_<output>` where there
-    are several), an input by its name in the schema, an output by its name (`out`, `out0`, … where
-    the schema names none), `needs` (a bool for each tensor input). Only what it asks for is kept
+    The function gets its arguments by parameter name: `grad` (or `grad_<output>` if there are
+    several outputs), an input by its name in the schema, an output by its name (`out`, or `out0`,
+    …, if the schema names none), `needs` (a bool for each tensor input). Only these values are kept
     for the backward pass. It returns one gradient, or None, for each tensor input, in order.
     """
 
@@ -63,8 +63,8 @@ class Gradient:
         if not known.issuperset(self.asked):
             unknown = ", ".join(sorted({*self.asked} - known))
             raise DeclarationError(
-                f"{name}: its backward asks for {unknown}; "
-                f"it may ask for: {', '.join(sorted(known))}"
+                f"{name}: its backward has the unknown parameters {unknown}; "
+                f"it may have: {', '.join(sorted(known))}"
             )
 
     def backward(
@@ -74,9 +74,9 @@ class Gradient:
         needs: tuple[bool, ...],
         inputs: list[Any],
     ) -> tuple[Any, ...]:
-        """One gradient for each tensor input.
+        """Return one gradient, or None, for each tensor input.
 
-        inputs: for each of them what `described` returns. Raises DeclarationError.
+        inputs: the result of `described` for each tensor input. Raises DeclarationError.
         """
         known = {**kept, **dict(zip(self.grads, grads)), "needs": needs}
         _depth.value += 1
@@ -96,45 +96,46 @@ class Gradient:
         return gradients
 
     def _check(self, name: str, gradient: Any, expected: Any, *, needed: bool) -> None:
-        """Refuse what Torch refuses: it sums over broadcast dimensions, and converts dtypes."""
+        """Refuse what Torch refuses: Torch sums over broadcast dimensions, and converts dtypes."""
         code = getattr(self.function, "__code__", None)
         place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
-        told = f"{self.name}: {place}its backward returned, for `{name}`, "
+        failure = f"{self.name}: {place}its backward returned, for `{name}`, "
         if not isinstance(gradient, torch.Tensor):
             raise DeclarationError(
-                f"{told}a {type(gradient).__name__} in place of a gradient: return a tensor or None"
+                f"{failure}a {type(gradient).__name__} in place of a gradient: return a tensor or "
+                "None"
             )
         if not needed:
             return
         shape, device, dtype = expected
         if not _sums_to(gradient.shape, shape):
             raise DeclarationError(
-                f"{told}a gradient of shape {list(gradient.shape)}, and `{name}` has the shape "
-                f"{list(shape)}: return one of that shape"
+                f"{failure}a gradient of shape {list(gradient.shape)}, and `{name}` has the shape "
+                f"{list(shape)}: return a gradient of that shape"
             )
         if gradient.device != device and gradient.dim():
             raise DeclarationError(
-                f"{told}a gradient on {gradient.device}, and `{name}` is on {device}: return one "
-                "there"
+                f"{failure}a gradient on {gradient.device}, and `{name}` is on {device}: return it "
+                "on that device"
             )
         if gradient.is_complex() and not dtype.is_complex:
             raise DeclarationError(
-                f"{told}a gradient of {gradient.dtype}, and `{name}` is of {dtype}: return its "
+                f"{failure}a gradient of {gradient.dtype}, and `{name}` is of {dtype}: return its "
                 "real part"
             )
 
 
 def described(tensor: Any) -> Any:
-    """What a gradient has in common with its tensor; None for what is no tensor."""
+    """Return the shape, device and dtype that a gradient must have; None if not a tensor."""
     if isinstance(tensor, torch.Tensor):
         return tensor.shape, tensor.device, tensor.dtype
     return None
 
 
-def _sums_to(shape: torch.Size, wanted: torch.Size) -> bool:
-    """Whether a tensor of the wanted shape broadcasts to this one."""
-    return len(shape) >= len(wanted) and all(
-        size in (1, given) for size, given in zip(reversed(wanted), reversed(shape))
+def _sums_to(shape: torch.Size, smaller: torch.Size) -> bool:
+    """Whether a tensor of the smaller shape broadcasts to this shape."""
+    return len(shape) >= len(smaller) and all(
+        size in (1, length) for size, length in zip(reversed(smaller), reversed(shape))
     )
 
 

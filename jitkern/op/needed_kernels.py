@@ -1,4 +1,4 @@
-"""Which kernels calls need, found on meta tensors, for any target, without its device."""
+"""Find which kernels a set of calls needs, by running launch functions on meta tensors."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Unit(NamedTuple):
-    """Calls that use the same kernels, and those kernels; for an Extension there are no calls."""
+    """Kernels, and the calls that use all of them; without calls for an Extension."""
 
     variants: tuple[Variant, ...]
     calls: list[tuple[Any, ...]]
 
 
 class Needs(NamedTuple):
-    """What the calls of one source of an op need.
+    """The kernels that the calls of one source of an op need.
 
-    calls: those of which it is known. problems: why it is not, of the others.
+    calls: the calls whose kernels are known. problems: why the kernels of others are unknown.
     """
 
     variants: Sequence[Variant]
@@ -40,7 +40,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(op: Op, source: Source, device: str) -> Needs:
-    """What the samples need of `source`."""
+    """Return the kernels of `source` that the samples need."""
     samples = [Sample("")] if source.runs == ITSELF else op.prewarm_samples()
     units, problems = units_of(op, source, device, samples)
     variants = dict.fromkeys(variant for unit in units for variant in unit.variants)
@@ -50,7 +50,7 @@ def needs_of(op: Op, source: Source, device: str) -> Needs:
 def units_of(
     op: Op, source: Source, device: str, samples: Sequence[Sample]
 ) -> tuple[list[Unit], list[str]]:
-    """The samples by the kernels of `source` that they use, and why that of others is not known."""
+    """Group the samples by the kernels of `source` that they use; also return the problems."""
     if source.runs == ITSELF:
         return [Unit((Variant(op.name, source),), [])] if samples else [], []
     units: dict[frozenset[Variant], Unit] = {}
@@ -67,26 +67,26 @@ def units_of(
 
 
 def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, None]) -> str:
-    """Note which variants a sample uses; why that is not known, or ""."""
+    """Add the variants that a sample uses to `used`; return why they are unknown, or ""."""
     try:
         for run in runs_of(op, source, device, sample.args):
-            run(_noting(op, source, used.setdefault))
+            run(_variants_to(op, source, used.setdefault))
     except DeclarationError as e:
         return str(e)
     except Exception as e:  # noqa: BLE001  whatever its author's code raises
-        said = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
+        text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
         place = trace.trace.place_of(e, op.written(source, device))
-        return f"{place}its launch function failed on {sample.origin}: {said}"
+        return f"{place}its launch function failed on {sample.origin}: {text}"
     return ""
 
 
 def runs_of(
     op: Op, source: Source, device: str, sample: tuple[Any, ...]
 ) -> Iterator[Callable[[Callable[[Call], None]], None]]:
-    """What runs the launch function on a sample, once for each of its configurations.
+    """Yield functions that run the launch function on a sample, one for each configuration.
 
-    It is told what a launch is to do instead. Raises DeclarationError, and what the launch function
-    raises.
+    Each takes a function that replaces launches. Raises DeclarationError; the yielded functions
+    raise the errors of the launch function.
     """
     launcher = op.launcher(source, device)
     args, kwargs = op.split(sample)
@@ -103,22 +103,22 @@ def runs_of(
         yield run
 
 
-def _noting(op: Op, source: Source, tell: Callable[[Variant], Any]) -> Callable[[Call], None]:
-    """What a launch function that only tells which variants it would use starts."""
+def _variants_to(op: Op, source: Source, add: Callable[[Variant], Any]) -> Callable[[Call], None]:
+    """Return a replacement for launches that passes the variants of each launch to `add`."""
 
     def note(call: Call) -> None:
-        for one in every_expansion(op.name, source, call):
-            tell(variant_of(op.name, source, one)[0])
+        for expansion in every_expansion(op.name, source, call):
+            add(variant_of(op.name, source, expansion)[0])
 
     return note
 
 
 def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str:
-    """The same on every machine for calls that use the same kernels."""
+    """Return a digest that is the same on every machine for calls that use the same kernels."""
     used: set[str] = set()
     if source.runs != ITSELF:
-        note = _noting(op, source, lambda variant: used.add(repr(variant[2:])))
-        with contextlib.suppress(Exception):  # whatever its author's code raises: prewarm tells
+        note = _variants_to(op, source, lambda variant: used.add(repr(variant[2:])))
+        with contextlib.suppress(Exception):  # prewarm reports what the author's code raises
             for run in runs_of(op, source, device, call):
                 run(note)
     return hashlib.sha256(repr((op.name, sorted(used))).encode()).hexdigest()

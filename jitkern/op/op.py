@@ -1,7 +1,7 @@
 """An op in Torch: schema, kernels per device, fake and gradient.
 
-There is one registration per key, made at declaration. What is registered is a Python function that
-readies the kernel on its first call and stays.
+There is one registration per key, made at declaration and never replaced: a trampoline, or a Python
+function that gets the kernel on its first call.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
+_KINDS = {"cuda": ("cuda", "nvrtc", "triton"), "cpu": ("cpu", "cc")}  # that launch() takes
 _libraries: dict[str, torch.library.Library] = {}
 _is_compiling = torch.compiler.is_compiling
 
@@ -96,7 +97,7 @@ class Op:
             return self.overload(*args, **kwargs)
         try:
             if self._direct and not kwargs and (device := plainly_on(args)):
-                with torch._C._AutoDispatchBelowAutograd():  # no need to ask Torch who is to do it
+                with torch._C._AutoDispatchBelowAutograd():  # Torch need not dispatch
                     return self._direct[device](*args)
             return self._builtin(*args, **kwargs)
         except RuntimeError as e:
@@ -105,14 +106,14 @@ class Op:
             try:
                 raise cause
             finally:
-                cause.__context__ = context  # not the RuntimeError that stood for it
+                cause.__context__ = context  # without the RuntimeError in its place
                 del cause, context  # the traceback holds this frame, and the arguments
 
     def __repr__(self) -> str:
         return f"<op {self.schema}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are this op, and a pickle has its name and the module that declares it."""
+        """Pickle the op as its name and the module that declares it; a copy is the op itself."""
         return declared, (self.name, self.module)
 
     def reference(self, function: Function) -> Function:
@@ -134,10 +135,10 @@ class Op:
     def tune(self, *kinds: str, key: Function | None = None) -> Callable[[Function], Function]:
         """Decorator: `f(*args)` lists configurations for the launch function of these kinds.
 
-        Each is a dict of constants, which the launch function has as `k.config`. The quickest is
-        measured at the first call, on copies of its arguments, and kept in the cache for the model
-        of the device, the dtypes of the arguments and what `key(*args)` returns: numbers, bools,
-        strings, tuples of them.
+        Each configuration is a dict of constants, which the launch function reads as `k.config`.
+        The first call measures them on copies of its arguments; the quickest is kept in the cache
+        for the model of the device, the dtypes of the arguments and the result of `key(*args)`:
+        numbers, bools, strings, tuples of them.
         """
         self._check_kinds("tune", kinds)
 
@@ -149,7 +150,7 @@ class Op:
         return keep
 
     def _forget(self) -> None:
-        """Let nothing serve that was made of a launch function as it was declared before."""
+        """Forget all that was made from an earlier launch function."""
         for backend in self.backends.values():
             backend.forget()
 
@@ -159,43 +160,43 @@ class Op:
         if wrong or not kinds:
             import difflib
 
-            meant = difflib.get_close_matches(str(wrong[0]), known, 1) if wrong else []
+            near = difflib.get_close_matches(str(wrong[0]), known, 1) if wrong else []
             raise DeclarationError(
-                f"{self.name}: {method}() takes some of {', '.join(sorted(known))}, got {kinds}"
-                + (f"; did you mean {meant[0]!r}?" if meant else "")
+                f"{self.name}: {method}() takes {', '.join(sorted(known))}, got {kinds}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
             )
 
     def fake(self, function: Function) -> Function:
-        """Decorator: shapes, dtypes and strides of the outputs; else the launch function tells."""
+        """Decorator: `f(*args)` returns empty outputs, in place of the launch function."""
         self._fake = function
         return function
 
     def backward(self, function: Function) -> Function:
         """Decorator: the gradient.
 
-        See `jitkern.op.gradient.Gradient` for what it is called with and returns.
+        See `jitkern.op.gradient.Gradient` for the parameters and results of the function.
         """
         if self.gradient:
-            raise DeclarationError(f"{self.name}: it has a backward already")
+            raise DeclarationError(f"{self.name} has a backward already")
         self.autograd.gradient = Gradient(self.name, self.overload._schema, function)
         return function
 
     @property
     def gradient(self) -> Gradient | None:
-        """What `backward` declared."""
+        """The gradient that `backward` declared, or None."""
         return self.autograd.gradient
 
     def samples(self, function: Callable[[str], Iterator[Any]]) -> Callable[[str], Iterator[Any]]:
-        """Decorator: `f(device)` yields argument tuples (or a lone tensor).
+        """Decorator: `f(device)` yields argument tuples (or single tensors).
 
-        They are for tests, benches and prewarm.
+        These samples are for tests, benches and prewarm.
         """
         self._samples = function
         self._drawn = None
         return function
 
     def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
-        """The samples as argument tuples."""
+        """Return the samples as argument tuples."""
         return list(self._each_sample(device))
 
     def _each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
@@ -203,13 +204,13 @@ class Op:
             yield sample if isinstance(sample, tuple) else (sample,)
 
     def prewarm_samples(self) -> list[Sample]:
-        """The calls that prewarm makes ready: the samples and `prewarm=`."""
+        """Return the calls to prewarm: the samples and `prewarm=`."""
         if self._drawn is None:
             self._drawn = [*self._draw(), *calls.samples.samples_of(self.schema, self._prewarm)]
         return self._drawn
 
     def _draw(self) -> list[calls.samples.Sample]:
-        """The samples, as far as they come."""
+        """Return the samples, up to the first error."""
         drawn: list[calls.samples.Sample] = []
         try:
             with calls.samples.ShapesAlone():
@@ -222,46 +223,46 @@ class Op:
         return drawn
 
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Complete arguments, all in the schema's order."""
+        """Return complete arguments as one tuple, in the schema's order."""
         return (*args, *(kwargs[a.name] for a in self._arguments[len(args) :]))
 
     @property
     def has_reference(self) -> bool:
-        """Whether `reference` declared one."""
+        """Whether `reference` declared a reference."""
         return self._reference is not None
 
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
-        """The reference on these arguments. Raises DeclarationError if the op has none."""
+        """Run the reference on these arguments. Raises DeclarationError if the op has none."""
         if self._reference is None:
             raise DeclarationError(f"{self.name} has no reference")
         args, kwargs = self.complete(args, kwargs)
         return self._reference(*args, **kwargs)
 
     def split(self, sample: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of a sample, which has them all in one tuple."""
-        only = [a.name for a in self._arguments if a.kwarg_only]
-        count = len(self._arguments) - len(only)
-        return self.complete(tuple(sample[:count]), dict(zip(only, sample[count:])))
+        """Return the positional and keyword arguments of a sample, which is one tuple."""
+        keyword_only = [a.name for a in self._arguments if a.kwarg_only]
+        count = len(self._arguments) - len(keyword_only)
+        return self.complete(tuple(sample[:count]), dict(zip(keyword_only, sample[count:])))
 
     def launcher(self, source: Source, device: str) -> Function:
-        """The launch function for this source, with a light `torch`. Raises DeclarationError."""
+        """Return the launch function, with a quick `torch._check`. Raises DeclarationError."""
         return trace.quick.runnable(self.written(source, device))
 
     def written(self, source: Source, device: str) -> Function:
-        """The launch function for this source as it was written, `Tuned` where it is.
+        """Return the launch function for this source as its author wrote it, or a `Tuned` one.
 
         Raises DeclarationError.
         """
-        found = self.launchers.get(source.kind) or self.launchers.get(device)
-        if not found:
+        function = self.launchers.get(source.kind) or self.launchers.get(device)
+        if not function:
             raise DeclarationError(
                 f"{self.name} has no launch function for {source.kind}: "
                 f"add @{self.name.split('::')[1]}.launch({device!r})"
             )
-        return self._tuned(found, source.kind, device)
+        return self._tuned(function, source.kind, device)
 
     def _tuned(self, function: Function, *kinds: str) -> Function:
-        """With the configurations of the first of these kinds that has some."""
+        """Return the function with the configurations of the first of these kinds that has some."""
         tuning = next((self.tunings[kind] for kind in kinds if kind in self.tunings), None)
         if tuning:
             return launch.tuned.Tuned(function, *tuning)
@@ -270,9 +271,9 @@ class Op:
     def complete(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the schema's defaults, which Torch leaves out, put in.
+        """Return the arguments completed by the schema's defaults, which Torch leaves out.
 
-        Raises LaunchError where None is given for a tensor, which Torch lets pass.
+        Raises LaunchError if None is passed for a tensor, which Torch allows.
         """
         for position, name in self._required:
             if (args[position] if position < len(args) else kwargs.get(name, name)) is None:
@@ -313,19 +314,19 @@ class Op:
             compile_caches.install(OPS)
         OPS[self.name] = self
         overload = getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
-        if "SymInt" in self.schema:  # the C function would make constants of symbolic integers
+        if "SymInt" in self.schema:  # C would turn symbolic integers into constants
             overload.py_impl(torch._C.DispatchKey.Autograd)(self.autograd)
         if self.fusible:
             overload.py_impl(FunctionalTensorMode)(self._decomposed)
         return overload
 
     def _decomposed(self, mode: Any, *args: Any, **kwargs: Any) -> Any:
-        """The reference, in the graph that torch.compile makes: Inductor fuses its ATen ops."""
+        """Run the reference in the graph of torch.compile, so that Inductor fuses its ATen ops."""
         with mode:
             return self.run_reference(*args, **kwargs)
 
     def _implement(self, device: str, library: torch.library.Library) -> None:
-        """Register a trampoline for a device if there are kernels for it to launch, else Python."""
+        """Register a trampoline for a device if it has kernels to launch, else a function."""
         raw = any(source.runs != ITSELF for source in self.sources.get(device, ()))
         usable = raw and (device == "cpu" or bool(torch.version.cuda))
         launches = usable and self.trampolines.parameters is not None
@@ -350,7 +351,7 @@ class Op:
 
 
 def declared(name: str, module: str) -> Op:
-    """The op of this name; the module that declared it is imported where it is not there yet.
+    """Return the op of this name; imports the module that declares the op, if need be.
 
     Raises DeclarationError.
     """
@@ -371,12 +372,12 @@ def declared(name: str, module: str) -> Op:
 
 
 def _register_kernel(library: torch.library.Library, op: str, key: str, function: Function) -> None:
-    """What Library.impl does, less its search for kernels that nobody can have registered here."""
+    """Do what Library.impl does, without its search for kernels that cannot exist here."""
     library.m.impl(op.split("::")[1], key, function, False)  # type: ignore[union-attr]
 
 
 def _register_fake(op: str, function: Function, library: torch.library.Library) -> None:
-    """What torch.library.register_fake does, less its search for the caller's file: 1 ms an op."""
+    """Do what torch.library.register_fake does, without its search for the caller: 1 ms."""
     entry = torch._library.simple_registry.singleton.find(op)
     library._registration_handles.append(entry.fake_impl.register(function, op, lib=library))
 
@@ -388,7 +389,7 @@ def _launched_on(device: str) -> list[str]:
 
 
 def _library(op: str) -> torch.library.Library:
-    """One for all ops of a namespace: dropping it would take their registrations back."""
+    """Return the library of a namespace, kept because dropping it would undo registrations."""
     namespace = op.split("::", maxsplit=1)[0]
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
@@ -396,7 +397,7 @@ def _library(op: str) -> torch.library.Library:
 
 
 def _parse(schema: str) -> tuple[Any, str]:
-    """(parsed schema, its qualified text); the namespace is `jitkern` where none is given.
+    """Return (parsed schema, its qualified text); the default namespace is `jitkern`.
 
     Raises DeclarationError.
     """

@@ -1,7 +1,7 @@
-"""Kernels from elsewhere, as they are: a function of a `.cu` or `.cpp` file, to be called.
+"""Kernels from elsewhere, called as they are: functions of a `.cu` or `.cpp` file.
 
 No op is declared and no launch function written: outputs are arguments, and gradients do not see
-the call. What is compiled is cached, under `raw::<file>`.
+the call. Compiled kernels are cached under `raw::<file>`.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class FileKernel(RawKernel):
 
     @property
     def variant(self) -> Variant:
-        """What is compiled for these template arguments."""
+        """The variant that is compiled for these template arguments."""
         return variant_of(self.op, self.source, self._call((), {}))[0]
 
     def compile(self, target: Target | str | None = None) -> Entry:
-        """Its entry in the cache, built if need be. No device is needed where a target is named.
+        """Return the kernel's entry in the cache, built if need be; a named target needs no device.
 
-        Raises what `jit.ensure` does.
+        Raises the errors of `jit.ensure`.
         """
         return self._ensure(self.variant, self._target(target))
 
@@ -80,9 +80,9 @@ class CudaKernel(FileKernel):
         cooperative: bool = False,
         pdl: bool = False,
     ) -> None:
-        """Launch it on the current stream of its tensors' device.
+        """Launch the kernel on the current stream of its tensors' device.
 
-        Raises LaunchError for arguments that are not what it takes: nothing is ever truncated.
+        Raises LaunchError for arguments that do not fit its parameters: nothing is ever truncated.
         """
         keywords = {"grid": grid, "block": block, "smem": smem}
         keywords |= {"cooperative": cooperative, "pdl": pdl}
@@ -96,7 +96,7 @@ class CppKernel(FileKernel):
     device = "cpu"
 
     def __call__(self, *args: Any) -> None:
-        """Run it. Raises LaunchError for arguments that are not what it takes."""
+        """Run the function. Raises LaunchError for arguments that do not fit its parameters."""
         self._start(self._call(args, {}))
 
 
@@ -110,19 +110,18 @@ def cuda_kernel(
     environment: Sequence[str] = (),
     target: Target | str | None = None,
 ) -> CudaKernel:
-    """A `__global__` function of a `.cu` file, to be called with `grid` and `block`.
+    """Return a `__global__` function of a `.cu` file, to be called with `grid` and `block`.
 
     path: relative to the folder of the calling file, or else to the current directory.
     name: `scale`, `ns::scale`, `scale<float>`, or for one of several overloads `scale(float*)`.
     template: template arguments, see `FileKernel`.
-    include: directories for `#include`, beside the file or found like `path`. flags, environment:
-        as of a declared source.
+    include: directories for `#include`, beside the file or found like `path`.
+    flags, environment: the same as for a declared source.
 
-    The file may hold a host half (`main`, stdio, `cudaMalloc`): it is ignored. Raises
-    DeclarationError.
+    Host code in the file (`main`, stdio, `cudaMalloc`) is ignored. Raises DeclarationError.
     """
     source = _source(Cuda, path, include=include, flags=flags, environment=environment)
-    name, names = _found(source, name, "`__global__` function")
+    name, names = _function_in(source, name, "`__global__` function")
     kernel = CudaKernel(source, name, target_of(target), names)
     return kernel[template] if template else kernel
 
@@ -139,16 +138,16 @@ def cpp_kernel(
     openmp: bool = False,
     target: Target | str | None = None,
 ) -> CppKernel:
-    """A function of a C or C++ file that returns nothing, to be called on CPU tensors.
+    """Return a function of a C or C++ file that returns nothing, to be called on CPU tensors.
 
-    It may be `extern "C"`, plain C++ or a template; for the rest see `cuda_kernel` and `Cpp`.
-    Raises DeclarationError.
+    The function may be `extern "C"`, plain C++ or a template; for the parameters see `cuda_kernel`
+    and `Cpp`. Raises DeclarationError.
     """
     source = _source(
         Cpp, path, include=include, flags=flags, environment=environment,
         native=native, openmp=openmp,
     )  # fmt: skip
-    name, names = _found(source, name, "function")
+    name, names = _function_in(source, name, "function")
     kernel = CppKernel(source, name, target_of(target), names)
     return kernel[template] if template else kernel
 
@@ -161,40 +160,40 @@ def _source(
     roots = []
     for root in source.include:
         beside = place.parent / root.path
-        found = beside if beside.is_dir() else place_of(root.path, depth=3, folder=True)
-        roots.append(root._replace(path=str(found)))
+        folder = beside if beside.is_dir() else place_of(root.path, depth=3, folder=True)
+        roots.append(root._replace(path=str(folder)))
     return source.replace(include=tuple(roots))
 
 
-def _found(source: Source, name: str, what: str) -> tuple[str, Sequence[str]]:
-    """The function as C++ names it, and the names of its template parameters.
+def _function_in(source: Source, name: str, what: str) -> tuple[str, Sequence[str]]:
+    """Return the function as C++ names it, and the names of its template parameters.
 
     Raises DeclarationError for a function that the file and its headers do not have.
     """
     path = source.paths[0]
     text = cpp_text.read(path)
     functions = cpp_text.kernels_in(text) if source.kind == "nvrtc" else cpp_text.functions_in(text)
-    found = cpp_text.named(functions, name)
-    if not found and source.kind == "nvrtc":  # a header may have the macro for `__global__`
+    matches = cpp_text.named(functions, name)
+    if not matches and source.kind == "nvrtc":  # a header may define a macro for `__global__`
         functions = cpp_text.kernels_in(text, map(cpp_text.read, closure_of(source).paths))
-        found = cpp_text.named(functions, name)
+        matches = cpp_text.named(functions, name)
     plain = cpp_text.plain_name(name)
-    names = list(dict.fromkeys(f.name for f in found))
+    names = list(dict.fromkeys(f.name for f in matches))
     listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none"
     if len(names) > 1 and plain not in names:
         raise DeclarationError(f"{path} has several {what}s `{name}`: {', '.join(names)}")
-    if not found and (
+    if not matches and (
         cpp_text.named(cpp_text.functions_in(text), name) or not _may_define(source, plain)
     ):
         raise DeclarationError(f"{path} has no {what} `{name}`; it has: {listed}")
     if len(names) == 1:
         name = names[0] + name[name.index(plain) + len(plain) :]
-    templates = [f.template for f in found if f.template]
+    templates = [f.template for f in matches if f.template]
     return name, max(templates, key=len, default=())
 
 
 def _may_define(source: Source, plain: str) -> bool:
-    """Whether a macro of the file or its headers may: the code names it, or one pastes names."""
+    """Whether a macro of the file or its headers may define a function: it is named, or pasted."""
     word = re.compile(rf"\b{re.escape(plain.rpartition('::')[2])}\b")
     texts = [cpp_text.read(path) for path in closure_of(source).paths]
     pastes = any("##" in body for _, body in cpp_text.macros_in(texts))

@@ -20,7 +20,7 @@ from jitkern.source.kinds import DTYPES, TRITON_OPTIONS, Triton, Variant
 from jitkern.source.triton_text import functions
 from jitkern.target import Target
 
-_NAMED_AS = "a Triton function is named `package.module:name` or `path/to/file.py:name`"
+_NAMED_AS = "name a Triton function as `package.module:name` or `path/to/file.py:name`"
 _KEYWORDS = {"grid", "cooperative", "pdl", *TRITON_OPTIONS}
 
 
@@ -28,10 +28,10 @@ class TritonKernel(RawKernel):
     """A Triton function: `k(x, n, grid=…, BLOCK=128)`, or as Triton has it `k[grid](x, n, 128)`."""
 
     def __call__(self, *args: Any, grid: Any, **keywords: Any) -> None:
-        """Launch it on the current stream of its tensors' device.
+        """Launch the kernel on the current stream of its tensors' device.
 
-        keywords: arguments by name, constexprs among them, and `num_warps` and the like. Raises
-        LaunchError.
+        keywords: arguments by name, constexprs among them, and `num_warps` and the like.
+        Raises LaunchError.
         """
         self._start(self._call(args, {"grid": grid, **keywords}))
 
@@ -39,27 +39,28 @@ class TritonKernel(RawKernel):
         return functools.partial(self.__call__, grid=grid)
 
     def variants(self, *args: Any, **keywords: Any) -> list[Variant]:
-        """What a call with these arguments compiles; tensors may be on any device, `meta` too.
+        """Return the variants that a call with these arguments compiles.
 
-        It is one, or for an autotuned function one for each configuration.
+        There is one, or for an autotuned function one for each configuration. Tensors may be on any
+        device, `meta` too.
         """
         call = self._call(args, {"grid": 1, **keywords})
         expanded = every_expansion(self.op, self.source, call)
-        return [variant_of(self.op, self.source, one)[0] for one in expanded]
+        return [variant_of(self.op, self.source, expansion)[0] for expansion in expanded]
 
     def compile(
         self, *args: Any, target: Target | str | None = None, **keywords: Any
     ) -> list[Entry]:
-        """Their entries in the cache, built if need be; no device is needed for a named target.
+        """Return the entries of all variants of a call, built if need be.
 
-        Raises what `jit.ensure` does.
+        A named target needs no device. Raises the errors of `jit.ensure`.
         """
-        self._refuse_in_worker("compiled")  # it would wait for the lock that its parent holds
+        self._refuse_in_worker("compiled")  # it would wait for its parent's lock
         exact = self._target(target)
         return [self._ensure(variant, exact) for variant in self.variants(*args, **keywords)]
 
     def _call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
-        """A call as launches have it: constexprs apart from the other arguments."""
+        """Return a Call, with the constexprs apart from the other arguments."""
         declared = declared_in(self.op, self.source, self.function)
         named = dict(zip(declared.parameters, args))
         options = {name: keywords.pop(name) for name in _KEYWORDS & keywords.keys()}
@@ -92,7 +93,7 @@ class TritonKernel(RawKernel):
 def triton_kernel(
     function: Any, *, environment: Sequence[str] = (), target: Target | str | None = None
 ) -> TritonKernel:
-    """A `@triton.jit` function, to be called with `grid`.
+    """Return a `@triton.jit` function, to be called with `grid`.
 
     function: the function itself, `package.module:name`, which imports neither the module nor
         Triton, or `path/to/file.py:name` (relative as in `cuda_kernel`).
@@ -108,7 +109,7 @@ def triton_kernel(
             )
         path, package = (place_of(module), "") if module.endswith(".py") else _module(module)
     else:
-        path, package, name = _defined(function)
+        path, package, name = _definition_of(function)
     declared = functions(str(path), path.stat().st_mtime_ns)
     if name not in declared:
         raise DeclarationError(
@@ -120,7 +121,7 @@ def triton_kernel(
 
 
 def _module(name: str) -> tuple[Path, str]:
-    """The file and the package of a module, which is not imported. Raises DeclarationError."""
+    """Return the file and the package of a module, without an import. Raises DeclarationError."""
     top, *rest = name.split(".") if name else [""]
     spec = importlib.util.find_spec(top) if top else None
     for number, _ in enumerate(rest, 1):
@@ -133,25 +134,25 @@ def _module(name: str) -> tuple[Path, str]:
     return Path(spec.origin), name if is_package else name.rpartition(".")[0]
 
 
-def _defined(function: Any) -> tuple[Path, str, str]:
-    """File, package and name of a function object. Raises DeclarationError."""
+def _definition_of(function: Any) -> tuple[Path, str, str]:
+    """Return file, package and name of a function object. Raises DeclarationError."""
     inner = function
     while not hasattr(inner, "__code__") and hasattr(inner, "fn"):
-        inner = inner.fn  # of a JITFunction, and of the decorators over it
+        inner = inner.fn  # JITFunction and the decorators over it have `fn`
     if not hasattr(inner, "__code__"):
-        raise DeclarationError(f"{function!r} is no Triton function")
+        raise DeclarationError(f"{function!r} is not a Triton function; {_NAMED_AS}")
     path = Path(inner.__code__.co_filename).absolute()
     if not path.is_file():
         raise DeclarationError(
             f"`{inner.__name__}` is defined in {inner.__code__.co_filename}, which is no file: "
-            "a kernel is compiled from its file"
+            "put the kernel into a file, from which it is compiled"
         )
     module = sys.modules.get(inner.__module__)
     return path, getattr(module, "__package__", "") or "", inner.__name__
 
 
 def _plain(value: Any) -> Any:
-    """A constexpr as launches take it: a dtype of Triton's becomes Torch's."""
+    """Return a constexpr as launches take it: a dtype of Triton becomes one of Torch."""
     if type(value).__module__.startswith("triton.") and hasattr(value, "name"):
         short = {dtype.triton: dtype.torch for dtype in DTYPES.values()} | {"int1": "bool"}
         return getattr(torch, short.get(value.name, value.name), value)

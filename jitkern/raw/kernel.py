@@ -1,4 +1,4 @@
-"""What kernels from elsewhere share: where their file is, and running them through the cache."""
+"""The common base of kernels from elsewhere: their files, and their launches through the cache."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jitkern.launch.kernels import Runner
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
-_LONGEST = 80  # characters of a file's name, of which the names of entries are made
+_LONGEST = 80  # characters of a file's name that the names of entries contain
 _WORKER = "jitkern.compilers.triton.worker"
 
 
 class RawKernel:
     """A function of a source, called on the device of its tensors.
 
-    target: what it is compiled for; by default that device. Its compiled variants are remembered,
-    so a file that is edited later counts for a kernel that is made later.
+    target: the target to compile for; by default that device. Compiled variants are remembered, so
+    an edit of the file counts only for kernels that are made after the edit.
     """
 
     device = "cuda"
@@ -45,7 +45,7 @@ class RawKernel:
         if getattr(getattr(main, "__spec__", None), "name", "") == _WORKER:
             raise LaunchError(
                 f"`{self.function}` is {what} while the file that asks for it is imported to "
-                "compile a kernel of it: put that call below `if __name__ == '__main__':`"
+                "compile its kernels: put that call below `if __name__ == '__main__':`"
             )
 
     def _start(self, call: Call) -> None:
@@ -58,8 +58,8 @@ class RawKernel:
         try:
             runner(call)
         except NotCached as e:
-            now = config.current().compile == "background" and not jit.capturing()
-            if not now or not isinstance(e.variant, Variant):
+            waits = config.current().compile == "background" and not jit.capturing()
+            if not waits or not isinstance(e.variant, Variant):
                 raise self._not_cached(e) from None
             jit.ensure(e.variant, runner.target)  # there is no reference to run meanwhile
             runner(call)
@@ -68,8 +68,8 @@ class RawKernel:
         runner = self._runners.get(device.index)
         if runner is None:
             target = self.target or Target.current(self.device, device.index)
-            made = Runner(self.op, self.source, target, device)
-            runner = self._runners.setdefault(device.index, made)
+            new = Runner(self.op, self.source, target, device)
+            runner = self._runners.setdefault(device.index, new)
         return runner
 
     def _target(self, target: Target | str | None) -> Target:
@@ -82,20 +82,20 @@ class RawKernel:
             raise self._not_cached(e) from None
 
     def _not_cached(self, error: NotCached) -> NotCached:
-        said = str(error).partition(" Prewarm it:")[0]
+        problem = str(error).partition(" Prewarm it:")[0]
         return NotCached(
-            f"{said} Compile it beforehand: its `compile` method builds it for any target",
+            f"{problem} Compile it beforehand: its `compile` method builds it for any target",
             **vars(error),
         )
 
 
 def target_of(target: Target | str | None) -> Target | None:
-    """The target that is meant. Raises TargetError."""
+    """Return a target from its text; a Target or None as it is. Raises TargetError."""
     return Target.parse(target) if isinstance(target, str) else target
 
 
 def place_of(path: str | Path, depth: int = 2, *, folder: bool = False) -> Path:
-    """The file, or folder, from where the caller `depth` frames up is, else from here.
+    """Return a file or folder, relative to the file of the caller `depth` frames up, else to here.
 
     Raises DeclarationError.
     """
@@ -105,5 +105,5 @@ def place_of(path: str | Path, depth: int = 2, *, folder: bool = False) -> Path:
     for place in places:
         if place.is_dir() if folder else place.is_file():
             return place
-    looked = " or ".join(dict.fromkeys(map(str, places)))
-    raise DeclarationError(f"there is no {'directory' if folder else 'file'} {looked}")
+    listed = " or ".join(dict.fromkeys(map(str, places)))
+    raise DeclarationError(f"there is no {'directory' if folder else 'file'} {listed}")
