@@ -247,7 +247,7 @@ def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler,
     (failed,) = [row for row in found["results"] if row["status"] == "failed"]
     assert (code, failed["op"], failed["variant"]) == (1, f"{package}::f", "f64.N2")
     assert failed["reason"] == (
-        "the process that built it was ended by SIGKILL; if memory was short, give fewer --jobs"
+        "the process that built it was ended by SIGKILL; if memory was short, use fewer --jobs"
     )
     kernels = {r["variant"] for r in found["results"] if r["status"] == "built"}
     assert {"f32.N2", "i32.N2"} <= kernels

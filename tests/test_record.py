@@ -123,7 +123,7 @@ def test_an_op_that_is_not_here_is_named(cli, tmp_path):
     code, _, err = cli("prewarm", "--from", str(path), "nolib")
     assert (code, "calls of nolib::f, declared in nolib.kernel" in err) == (1, True), err
     code, _, err = cli("prewarm", "--from", str(tmp_path / "none"))
-    assert (code, "cannot be read" in err) == (1, True), err
+    assert (code, "cannot read the recording" in err) == (1, True), err
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,11 @@ def test_a_bad_call_takes_no_good_one_away(cli, tmp_path, compiler):
 @pytest.mark.parametrize(
     ("device", "kind", "says"),
     [
-        ("cuda", "nvrtc", "1 recorded call on cuda: name a target of theirs, e.g. --target cuda-"),
+        (
+            "cuda",
+            "nvrtc",
+            "1 recorded call on cuda: no target is of this device: add e.g. --target cuda-",
+        ),
         ("cpu", "gone", "the op has no gone source"),
         ("xpu", "cc", "the op has no cc source"),
     ],

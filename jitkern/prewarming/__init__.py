@@ -1,4 +1,4 @@
-"""What calls need, built ahead of the first of them, for any target; nothing here prints."""
+"""Build all that calls need ahead of the first call, for any target; nothing here prints."""
 
 from __future__ import annotations
 

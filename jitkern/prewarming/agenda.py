@@ -1,4 +1,4 @@
-"""Tasks in the order of their need: each is taken once, when what it waits for is done."""
+"""The agenda of a prewarm: each task is taken once, after the tasks that it waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_FIRST = ("extension", "triton")  # kinds of source
 
 
 class Agenda:
-    """Tasks by their numbers. All are entered before the first is taken."""
+    """Tasks by their numbers. All tasks are entered before the first is taken."""
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
@@ -26,14 +26,14 @@ class Agenda:
         self._waiting: dict[int, list[int]] = defaultdict(list)
 
     def kernel(self, op: str, variant: Variant, target: Target) -> int:
-        """The number of the task that compiles a variant; one, however often it is asked for."""
-        known = op, variant, target
-        if known not in self._kernels:
-            self._kernels[known] = self._enter(Kernel(*known))
-        return self._kernels[known]
+        """Return the number of the task that compiles a variant; each variant has one task."""
+        key = op, variant, target
+        if key not in self._kernels:
+            self._kernels[key] = self._enter(Kernel(*key))
+        return self._kernels[key]
 
     def launchers(self, group: Group, calls: list[tuple[Any, ...]], kernels: Iterable[int]) -> int:
-        """The number of the task that makes what launches these kernels, once they are done."""
+        """Return the number of the task for stubs and plans, after these kernels."""
         number = self._enter(Launchers(group, calls))
         self._missing[number] = set(kernels)
         for kernel in self._missing[number]:
@@ -41,7 +41,7 @@ class Agenda:
         return number
 
     def want(self, number: int) -> bool:
-        """Have a task taken; returns whether nobody wanted it before."""
+        """Allow a task to be taken; returns whether nobody wanted the task before."""
         new = number not in self._wanted
         self._wanted.add(number)
         if new and not self._missing.get(number):
@@ -49,18 +49,18 @@ class Agenda:
         return new
 
     def take(self) -> int | None:
-        """The next task that waits for nothing."""
+        """Return the next task that waits for nothing, or None."""
         return heapq.heappop(self._ready)[1] if self._ready else None
 
     def finish(self, number: int) -> None:
-        """A task is done: others may have waited for it."""
+        """Note that a task is done; tasks that waited for it may become ready."""
         for waiting in self._waiting[number]:
             self._missing[waiting].discard(number)
             if not self._missing[waiting] and waiting in self._wanted:
                 heapq.heappush(self._ready, (_cost(self.tasks[waiting]), waiting))
 
     def drop(self) -> list[int]:
-        """Have no more taken; returns what was ready."""
+        """Drop all tasks that were not taken; returns those of them that were ready."""
         dropped = sorted(number for _, number in self._ready)
         self._ready.clear()
         self._waiting.clear()
@@ -72,7 +72,7 @@ class Agenda:
 
 
 def _cost(task: Task) -> int:
-    """The smaller, the sooner it is taken: what takes long, and what others wait for."""
+    """Return the rank of a task: long tasks, and tasks that others wait for, come first."""
     if isinstance(task, Launchers):
         return len(_LONGEST_FIRST) + 1
     kind = task.variant.source.kind

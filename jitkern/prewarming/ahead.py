@@ -1,4 +1,4 @@
-"""The stubs and plans that calls need, found on meta tensors."""
+"""Find the stubs and plans that calls need, by tracing them on meta tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jitkern.trace.world import World
 
 
 class Stub(NamedTuple):
-    """A stub that a sample uses, and the arguments of that, described."""
+    """A stub that a sample uses, and the described arguments of the sample."""
 
     variant: Variant
     traced: Traced
@@ -39,19 +39,19 @@ class Stub(NamedTuple):
 def refused_by(
     op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
 ) -> list[str]:
-    """Why calls cannot launch their kernels, in the words of the error that a call would raise.
+    """Return why calls cannot launch their kernels: the messages that the calls would raise.
 
     The launch function runs in Python, up to each launch. Kernels that are not in the cache are
-    left out, and configurations that do not fit beside one that does.
+    left out. Of several configurations, one that fits is enough.
     """
     if source.runs == ITSELF:
         return []
     kernels = CachedKernels(op.name, source, target)
 
     def check(call: Call) -> None:
-        for one in every_expansion(op.name, source, call):
+        for expansion in every_expansion(op.name, source, call):
             with contextlib.suppress(NotCached):
-                kernels.check(one)
+                kernels.check(expansion)
 
     reasons: dict[str, None] = {}
     for call in calls:
@@ -71,15 +71,15 @@ def refused_by(
 def stubs_of(
     op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[Stub], list[str]]:
-    """The stubs that calls use, and why the op keeps to its Python launcher for others.
+    """Return the stubs that calls use, and the reasons why other calls keep the Python launcher.
 
-    Those whose kernels are not in the cache are left out.
+    Calls whose kernels are not in the cache are left out.
     """
     if source.runs == ITSELF or not calls:
         return [], []
     if op.trampolines.parameters is None:
         return [], [f"its schema has types that only Python passes: {op.schema}"]
-    found: dict[tuple[Any, ...], Stub] = {}
+    stubs: dict[tuple[Any, ...], Stub] = {}
     reasons: dict[str, None] = {}
     models = _models(op, source, target)
     for call in calls:
@@ -90,51 +90,51 @@ def stubs_of(
             except Unsupported as e:
                 refused.append(str(e))
             except NotCached:
-                continue  # its kernel could not be built, or nobody has yet
+                continue  # its kernel failed to build, or was not built yet
             else:
-                found[stub.variant, situation_of(stub.args), stub.traced.model] = stub
+                stubs[stub.variant, situation_of(stub.args), stub.traced.model] = stub
         if len(refused) == len(models):
             reasons[refused[0]] = None
-    return list(found.values()), list(reasons)
+    return list(stubs.values()), list(reasons)
 
 
 def _models(op: Op, source: Source, target: Target) -> list[str]:
-    """The device models that have chosen among the op's configurations, or one that has not."""
+    """Return the device models that have chosen among the op's configurations, or [""]."""
     if not isinstance(op.written(source, target.device), Tuned) and source.kind != "triton":
         return [""]
     return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
 
 
 def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Stub:
-    """The stub for calls like this one. Raises Unsupported, NotCached."""
+    """Return the stub for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.split(call)
-    every = described(op.in_order(args, kwargs))
+    descriptions = described(op.in_order(args, kwargs))
     parameters = op.trampolines.parameters
     assert parameters is not None
     kernels = CachedKernels(op.name, source, target, model)
     traced = trace(
-        op.name, op.written(source, target.device), parameters, every, frozenset(kwargs),
+        op.name, op.written(source, target.device), parameters, descriptions, frozenset(kwargs),
         op.trampolines.returns, torch.device("cuda:0" if target.device == "cuda" else "cpu"),
         kernels.where, kernels,
     )  # fmt: skip
-    variant = stub_variant(op.name, op.schema, traced, parameters, every)
-    return Stub(variant, traced, every)
+    variant = stub_variant(op.name, op.schema, traced, parameters, descriptions)
+    return Stub(variant, traced, descriptions)
 
 
 def keep_plans(
     op: Op, source: Source, target: Target, stubs: Sequence[Stub]
 ) -> list[tuple[Entry, bool]]:
-    """Publish, for stubs that are in the cache, what spares a process the trace.
+    """Publish the plans of stubs that are in the cache.
 
-    Returns the entries, and which of them are new.
+    Returns the entries of the plans, each with whether it is new.
     """
     function = op.written(source, target.device)
     plans: dict[World, Plans] = {}
-    kept = []
+    results = []
     for variant, traced, args in stubs:
         world = traced.world
         if world not in plans:
             plans[world] = Plans(op.name, op.schema, function, world, source, target)
         stub = reference_to(jit.key_of(variant, target))
-        kept.append(keep(plans[world], args, stub, traced, target))
-    return [found for found in kept if found]
+        results.append(keep(plans[world], args, stub, traced, target))
+    return [result for result in results if result]

@@ -31,40 +31,40 @@ def prewarm(
     refresh: bool = False,
     progress: Callable[[Step], object] | None = None,
 ) -> list[Result]:
-    """Compile what calls of ops need, for this machine or for any target, without its device.
+    """Compile all that calls of ops need, for this machine or for any target, without its device.
 
-    ops: ops, or their names, or namespaces; by default all that are declared.
-    targets: or their texts; by default those of this machine.
-    recording: a file that JITKERN_RECORD wrote: only the calls in it are made ready.
-    shard: (part from 1, parts): only this part of the work.
-    jobs: builds at once; by default from cores and free memory.
+    ops: ops, their names, or namespaces; by default all declared ops.
+    targets: targets or their texts; by default the targets of this machine.
+    recording: a file that JITKERN_RECORD wrote: build only for the calls in this file.
+    shard: (part from 1, parts): do only this part of the work.
+    jobs: the number of builds at once; by default from cores and free memory.
     keep_going: whether to go on after a failed build.
-    refresh: whether to compile again what is cached.
-    progress: called in this thread with a Step whenever something was done.
+    refresh: whether to compile cached entries again.
+    progress: called in this thread with a Step after each task, and for remarks.
 
-    Returns a Result for each entry, and for whatever failed or could not be tried, with the reason.
+    Returns a Result for each entry, and for each task that failed or was skipped, with the reason.
     Raises DeclarationError for an op that is not declared and for a file that is no recording,
-    TargetError for what is no target, SettingError, and CacheError where nothing can be kept.
+    TargetError for a text that is no target, SettingError, and CacheError for an unusable cache.
     """
-    meant = [Target.parse(t) if isinstance(t, str) else t for t in targets] or Target.visible()
-    chosen = _meant(ops)
+    parsed = [Target.parse(t) if isinstance(t, str) else t for t in targets] or Target.visible()
+    chosen = _chosen(ops)
     if recording is not None:
         path = Path(recording)
         recorded = read_recording(path)
         _check_declared(path, {call.op: call.module for call in recorded})
         chosen = recorded_calls([wanted.op for wanted in chosen], recorded, path)
-    unmatched = _unmatched(chosen, meant)
+    unmatched = _unmatched(chosen, parsed)
     lacking = None
     if shard[1] > 1:
-        lacking = _without_calls(chosen, meant, set())
+        lacking = _without_calls(chosen, parsed, set())
         chosen = shard_of(chosen, *shard)
     groups = [
         Group(wanted, source, target)
         for wanted in chosen
-        for target in meant
+        for target in parsed
         for source in wanted.op.sources.get(target.device, ())
     ]
-    # Into a private cache instead would keep nothing.
+    # A fallback to a private cache would keep nothing.
     with config.using(fallback="raise", jobs=jobs or config.current().jobs):
         builder = Builder(
             parallelism.limit(),
@@ -74,26 +74,26 @@ def prewarm(
         )
         results = builder.build(groups)
     if lacking is None:
-        lacking = _without_calls(chosen, meant, builder.found)
+        lacking = _without_calls(chosen, parsed, builder.found)
     return [*results, *unmatched, *lacking]
 
 
-def _meant(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
+def _chosen(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
     chosen: dict[str, Wanted] = {}
-    for given in ops:
-        if isinstance(given, str):
-            named = [
+    for item in ops:
+        if isinstance(item, str):
+            matches = [
                 op for op in OPS.values()
-                if op.name in (given, f"jitkern::{given}") or op.name.split("::")[0] == given
+                if op.name in (item, f"jitkern::{item}") or op.name.split("::")[0] == item
             ]  # fmt: skip
-            if not named:
+            if not matches:
                 raise DeclarationError(
-                    f"`{given}` is no declared op or namespace: import its module first. There "
+                    f"`{item}` is no declared op or namespace: import its module first. There "
                     f"are: {', '.join(sorted(OPS))}"
                 )
-            chosen.update({op.name: Wanted(op) for op in named})
+            chosen.update({op.name: Wanted(op) for op in matches})
         else:
-            wanted = given if isinstance(given, Wanted) else Wanted(given)
+            wanted = item if isinstance(item, Wanted) else Wanted(item)
             chosen[wanted.op.name] = wanted
     return [*chosen.values()] or [Wanted(OPS[name]) for name in sorted(OPS)]
 
@@ -101,13 +101,15 @@ def _meant(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
 def _check_declared(path: Path, modules: dict[str, str]) -> None:
     for op, module in modules.items():
         if op not in OPS:
-            raise DeclarationError(f"{path} has calls of {op}: import {module}, which declares it")
+            raise DeclarationError(
+                f"{path} has calls of {op}, which is not declared: import {module} first"
+            )
 
 
 def _without_calls(
     chosen: Iterable[Wanted], targets: Iterable[Target], found: set[Group]
 ) -> list[Result]:
-    """The ops that no call is known of; found: the groups whose calls are ready."""
+    """Return a Result for each op without known calls; found: the groups that records cover."""
     ready = {(group.op.name, group.target.device) for group in found}
     lacking = []
     for wanted in chosen:
@@ -119,16 +121,16 @@ def _without_calls(
             if wanted.of(kernels[0], device):
                 continue
             reason = (
-                f'{op.name}: no sample calls: add `@op.samples` (called with "meta") or '
-                "`prewarm=[...]`, or give a recording"
+                f'{op.name}: no sample calls: add `@op.samples` (called with "meta"), '
+                "`prewarm=[...]`, or use `--from RECORDING`"
             )
             lacking.append(Result(op.name, "", device, "skipped", reason=reason))
     return lacking
 
 
 def _unmatched(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[Result]:
-    """What a recording has and no target or source fits."""
-    found = []
+    """Return a Result for each recorded call that no target or source fits."""
+    results = []
     for wanted in chosen:
         op = wanted.op
         for (device, kind), calls in (wanted.calls or {}).items():
@@ -136,13 +138,13 @@ def _unmatched(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[Resu
             if known and any(target.device == device for target in targets):
                 continue
             remedy = (
-                f"name a target of theirs, e.g. --target {_example(device)}" if known
+                f"no target is of this device: add e.g. --target {_example(device)}" if known
                 else f"the op has no {kind} source for it any more; record anew"
             )  # fmt: skip
             count = f"{len(calls)} recorded call{'s' * (len(calls) > 1)}"
             reason = f"{op.name}: {count} on {device}: {remedy}"
-            found.append(Result(op.name, kind, device, "skipped", reason=reason))
-    return found
+            results.append(Result(op.name, kind, device, "skipped", reason=reason))
+    return results
 
 
 def _example(device: str) -> Target:

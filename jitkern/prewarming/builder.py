@@ -1,4 +1,4 @@
-"""Builds side by side: kernels, and as soon as those of a call are there what launches them."""
+"""Build kernels side by side, and the stubs of a call as soon as its kernels are built."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from jitkern.source.kinds import ITSELF
 from jitkern.target import Target, this_platform
 
 _log = logging.getLogger(__name__)
-_EVERY_BUILD = ("jitkern.source.provenance", "jitkern.cache.eviction")  # imports them
+_EVERY_BUILD = ("jitkern.source.provenance", "jitkern.cache.eviction")  # imported by each build
 
 
 class Step(NamedTuple):
-    """What happened: one more of `total` tasks is finished, or only something is said of them."""
+    """A step of progress: one more of `total` results (`finished`), or a remark."""
 
     done: int
     total: int
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 class _Work:
-    """One group, by the numbers of its tasks, and what is said of it."""
+    """One group: the numbers of its tasks, its failures and its notes."""
 
     def __init__(self, group: Group, agenda: Agenda) -> None:
         op, (_, source, target) = group.op, group
@@ -69,10 +69,10 @@ class _Work:
 
 
 class Builder:
-    """Builds groups, `jobs` things at once.
+    """A builder of groups, which performs `jobs` tasks at once.
 
-    keep_going: go on after a failed build. refresh: build anew what is in the cache.
-    found: the groups of which a record told that all is there.
+    keep_going: go on after a failed build. refresh: build cached entries again.
+    found: the groups whose entries are all in the cache according to a record.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class Builder:
         self._plans: dict[int, list[Result]] = {}
 
     def build(self, groups: Sequence[Group]) -> list[Result]:
-        """Kernels, stubs, then plans, each in the order of `groups`.
+        """Return results of kernels, stubs, then plans, each in the order of `groups`.
 
-        Raises CacheError where nothing can be kept.
+        Raises CacheError if the cache is unusable.
         """
         records = Records()
         known = {}
         for group in groups:
-            found = records.find(group)  # with --refresh, too: what it is to hold is fixed now
-            if found and not self._manner.refresh:
-                known[group] = found
+            record = records.find(group)  # with --refresh, too: this fixes the fingerprint
+            if record and not self._manner.refresh:
+                known[group] = record
         self.found = {*known}
         works = self._make([group for group in groups if group not in known])
         for group, work in works.items():
@@ -116,10 +116,10 @@ class Builder:
             for note in known[group].notes:
                 self._tell(note)
         steps = zip(*(known[group].steps for group in groups))
-        return list(_once([result for step in steps for one in step for result in one]))
+        return list(_once([result for step in steps for results in step for result in results]))
 
     def _make(self, groups: Iterable[Group]) -> dict[Group, _Work]:
-        """Perform all that the groups need."""
+        """Perform all tasks of the groups."""
         works = {group: _Work(group, self._agenda) for group in groups}
         kernels = {number: None for work in works.values() for number in work.kernels}
         extensions = sum(self._kernel(n).variant.source.runs == ITSELF for n in kernels)
@@ -140,9 +140,9 @@ class Builder:
         return works
 
     def _perform(self, jobs: int) -> None:
-        """Have the agenda's tasks performed."""
+        """Perform the agenda's tasks."""
         crew = workers(jobs, self._messages)
-        whole = False
+        finished = False
         try:
             while True:
                 while crew.free and (number := self._agenda.take()) is not None:
@@ -151,17 +151,17 @@ class Builder:
                     break
                 for number, message in crew.messages():
                     self._hear(number, message)
-            whole = True
+            finished = True
         except KeyboardInterrupt:
-            child_process.kill_all()  # and no more than that: a notebook goes on after it
+            child_process.kill_all()  # only the children: a notebook goes on after a Ctrl-C
             raise
         finally:
-            crew.close(at_once=not whole)
+            crew.close(at_once=not finished)
 
     def _messages(self, number: int) -> Iterator[Message]:
-        """Perform a task; in a worker, where there are some. Raises CacheError.
+        """Perform a task, in a worker if there are workers. Raises CacheError.
 
-        Whatever else it raises is the result of this task alone.
+        Any other error becomes the result of this task alone.
         """
         task = self._agenda.tasks[number]
         try:
@@ -177,7 +177,7 @@ class Builder:
         match message:
             case Result():
                 self._note(number, message)
-                if number in self._work_of and message.variant:  # it is of a stub
+                if number in self._work_of and message.variant:  # the result of a stub
                     self._want(self._work_of[number].runtime)
             case Broken(reason):
                 self._fail_task(number, reason)
@@ -201,11 +201,11 @@ class Builder:
         self._progress(Step(self._done, self._total, text, finished))
 
     def _fail_task(self, number: int, reason: str) -> None:
-        self._total += number in self._work_of  # of its stubs nobody has told yet
+        self._total += number in self._work_of  # its stubs were not counted yet
         self._note(number, self._agenda.tasks[number].result("failed", reason=reason))
 
     def _note(self, number: int, result: Result) -> None:
-        """Keep a result, and say so."""
+        """Keep a result, and report it as progress."""
         self._rows.setdefault(number, []).append(result)
         what = f"{result.status:7} {result.op} {result.variant} {result.target}"
         self._tell(f"{what} {result.seconds:.2f} s", finished=True)
@@ -216,7 +216,7 @@ class Builder:
         self._total += not self._stopped and self._agenda.want(number)
 
     def _fail(self) -> None:
-        """After a failed build nothing more is begun, unless that was asked for."""
+        """Begin no more tasks after a failed build, unless `keep_going` is set."""
         if self._manner.keep_going or self._stopped:
             return
         self._stopped = True
@@ -231,7 +231,7 @@ class Builder:
         return task
 
     def _steps(self, work: _Work) -> Steps:
-        """The results of a group: of kernels, of stubs, and of plans."""
+        """Return the results of a group: of kernels, of stubs, and of plans."""
         if work.failed and self._stopped:
             return work.failed[:1], [], []
         stubs = self._gathered(work.launchers)
@@ -244,18 +244,18 @@ class Builder:
 
 
 def _once(results: list[Result]) -> Iterator[Result]:
-    """Each entry, which several groups may share, once; as built, if anybody built it."""
+    """Yield each result once, though groups may share an entry; as built, if it was built now."""
     built = {result.path for result in results if result.status == "built"}
-    seen: set[Any] = set()
+    keys: set[Any] = set()
     for result in results:
-        known = result.path or id(result)
-        if known not in seen and (result.status == "built" or result.path not in built):
-            seen.add(known)
+        key = result.path or id(result)
+        if key not in keys and (result.status == "built" or result.path not in built):
+            keys.add(key)
             yield result
 
 
 def _where(e: Exception) -> str:
-    """The line that raised an error."""
+    """Return the line that raised an error."""
     *_, last = traceback.extract_tb(e.__traceback__)
     return f"{last.filename}:{last.lineno}"
 
@@ -265,12 +265,12 @@ def _runtimes(works: dict[Group, _Work]) -> set[int]:
 
 
 def _prepare(kernels: Iterable[Kernel]) -> None:
-    """Do once what each worker would do for itself: imports, and asking compilers who they are."""
+    """Do once what each worker would repeat: imports, and the identification of compilers."""
     for module in _EVERY_BUILD:
         importlib.import_module(module)
-    asked = functools.cache(lambda source, exact: compiler_for(source).identities(source, exact))
+    identify = functools.cache(lambda source, exact: compiler_for(source).identities(source, exact))
     for kernel in kernels:
         source = kernel.variant.source
         if source.runs != ITSELF:
-            with contextlib.suppress(JitkernError, OSError):  # who builds it is told
-                asked(source, exact_target(kernel.variant, kernel.target))
+            with contextlib.suppress(JitkernError, OSError):  # the build will report it
+                identify(source, exact_target(kernel.variant, kernel.target))

@@ -1,6 +1,6 @@
-"""What the calls of an op are, told without a run of the functions that make them where possible.
+"""The identity of an op's calls, found without running the functions of samples if possible.
 
-Two processes that are told the same make the same calls ready. None stands for what cannot be told.
+Two processes with equal identities prewarm the same calls. None stands for an unknown identity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jitkern
 from jitkern.prewarming.tasks import Group
 from jitkern.trace.world import world_of
 
-_TORCH = (  # of torch: the dtype and the shape of a meta tensor, alike in every process
+_TORCH = (  # of torch: functions whose meta tensors are the same in every process
     "add", "arange", "cat", "eye", "full", "full_like", "linspace", "manual_seed", "matmul", "ones",
     "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
     "sigmoid", "softmax", "stack", "tanh", "tensor",
@@ -27,22 +27,22 @@ _FAMILIES = {".py", ".c", ".h"}
 
 @functools.cache
 def code_of_jitkern() -> str:
-    """The SHA-256 of jitkern's own files: any of them may have a part in what a call needs."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of jitkern's own files, which all may affect the kernels of a call."""
+    digest = hashlib.sha256()
     root = Path(jitkern.__file__).parent
     for path in sorted(path for path in root.rglob("*") if path.suffix in _FAMILIES):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        found.update(f"{path.relative_to(root)} {content}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(root)} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def calls_of(group: Group) -> list[str] | None:
-    """What stands for the calls that are to be made ready."""
+    """Return texts that identify the calls to prewarm, or None if that is not possible."""
     op = group.op
     if group.wanted.calls is None and (op._samples or op._prewarm):
-        drawn = _function(op._samples) if op._samples else []
-        if drawn is not None and (listed := outline(list(op._prewarm))) is not None:
-            return [*drawn, listed]
+        samples_world = _function(op._samples) if op._samples else []
+        if samples_world is not None and (listed := outline(list(op._prewarm))) is not None:
+            return [*samples_world, listed]
     samples = group.samples
     outlines = [outline(sample.args) for sample in samples if not sample.problem]
     if len(outlines) < len(samples) or None in outlines:
@@ -51,7 +51,7 @@ def calls_of(group: Group) -> list[str] | None:
 
 
 def outline(value: Any) -> str | None:
-    """An argument of a call, as far as it can matter for what the call needs."""
+    """Return a text of all that matters in an argument of a call; None if there is none."""
     if isinstance(value, torch.Tensor):
         plain = type(value) is torch.Tensor and value.layout is torch.strided and value.is_meta
         if not plain or value.is_conj() or value.is_neg():
@@ -68,7 +68,7 @@ def outline(value: Any) -> str | None:
 
 
 def _function(function: Any) -> list[str] | None:
-    """A function of samples: its code, and what it and the functions that it calls read."""
+    """Return the identity of a function of samples and all that it reads; None if it is open."""
     world = world_of((function,))
     return [world.identity] if world.closed(_harmless()) else None
 

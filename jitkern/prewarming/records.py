@@ -1,9 +1,9 @@
-"""What a prewarm has made ready, so that the next one need not trace the calls again.
+"""Records of finished prewarms, so that the next prewarm need not trace the same calls again.
 
-A record lists the entries that the calls of one source of an op need, for one target. It stands for
-them as long as all that they depend on is the same (`fingerprint`). It vouches for no entry: each
-is looked up, and verified, as a call does. There is one a source and target, in `v1/prewarm`, which
-the next prewarm overwrites.
+A record lists the entries that the calls of one source of an op need, for one target. The record is
+valid as long as all that the calls depend on is the same (`fingerprint`). It vouches for no entry:
+each entry is looked up and verified, as for a call. There is one record per source and target, in
+`v1/prewarm`, which the next prewarm overwrites.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Steps = tuple[list[Result], list[Result], list[Result]]  # kernels, stubs, plans
 
 
 class Known(NamedTuple):
-    """What is known of a group: the entries that were found, and what is to be said of it."""
+    """The content of a record: the entries of a group, and the notes to report."""
 
     steps: Steps
     notes: list[str]
 
 
 class Records:
-    """Those of the cache in force. Not used where entries of another compiler are no hits."""
+    """The records of the present cache; unused if only entries of the exact compiler are hits."""
 
     def __init__(self) -> None:
         self._cache = jit.open_cache()
@@ -56,29 +56,29 @@ class Records:
         self._listed: dict[str, list[Path]] = {}
 
     def find(self, group: Group) -> Known | None:
-        """What was made ready, if all of it is still there and nothing has changed."""
-        mine = self._fingerprint(group)  # now, so that what changes from here on is noticed
-        if mine is None:
+        """Return a group's record, or None if an entry is gone or anything has changed."""
+        fingerprint = self._fingerprint(group)  # taken now, to notice all later changes
+        if fingerprint is None:
             return None
         try:
             path = self._folder / _name(group)
             if path.stat().st_size > MAX_BYTES:
                 return None
             record = json.loads(path.read_bytes())
-            if record["fingerprint"] != mine:
+            if record["fingerprint"] != fingerprint:
                 return None
-            found = [[self._found(*row) for row in step] for step in record["steps"]]
-            if len(found) != 3 or any(None in step for step in found):
+            steps = [[self._result_of(*row) for row in step] for step in record["steps"]]
+            if len(steps) != 3 or any(None in step for step in steps):
                 return None
-            kernels, stubs, plans = [[r for r in step if r] for step in found]
+            kernels, stubs, plans = [[r for r in step if r] for step in steps]
             return Known((kernels, stubs, plans), list(map(str, record["notes"])))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def keep(self, group: Group, known: Known) -> None:
-        """Write down what is ready now, as it was meant when `find` was asked for it."""
-        mine = self._fingerprint(group)
-        if mine is None or not any(known.steps):
+        """Write the record of a group, under the fingerprint that `find` took."""
+        fingerprint = self._fingerprint(group)
+        if fingerprint is None or not any(known.steps):
             return
         steps = [
             [(r.op, r.variant, Path(r.path).parent.name, Path(r.path).name) for r in step]
@@ -86,11 +86,11 @@ class Records:
         ]
         with contextlib.suppress(OSError):
             atomic.make_directory(self._folder, 0o755, fsync=False)
-            data = canonical({"fingerprint": mine, "notes": known.notes, "steps": steps})
+            data = canonical({"fingerprint": fingerprint, "notes": known.notes, "steps": steps})
             atomic.write(self._folder / _name(group), data)
 
-    def _found(self, op: str, variant: str, target: str, name: str) -> Result | None:
-        """The row of an entry, looked up as a call would."""
+    def _result_of(self, op: str, variant: str, target: str, name: str) -> Result | None:
+        """Return the result for an entry, looked up as for a call; None if the entry is gone."""
         entry = self._cache.look_up(target, name).entry
         if entry is None:
             return None
@@ -102,11 +102,11 @@ class Records:
         usage.hit(self._cache.root, entry.root, entry.manifest.seconds)
 
     def _fingerprint(self, group: Group) -> str | None:
-        """All that decides which entries the calls need; None where that may be more."""
+        """Return a digest of all that decides which entries calls need; None if unknown."""
         if group not in self._fingerprints:
             parts = self._parts(group) if self._usable else None
-            known = None if parts is None else hashlib.sha256(canonical(parts)).hexdigest()
-            self._fingerprints[group] = known
+            digest = None if parts is None else hashlib.sha256(canonical(parts)).hexdigest()
+            self._fingerprints[group] = digest
         return self._fingerprints[group]
 
     def _parts(self, group: Group) -> list[Any] | None:
@@ -118,7 +118,7 @@ class Records:
             key = make_key(variant, exact, flags, closure_of(source))
             function = None if source.runs == ITSELF else op.written(source, target.device)
         except (DeclarationError, JitkernError, OSError):
-            return None  # who builds it is told why
+            return None  # the build will report it
         launch = ""
         calls: list[str] | None = []
         if function is None and wanted.calls is not None:
@@ -137,7 +137,7 @@ class Records:
         ]  # fmt: skip
 
     def _chosen(self, target: Target, label: str) -> list[str]:
-        """The choices among configurations that the cache keeps for kernels of an op."""
+        """Return digests of the choices among configurations in the cache, by their label."""
         place = str(target.for_device_code())
         if place not in self._listed:
             folders = [layer.root / VERSION / place for layer in self._cache.trusted_layers()]
@@ -151,5 +151,5 @@ class Records:
 
 def _name(group: Group) -> str:
     op, (_, source, target) = group.op, group
-    named = [op.name, source.kind, list(source.files), list(source.flags), str(target)]
-    return f"{hashlib.sha256(canonical(named)).hexdigest()[:32]}.json"
+    names = [op.name, source.kind, list(source.files), list(source.flags), str(target)]
+    return f"{hashlib.sha256(canonical(names)).hexdigest()[:32]}.json"

@@ -1,6 +1,6 @@
-"""What there is to do: kernels to compile, and then what launches them.
+"""Tasks of a prewarm: kernels to compile, and then the stubs and plans that launch them.
 
-A task is performed in any process that has imported the op, and is told of while it is performed.
+A task runs in any process that has imported the op, and yields messages while it runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """The calls that it is to be ready for."""
+        """The calls to prewarm."""
         return self.wanted.of(self.source, self.target.device)
 
 
@@ -54,8 +54,8 @@ class Result(NamedTuple):
 class Manner(NamedTuple):
     """How tasks are performed.
 
-    refresh: anew, if it is in the cache. keep_going: go on after a failed build. places: how many
-    compilers a build may run at once, if it is one that runs several.
+    refresh: build cached entries again. keep_going: go on after a failed build. places: how many
+    compilers one build may run at once.
     """
 
     refresh: bool = False
@@ -64,25 +64,25 @@ class Manner(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something to say that is no result."""
+    """A remark, which is no result."""
 
     text: str
 
 
 class More(NamedTuple):
-    """So many results, which nobody has counted yet, are to come."""
+    """The number of results to come that were not counted before."""
 
     more: int
 
 
 class Plans(NamedTuple):
-    """What spares a process the traces of some calls is kept now."""
+    """The results of plans, which are in the cache now."""
 
     results: list[Result]
 
 
 class Broken(NamedTuple):
-    """The task ended with an error that nobody foresaw."""
+    """The end of a task by an unexpected error."""
 
     reason: str
 
@@ -98,12 +98,12 @@ class Kernel(NamedTuple):
     target: Target
 
     def perform(self, manner: Manner) -> Iterator[Message]:
-        """Compile it if it is not in the cache."""
+        """Compile the variant if it is not in the cache."""
         with config.using(jobs=manner.places):
             yield self.built(refresh=manner.refresh)
 
     def built(self, *, refresh: bool) -> Result:
-        """Its entry, compiled if it is not in the cache. Raises CacheError."""
+        """Return the result for its entry, compiled if not in the cache. Raises CacheError."""
         started = time.perf_counter()
         try:
             entry, new = jit.ensure_and_tell(self.variant, self.target, refresh=refresh)
@@ -111,13 +111,13 @@ class Kernel(NamedTuple):
             return self.result("skipped", reason=str(e))
         except JitkernError as e:
             if isinstance(e, CacheError) and not isinstance(e, NotCached):
-                raise  # nothing can be kept: no use in going on
+                raise  # the cache is unusable, so nothing could be kept
             return self.result("failed", reason=str(e))
         seconds = round(time.perf_counter() - started, 4)
         return self.result("built" if new else "hit", seconds=seconds, path=str(entry.path))
 
     def result(self, status: str, **rest: Any) -> Result:
-        """What has come of it."""
+        """Return the result of this task."""
         exact = str(jit.exact_target(self.variant, self.target))
         return Result(self.op, self.variant.label, exact, status, **rest)
 
@@ -129,7 +129,7 @@ class Launchers(NamedTuple):
     calls: list[tuple[Any, ...]]
 
     def perform(self, manner: Manner) -> Iterator[Message]:
-        """Check the calls, trace them, compile the stubs that come of it, and keep their plans."""
+        """Check the calls, trace them, compile their stubs, and publish their plans."""
         op, (_, source, target) = self.group.op, self.group
         if refused := refused_by(op, source, target, self.calls):
             yield More(len(refused))
@@ -156,7 +156,7 @@ class Launchers(NamedTuple):
         yield Plans(list(self._plans([stub for stub in stubs if stub.variant in linked])))
 
     def result(self, status: str, **rest: Any) -> Result:
-        """What has come of all of it."""
+        """Return the result of the whole task."""
         return Result(self.group.op.name, "", str(self.group.target), status, **rest)
 
     def _plans(self, stubs: list[Stub]) -> Iterator[Result]:

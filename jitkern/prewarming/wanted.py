@@ -1,4 +1,4 @@
-"""An op, and the calls that it is to be ready for."""
+"""The calls to prewarm an op for: samples, a recording, or a shard."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Calls = Mapping[tuple[str, str], Sequence[Sample]]  # by device and kind of sour
 
 
 class Wanted:
-    """An op, and the calls that it is to be ready for.
+    """An op, and the calls to prewarm it for.
 
-    calls: by device and kind of source, those of a recording or of a shard; None for the samples of
-    the op and its `prewarm=`.
+    calls: the calls of a recording or of a shard, by device and kind of source; None for the
+    samples of the op and its `prewarm=`.
     """
 
     def __init__(self, op: Op, calls: Calls | None = None) -> None:
@@ -27,26 +27,26 @@ class Wanted:
         self.calls = calls
 
     def of(self, source: Source, device: str) -> Sequence[Sample]:
-        """The calls that `source` is to be ready for; one without arguments for an Extension."""
-        given = None if self.calls is None else self.calls.get((device, source.kind), ())
+        """Return the calls to prewarm `source` for; one call without arguments for an Extension."""
+        calls = None if self.calls is None else self.calls.get((device, source.kind), ())
         if source.runs == ITSELF:
-            return [Sample("")] if given or given is None else []
-        return self.op.prewarm_samples() if given is None else given
+            return [Sample("")] if calls or calls is None else []
+        return self.op.prewarm_samples() if calls is None else calls
 
 
 def read_recording(path: Path) -> list[Call]:
-    """The calls of a recording. Raises DeclarationError for a file that is none."""
+    """Return the calls of a recording. Raises DeclarationError for a file that is no recording."""
     try:
         recorded = record.read(path)
     except OSError as e:
-        raise DeclarationError(f"{path} cannot be read: {e.strerror}") from e
+        raise DeclarationError(f"cannot read the recording {path}: {e.strerror}") from e
     if not recorded:
         raise DeclarationError(f"{path} contains no calls: that run compiled nothing")
     return recorded
 
 
 def recorded_calls(ops: Iterable[Op], recorded: Iterable[Call], path: Path) -> list[Wanted]:
-    """The ops, each wanted for its calls in a recording alone."""
+    """Return the ops, each with its calls in a recording."""
     calls: dict[str, dict[tuple[str, str], list[Sample]]] = {op.name: {} for op in ops}
     schemas = {op.name: op.schema for op in ops}
     for call in recorded:

@@ -1,8 +1,9 @@
 """Processes that perform tasks side by side, forked so that an import of Torch is paid for once.
 
-A worker has all that its parent had when it was forked, so a task is sent as its number. It takes
-one at a time, tells of it as it goes, and ends when its parent is gone. The parent has no threads
-of its own, and starts no CUDA; what a package's import has started in Torch's threads is not used.
+A worker has all objects that its parent had at the fork, so a task is sent as its number. The
+worker takes one task at a time, sends messages while it works, and ends when its parent is gone.
+The parent has no threads of its own, and starts no CUDA; a worker uses no thread of Torch that the
+import of a package has started.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ Perform = Callable[[int], Iterator[Any]]
 
 
 class Died(NamedTuple):
-    """A worker ended in the middle of a task; why."""
+    """The end of a worker in the middle of a task, with the reason."""
 
     reason: str
 
 
 class Done(NamedTuple):
-    """A task was performed to its end."""
+    """The end of a task."""
 
 
 class Alone:
-    """Performs tasks in this process, one after the other."""
+    """A performer of tasks in this process, one after the other."""
 
     def __init__(self, perform: Perform) -> None:
         self._perform = perform
@@ -70,11 +71,11 @@ class Alone:
         yield task, Done()
 
     def close(self, *, at_once: bool) -> None:
-        """End it; at_once: not after what it does."""
+        """Do nothing: there are no workers to end."""
 
 
 class Crew:
-    """At most `count` processes, each forked when there is a task for it."""
+    """At most `count` workers, each forked when there is a task for it."""
 
     def __init__(self, count: int, perform: Perform) -> None:
         self._context = multiprocessing.get_context("fork")
@@ -82,7 +83,7 @@ class Crew:
         self._perform = perform
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, _Worker] = {}
-        gc.freeze()  # what is there now stays, and a collection in a worker would copy its pages
+        gc.freeze()  # else a collection in a worker would copy the pages of all present objects
 
     @property
     def busy(self) -> bool:
@@ -99,7 +100,7 @@ class Crew:
         worker = self._idle.pop() if self._idle else self._fork()
         worker.task = task
         self._busy[worker.connection] = worker
-        with contextlib.suppress(OSError):  # that it is dead is heard next
+        with contextlib.suppress(OSError):  # a dead worker is noticed in messages()
             worker.connection.send(task)
 
     def messages(self) -> Iterator[tuple[int, Any]]:
@@ -119,7 +120,7 @@ class Crew:
             yield worker.task, message
 
     def close(self, *, at_once: bool) -> None:
-        """End all workers; at_once: not after what they do."""
+        """End all workers, after their tasks, or in the middle of them with `at_once`."""
         workers = [*self._idle, *self._busy.values()]
         for worker in workers:
             worker.ask_to_end(at_once=at_once)
@@ -134,12 +135,12 @@ class Crew:
             target=_work, args=(theirs, others, self._perform, os.getpid()),
             name="jitkern prewarm", daemon=True,
         )  # fmt: skip
-        for stream in (sys.stdout, sys.stderr):  # else the worker writes the rest of it, too
+        for stream in (sys.stdout, sys.stderr):  # else the worker would write buffered text, too
             stream.flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until it is ready for them
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the worker unblocks them
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads of somebody else
+                warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' threads
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -148,7 +149,7 @@ class Crew:
 
 
 class _Worker:
-    """As its parent has it: the process, our end of the pipe, and the task it is at."""
+    """A worker as its parent sees it: the process, our end of the pipe, and its present task."""
 
     def __init__(self, process: Any, connection: Connection) -> None:
         self.process = process
@@ -156,13 +157,13 @@ class _Worker:
         self.task = -1
 
     def ask_to_end(self, *, at_once: bool) -> None:
-        """Tell it that there is no more to do."""
+        """Tell the worker to end, by closing its pipe, or with `at_once` by a signal."""
         if at_once:
             self.process.terminate()
         self.connection.close()
 
     def end(self, *, at_once: bool) -> str:
-        """Wait for its end, but not long if it is to be at once; how it came."""
+        """Wait for the worker's end, PATIENCE seconds at most with `at_once`; returns the cause."""
         self.process.join(PATIENCE if at_once else None)
         if self.process.exitcode is None:
             self.process.kill()
@@ -171,22 +172,22 @@ class _Worker:
         code = self.process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            memory = "; if memory was short, give fewer --jobs" * (name == "SIGKILL")
+            memory = "; if memory was short, use fewer --jobs" * (name == "SIGKILL")
             return f"the process that built it was ended by {name}{memory}"
         return f"the process that built it ended with status {code}"
 
 
 def _work(connection: Connection, others: list[Connection], perform: Perform, parent: int) -> None:
-    """The life of a worker."""
-    signal.signal(signal.SIGINT, _ignore)  # a Ctrl-C reaches all: our parent ends us
+    """Perform the tasks that come through the pipe, until it is closed."""
+    signal.signal(signal.SIGINT, _ignore)  # a Ctrl-C reaches all processes: our parent ends us
     signal.signal(signal.SIGTERM, _interrupt)
     _end_with(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     for other in others:
-        other.close()  # else we would not see that our parent is gone
+        other.close()  # else the pipes would stay open after the end of our parent
     import torch
 
-    torch.set_num_threads(1)  # the threads that it may have had are not here
+    torch.set_num_threads(1)  # a fork does not copy the threads of Torch
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             task = connection.recv()
@@ -202,8 +203,8 @@ def _work(connection: Connection, others: list[Connection], perform: Perform, pa
 
 
 def _end_with(parent: int) -> None:
-    """Have the system interrupt this process when its parent ends: it may wait for a compiler."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux has it
+    """Let the system end this process with its parent, even while it waits for a compiler."""
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has prctl
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -219,13 +220,13 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _portable(e: Exception) -> Exception:
-    """An error that can be sent."""
+    """Return the error in a form that can be sent through a pipe."""
     if isinstance(e, JitkernError):
         e.__cause__ = None
         return e
-    return RuntimeError(f"in a process that prewarms: {traceback.format_exc()}")
+    return RuntimeError(f"a prewarm worker failed: {traceback.format_exc()}")
 
 
 def workers(count: int, perform: Perform) -> Alone | Crew:
-    """What performs tasks, `count` at once where this system can."""
+    """Return a performer of tasks, `count` at once if this system can fork."""
     return Crew(count, perform) if count > 1 and hasattr(os, "fork") else Alone(perform)
