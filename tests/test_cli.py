@@ -386,7 +386,7 @@ def test_no_compiler_is_skipped_with_the_remedy(cli):
             1,
             "`nosuch` is not an op, a namespace or a package with kernels; there are: jitkern::muladd",
         ),
-        (("prewarm", "nosuch::op"), 1, "that is not installed, give the package's name"),
+        (("prewarm", "nosuch::op"), 1, "that is not installed, name the package"),
         (("explain", "nosuch"), 1, "is not an op"),
         (("cache", "show", "nosuch"), 1, "matches `nosuch`"),
         (("init", "not-a-name"), 2, "not a usable module name"),

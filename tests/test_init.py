@@ -116,7 +116,7 @@ def test_a_name_that_would_not_work_is_refused(cli, here, name):
 def test_a_kernel_name_that_its_files_use_is_refused(cli, here, name):
     for kernel in (name, f"mylib::{name}"):
         code, out, err = cli("init", "--kernel", kernel)
-        assert (code, out, f"`{name}` is not a usable kernel name" in err) == (2, "", True)
+        assert (code, out, f"`{name}` cannot name a kernel" in err) == (2, "", True)
     assert not list(here.iterdir())
     assert cli("init", "--kernel", f"{name}::relu")[0] == 0
 

@@ -22,10 +22,10 @@ from jitkern.errors import CacheError, JitkernError, NotCached, SettingError, Ta
 
 COMMANDS = {
     "prewarm": "fill the cache, for this machine or any target",
-    "record": "run a program, and write down what `prewarm --from` is to make ready",
+    "record": "run a program, and record its calls for `prewarm --from`",
     "list": "the ops that are installed",
-    "explain": "where an op's kernels come from, what is cached, and why something is not",
-    "doctor": "what works on this machine, and the line that mends what does not",
+    "explain": "where an op's kernels come from, which are cached, and why others are not",
+    "doctor": "what works on this machine, and for each problem a remedy",
     "init": "write a new package of kernels, or one kernel folder",
     "cache": "look at the cache directory and clean it",
 }
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a submodule here
     if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # paths are bytes, and need be no text
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths may not be valid text
     try:
         with contextlib.ExitStack() as settings:
             args = _parse(arguments)
@@ -46,26 +46,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = args.run(args)
             return code
     except (JitkernError, OSError, ModuleNotFoundError, KeyboardInterrupt) as e:
-        return _told(e)
+        return _report(e)
 
 
-def _told(e: BaseException) -> int:
-    """Say what went wrong, and return the exit code for it. Raises what is a fault of ours."""
+def _report(e: BaseException) -> int:
+    """Print an error, and return the exit code for it. Raises errors that are faults of ours."""
     if isinstance(e, BrokenPipeError):  # the reader of our stdout went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    code, said = 1, str(e)
+    code, message = 1, str(e)
     if isinstance(e, KeyboardInterrupt):
-        code, said = 130, "interrupted; what was finished is kept"
+        code, message = 130, "interrupted; what was finished is kept"
     elif isinstance(e, ModuleNotFoundError):
         if e.name != "torch":
             raise e
-        said = "this command needs PyTorch: pip install torch"
+        message = "this command needs PyTorch: pip install torch"
     elif isinstance(e, (TargetError, SettingError)):
         code = 2
     elif isinstance(e, CacheError) and not isinstance(e, NotCached):
         code = 3
-    print(f"jitkern: {said}", file=sys.stderr)
+    print(f"jitkern: {message}", file=sys.stderr)
     return code
 
 
@@ -85,8 +85,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        # Only the module of the command in hand is imported: `jitkern cache` must not wait for the
-        # others.
+        # Import only the module of this command: `jitkern cache` must not wait for the others.
         chosen = name == next((a for a in arguments if not a.startswith("-")), None)
         module = importlib.import_module(f"jitkern.cli.{name}") if chosen else None
         command = commands.add_parser(

@@ -1,7 +1,7 @@
-"""Which ops and targets a command line means.
+"""Find the ops and targets that a command line names.
 
-Imported are the modules that installed packages list, and packages that the command line names, in
-the current directory too. Nothing else of that directory is, whatever a recording says.
+This imports the modules that installed packages list, and packages that the command line names, in
+the current directory too. Nothing else of that directory is imported, whatever a recording says.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from jitkern.op.op import Op
     from jitkern.prewarming.wanted import Wanted
 
-_OF_A_PACKAGE = "; for an op of a package that is not installed, give the package's name"
+_OF_A_PACKAGE = "; for an op of a package that is not installed, name the package"
 _NO_KERNEL_FILE = (
-    "; of a package, itself and every `kernel.py` in it are imported: name the module that "
+    "; only the package itself and each `kernel.py` in it were imported: name the module that "
     "declares its ops"
 )
 
@@ -38,38 +38,37 @@ class UnknownOp(JitkernError):
 
 
 class Chosen(NamedTuple):
-    """The ops that were meant, and what was named and raises when it is imported: why."""
+    """The chosen ops, and the named packages whose import fails, each with the reason."""
 
     ops: list[Op]
     broken: dict[str, str]
 
 
 def choose_ops(names: list[str]) -> Chosen:
-    """The ops that `names` mean: `softmax`, `ns::softmax`, a namespace, a package or its module.
+    """Return the ops that `names` mean: `softmax`, `ns::softmax`, a namespace, package or module.
 
-    Default: every installed one. Raises UnknownOp, listing what there is.
+    Default: all installed ops. Raises UnknownOp, which lists the known ops.
     """
     return _choose(names, _import_installed())
 
 
 def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[str, str]]:
-    """The ops that `names` mean, wanted for the calls in a recording alone, and what is broken.
+    """Return the ops that `names` mean, with their calls in a recording, and the broken packages.
 
-    Raises DeclarationError for a file that is none, and UnknownOp for an op of it that is not here,
-    or whose module neither an installed package lists nor `names` has.
+    Raises DeclarationError for a file that is no recording, and UnknownOp for a recorded op that is
+    not installed, or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
     recorded = prewarming.wanted.read_recording(path)
     for call in recorded:
         if call.op not in room.op.OPS:
             _declare(call, path, names)
-    ops, broken = _choose(names, raising)  # after those modules, which may declare them
-    return prewarming.wanted.recorded_calls(ops, recorded, path), broken
+    ops, broken = _choose(names, raising)  # after the imports, which may declare the ops
+    return recorded_calls(ops, recorded, path), broken
 
 
 def _import_installed() -> dict[str, str]:
-    """Import what declares ops, and tell why of a module that raises."""
-    importlib.import_module("jitkern.ops")
+    """Import the modules that declare ops; returns those that raise, each with the reason."""
     raising = {}
     for module in jitkern.declare.installed():
         try:
@@ -80,26 +79,26 @@ def _import_installed() -> dict[str, str]:
 
 
 def _leave_out(what: str, e: BaseException) -> str:
-    told = f"{what} is left out: {e!r}"
-    print(f"jitkern: {told}", file=sys.stderr)
-    return told
+    reason = f"{what} is left out: {e!r}"
+    print(f"jitkern: {reason}", file=sys.stderr)
+    return reason
 
 
 class _Named:
-    """Finds one package, and nothing else, in folders that are not on the path of modules."""
+    """A finder of one package, and nothing else, in folders that are not on the module path."""
 
     def __init__(self, package: str, folders: list[str]) -> None:
         self._package = package
         self._folders = folders
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        """What the import system asks for a module that is not found elsewhere."""
+        """Return the spec of the package, for an import that no other finder satisfies."""
         return PathFinder.find_spec(name, self._folders) if name == self._package else None
 
 
 @contextlib.contextmanager
 def _found_here(module: str) -> Iterator[None]:
-    """Have the package of `module` found in the current directory, or in a project of its name."""
+    """Let imports find the package of `module` in the current directory or a project there."""
     package = _package_of(module)
     folders = [Path.cwd()]
     if Path(package, package, "__init__.py").is_file():  # what `jitkern init` wrote here
@@ -120,48 +119,48 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     chosen: dict[str, Op] = {}
     broken: dict[str, str] = {}
     for name in names:
-        found = _named(name)
-        told = [why for module, why in raising.items() if f"{module}.".startswith(f"{name}.")]
-        if told:
-            broken[name] = told[0]
-        elif not found:
+        ops = _named(name)
+        reasons = [why for module, why in raising.items() if f"{module}.".startswith(f"{name}.")]
+        if reasons:
+            broken[name] = reasons[0]
+        elif not ops:
             try:
                 with _found_here(name):
-                    found = _imported(name)
-            except (Exception, SystemExit) as e:  # noqa: BLE001  as of an installed one
+                    ops = _imported(name)
+            except (Exception, SystemExit) as e:  # noqa: BLE001  as for an installed package
                 broken[name] = _leave_out(name, e)
-                found = _named(name)
-        if not found and name not in broken:
+                ops = _named(name)
+        if not ops and name not in broken:
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels; there are: "
                 f"{', '.join(sorted(room.op.OPS))}"
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)
             )
-        chosen.update((op.name, op) for op in found)
-    ops = chosen if names else room.op.OPS
-    return Chosen(sorted(ops.values(), key=lambda op: op.name), broken)
+        chosen.update((op.name, op) for op in ops)
+    result = chosen if names else room.op.OPS
+    return Chosen(sorted(result.values(), key=lambda op: op.name), broken)
 
 
 def _declare(call: Call, path: Path, names: list[str]) -> None:
     """Import the module that declares the op of a recorded call, if it may be imported.
 
-    That is where an installed package lists a module of the same package, or `names` has the
-    package: a recording may come from anywhere. Raises UnknownOp for an op that is wanted and is
-    not here.
+    It may be imported if an installed package lists a module of the same package, or if `names` has
+    the package: a recording may come from anywhere. Raises UnknownOp for a wanted op that is not
+    declared afterwards.
     """
     package = _package_of(call.module)
     if package not in map(_package_of, (*jitkern.declare.installed(), *names)):
         if names:
-            return  # only ops of what is named are wanted
+            return  # only ops of the named packages are wanted
         reason = (
-            f"of which no installed package tells: to import it, name it, as in "
+            f"which no installed package lists: to import it, name it, as in "
             f"`jitkern prewarm --from {path} {package}`"
             if package not in ("", "__main__")
             else "which cannot be imported: declare the op in a module, and record anew"
         )
         raise UnknownOp(f"{path} has calls of {call.op}, declared in {call.module}, {reason}")
-    reason = "which is not here: install its package, or run where it can be imported"
+    reason = "which is not installed: install its package, or run where it can be imported"
     try:
         with _found_here(package):
             importlib.import_module(call.module)
@@ -174,12 +173,12 @@ def _declare(call: Call, path: Path, names: list[str]) -> None:
 
 
 def _is_absent(e: BaseException, module: str) -> bool:
-    """Whether what is missing is this module, or a package around it, and not what it imports."""
+    """Whether this module or a package around it is missing, and not a module that it imports."""
     return isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}.")
 
 
 def _named(name: str) -> list[Op]:
-    """The ops of this name, of this namespace, or declared in this package or module."""
+    """Return the ops of this name, of this namespace, or declared in this package or module."""
     return [
         op
         for op in room.op.OPS.values()
@@ -190,7 +189,7 @@ def _named(name: str) -> list[Op]:
 
 
 def _imported(name: str) -> list[Op]:
-    """The ops that a package declares, or a module of one. Raises what it raises."""
+    """Return the ops that a package or module declares. Raises the errors of its import."""
     if not all(part.isidentifier() for part in name.split(".")):
         return []
     try:
@@ -207,5 +206,5 @@ def _imported(name: str) -> list[Op]:
 
 
 def choose_targets(texts: list[str]) -> list[Target]:
-    """The targets that were spelled, by default those of this machine. Raises TargetError."""
+    """Return the targets of these texts, by default this machine's. Raises TargetError."""
     return [Target.parse(text) for text in texts] or Target.visible()

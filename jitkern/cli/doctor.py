@@ -1,6 +1,6 @@
-"""What works on this machine, and for what does not, the exact line that mends it.
+"""Check what works on this machine, and print the exact remedy for each problem.
 
-Exit code 0 where kernels can be compiled or nothing is needed, 1 where a check failed.
+Exit code 0 if all checks pass, 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TESTED_PYTHON = ((3, 11), (3, 12))
 NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is no command
 NEEDED = ("platformdirs",)
 HEADERS = (("cuda_fp16.h", "runtime"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
-MOST_ENTRIES = 1000  # that are read to see who made them
+MOST_ENTRIES = 1000  # entries that are read to see which compilers made them
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def _host_compiler() -> list[Check]:
 
 
 def _cuda_of_torch() -> str:
-    """The CUDA version that Torch was built with; "" for a build without CUDA, or no Torch."""
+    """Return the CUDA version of Torch; "" for a build without CUDA, or no Torch."""
     try:
         import torch
     except (ImportError, OSError):
@@ -120,7 +120,7 @@ def _cuda_wanted() -> tuple[int, int]:
 
 
 def _for_cuda(name: str, found: str, *, fits: bool, remedy: str) -> Check:
-    """A part of the CUDA toolchain, which a Torch without CUDA does not miss."""
+    """Return the check of a part of the CUDA toolchain, optional for a Torch without CUDA."""
     if fits or _cuda_of_torch():
         return Check(name, ok=fits, value=found or "missing", remedy="" if fits else remedy)
     value = f"{found or 'missing'}: needed only to compile for GPUs: {remedy}"
@@ -139,18 +139,18 @@ def _nvrtc() -> list[Check]:
 def _cuda_headers() -> list[Check]:
     checks = []
     for header, wheel in HEADERS:
-        found = next((d for d in toolkit.include_directories() if (d / header).is_file()), None)
+        folder = next((d for d in toolkit.include_directories() if (d / header).is_file()), None)
         remedy = toolkit.pip_line(f"nvidia-cuda-{wheel}", _cuda_wanted())
-        place = str(found or "")
-        checks.append(_for_cuda(f"<{header}>", place, fits=bool(found), remedy=remedy))
+        place = str(folder or "")
+        checks.append(_for_cuda(f"<{header}>", place, fits=bool(folder), remedy=remedy))
     return checks
 
 
 def _nvcc() -> list[Check]:
-    found = toolkit.nvcc()
+    compiler = toolkit.nvcc()
     value = (
-        f"{found[1][0]}.{found[1][1]} at {found[0]}"
-        if found
+        f"{compiler[1][0]}.{compiler[1][1]} at {compiler[0]}"
+        if compiler
         else "missing: needed only for CUDA files with host headers, and Extensions"
     )
     return [Check("nvcc", ok=True, value=value)]
@@ -166,7 +166,7 @@ def _packages() -> list[Check]:
 
 
 def _package(name: str, remedy: str, use: str = "") -> Check:
-    """The version of a package, which is missed unless it has a `use` that is for some only."""
+    """Return the check of a package, which is optional if its `use` is for some users only."""
     try:
         return Check(name, ok=True, value=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -175,25 +175,25 @@ def _package(name: str, remedy: str, use: str = "") -> Check:
 
 
 def _other_compilers() -> list[Check]:
-    """What compilers made that are not here, among the first entries."""
-    made: Counter[tuple[str, str]] = Counter()
+    """Return a check for each absent compiler that made some of the first entries."""
+    counts: Counter[tuple[str, str]] = Counter()
     entries = Cache(config.current().cache_dir).entries()
     for _, entry in itertools.islice(entries, MOST_ENTRIES):
         if isinstance(entry, Entry):
             compiler = entry.manifest.compiler
-            made[compiler.get("name", ""), compiler.get("version", "")] += 1
-    found = {name: _versions(name) for name in {name for name, _ in made}}
+            counts[compiler.get("name", ""), compiler.get("version", "")] += 1
+    versions = {name: _versions(name) for name in {name for name, _ in counts}}
     checks = []
-    for (name, version), count in sorted(made.items()):
-        if found[name] and version not in found[name]:
-            value = f"{count} entries were made by {name} {version}, which is not here"
+    for (name, version), count in sorted(counts.items()):
+        if versions[name] and version not in versions[name]:
+            value = f"{count} entries were made by {name} {version}, which is not installed"
             remedy = "jitkern prewarm --refresh"
             checks.append(Check("other compiler", ok=True, value=value, remedy=remedy))
     return checks
 
 
 def _versions(compiler: str) -> set[str]:
-    """Those of it that are here; none of a compiler that this is not asked of."""
+    """Installed versions of `compiler`; empty for compilers that are not checked."""
     versions = set()
     for tool in (config.current().cc, config.current().cxx) if compiler == "cc" else ():
         with contextlib.suppress(*NO_COMPILER):
@@ -205,7 +205,7 @@ def _versions(compiler: str) -> set[str]:
 
 
 def _settings() -> list[Check]:
-    """Every setting, and the files that they could come from."""
+    """Return a check for each setting, and for each file that settings may come from."""
     settings = config.current()
     names = [(f"JITKERN_{name}", name) for name in config.SETTINGS]
     names += [(name.lower(), name) for name in TRUST]  # not from the environment
@@ -225,14 +225,14 @@ def _settings() -> list[Check]:
 
 
 def _text(value: object) -> str:
-    """A setting as the environment would have it."""
+    """Return a setting as the text of an environment variable."""
     if isinstance(value, tuple):
         return os.pathsep.join(map(str, value))
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _variables() -> list[Check]:
-    """Variables of the environment that look like settings and are none."""
+    """Return a failed check for each environment variable that looks like a setting and is none."""
     settings = config.current()
     checks = []
     for name in sorted(settings.environment):
@@ -241,7 +241,7 @@ def _variables() -> list[Check]:
             continue
         near = difflib.get_close_matches(key, config.SETTINGS, n=1)
         if key in TRUST:
-            value = f"`{key.lower()}` counts in a settings file only, and not in the environment"
+            value = f"`{key.lower()}` counts only in a settings file, not in the environment"
             remedy = f"move it to {user_file(settings.environment)}"
         else:
             value = "is not a setting" + (f": did you mean JITKERN_{near[0]}?" if near else "")

@@ -1,9 +1,9 @@
-"""Where an op's kernels come from, which of their variants are cached, and why one is not.
+"""Show where an op's kernels come from, which of their variants are cached, and why others are not.
 
-For a variant that is not cached, and for an entry that is named by its digest, the nearest entry
-of the same op is named with every input that differs. Of a tuned op it lists which configurations
-were chosen, of a Triton kernel the arguments whose classes make many variants. `--source` prints
-the C stubs that launch the kernels.
+For a variant that is not cached, and for an entry that is named by its digest, show the nearest
+entry of the same op with every input that differs. For a tuned op, list the chosen configurations;
+for a Triton kernel, the arguments whose classes make many variants. `--source` prints the C stubs
+that launch the kernels.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         help="an op, e.g. softmax or mylib::softmax, or the beginning of an entry's digest",
     )
     parser.add_argument(
-        "--target", action="append", default=[], metavar="T", help="default: those of this machine"
+        "--target", action="append", default=[], metavar="T", help="default: this machine's targets"
     )
     parser.add_argument(
         "--source",
         action="store_true",
-        help="also print the C stubs, with the lines of the launch function that they come from",
+        help="also print the C stubs, with the lines of the launch function that caused them",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     for op in chosen.ops:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
-        told = [hint for target, source in places for hint in hints.hints(op, source, target)]
-        ops.append({"op": op.name, "schema": op.schema, "variants": rows, "hints": told})
+        texts = [hint for target, source in places for hint in hints.hints(op, source, target)]
+        ops.append({"op": op.name, "schema": op.schema, "variants": rows, "hints": texts})
         if args.json:
             continue
         print(f"{op.schema}\n  declared in {_folder(op.sources)}")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"    {row['note']}")
             if args.source and row["stub"]:
                 print(textwrap.indent(row["stub"], "    "))
-        print(*(f"  hint: {hint}\n" for hint in told), sep="", end="")
+        print(*(f"  hint: {hint}\n" for hint in texts), sep="", end="")
         if not rows:
             print(
                 f"  no kernel for {', '.join(map(str, targets))}: its PyTorch reference runs there"
@@ -93,9 +93,9 @@ def _folder(sources: dict[str, Any]) -> str:
 
 
 def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
-    """Its kernels, what was chosen among their configurations, then the stubs that launch them.
+    """Yield rows for a source: its kernels, the chosen configurations, and then its stubs.
 
-    Or why the Python launcher does.
+    Calls without a stub get a row that says why the Python launcher runs.
     """
     variants, calls, problems = room.needed_kernels.needs_of(op, source, target.device)
     here = hints.installed(variants, target)
@@ -115,7 +115,7 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str
 
 
 def _row(kind: str, target: Target, reason: str) -> dict[str, str]:
-    """Of what has no entry."""
+    """Return a row without an entry, with the reason."""
     return {
         "kind": kind, "variant": "", "target": str(target), "key": "", "path": "",
         "reason": reason, "note": "", "stub": "",
@@ -123,7 +123,7 @@ def _row(kind: str, target: Target, reason: str) -> dict[str, str]:
 
 
 def _beside(schema: str, traced: Traced, written: Any) -> str:
-    """The stub, each part below the line of the launch function that it comes from."""
+    """Return the stub, each part below the line of the launch function that caused it."""
     path = written.__code__.co_filename
     shown: list[str] = []
     before = 0
@@ -151,21 +151,23 @@ def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> di
     }
 
 
-def _nearest(wanted: dict[str, Any]) -> str:
-    """In words: which inputs differ from the entry of this op that differs least."""
-    found = cache_tools.nearest(Cache.open(config.current()), wanted)
-    return "nearest entry differs in " + "; ".join(found[1]) if found else "nothing of this op is"
+def _nearest(inputs: dict[str, Any]) -> str:
+    """Return, in words, which inputs differ from those of the nearest entry of this op."""
+    nearest = cache_tools.nearest(Cache.open(config.current()), inputs)
+    if not nearest:
+        return "nothing of this op is"
+    return "nearest entry differs in " + "; ".join(nearest[1])
 
 
 def explain_entries(args: argparse.Namespace) -> int:
-    """For entries that are named by their digests: what sets each apart from its nearest."""
+    """Print how each entry that a digest names differs from its nearest entry."""
     cache = Cache.open(config.current())
-    found = cache_tools.find(cache, args.op)
-    if not found:
+    matches = cache_tools.find(cache, args.op)
+    if not matches:
         print(f"jitkern: no entry of {cache.root} matches `{args.op}`", file=sys.stderr)
         return 1
     rows = []
-    for row, entry in found:
+    for row, entry in matches:
         other = cache_tools.nearest(cache, entry.manifest.inputs)
         rows.append({
             **asdict(row),
@@ -178,6 +180,6 @@ def explain_entries(args: argparse.Namespace) -> int:
     for described in rows:
         print(f"{described['path']}\n  {described['op']}, made by {described['compiler']}")
         if described["nearest"]:
-            print(f"  nearest: {described['nearest']}; there, against what this one has:")
+            print(f"  nearest: {described['nearest']}; its values, against those of this entry:")
         print(*(f"    {line}" for line in described["differences"]), sep="\n")
     return 0

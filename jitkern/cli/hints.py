@@ -1,4 +1,4 @@
-"""What `jitkern explain` says beside what is cached: choices made, and what could be better."""
+"""Remarks of `jitkern explain` on the cached kernels: choices made, and possible improvements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 3  # variants that differ in the class of one argument alone
 
 
 def choices(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
-    """Which configuration each device model took, in which situation, and what others took."""
+    """Yield a row for each choice: device model, situation, configuration, and the times of all."""
     if isinstance(source, Extension):
         return
     for entry, choice in launch.autotune.choices_of(op.name, source, target):
@@ -41,7 +41,7 @@ def choices(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
 
 
 def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
-    """Integer arguments of Triton kernels whose classes make many of the cached variants."""
+    """Yield a hint for each integer argument of a Triton kernel that makes many cached variants."""
     if source.kind != "triton":
         return
     known = jit.key_of(Variant(op.name, source), target).inputs
@@ -52,7 +52,7 @@ def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
             continue
         variant = inputs["variant"]
         if not variant["signature"]:
-            continue  # no kernel: a choice
+            continue  # the entry is a choice, not a kernel
         names = launch.call.declared_in(op.name, source, variant["function"]).parameters
         passed = [name for name in names if name not in dict(variant["template"])]
         for i, (name, kind) in enumerate(zip(passed, variant["signature"])):
@@ -74,21 +74,21 @@ def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
 
 
 def _plain(kind: str) -> str:
-    """An argument's class where Triton does not specialise on its value."""
+    """Return the class of an argument if Triton did not specialise on its value."""
     return "i32" if kind == "1" else kind.partition(":")[0]
 
 
 def installed(variants: Sequence[Variant], target: Target) -> list[dict[str, str]]:
-    """What could compile these, which are all of one source's kind."""
+    """Return the identities of installed compilers for these variants, which are of one source."""
     with contextlib.suppress(CompilerNotFound, TargetError):
-        for one in variants[:1]:
-            exact = jit.exact_target(one, target)
-            return compiler_for(one.source).identities(one.source, exact)
+        for variant in variants[:1]:
+            exact = jit.exact_target(variant, target)
+            return compiler_for(variant.source).identities(variant.source, exact)
     return []
 
 
 def newer(made: Mapping[str, str], here: list[dict[str, str]]) -> str:
-    """A note where the compiler that is installed is newer than the one that made an entry."""
+    """Return a note if the installed compiler is newer than an entry's compiler, or ""."""
     for found in here[:1]:
         names = made.get("name"), found["name"]
         versions = made.get("version", ""), found["version"]

@@ -16,16 +16,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Files with `.in` after their names, in which `mypkg` and, of a kernel, `scale` stand for others.
+# Files named `*.in`, in which `mypkg` and `scale` stand for the names of a package and a kernel.
 TEMPLATES = Path(__file__).with_name("templates")
 PACKAGE, KERNEL = "mypkg", "scale"
-# What would hide a module that the package or its tests need, or is a namespace of Torch's own.
+# Modules that the package or its tests need, which the name would hide, and namespaces of Torch.
 TAKEN = """
 aten bench jitkern jitkern_python kernels pip prim prims pytest quantized setuptools tests torch
 triton
 """
-# What a kernel's files mean by a name: parameters in the templates, and what the compilers declare.
-MEANT = """
+# Names that the kernel templates use: parameters, and names that the compilers declare.
+RESERVED = """
 T alpha bfloat16 blockDim blockIdx float16 grad gridDim int16_t int32_t int64_t int8_t main size_t
 std threadIdx uint16_t uint32_t uint64_t uint8_t warpSize
 """
@@ -59,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
         if reason := _unusable(text):
             print(f"jitkern: `{text}` is not a usable module name: {reason}", file=sys.stderr)
             return 2
-    if args.kernel and name in MEANT.split():
+    if args.kernel and name in RESERVED.split():
         print(
-            f"jitkern: `{name}` is not a usable kernel name: its files mean something else by it",
+            f"jitkern: `{name}` cannot name a kernel: it is a parameter or C++ name used in the "
+            "template",
             file=sys.stderr,
         )
         return 2
@@ -87,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(template: str, folder: Path, names: dict[str, str]) -> None:
-    """Copy a folder of templates, with these names in the place of others."""
+    """Copy a folder of templates, and replace these names in paths and texts."""
 
     def renamed(text: str) -> str:
-        return re.sub(f"{PACKAGE}|{KERNEL}", lambda found: names.get(found[0], found[0]), text)
+        return re.sub(f"{PACKAGE}|{KERNEL}", lambda match: names.get(match[0], match[0]), text)
 
     root = TEMPLATES / template
     for source in root.rglob("*.in"):
@@ -100,11 +101,11 @@ def _write(template: str, folder: Path, names: dict[str, str]) -> None:
 
 
 def _unusable(name: str) -> str:
-    """Why a module, an op and a C++ function cannot have this name, or ""."""
+    """Return why a module, an op and a C++ function cannot have this name, or ""."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
-        return "take letters of English, digits and `_`, beginning with a letter"
+        return "use English letters, digits and `_`, beginning with a letter"
     if keyword.iskeyword(name) or name in CXX.split():
-        return "it is a word of Python or of C++"
+        return "it is a keyword of Python or of C++"
     if name in sys.stdlib_module_names or name in TAKEN.split():
         return "there is a module of that name"
     return ""

@@ -1,4 +1,4 @@
-"""The ops that are installed: the shipped ones and those of packages that declare some."""
+"""List the installed ops: the shipped ops, and the ops that installed packages declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data on stdout, as text or JSON; progress on stderr."""
+"""Print data on stdout, as text or JSON, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def print_json(**fields: object) -> None:
-    """The last line of stdout under `--json`."""
+    """Print one JSON object, the last line of stdout under `--json`."""
     print(json.dumps({"schema": 1, **fields}))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Left-aligned columns."""
+    """Print a table of left-aligned columns."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     for row in cells:
@@ -28,7 +28,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def human_bytes(size: float) -> str:
-    """`1.5 MiB`."""
+    """Return a size in bytes as text, e.g. `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.4g} {unit}"
@@ -37,7 +37,7 @@ def human_bytes(size: float) -> str:
 
 
 def human_age(seconds: float) -> str:
-    """`3 h`."""
+    """Return an age in seconds as text, e.g. `3 h`."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
@@ -45,12 +45,12 @@ def human_age(seconds: float) -> str:
 
 
 def styled(text: str, code: str) -> str:
-    """`text` in an ANSI style where stdout is a terminal that wants it."""
+    """Return `text` in an ANSI style if stdout is a terminal and the settings allow color."""
     return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() and config.current().color else text
 
 
 def _columns() -> int:
-    """Of the terminal that stderr is."""
+    """Return the width of the terminal of stderr."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ class Progress:
         self._clear()
 
     def __call__(self, step: Step) -> None:
-        """Show what happened."""
+        """Show a step."""
         if not step.finished:  # a remark, which stays
             self._clear()
             print(step.text, file=sys.stderr, flush=True)

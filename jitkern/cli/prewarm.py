@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         dest="recording",
         type=Path,
         metavar="FILE",
-        help="build exactly what a run used, which JITKERN_RECORD or `jitkern record` wrote",
+        help="build exactly what a recorded run used (see `jitkern record`)",
     )
     parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
     parser.add_argument(

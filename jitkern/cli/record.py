@@ -1,6 +1,7 @@
-"""Run a program, and write down the calls that had to be readied, for `jitkern prewarm --from`.
+"""Run a program, and record the calls that needed a kernel, for `jitkern prewarm --from`.
 
-Every process that it starts records into the same file. `JITKERN_RECORD=FILE` does the same.
+Every process that the program starts records into the same file. `JITKERN_RECORD=FILE` does the
+same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jitkern import config
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("jitkern-calls.jsonl"), metavar="FILE",
-        help="what is appended to (default: %(default)s)",
+        help="the file to append to (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. -- python app.py"
@@ -27,13 +28,16 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        print("jitkern: say what to run: jitkern record -- python app.py", file=sys.stderr)
+        print(
+            "jitkern: no command to record: add it, as in jitkern record -- python app.py",
+            file=sys.stderr,
+        )
         return 2
     output = args.output.absolute()
     try:
-        output.open("ab").close()  # now, and not after a long run
+        output.open("ab").close()  # fails now, and not after a long run
     except OSError as e:
-        print(f"jitkern: {output} cannot be written: {e.strerror}", file=sys.stderr)
+        print(f"jitkern: cannot write {output}: {e.strerror}", file=sys.stderr)
         return 2
     settings = config.current()
     environment = {
@@ -44,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
     except OSError as e:
-        print(f"jitkern: {command[0]} cannot be run: {e.strerror}", file=sys.stderr)
+        print(f"jitkern: cannot run {command[0]}: {e.strerror}", file=sys.stderr)
         return 127
     calls = output.read_bytes().count(b"\n") if output.is_file() else 0
     print(f"{calls} calls in {output}: jitkern prewarm --from {output}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Which entries a `jitkern cache` command means."""
+"""The options of `jitkern cache` commands that choose entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitkern.errors import CacheError
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    """The options that choose entries."""
+    """Add the options that choose entries."""
     parser.add_argument("--op", default="", help="only this op; `*` stands for anything")
     parser.add_argument(
         "--target",
@@ -22,18 +22,18 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind", default="", metavar="K", help="nvrtc, triton, cc, extension, stub, plan, choice"
     )
-    parser.add_argument("--layer", default="", metavar="DIR", help="only of this root")
+    parser.add_argument("--layer", default="", metavar="DIR", help="only entries of this root")
     parser.add_argument(
-        "--older-than", type=duration, default=0, metavar="TIME", help="not used for so long: 30d"
+        "--older-than", type=duration, default=0, metavar="TIME", help="not used for this time: 30d"
     )
     parser.add_argument(
-        "--larger-than", type=size, default=0, metavar="SIZE", help="of at least so much: 1MiB"
+        "--larger-than", type=size, default=0, metavar="SIZE", help="of at least this size: 1MiB"
     )
-    parser.add_argument("--pinned", action="store_true", help="only pinned ones")
+    parser.add_argument("--pinned", action="store_true", help="only pinned entries")
 
 
 def wanted(args: argparse.Namespace, *, problem: bool = False) -> Wanted:
-    """What the options say."""
+    """Return the filter that the options describe."""
     return Wanted(
         args.op, args.target, args.kind, args.layer, args.older_than, args.larger_than,
         problem, args.pinned,
@@ -41,7 +41,7 @@ def wanted(args: argparse.Namespace, *, problem: bool = False) -> Wanted:
 
 
 def opened() -> Cache:
-    """The cache of the settings. Raises CacheError."""
+    """Return the cache of the settings. Raises CacheError."""
     root = config.current().cache_dir
     if root.exists() and not root.is_dir():
         raise CacheError(f"the cache {root} is a file; remove it, or name a directory")
@@ -49,12 +49,12 @@ def opened() -> Cache:
 
 
 def duration(text: str) -> int:
-    """Seconds, of `30d`."""
+    """Return the seconds of a text like `30d`."""
     return _parsed(text, config.duration_of, "30d, 12h or 90s")
 
 
 def size(text: str) -> int:
-    """Bytes, of `500MiB`."""
+    """Return the bytes of a text like `500MiB`."""
     return _parsed(text, config.size_of, "500MiB or 2G")
 
 

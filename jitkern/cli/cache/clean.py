@@ -1,4 +1,4 @@
-"""Make room: remove entries, evict what is old or stale, and keep what is pinned."""
+"""Make room: remove entries, evict old or stale entries, and pin others."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from jitkern.cli.output import human_bytes, print_json
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
     """Add the commands `prune`, `clear`, `pin` and `unpin`."""
-    text = "evict what is over the limits, the least recently used first; never what is pinned"
+    text = "evict entries beyond the limits, the least recently used first; never pinned ones"
     prune = commands.add_parser("prune", help=text, description=text, parents=[shared])
     prune.add_argument(
-        "--max-size", type=size, metavar="SIZE", help="keep to so much (default: the setting)"
+        "--max-size", type=size, metavar="SIZE", help="the size to keep to (default: the setting)"
     )
     prune.add_argument(
         "--older-than",
         type=duration,
         metavar="TIME",
-        help="evict what was not used for so long (default: the setting)",
+        help="evict entries not used for this time (default: the setting)",
     )
     prune.add_argument(
         "--stale",
         action="store_true",
-        help="evict what this Torch, CUDA, GPU and these package versions cannot use",
+        help="evict entries that this Torch, CUDA, GPU and these package versions cannot use",
     )
     clear = commands.add_parser(
         "clear", help="remove entries (default: all but the pinned)", parents=[shared]
     )
     add_filters(clear)
     for parser, run in ((prune, run_prune), (clear, run_clear)):
-        parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="only list the entries to remove"
+        )
         parser.add_argument("--yes", action="store_true", help="do not ask")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.set_defaults(run=run)
     for name, run, text in (
-        ("pin", run_pin, "never evict these entries (default: show what is pinned)"),
+        ("pin", run_pin, "never evict these entries (default: show the pinned entries)"),
         ("unpin", run_unpin, "let these entries be evicted again"),
     ):
         parser = commands.add_parser(name, help=text, description=text, parents=[shared])
@@ -95,14 +97,14 @@ def run_unpin(args: argparse.Namespace) -> int:
 
 def _pinned(pinned: set[Path], names: list[str]) -> set[Path]:
     """What of it these names mean: an op, else a part of a name; the entries may be gone."""
-    found: set[Path] = set()
+    matches: set[Path] = set()
     for name in names:
         op = name.removeprefix("jitkern::").replace("::", ".")
         of_op = {path for path in pinned if fnmatch.fnmatchcase(_label(path) + ".", f"{op}.*")}
-        found |= of_op or {path for path in pinned if fnmatch.fnmatchcase(path.name, f"*{op}*")}
-        if not found:
+        matches |= of_op or {path for path in pinned if fnmatch.fnmatchcase(path.name, f"*{op}*")}
+        if not matches:
             print(f"jitkern: nothing that is pinned matches `{name}`", file=sys.stderr)
-    return found
+    return matches
 
 
 def _label(path: Path) -> str:
@@ -110,9 +112,9 @@ def _label(path: Path) -> str:
 
 
 def _named(names: list[str]) -> list[Path]:
-    """The entries of the user root that these names mean."""
+    """Return the entries of the user root that these names mean."""
     cache = opened()
-    found: dict[Path, None] = {}
+    matches: dict[Path, None] = {}
     for name in names:
         rows = cache_tools.rows(cache, cache_tools.Wanted(op=name)) or [
             row for row, _ in cache_tools.find(cache, name)
@@ -120,19 +122,19 @@ def _named(names: list[str]) -> list[Path]:
         mine = [Path(r.path) for r in rows if r.layer == str(cache.root)]
         if not mine:
             print(f"jitkern: no entry of {cache.root} matches `{name}`", file=sys.stderr)
-        found.update(dict.fromkeys(mine))
-    return list(found)
+        matches.update(dict.fromkeys(mine))
+    return list(matches)
 
 
 def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) -> int:
-    """Remove these entries (path, bytes), once that is agreed."""
+    """Remove these entries (path, bytes), after the user agrees."""
     total = sum(size for _, size in going)
     what = f"{len(going)} entries, {human_bytes(total)}, of {config.current().cache_dir}"
     if args.dry_run:
         print(f"would {verb} {what}", file=sys.stderr)
     elif going and not args.yes:
         if not sys.stdin.isatty():
-            print(f"jitkern: to {verb} {what}, say --yes", file=sys.stderr)
+            print(f"jitkern: cannot ask whether to {verb} {what}: add --yes", file=sys.stderr)
             return 2
         print(f"{verb.capitalize()} {what}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

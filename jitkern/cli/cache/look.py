@@ -1,4 +1,4 @@
-"""See what a cache holds, whether it is whole, and what it was good for."""
+"""Show the entries of a cache, whether they are damaged, and how useful they were."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     add("dir", run_dir, "print the cache directory")
     listing = add("ls", run_ls, "list the entries")
     add_filters(listing)
-    listing.add_argument("--damaged", action="store_true", help="only damaged ones")
+    listing.add_argument("--damaged", action="store_true", help="only damaged entries")
     listing.add_argument(
         "--sort", choices=tuple(cache_tools.SORTS), default="op", help="default: op"
     )
@@ -41,7 +41,9 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         "verify", run_verify, "compare the hash of every file with its manifest; 1 on any damage"
     )
     add_filters(verify)
-    explain = add("explain", explain_entries, "which inputs set an entry apart from its nearest")
+    explain = add(
+        "explain", explain_entries, "print which inputs differ between an entry and the nearest one"
+    )
     explain.add_argument("op", metavar="KEY", help="part of an entry's name, or of its digest")
     stats = add("stats", run_stats, "hits and misses so far, and what takes the space")
     add_filters(stats)
@@ -80,8 +82,8 @@ def run_ls(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    found = cache_tools.find(opened(), args.entry)
-    if not found:
+    matches = cache_tools.find(opened(), args.entry)
+    if not matches:
         print(
             f"jitkern: no entry of {config.current().cache_dir} matches `{args.entry}`",
             file=sys.stderr,
@@ -89,10 +91,10 @@ def run_show(args: argparse.Namespace) -> int:
         return 1
     if args.json:
         print_json(
-            entries=[{**asdict(row), "manifest": entry.manifest.fields()} for row, entry in found]
+            entries=[{**asdict(row), "manifest": entry.manifest.fields()} for row, entry in matches]
         )
         return 0
-    for row, entry in found:
+    for row, entry in matches:
         print(row.path)
         print(json.dumps(entry.manifest.fields(), indent=2))
     return 0
@@ -108,7 +110,7 @@ def run_verify(args: argparse.Namespace) -> int:
             print(f"{row.path}: {row.problem}")
         print(
             f"{len(rows)} entries, {len(damaged)} damaged"
-            + ("; a lookup puts them aside and compiles again" if damaged else ""),
+            + ("; the next lookup sets them aside and compiles again" if damaged else ""),
             file=sys.stderr,
         )
     return 1 if damaged else 0
@@ -124,8 +126,8 @@ def run_stats(args: argparse.Namespace) -> int:
     print(f"{'entries':16} {totals['entries']}, {human_bytes(totals['bytes'])}")
     for name in ("hits", "misses"):
         counts = totals[name]
-        told = ", ".join(f"{count} {where}" for where, count in sorted(counts.items()))
-        print(f"{name:16} {sum(counts.values())}" + (f": {told}" if told else ""))
+        texts = ", ".join(f"{count} {where}" for where, count in sorted(counts.items()))
+        print(f"{name:16} {sum(counts.values())}" + (f": {texts}" if texts else ""))
     print(f"{'time saved':16} {human_age(totals['saved_s'])} of compiling")
     print(f"{'time compiling':16} {human_age(totals['compiled_s'])}")
     for name in ("target", "op"):

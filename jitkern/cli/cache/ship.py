@@ -1,4 +1,4 @@
-"""Carry entries to another machine, and vouch for them."""
+"""Carry entries to another machine, and sign them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     pack.add_argument("--version", help=f"of the wheel (default: {__version__})")
     pack.add_argument("--platform", help="of the wheel (default: that of the host code in it)")
     pack.set_defaults(run=run_pack)
-    text = "take in the entries of a bundle, all or none; signed ones where there are trusted keys"
+    text = "add the entries of a bundle, all or none; with trusted keys, they must be signed"
     unpack = commands.add_parser("unpack", help=text, description=text, parents=[shared])
     unpack.add_argument("file", type=Path, metavar="FILE", help="what `pack` wrote")
     signatures = unpack.add_mutually_exclusive_group()
     signatures.add_argument(
-        "--require-signature", action="store_true", help="fail where there are no trusted keys"
+        "--require-signature", action="store_true", help="fail if there are no trusted keys"
     )
     signatures.add_argument(
-        "--allow-unsigned", action="store_true", help="take what no trusted key has signed, too"
+        "--allow-unsigned",
+        action="store_true",
+        help="also add a bundle that no trusted key has signed",
     )
     unpack.add_argument("--dry-run", action="store_true", help="only check the bundle")
     unpack.set_defaults(run=run_unpack)
     for parser in (pack, unpack):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
-    text = "sign entries of the user root, for those who trust the key"
+    text = "sign entries of the user root, for machines that trust the key"
     sign = commands.add_parser("sign", help=text, description=text, parents=[shared])
     add_filters(sign)
     sign.add_argument("--key", type=Path, required=True, metavar="FILE", help="a private key")
@@ -57,8 +59,8 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
 
 
 def run_pack(args: argparse.Namespace) -> int:
-    named = {"name": args.name, "version": args.version, "platform": args.platform}
-    if not args.wheel and any(named.values()):
+    options = {"name": args.name, "version": args.version, "platform": args.platform}
+    if not args.wheel and any(options.values()):
         print("jitkern: --name, --version and --platform are for --wheel", file=sys.stderr)
         return 2
     cache = opened()
@@ -84,14 +86,14 @@ def run_unpack(args: argparse.Namespace) -> int:
     keys = () if args.allow_unsigned else config.current().trusted_keys
     if args.require_signature and not keys:
         raise JitkernError(
-            "--require-signature needs a key to check with, and no settings file has "
-            "`trusted_keys`: put the line of the signer's .pub file there, in "
+            "--require-signature needs a trusted key, and no settings file has `trusted_keys`: add "
+            "the line of the signer's .pub file to `trusted_keys` in "
             f"~/.config/jitkern/config.toml or {SYSTEM_FILE}"
         )
     done = bundle.unpack(opened(), args.file, keys=keys, dry_run=args.dry_run)
     print(
         f"{done.new} entries {'would be ' if args.dry_run else ''}unpacked, "
-        f"{human_bytes(done.bytes)}; {done.present} were there already",
+        f"{human_bytes(done.bytes)}; {done.present} were already there",
         file=sys.stderr,
     )
     if args.json:
@@ -103,7 +105,10 @@ def run_sign(args: argparse.Namespace) -> int:
     cache = opened()
     signed = signing.sign(cache, cache_tools.chosen(cache, wanted(args)), args.key)
     if not signed:
-        print(f"jitkern: no entry of {cache.root} is chosen: nothing to sign", file=sys.stderr)
+        print(
+            f"jitkern: no entry of {cache.root} matches the options: nothing to sign",
+            file=sys.stderr,
+        )
         return 1
     print(f"{signed} entries of {cache.root} signed", file=sys.stderr)
     return 0
@@ -112,8 +117,8 @@ def run_sign(args: argparse.Namespace) -> int:
 def run_keygen(args: argparse.Namespace) -> int:
     print(signing.keygen(args.file, args.comment))
     print(
-        f"{args.file} signs: keep it to yourself. Whoever is to trust it puts the line above into "
-        "`trusted_keys` of a settings file",
+        f"{args.file} is the private key: keep it secret. To trust its signatures, add the line "
+        "above to `trusted_keys` of a settings file",
         file=sys.stderr,
     )
     return 0
