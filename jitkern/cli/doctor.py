@@ -119,11 +119,11 @@ def _cuda_wanted() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _for_cuda(name: str, found: str, *, fits: bool, remedy: str) -> Check:
+def _for_cuda(name: str, places: str, *, fits: bool, remedy: str) -> Check:
     """Return the check of a part of the CUDA toolchain, optional for a Torch without CUDA."""
     if fits or _cuda_of_torch():
-        return Check(name, ok=fits, value=found or "missing", remedy="" if fits else remedy)
-    value = f"{found or 'missing'}: needed only to compile for GPUs: {remedy}"
+        return Check(name, ok=fits, value=places or "missing", remedy="" if fits else remedy)
+    value = f"{places or 'missing'}: needed only to compile for GPUs: {remedy}"
     return Check(name, ok=True, value=value)
 
 
@@ -131,9 +131,9 @@ def _nvrtc() -> list[Check]:
     libraries = toolkit.nvrtc_libraries()
     wanted = _cuda_wanted()
     fitting = any(v[0] == wanted[0] and v[1] <= wanted[1] for v in libraries)
-    found = ", ".join(f"{a}.{b} at {path}" for (a, b), (path, _) in sorted(libraries.items()))
+    listing = ", ".join(f"{a}.{b} at {path}" for (a, b), (path, _) in sorted(libraries.items()))
     remedy = toolkit.pip_line("nvidia-cuda-nvrtc", wanted)
-    return [_for_cuda("nvrtc", found, fits=fitting, remedy=remedy)]
+    return [_for_cuda("nvrtc", listing, fits=fitting, remedy=remedy)]
 
 
 def _cuda_headers() -> list[Check]:

@@ -87,11 +87,11 @@ def installed(variants: Sequence[Variant], target: Target) -> list[dict[str, str
     return []
 
 
-def newer(made: Mapping[str, str], here: list[dict[str, str]]) -> str:
+def newer(maker: Mapping[str, str], here: list[dict[str, str]]) -> str:
     """Return a note if the installed compiler is newer than an entry's compiler, or ""."""
-    for found in here[:1]:
-        names = made.get("name"), found["name"]
-        versions = made.get("version", ""), found["version"]
+    for compiler in here[:1]:
+        names = maker.get("name"), compiler["name"]
+        versions = maker.get("version", ""), compiler["version"]
         old, new = map(jit.version_numbers, versions)
         if names[0] == names[1] and old < new:
             return (

@@ -40,7 +40,7 @@ from jitkern.source.kinds import HOST, TRITON_OPTIONS, Source, Variant
 from jitkern.target import Target
 
 RETRY = 60.0  # seconds after which a background build that failed is tried again
-MAX_THREADS = 1024  # in a block, on every GPU there is
+MAX_THREADS = 1024  # in a block, on every GPU
 _KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
 Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -95,7 +95,7 @@ class Kernels:
 
 
 class Function:
-    """`k.name`, and `k.name[template arguments]`; calling it launches."""
+    """The object `k.name` or `k.name[template arguments]`, whose call is a launch."""
 
     __slots__ = ("_kernels", "_name", "_template")
 
@@ -148,7 +148,7 @@ class Ready(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """How a kernel is spread over a GPU."""
+    """The geometry of a launch: how its threads are spread over a GPU."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]

@@ -358,7 +358,7 @@ def _comparison(name: str, sign: str) -> None:
             condition = self.facts.value(int, f"{left} {sign} {right}")
         else:
             condition = f"{left} {sign} {right}"
-        # `!(a < b)` is not `a >= b` where one is a NaN.
+        # `!(a < b)` is not `a >= b` if either is a NaN.
         self.facts.guard(condition if answer else f"!({condition})")
         return answer
 

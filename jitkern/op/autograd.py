@@ -59,11 +59,11 @@ class Autograd:
         if not kwargs and (device := plainly_on(args)):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op.backends[device](*args)
-        given = tensors_in((*args, *kwargs.values()))
-        if _forward_mode(given):
+        tensors = tensors_in((*args, *kwargs.values()))
+        if _forward_mode(tensors):
             return self._in_forward_mode(args, kwargs)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-            return self._recorded(given, args, kwargs)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return self._recorded(tensors, args, kwargs)
         with torch._C._AutoDispatchBelowAutograd():
             return self.op.overload(*args, **kwargs)
 
@@ -76,7 +76,7 @@ class Autograd:
         return self.op.run_reference(*args, **kwargs)
 
     def _recorded(
-        self, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, inputs: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the op, and record the call for differentiation."""
         gradient = self.gradient
@@ -87,10 +87,10 @@ class Autograd:
             return _apply(_Recorded, self, gradient, named, *tensors)
         if inside_backward() and self.op.has_reference:
             return self.op.run_reference(*args, **kwargs)
-        return self._refused(given, args, kwargs)
+        return self._refused(inputs, args, kwargs)
 
     def _refused(
-        self, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, inputs: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the op, and add nodes that raise to the graph of its results and changes."""
         op = self.op
@@ -99,9 +99,9 @@ class Autograd:
         for tensor in changed:
             _check_changeable(op.name, tensor)
         call = _Call(self, args, kwargs)
-        results = _apply(_Returned, call, *given)
+        results = _apply(_Returned, call, *inputs)
         for tensor in changed:
-            _apply(_Changed, op, tensor, *given)
+            _apply(_Changed, op, tensor, *inputs)
         return _pytree.tree_unflatten(results, call.outline)
 
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -72,7 +72,7 @@ class Op:
         self._drawn: list[Sample] | None = None
         _check_extensions(self.name, sources)
         plain = all(str(value.type) == "Tensor" for value in parsed.returns)
-        self.returned = len(parsed.returns) if plain else None  # how many tensors, and nothing else
+        self.returned = len(parsed.returns) if plain else None  # None: other results than tensors
         self._arguments = parsed.arguments
         self.changed = [
             (position, argument.name)

@@ -107,10 +107,10 @@ def _check_declared(path: Path, modules: dict[str, str]) -> None:
 
 
 def _without_calls(
-    chosen: Iterable[Wanted], targets: Iterable[Target], found: set[Group]
+    chosen: Iterable[Wanted], targets: Iterable[Target], known: set[Group]
 ) -> list[Result]:
-    """Return a Result for each op without known calls; found: the groups that records cover."""
-    ready = {(group.op.name, group.target.device) for group in found}
+    """Return a Result for each op without known calls; known: the groups that records cover."""
+    ready = {(group.op.name, group.target.device) for group in known}
     lacking = []
     for wanted in chosen:
         op = wanted.op

@@ -52,7 +52,7 @@ class Result(NamedTuple):
 
 
 class Manner(NamedTuple):
-    """How tasks are performed.
+    """The options with which tasks are performed.
 
     refresh: build cached entries again. keep_going: go on after a failed build. places: how many
     compilers one build may run at once.

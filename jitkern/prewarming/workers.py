@@ -63,7 +63,7 @@ class Alone:
         self._task = task
 
     def messages(self) -> Iterator[tuple[int, Any]]:
-        """What there is to tell, with the number of the task; waits for it."""
+        """Yield messages, with the numbers of their tasks; waits for the first one."""
         assert self._task is not None
         for message in self._perform(self._task):
             yield self._task, message
@@ -104,7 +104,7 @@ class Crew:
             worker.connection.send(task)
 
     def messages(self) -> Iterator[tuple[int, Any]]:
-        """What there is to tell, with the number of the task; waits for it."""
+        """Yield messages, with the numbers of their tasks; waits for the first one."""
         for connection in wait([*self._busy]):
             assert isinstance(connection, Connection)
             worker = self._busy[connection]

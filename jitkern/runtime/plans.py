@@ -112,7 +112,7 @@ class Plans:
         exact = jit.exact_target(Variant(op, source), target)  # a native kernel's instruction set
         flags = compiler_for(source).flags(source, exact)
         self._flags = (schema, str(exact), *flags, world.identity, _tracer())
-        self._by_index = "device" in world.attributes  # it may ask which device of a model it is
+        self._by_index = "device" in world.attributes  # whether the index may matter
         with contextlib.suppress(DeclarationError):  # a call will raise it
             self.closure = closure_of(source)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Shape(tuple[Any, ...]):
-    """Like torch.Size, over Symbols."""
+    """A shape like torch.Size, which may hold Symbols."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ class TensorProxy:
         self.shape = Shape(shape)
         self._strides = Shape(strides)
         self._offset = offset  # in elements
-        self._argument = argument  # its C name, where it is an argument as it was passed
+        self._argument = argument  # its C name, or "" for a view or an allocation
         self._known_contiguous = contiguous
         self.layout = torch.strided
         self.ndim = len(self.shape)

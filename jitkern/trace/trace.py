@@ -60,7 +60,7 @@ class Traced(NamedTuple):
     world: World
 
 
-def trace(  # one run of one launch function
+def trace(
     op: str,
     function: Callable[..., Any],
     parameters: Sequence[Parameter],

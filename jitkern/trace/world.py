@@ -123,7 +123,7 @@ class World:
         self.attributes: set[str] = set()
         self.compares = False  # whether a function may ask if two arguments are one object
         self._nodes: list[_Node] = []
-        self._numbers: dict[int, int] = {}  # of a function by its id
+        self._numbers: dict[int, int] = {}  # of functions, by their ids
         self._tables: dict[int, _Table] = {}
         self._spelled: list[str] = []
         self._uses: set[int] = set()

@@ -96,7 +96,7 @@ def run_unpin(args: argparse.Namespace) -> int:
 
 
 def _pinned(pinned: set[Path], names: list[str]) -> set[Path]:
-    """What of it these names mean: an op, else a part of a name; the entries may be gone."""
+    """Return the pinned entries that these names mean: an op, or a part of an entry's name."""
     matches: set[Path] = set()
     for name in names:
         op = name.removeprefix("jitkern::").replace("::", ".")
