@@ -84,7 +84,7 @@ def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_pat
 def test_a_file_that_the_record_command_cannot_write_is_told_before_the_run(cli, tmp_path):
     wanted = tmp_path / "missing" / "calls"
     code, _, err = cli("record", "-o", str(wanted), "--", "touch", str(tmp_path / "ran"))
-    assert (code, err) == (2, f"jitkern: {wanted} cannot be written: No such file or directory\n")
+    assert (code, err) == (2, f"jitkern: cannot write {wanted}: No such file or directory\n")
     assert not (tmp_path / "ran").exists()
 
 
@@ -291,7 +291,12 @@ def test_kernels_are_asked_for_no_more_once_enough_calls_needed_known_ones(tmp_p
                 record.note("a::asked", "", "cpu", "cc", [n], kernels)
     assert len(asked) == known + record.ENOUGH, "a new kernel begins the count anew"
     assert len(record.read(path)) == record.MOST + 1
-    assert caplog.text.count("whatever kernels they need") == 1
+    assert (
+        caplog.text.count(
+            "further calls that differ only in sizes and numbers will not be recorded"
+        )
+        == 1
+    )
     with config.using(record=path):
         record.note("a::asked", "", "cpu", "cc", [0.5], kernels)
     assert len(record.read(path)) == record.MOST + 2, "another type is another outline"
@@ -409,7 +414,7 @@ def test_lists_of_texts_are_lists_of_tensors():
     x, y, s = good.args
     assert [t.dtype for t in x] == [torch.float32, torch.float16]
     assert (y[0], tuple(y[1].shape), s) == (None, (), ["f32[4]"])
-    assert "`f33[4]` is no tensor" in bad.problem
+    assert "`f33[4]` does not describe a tensor" in bad.problem
 
 
 @pytest.mark.parametrize(
