@@ -203,7 +203,9 @@ def test_a_variable_that_is_no_setting_fails_with_the_nearest_name(cli, name, ne
 def test_trust_does_not_come_from_the_environment_and_doctor_says_so(cli, name):
     with config.using(environment={f"JITKERN_{name}": "x"}):
         check = told(cli)[f"JITKERN_{name}"]
-    assert not check.ok and "only in a settings file" in check.value and "config.toml" in check.remedy
+    assert (
+        not check.ok and "only in a settings file" in check.value and "config.toml" in check.remedy
+    )
 
 
 def test_entries_of_another_compiler_are_named(compiler, variant, target, monkeypatch):

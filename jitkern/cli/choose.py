@@ -64,11 +64,12 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[st
         if call.op not in room.op.OPS:
             _declare(call, path, names)
     ops, broken = _choose(names, raising)  # after the imports, which may declare the ops
-    return recorded_calls(ops, recorded, path), broken
+    return prewarming.wanted.recorded_calls(ops, recorded, path), broken
 
 
 def _import_installed() -> dict[str, str]:
     """Import the modules that declare ops; returns those that raise, each with the reason."""
+    importlib.import_module("jitkern.ops")
     raising = {}
     for module in jitkern.declare.installed():
         try:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
-_KINDS = {"cuda": ("cuda", "nvrtc", "triton"), "cpu": ("cpu", "cc")}  # that launch() takes
 _libraries: dict[str, torch.library.Library] = {}
 _is_compiling = torch.compiler.is_compiling
 
