@@ -1,6 +1,7 @@
 """The real C compiler."""
 
 import ctypes
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -469,3 +470,18 @@ def test_an_entry_is_found_again_whatever_its_kernel_is_called(build, name):
     build(text, function=name)
     with config.using(compile="never"):
         assert build(text, function=name).manifest.meta["parameters"] == ["*f32"]
+
+
+def test_macros_of_the_source_may_have_any_name(build):
+    macros = "\n".join(f"#define {name} 7" for name in ("F", "N", "P", "T", "code", "type", "text"))
+    entry = build(f'{macros}\nextern "C" void k(int *x, const double *y, long n) {{ *x = F; }}')
+    assert parameters(entry) == ["*i32", "*f64", "i64"]
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang")
+def test_clang_compiles_cpp_and_says_that_c_needs_gcc(build):
+    with config.using(cc="clang", cxx="clang++"):
+        entry = build('extern "C" void k(int *x) { *x = 3; }')
+        assert "clang" in entry.manifest.compiler["version"] and written(entry) == 3
+        with pytest.raises(CompilerNotFound, match="`clang` is clang: set CC=gcc"):
+            build("void k(int *x) { *x = 3; }", name="k.c")

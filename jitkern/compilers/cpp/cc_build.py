@@ -42,7 +42,14 @@ def build(
     compiler = identity(tool)
     folder = staging / "build"
     folder.mkdir()
-    listed = opened.listing(_UNIT, gcc="clang" not in compiler["version"])
+    gcc = "clang" not in compiler["version"]
+    if source.is_c and not gcc:
+        raise CompilerNotFound(
+            f"{variant.op} for {target}: only gcc lists the parameters of C functions, and "
+            f"`{tool}` is clang: set CC=gcc, or write the kernel as a .cpp file",
+            remedy="set CC=gcc",
+        )
+    listed = opened.listing(_UNIT, gcc=gcc)
     unit = _Unit(variant, target, staging, [*shlex.split(tool), *flags, *listed])
     address, macros = functions.instantiated(variant, unit.text, closure)
     if source.is_c:

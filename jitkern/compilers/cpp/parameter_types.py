@@ -1,6 +1,7 @@
 """The parameter types of a C or C++ function, as the compiler saw them.
 
-A probe, which is appended to the source, makes the compiler write them into the artifact.
+A probe, which is appended to the source, makes the compiler write them into the artifact. Its names
+begin with `jk_`, since every other name may be a macro of the source.
 """
 
 from __future__ import annotations
@@ -32,31 +33,35 @@ _PROBE = f"""
 struct float16;
 struct bfloat16;
 namespace jitkern_probe {{
-template <typename T> constexpr char code = '?';
-template <typename T> constexpr char code<const T> = code<T>;
-template <typename T> constexpr char code<volatile T> = code<T>;
-template <typename T> constexpr char code<const volatile T> = code<T>;
-template <typename T> constexpr char code<T*> = 'l';
+template <typename jk_T> constexpr char jk_code = '?';
+template <typename jk_T> constexpr char jk_code<const jk_T> = jk_code<jk_T>;
+template <typename jk_T> constexpr char jk_code<volatile jk_T> = jk_code<jk_T>;
+template <typename jk_T> constexpr char jk_code<const volatile jk_T> = jk_code<jk_T>;
+template <typename jk_T> constexpr char jk_code<jk_T*> = 'l';
 %s
-template <typename T> struct element {{ using type = T; }};
-template <typename T> struct element<T[]> : element<T> {{}};
-template <typename T, decltype(sizeof 0) N> struct element<T[N]> : element<T> {{}};
-template <typename T> struct parameter {{ static constexpr char pointer = '-', type = code<T>; }};
-template <typename T> struct parameter<T*> {{
-  static constexpr char pointer = '*', type = code<typename element<T>::type>;
+template <typename jk_T> struct jk_element {{ using jk_type = jk_T; }};
+template <typename jk_T> struct jk_element<jk_T[]> : jk_element<jk_T> {{}};
+template <typename jk_T, decltype(sizeof 0) jk_N>
+struct jk_element<jk_T[jk_N]> : jk_element<jk_T> {{}};
+template <typename jk_T> struct jk_parameter {{
+  static constexpr char jk_pointer = '-', jk_type = jk_code<jk_T>;
 }};
-template <typename F> struct list {{
-  static_assert(sizeof(F) == 0, "a kernel function returns nothing");
-  int text;
+template <typename jk_T> struct jk_parameter<jk_T*> {{
+  static constexpr char jk_pointer = '*', jk_type = jk_code<typename jk_element<jk_T>::jk_type>;
 }};
-template <typename... P> struct list<void (*)(P...)> {{
-  struct {{ char mark[19]; char codes[2 * sizeof...(P) + 1]; }} text = {{
-      {{%s}}, {{parameter<P>::pointer..., parameter<P>::type..., 0}}}};
+template <typename jk_F> struct jk_list {{
+  static_assert(sizeof(jk_F) == 0, "a kernel function returns nothing");
+  int jk_text;
 }};
-template <typename... P> struct list<void (*)(P...) noexcept> : list<void (*)(P...)> {{}};
+template <typename... jk_P> struct jk_list<void (*)(jk_P...)> {{
+  struct {{ char jk_mark[19]; char jk_codes[2 * sizeof...(jk_P) + 1]; }} jk_text = {{
+      {{%s}}, {{jk_parameter<jk_P>::jk_pointer..., jk_parameter<jk_P>::jk_type..., 0}}}};
+}};
+template <typename... jk_P>
+struct jk_list<void (*)(jk_P...) noexcept> : jk_list<void (*)(jk_P...)> {{}};
 }}
 extern "C" {_KEPT} constexpr auto jitkern_parameters = \\
-jitkern_probe::list<decltype(%s)>{{}};
+jitkern_probe::jk_list<decltype(%s)>{{}};
 extern "C" {_KEPT} constexpr auto {FUNCTION} = %s;
 """
 # C cannot take a function's type apart, so a second function gets the same parameters, as gcc lists
@@ -77,7 +82,7 @@ __attribute__((used)) static void jitkern_parameters(%s) {{
 def probe(address: str, macros: Iterable[str]) -> str:
     """The probe for the function at `address`, which also ends the `macros`."""
     codes = "\n".join(
-        f"template <> constexpr char code<{name}> = '{code}';"
+        f"template <> constexpr char jk_code<{name}> = '{code}';"
         for name, code in _SPELLED_IN_CPP.items()
     )
     return _PROBE % (_undefined(macros), codes, _characters(_MARK), address, address)
