@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from helpers import REPOSITORY
 
 from jitkern import cli, jit
 from jitkern.cli import main

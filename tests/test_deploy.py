@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from helpers import REPOSITORY
 
 from jitkern.cache.store import Cache
 from jitkern.compilers.cuda import toolkit

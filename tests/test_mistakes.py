@@ -7,8 +7,7 @@ import re
 
 import pytest
 import torch
-from conftest import H100
-from test_cli import needs_nvrtc
+from helpers import H100, needs_nvrtc
 
 from jitkern import cuda_kernel
 from jitkern.compilers.result import compile_error

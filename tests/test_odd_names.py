@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import H100, replaced
-from test_cli import needs_nvrtc
+from helpers import H100, needs_nvrtc, replaced
 
 from jitkern import cpp_kernel, cuda_kernel, jit
 from jitkern.declare import MAX_NAME, kernel

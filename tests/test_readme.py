@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from helpers import REPOSITORY
 
 from jitkern import config
 from jitkern.compilers.cuda import toolkit

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import symbol_of
+from helpers import symbol_of
 
 from jitkern import config, jit
 from jitkern.errors import CompileError, CompilerNotFound, TargetError

@@ -1,0 +1,35 @@
+"""Fixtures of caches that are killed or meet errors."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from publishing import SCENARIOS, in_memory
+
+from jitkern import config, jit
+from jitkern.jit import cache_in_use
+
+
+@pytest.fixture
+def folder():
+    with in_memory() as path:
+        yield path
+
+
+@pytest.fixture(params=SCENARIOS, ids=lambda name: name.replace(" ", "_"))
+def scenario(request):
+    return SCENARIOS[request.param]
+
+
+@pytest.fixture
+def ensure(folder, monkeypatch, compiler, variant, target):
+    """Compile into the cache at a path."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+    def ensure(root):
+        cache_in_use.spilled.clear()
+        with config.using(cache_dir=root):
+            return jit.ensure(variant, target)
+
+    return ensure

@@ -1,0 +1,562 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import H100, REPOSITORY, kernels, last_json, needs_nvrtc
+
+from jitkern import config, declare, jit
+from jitkern.cli import main, output
+from jitkern.errors import NotCached
+from jitkern.op.op import OPS
+from jitkern.prewarming.builder import Step
+from jitkern.source.kinds import Variant
+from jitkern.target import Target
+
+
+def test_prewarm_then_hits_then_explain_then_clear(cli, cache_dir):
+    code, out, err = cli("prewarm", "vec_add", "softmax_backward", "--json")
+    first = last_json(out)
+    assert (code, first["schema"], first["hits"], first["failed"], first["skipped"]) == (
+        0,
+        1,
+        0,
+        0,
+        0,
+    )
+    assert first["built"] == len(first["results"]) >= 7
+    assert "[1/" in err
+    result = first["results"][0]
+    assert set(result) == {"op", "variant", "target", "status", "seconds", "path", "reason"}
+    assert result["op"].startswith("jitkern::") and Path(result["path"]).is_dir()
+
+    code, out, _ = cli("prewarm", "vec_add", "jitkern::softmax_backward")
+    assert (code, "0 built" in out) == (0, True)
+
+    code, out, _ = cli("explain", "vec_add")
+    assert code == 0 and out.count(str(cache_dir)) >= 8 and "not cached" not in out
+
+    code, out, _ = cli("cache", "ls", "--json")
+    listed = last_json(out)
+    assert listed["totals"]["entries"] == first["built"]
+    assert set(listed["entries"][0]) >= {
+        "path",
+        "op",
+        "variant",
+        "target",
+        "compiler",
+        "bytes",
+        "age_s",
+        "ok",
+    }
+    assert {e["op"] for e in listed["entries"]} == {
+        "jitkern::vec_add", "jitkern::softmax_backward", "jitkern::runtime"
+    }  # fmt: skip
+    assert {e["variant"] for e in listed["entries"] if e["op"] == "jitkern::vec_add"} > {
+        "f32",
+        "f16",
+        "bf16",
+        "f64",
+    }
+
+    code, out, _ = cli("cache", "show", "vec_add.f32", "--json")
+    assert last_json(out)["entries"][0]["manifest"]["inputs"]["op"] == "jitkern::vec_add"
+
+    assert cli("cache", "clear", "--op", "vec_add")[0] == 2
+    assert cli("cache", "clear", "--op", "vec_add", "--dry-run")[1].count("vec_add") > 8
+    assert cli("cache", "clear", "--op", "vec_add", "--yes")[0] == 0
+    assert last_json(cli("cache", "ls", "--json")[1])["totals"]["entries"] < first["built"] - 8
+    assert cli("cache", "clear", "--yes")[0] == 0
+    assert last_json(cli("cache", "ls", "--json")[1])["totals"]["entries"] == 0
+
+
+@needs_nvrtc
+def test_prewarm_for_another_machines_gpu(cli):
+    code, out, err = cli("prewarm", "jitkern", "--target", H100, "--json")
+    report = last_json(out)
+    assert (code, report["failed"], report["hits"]) == (0, 0, 0), report
+    assert {r["op"] for r in kernels(report) if r["status"] == "built"} == {
+        "jitkern::vec_add", "jitkern::muladd", "jitkern::softmax", "jitkern::softmax_backward"
+    }  # fmt: skip
+    skipped = [r for r in report["results"] if r["status"] == "skipped"]
+    assert all(
+        r["variant"] == "extension" and "built with the Torch they run on" in r["reason"]
+        for r in skipped
+    )
+    assert {r["target"] for r in kernels(report) if r["status"] == "built"} == {H100}
+    again = last_json(cli("prewarm", "jitkern", "--target", H100, "--json")[1])
+    assert (again["built"], again["hits"]) == (0, report["built"])
+    assert cli("prewarm", "muladd", "--target", H100, "--fail-on-miss")[0] == (1 if skipped else 0)
+    assert (
+        "nearest entry differs in arch: sm_90 there, sm_80 wanted"
+        in cli("explain", "vec_add", "--target", H100.replace("90", "80"))[1]
+    )
+
+
+def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
+    parts = []
+    cpu = str(Target.current("cpu"))
+    for shard in ("1/3", "2/3", "3/3"):
+        code, out, err = cli("prewarm", "jitkern", "--shard", shard, "--target", cpu, "--json")
+        assert code == 0, err
+        report = last_json(out)
+        assert report["failed"] == 0
+        parts.append({(r["op"], r["variant"]) for r in kernels(report)})
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    for one, other in itertools.combinations(parts, 2):
+        assert not one & other
+    with config.using(compile="never"):
+        whole = last_json(cli("prewarm", "jitkern", "--target", cpu, "--json")[1])
+    assert (whole["built"], whole["failed"], whole["skipped"]) == (0, 0, 0)
+    assert {(r["op"], r["variant"]) for r in kernels(whole)} == set().union(*parts)
+
+
+def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
+    compiler.fail = True
+    code, out, err = cli("prewarm", "vec_add", "--json", "--jobs", "1")
+    report = last_json(out)
+    assert (code, report["failed"]) == (1, 1)
+    assert report["skipped"] == 3
+    report = last_json(cli("prewarm", "vec_add", "--json", "--keep-going")[1])
+    assert (report["failed"], report["skipped"]) == (4, 0)
+    assert "the fake refuses" in report["results"][0]["reason"]
+
+
+def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monkeypatch):
+    processes = multiprocessing.get_context("fork")
+    ensure, linked, slow = jit.ensure_and_tell, processes.Event(), processes.Lock()
+
+    def waiting(variant, target, **options):
+        if variant.op == "jitkern::muladd" and slow.acquire(block=False):  # the first one
+            assert linked.wait(60)
+        found = ensure(variant, target, **options)
+        if variant.function == "stub" and variant.op == "jitkern::vec_add":
+            linked.set()
+        return found
+
+    monkeypatch.setattr(jit, "ensure_and_tell", waiting)
+    code, out, _ = cli("prewarm", "muladd", "vec_add", "--jobs", "2", "--json", "--keep-going")
+    report = last_json(out)
+    assert (code, report["failed"]) == (0, 0)
+    ops = [row["op"] for row in kernels(report)]
+    assert ops == sorted(ops)  # as the ops stand, however they ended
+
+
+OP = """
+import torch
+from jitkern.declare import Cpp, kernel
+{name} = kernel("{package}::{name}(Tensor x) -> Tensor", cpu=Cpp("k.cpp"))
+@{name}.launch("cpu")
+def _(k, x):
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    k.f[{{"T": x.dtype}}](out, x)
+    return out
+@{name}.samples
+def _(device):
+    {samples}
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, compiler):
+    """Write a package here, of these files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(name, **files):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "k.cpp").write_text('extern "C" void f(T* out, const T* x) {}\n')
+        for file, text in {"__init__": "", **files}.items():
+            (folder / f"{file}.py").write_text(text)
+
+    importlib.import_module("jitkern.ops")
+    before = set(OPS)
+    yield write
+    for name in OPS.keys() - before:
+        del OPS[name]
+
+
+def op_text(package, name, *samples):
+    return OP.format(package=package, name=name, samples="; ".join(samples))
+
+
+GOOD = "yield torch.ones(3, device=device)"
+
+
+def test_an_op_without_samples_is_a_miss(cli, package):
+    package("unsampled", kernel=op_text("unsampled", "none", "return ()")
+            + op_text("unsampled", "elsewhere", f'if device == "cpu": {GOOD}')
+            + op_text("unsampled", "good", GOOD))  # fmt: skip
+    code, out, _ = cli("prewarm", "unsampled", "--json")
+    report = last_json(out)
+    assert (code, len(kernels(report)), report["skipped"]) == (0, 3, 2)
+    for row in report["results"][-2:]:
+        assert row["op"] in ("unsampled::none", "unsampled::elsewhere")
+        assert f"{row['op']}: no sample calls: add `@op.samples`" in row["reason"]
+    assert cli("prewarm", "unsampled", "--fail-on-miss")[0] == 1
+    assert cli("prewarm", "unsampled::good", "--fail-on-miss")[0] == 0
+
+
+def test_a_package_that_raises_is_left_out_and_the_rest_is_built(cli, package):
+    package("raising", __init__="raise RuntimeError('boom')")
+    package("exiting", __init__="raise SystemExit(0)")
+    package("lacking", __init__="import no_such_dependency")
+    package("half", __init__=op_text("half", "made", GOOD), kernel="1 / 0")
+    names = ("raising", "exiting", "lacking", "lacking.sub", "half")
+    code, out, err = cli("prewarm", *names, "--json")
+    report = last_json(out)
+    assert (code, report["built"] > 0, report["failed"]) == (1, True, 5), err
+    assert "half::made" in {row["op"] for row in kernels(report) if row["status"] == "built"}
+    reasons = {row["op"]: row["reason"] for row in report["results"] if row["status"] == "failed"}
+    assert set(reasons) == set(names)
+    assert reasons["raising"] == "raising is left out: RuntimeError('boom')"
+    assert "SystemExit(0)" in reasons["exiting"] and "no_such_dependency" in reasons["lacking"]
+    for command in ("list", "explain"):
+        code, out, err = cli(command, "raising", "--json")
+        report = last_json(out)
+        assert (code, report["ops"], report["broken"]) == (1, [], {"raising": reasons["raising"]})
+        assert err == "jitkern: raising is left out: RuntimeError('boom')\n"
+
+
+def test_an_installed_module_that_ends_the_program_is_left_out(cli, package, monkeypatch):
+    package("ending", __init__="raise SystemExit(3)")
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.setattr(declare, "installed", lambda: ["ending"])
+    code, out, err = cli("list", "jitkern")
+    assert (code, "jitkern::softmax" in out) == (0, True)
+    assert "the installed ending is left out: SystemExit(3)" in err
+    code, out, err = cli("prewarm", "ending", "--json")
+    (row,) = last_json(out)["results"]
+    assert (code, row["status"], err.count("SystemExit(3)")) == (1, "failed", 1)
+
+
+def test_a_module_of_a_package_can_be_named(cli, package):
+    package("modular", ops=op_text("modular_ops", "f", GOOD), more="")
+    assert "modular_ops::f" in cli("list", "modular.ops")[1]
+    for name in ("modular.more", "modular.none", "modular..ops", "none.ops"):
+        code, _, err = cli("list", name)
+        assert (code, f"`{name}` is not an op" in err) == (1, True), err
+
+
+def test_a_package_is_searched_to_its_depth(cli, package, tmp_path):
+    package("deep", below="")
+    for folder in ("deep/one/two", "deep/no-module"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "kernel.py").write_text(op_text("deep_ops", "f", GOOD))
+    assert "deep_ops::f" in cli("list", "deep")[1]
+    package("hidden", elsewhere=op_text("hidden_ops", "f", GOOD))
+    code, _, err = cli("list", "hidden")
+    assert (code, "name the module that declares its ops" in err) == (1, True), err
+    assert "hidden_ops::f" in cli("list", "hidden.elsewhere")[1]
+
+
+def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler, tmp_path):
+    package(
+        "mixed",
+        kernel=op_text("mixed", "f", "yield 3", GOOD, "yield 4", "raise ValueError('trouble')"),
+    )
+    code, out, _ = cli("prewarm", "mixed", "--json")
+    assert (code, [r["status"] for r in last_json(out)["results"]]) == (1, ["failed"])
+    code, out, _ = cli("prewarm", "mixed", "--json", "--keep-going")
+    rows = last_json(out)["results"]
+    failed = (
+        f"mixed::f: {tmp_path / 'mixed' / 'kernel.py'}:7: its launch function failed on sample {{}}: "
+        "AttributeError: 'int' object has no attribute 'shape'"
+    )
+    assert [row["reason"] for row in rows if row["status"] == "failed"] == [
+        failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
+    ]  # fmt: skip
+    assert (code, [v.label for v in compiler.compiles]) == (1, ["f32"])
+    explained = last_json(cli("explain", "mixed::f", "--json")[1])["ops"][0]["variants"]
+    assert [row["reason"] for row in explained if row["reason"].startswith("mixed::f: ")] == [
+        failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
+    ]  # fmt: skip
+
+
+def test_of_the_current_directory_only_what_is_named_is_imported(cli, package, tmp_path):
+    (tmp_path / "stray.py").write_text("")
+    package("named", __init__=op_text("named", "f", GOOD))
+    package("straying", __init__="import stray")
+    before = [*sys.path]
+    assert "named::f" in cli("list", "named")[1]
+    assert "No module named 'stray'" in cli("list", "straying")[2]
+    assert sys.path == before
+
+
+@pytest.mark.parametrize("command", [["explain", "softmax"], ["prewarm", "softmax"]])
+def test_the_command_takes_no_module_of_others_from_the_current_directory(tmp_path, command):
+    (tmp_path / "numpy.py").write_text(
+        "import pathlib; pathlib.Path('ran').touch(); raise ImportError"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "jitkern", *command, "--target", H100],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["facade", "decade"])
+def test_an_op_whose_name_is_hexadecimal_is_explained(cli, package, name):
+    package(name, kernel=op_text(name, name, GOOD))
+    code, out, err = cli("explain", name)
+    assert (code, f"{name}::{name}(Tensor x)" in out) == (0, True), err
+    code, _, err = cli("explain", "beefed")
+    assert (code, "matches `beefed`" in err) == (1, True), err
+
+
+@pytest.mark.parametrize("columns", [20, 80, 200])
+def test_the_bar_never_wraps(monkeypatch, columns):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+        def fileno(self):
+            return 2
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    progress = output.Progress()
+    progress(Step(1, 2, "built   " + "x" * 300, finished=True))
+    (shown,) = filter(None, sys.stderr.getvalue().split("\r\033[K"))
+    assert len(shown) == columns - 1
+
+
+def test_refresh_compiles_again(cli, compiler):
+    cli("prewarm", "vec_add", "--jobs", "1")
+    report = last_json(cli("prewarm", "vec_add", "--refresh", "--json", "--jobs", "1")[1])
+    assert [row["status"] for row in kernels(report)] == ["built"] * 4
+    assert len(compiler.compiles) == 8
+
+
+def test_no_compiler_is_skipped_with_the_remedy(cli):
+    with config.using(cxx="no-such-compiler"):
+        code, out, _ = cli("prewarm", "vec_add", "--json")
+    report = last_json(out)
+    assert (code, report["skipped"]) == (0, 4)
+    assert "apt-get install g++" in report["results"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "required"),
+        (("bogus",), 2, "invalid choice"),
+        (
+            ("prewarm", "--target", "cuda-sm_90"),
+            2,
+            "`cuda-sm_90` is not a target: expected something like",
+        ),
+        (("prewarm", "--jobs", "0"), 2, "not a number from 1 up"),
+        (("prewarm", "--shard", "3/2"), 2, "not I/N"),
+        (
+            ("prewarm", "nosuch"),
+            1,
+            "`nosuch` is not an op, a namespace or a package with kernels; there are: jitkern::muladd",
+        ),
+        (("prewarm", "nosuch::op"), 1, "that is not installed, name the package"),
+        (("explain", "nosuch"), 1, "is not an op"),
+        (("cache", "show", "nosuch"), 1, "matches `nosuch`"),
+        (("init", "not-a-name"), 2, "not a usable module name"),
+        (("init", "json"), 2, "not a usable module name"),
+    ],
+)
+def test_bad_input_has_a_message_and_a_code(cli, arguments, code, says):
+    found, out, err = cli(*arguments)
+    assert (found, says in err, out) == (code, True, ""), err
+
+
+def test_an_error_of_ours_has_its_traceback(monkeypatch):
+    def broken(_):
+        raise ValueError("an assumption was wrong")
+
+    monkeypatch.setattr("jitkern.cli.doctor.run", broken)
+    with pytest.raises(ValueError, match="an assumption was wrong"):
+        main(["doctor"])
+
+
+def test_a_cache_that_is_a_file_exits_3(cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = cli("prewarm", "vec_add", "--cache-dir", str(tmp_path / "file"))
+    assert (code, "is a file; remove it" in err) == (3, True), err
+
+
+def test_the_cache_option_counts_wherever_it_stands(cli, cache_dir, tmp_path):
+    other = str(tmp_path / "other")
+    for arguments in (
+        ("cache", "--cache-dir", other, "dir"),
+        ("cache", "dir", "--cache-dir", other),
+    ):
+        assert cli(*arguments)[1] == f"{other}\n"
+
+
+def test_what_not_cached_names_can_be_prewarmed(cli, compiler, variant, target):
+    def hint(op, package):
+        source = variant.source.replace(package=package)
+        with config.using(compile="never"), pytest.raises(NotCached) as e:
+            jit.ensure(variant._replace(op=op, source=source), target)
+        return str(e.value).partition("jitkern prewarm ")[2].partition(" ")[0]
+
+    assert hint("mylib::scale", "mypkg.scale") == "mypkg"
+    assert hint("mylib::scale", "") == "mylib::scale"
+    assert hint("jitkern::vec_add", "jitkern.kernels") == "vec_add"
+
+
+@pytest.mark.parametrize("module", ["kernel", "__init__", "ops", "top-level"])
+def test_the_command_that_not_cached_names_mends_it(cli, package, tmp_path, module):
+    name = f"mended_{module.strip('_').replace('-', '_')}"
+    package(name, **({} if module == "top-level" else {module: op_text(name, "f", GOOD)}))
+    declared = f"{name}.{module}".removesuffix(".__init__")
+    if module == "top-level":
+        declared = f"module_{name}"
+        (tmp_path / f"{declared}.py").write_text(
+            op_text(name, "f", GOOD).replace("k.cpp", f"{name}/k.cpp")
+        )
+    sys.path.insert(0, str(tmp_path))
+    importlib.import_module(declared)
+    op = OPS[f"{name}::f"]
+    with config.using(compile="never"):
+        with pytest.raises(NotCached) as e:
+            op(torch.ones(3))
+        _, _, command = str(e.value).partition("jitkern ")
+    target = command.split()[3].rstrip(".")
+    source = op.sources["cpu"][0]
+    code, out, err = cli(*command.split()[:3], target, "--json")
+    assert code == 0, err
+    assert [r["op"] for r in last_json(out)["results"] if r["status"] == "built"][:1] == [op.name]
+    with config.using(compile="never"):
+        variant = Variant(op.name, source, "f", (("T", "f32"),))
+        assert jit.ensure(variant, Target.current("cpu"))
+
+
+def test_an_op_of_a_script_has_no_command(run_python, tmp_path):
+    (tmp_path / "k.cpp").write_text('extern "C" void f(T* out, const T* x) {}\n')
+    done = run_python(
+        op_text("scripted", "f", GOOD) + "f(torch.ones(3))\n", JITKERN_COMPILE="never"
+    )
+    assert "declare the op in a module, which `jitkern prewarm MODULE` imports" in done.stderr
+
+
+def test_another_machines_cpu_is_skipped(cli):
+    for arch in ("aarch64", "banana"):
+        report = last_json(
+            cli("prewarm", "vec_add", "--target", f"cpu-{arch}-torch2.13.0", "--json")[1]
+        )
+        assert (report["built"], report["skipped"]) == (0, 4)
+        assert "host code is built on its own platform" in report["results"][0]["reason"]
+
+
+def test_clear_leaves_the_layers_alone(cli, cache_dir, tmp_path):
+    cli("prewarm", "vec_add")
+    with config.using(cache_dir=tmp_path / "user", system_cache=(cache_dir,)):
+        assert "0 entries" in cli("cache", "clear", "--yes")[2]
+        assert cli("prewarm", "vec_add", "--refresh")[0] == 0
+    assert len(list(cache_dir.glob("v1/*/vec_add.f*"))) == 3
+
+
+def test_an_untrusted_cache_exits_3(cli, cache_dir):
+    cache_dir.mkdir()
+    cache_dir.chmod(0o777)
+    for arguments in (("prewarm", "vec_add"), ("cache", "ls"), ("cache", "clear", "--yes")):
+        code, _, err = cli(*arguments)
+        assert (code, "is not trusted" in err) == (3, True), err
+
+
+def test_a_bad_setting_exits_2_and_names_it(tmp_path, run_python):
+    done = subprocess.run(
+        [sys.executable, "-m", "jitkern", "cache", "dir"], env={"JITKERN_VERIFY": "maybe", "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "JITKERN_VERIFY=`maybe`" in done.stderr) == (2, True), done.stderr
+
+
+def test_list_is_the_shipped_ops(cli):
+    ops = {op["op"]: op for op in last_json(cli("list", "jitkern", "--json")[1])["ops"]}
+    assert set(ops) == {
+        "jitkern::vec_add",
+        "jitkern::muladd",
+        "jitkern::softmax",
+        "jitkern::softmax_backward",
+    }
+    assert ops["jitkern::softmax"]["kernels"] == {
+        "cuda": ["nvrtc", "triton", "extension"],
+        "cpu": ["cc"],
+    }
+    assert ops["jitkern::softmax"]["differentiable"] and ops["jitkern::vec_add"]["fusible"]
+    assert "jitkern::softmax(Tensor x) -> Tensor" in cli("list")[1]
+
+
+def test_cache_commands_load_no_torch(tmp_path):
+    code = "import sys; from jitkern.cli import main; main(['cache', 'ls']); main(['cache', 'dir']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_the_wheel_is_pure_and_holds_the_kernels(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        str(REPOSITORY),
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(tmp_path),
+    ]
+    source = tmp_path / "source"
+    subprocess.run(["git", "clone", "-q", str(REPOSITORY), str(source)], check=True)
+    command[4] = str(source)
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"jitkern/kernels_src/softmax/softmax.cu", "jitkern/kernels_src/softmax/kernel.py", "jitkern/cache_tools/listing.py",
+            "jitkern/kernels_src/include/float16.h", "jitkern/py.typed"} <= set(names)  # fmt: skip
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc", ".cubin"))]
+    assert not [name for name in names if name.startswith(("tests", "benches"))]
+    site = tmp_path / "site"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(site),
+            str(wheel),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+        "import torch, jitkern, jitkern.ops\nassert jitkern.__file__.startswith(sys.path[0]), jitkern.__file__\n"
+        "from jitkern.cli import main\nassert torch.equal(jitkern.ops.vec_add(torch.ones(2), torch.ones(2)), 2 * torch.ones(2))\n"
+        "sys.exit(main(['prewarm', 'vec_add', '--json']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = last_json(done.stdout)
+    assert sorted(row["status"] for row in kernels(report)) == ["built"] * 3 + ["hit"]

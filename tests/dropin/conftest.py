@@ -1,0 +1,30 @@
+"""Fixtures of `load_inline` and `load`."""
+
+from __future__ import annotations
+
+import pytest
+
+from jitkern.dropin import memo
+
+
+@pytest.fixture(autouse=True)
+def _no_answers(monkeypatch):
+    """Each test asks its own cache."""
+    monkeypatch.setattr(memo, "_answers", {})
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Write files below a folder of their own, which is the working directory."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def write(**texts):
+        for name, text in texts.items():
+            path = folder / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return folder
+
+    return write

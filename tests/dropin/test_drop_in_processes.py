@@ -1,0 +1,249 @@
+"""`load_inline` and `load` in several processes, after failures, and where they look for files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from inline_modules import MODULE, module, value
+
+from jitkern import config
+from jitkern.cache import usage
+from jitkern.dropin import memo
+from jitkern.errors import CompileError, CompilerNotFound, NotCached
+
+pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+
+
+# Processes, locks, failures.
+
+
+def test_a_failed_build_can_be_retried(monkeypatch):
+    with pytest.raises(CompileError):
+        module("drop_in_retry", "#error no")
+    with pytest.raises(CompileError):
+        module("drop_in_retry", "#error no")
+    assert module("drop_in_retry").answer() == 42
+
+
+def test_processes_of_one_name_get_their_own(tmp_path):
+    code = f"""
+import sys, jitkern
+source = {MODULE!r} % ("#define VALUE " + sys.argv[1])
+print(jitkern.load_inline("drop_in_race", source, no_implicit_headers=True).answer())
+"""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code, str(n % 3)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(6)
+    ]
+    assert [process.communicate(timeout=120)[0].strip() for process in started] == [
+        str(n % 3) for n in range(6)
+    ]
+
+
+def test_a_warm_start_needs_no_compiler_no_ninja_and_no_subprocess(run_python, cache_dir):
+    module("drop_in_warm")
+    code = f"""
+import json, subprocess, sys
+def refuse(*a, **k): raise AssertionError("a subprocess")
+subprocess.Popen.__init__ = refuse
+import torch, jitkern
+m = jitkern.load_inline("drop_in_warm", {MODULE % ""!r}, no_implicit_headers=True)
+unwanted = {{"torch.utils.cpp_extension", "jitkern.%s", "jitkern.compilers.child_process", "setuptools"}}
+print(json.dumps([m.answer(), sorted(unwanted & set(sys.modules)), jitkern.stats()]))
+"""
+    by_receipt = run_python(code % "cache.entry", PATH="/nonexistent", JITKERN_COMPILE="never")
+    shutil.rmtree(cache_dir / "inline")
+    by_lookup = run_python(code % "jit.build", PATH="/nonexistent", JITKERN_COMPILE="never")
+    for done in (by_receipt, by_lookup):
+        assert done.returncode == 0, done.stderr
+        answer, loaded, stats = json.loads(done.stdout)
+        assert (answer, loaded, stats["hits"], stats["compiles"]) == (42, [], 1, 0)
+    assert len(list((cache_dir / "inline").iterdir())) == 1, "the lookup leaves one, too"
+    assert usage.total(cache_dir)["hits"] == {"user": 2}
+
+
+@pytest.mark.parametrize("broken", ["receipt", "artifact", "mode", "link", "entry", "other root"])
+def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
+    broken, cache_dir, tmp_path, monkeypatch
+):
+    path = Path(module("drop_in_odd").__file__)
+    (receipt,) = (cache_dir / "inline").iterdir()
+    memo._answers.clear()
+    monkeypatch.delitem(sys.modules, "jitkern.cache.events")
+    with memo._read(config.current(), receipt.name) as (found, _):
+        assert found["opens"]["path"] == str(path)
+    if broken == "receipt":
+        receipt.write_bytes(receipt.read_bytes()[:-1])
+    elif broken == "artifact":
+        binary = path.read_bytes()
+        path.unlink()  # what is loaded keeps its file
+        path.write_bytes(binary[:-1] + b"x")
+    elif broken == "mode":
+        path.chmod(0o666)
+    elif broken == "link":
+        moved = path.rename(tmp_path / path.name)
+        path.symlink_to(moved)
+    elif broken == "entry":
+        (path.parent / "manifest.json").unlink()
+    else:
+        shutil.copytree(cache_dir, tmp_path / "copy")
+        monkeypatch.setattr(
+            "jitkern.config.settings._current",
+            config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
+        )
+    with pytest.raises((OSError, ValueError)), memo._read(config.current(), receipt.name):
+        pass
+    assert memo.recall(receipt.name) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#inc\\\nlude "\\\n{d}/x.h"',
+        '#if __has_include("{d}/y.h")\n#endif',
+        "#define S(x) #x\n#define P(x) S({d}/x)\n#if __has_include(P(y.h))\n#endif",
+        'asm(".inc" "bin \\"{d}/x.h\\"");',
+    ],
+)
+def test_a_text_that_asks_for_files_leaves_no_receipt(cache_dir, files, text):
+    folder = files(x_dot_h="")
+    module("drop_in_asks", text.replace("{d}", str(folder)))
+    assert not (cache_dir / "inline").exists()
+
+
+def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, files, monkeypatch):
+    folder = files(keep="")
+    monkeypatch.setattr("jitkern.compilers.torch_extension.inline_files.SITE", str(folder))
+    module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
+    (receipt,) = (cache_dir / "inline").iterdir()
+    memo._answers.clear()
+    monkeypatch.delitem(sys.modules, "jitkern.cache.events")
+    assert memo.recall(receipt.name).answer() == 42
+    memo._answers.clear()
+    files(x_dot_h="")
+    assert memo.recall(receipt.name) is None
+
+
+def test_calls_that_name_files_leave_no_receipt(cache_dir, files):
+    files(n_dot_h="")
+    module("drop_in_files_named", extra_include_paths=["."])
+    module("drop_in_flag_named", extra_cflags=["-I."])
+    module("drop_in_text_named", '#if 0\n#include "/x.h"\n#endif')
+    assert not (cache_dir / "inline").exists()
+
+
+def test_compiling_may_be_off():
+    with (
+        config.using(compile="never"),
+        pytest.raises(NotCached, match="Call it once, with the same") as e,
+    ):
+        module("drop_in_never")
+    assert "jitkern prewarm" not in str(e.value)
+
+
+def test_a_lock_file_of_torch_is_nothing_to_us(tmp_path):
+    folder = tmp_path / "build"
+    folder.mkdir()
+    (folder / "lock").touch()
+    assert module("drop_in_lock", build_directory=folder).answer() == 42
+
+
+def test_the_build_directory_gets_copies_that_stay(tmp_path):
+    folder = tmp_path / "new" / "build"
+    m = module("drop_in_copies", build_directory=folder)
+    assert {path.name for path in folder.iterdir()} == {"main.cpp", "drop_in_copies.so"}
+    assert (folder / "drop_in_copies.so").read_bytes() == Path(m.__file__).read_bytes()
+    before = (folder / "drop_in_copies.so").stat()
+    module("drop_in_copies", build_directory=str(folder))
+    assert (folder / "drop_in_copies.so").stat() == before
+    module("drop_in_copies", value(1), build_directory=folder)
+    assert (folder / "drop_in_copies.so").stat().st_ino != before.st_ino
+
+
+def test_use_pch_writes_nothing_into_torch():
+    assert module("drop_in_pch", use_pch=True, keep_intermediates=False).answer() == 42
+    assert not list((Path(torch.__file__).parent / "include" / "torch").glob("extension.h.*"))
+
+
+def test_a_library_that_no_longer_links_is_built_again(files, caplog):
+    folder = files(
+        other_dot_cpp="int other() { return 1; }", renamed_dot_cpp="int renamed() { return 2; }"
+    )
+    source = MODULE % "int other();\n#define VALUE other()"
+    link = f"-L{folder} -lmoved -Wl,-rpath,{folder}"
+    subprocess.run(["c++", "-shared", "-fPIC", "other.cpp", "-o", "libmoved.so"], check=True)
+    code = f"""
+import jitkern
+print(jitkern.load_inline("drop_in_moved", {source!r}, no_implicit_headers=True, extra_ldflags=[{link!r}]).answer())
+"""
+    run = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.check_output(run, text=True).strip() == "1"
+    subprocess.run(["c++", "-shared", "-fPIC", "renamed.cpp", "-o", "libmoved.so"], check=True)
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert "compiling it again" in done.stderr and "LoadError" not in done.stderr.splitlines()[0]
+    assert "undefined symbol" in done.stderr.splitlines()[-1]
+
+
+def test_verbose_tells_what_was_compiled(capsys):
+    module("drop_in_verbose", verbose=True)
+    assert "-DTORCH_EXTENSION_NAME=drop_in_verbose" in capsys.readouterr().err
+
+
+def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPATH", str(tmp_path))
+    monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
+    for number in (1, 2):
+        (tmp_path / "drop_in_watched.h").write_text(value(number))
+        assert module("drop_in_watched", '#include "drop_in_watched.h"').answer() == number
+
+
+def test_the_environment_is_that_of_the_call(tmp_path, monkeypatch):
+    for number in (1, 2):
+        header = tmp_path / str(number) / "drop_in_environment.h"
+        header.parent.mkdir()
+        header.write_text(value(number))
+        monkeypatch.setenv("CPATH", str(header.parent))
+        m = module("drop_in_environment", "#include <drop_in_environment.h>")
+        assert m.answer() == number
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompilerNotFound, match="no-such-compiler"):
+        module("drop_in_environment", "#define X")
+
+
+def test_relative_flags_and_quoted_includes_start_at_the_build_directory(files):
+    files(
+        out__n_dot_h="#define N 1",
+        inc__i_dot_h="#define I 20",
+        lib__o_dot_cpp="int o() { return 300; }",
+    )
+    subprocess.run(["c++", "-shared", "-fPIC", "lib/o.cpp", "-o", "out/libo.so"], check=True)
+    define = '#include "n.h"\n#include <i.h>\nint o();\n#define VALUE N + I + o()'
+    flags = {
+        "extra_cflags": ["-I ../inc"],
+        "extra_ldflags": ["-L.", "-lo", "-Wl,-rpath,'$$ORIGIN'"],
+    }
+    m = module("drop_in_relative", define, build_directory="out", **flags)
+    assert m.answer() == 321
+    files(out__n_dot_h="#define N 2")
+    m = module("drop_in_relative", define, build_directory="out", **flags)
+    assert m.answer() == 322
+    with pytest.raises(CompileError):
+        module("drop_in_relative", define)
+
+
+def test_a_path_is_that_of_a_file(cache_dir):
+    paths = []
+    for _ in range(2):
+        paths.append(module("drop_in_deleted", is_python_module=False))
+        assert Path(paths[-1]).is_file()
+        shutil.rmtree(cache_dir)

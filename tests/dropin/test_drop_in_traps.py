@@ -1,0 +1,226 @@
+"""What goes wrong in `load_inline` and `load` is said with a hint, and is no abort."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from inline_modules import MODULE, STABLE, module
+
+import jitkern
+from jitkern import config
+from jitkern.compilers.torch_extension import (
+    hints,
+)
+from jitkern.compilers.torch_extension.inline import build_of
+from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.errors import CompileError, CompilerNotFound, LoadError
+
+pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+FRAGMENT = """
+#include <torch/csrc/stable/library.h>
+STABLE_TORCH_LIBRARY_FRAGMENT(drop_in_fragment, m) { m.def("%s(Tensor x) -> int"); /* { */ }
+"""
+
+
+# Traps.
+
+
+def test_a_syntax_error_has_lines_file_and_log():
+    with pytest.raises(RuntimeError) as e:
+        jitkern.load_inline("drop_in_syntax", "int main() { return 0 }", no_implicit_headers=True)
+    assert isinstance(e.value, CompileError)
+    lines = str(e.value).splitlines()
+    assert lines[0].startswith(
+        "could not compile `drop_in_syntax` of inline::drop_in_syntax for cpu-"
+    )
+    assert "main.cpp:1:22: error: expected" in lines[0]
+    log = Path(lines[-1].removeprefix("full log: "))
+    assert "main.cpp:1:22" in log.read_text() and "-std=c++" in e.value.command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ({"cpp_sources": "int f() { return 1; }"}, "no Python module `drop_in_trap`: it has no PYBIND11_MODULE. "),
+        ({"cpp_sources": MODULE.replace("TORCH_EXTENSION_NAME", "other") % ""}, "it has PyInit_other"),
+        ({"cpp_sources": "#include <nothing.h>"}, "`nothing.h` lies in none of the include directories"),
+        ({"cpp_sources": "torch::Tensor f(torch::Tensor x) { return x; }"}, "with no_implicit_headers, write"),
+        ({"cpp_sources": MODULE % "", "extra_ldflags": ["-lnothing"]}, "the linker finds no -lnothing"),
+        (
+            {"cpp_sources": "#include <pybind11/pybind11.h>", "functions": ["f"], "with_pytorch_error_handling": False},
+            "`functions` names f, which cpp_sources neither defines nor declares",
+        ),
+        (
+            {"cpp_sources": STABLE.replace("%s", "twice") + "STABLE_TORCH_LIBRARY(twice, m) {}", "is_python_module": False},
+            "the namespace `twice` is registered twice",
+        ),
+    ],
+    ids=["no macro", "another name", "no header", "no prelude", "no library", "no function", "namespace"],
+)  # fmt: skip
+def test_a_trap_has_a_hint(arguments, hint):
+    with pytest.raises(CompileError) as e:
+        jitkern.load_inline("drop_in_trap", no_implicit_headers=True, **arguments)
+    assert hint in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ('k.cu(3): error: no operator "+" matches these operands\n  operand types are: __half + __half', "-U__CUDA_NO_HALF_OPERATORS__"),
+        ('error: no suitable conversion function from "__nv_bfloat16" to "float" exists', "-D__CUDA_NO_BFLOAT16"),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_130'", "does not know compute_130: name another arch in TORCH_CUDA_ARCH_LIST"),
+        ("#error -- unsupported GNU version! gcc versions later than 15", "name an older one, e.g. CC=g++-13"),
+        ("c++: fatal error: Killed signal terminated program cc1plus", "set JITKERN_JOBS=1"),
+        ("ld: 1.o: multiple definition of `PyInit_x'; 0.o: first defined here", "stands in two units"),
+    ],
+)  # fmt: skip
+def test_what_nvcc_says_has_a_hint(said, hint):
+    assert hint in hints.hint(build_of(Inline(("cuda.cu",), name="x", texts=("",))), said)
+
+
+@pytest.mark.parametrize("flag", ["`echo -I/x`", "$(echo -I/x)", "-I$${X}", "/x/*.o"])
+def test_flags_for_a_shell_are_named(flag):
+    with pytest.raises(CompileError, match="no shell reads the flags"):
+        module("drop_in_shells", "#include <nothing.h>", extra_cflags=[flag])
+
+
+def test_an_undefined_function_is_named():
+    with pytest.raises(LoadError, match="undefined symbol.* is declared but not defined"):
+        module("drop_in_undefined", "int nowhere();\n#define VALUE nowhere()")
+
+
+@pytest.mark.parametrize("is_python_module", [True, False])
+def test_a_library_that_is_missing_is_named(files, is_python_module):
+    folder = files(other_dot_cpp="int other() { return 1; }")
+    subprocess.run(["c++", "-shared", "-fPIC", "other.cpp", "-o", "libaway.so"], check=True)
+    define = f"int other();\n#define VALUE other() + {int(is_python_module)}"
+    with pytest.raises(LoadError, match=r"Say where libaway\.so is: extra_ldflags"):
+        module(
+            "drop_in_away", define, is_python_module=is_python_module,
+            extra_ldflags=[f"-L{folder}", "-laway"],
+        )  # fmt: skip
+
+
+def test_a_fork_waits_for_no_thread_of_its_parent(run_python):
+    code = """
+import os, threading
+from jitkern.loading import library
+held, over = threading.Event(), threading.Event()
+def hold():
+    with library._opening:
+        held.set()
+        over.wait()
+threading.Thread(target=hold).start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if library._opening.acquire(blocking=False) else 7)
+over.set()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = run_python(code)
+    assert done.stdout == "0\n", done.stderr
+
+
+def test_a_namespace_registered_twice_is_an_error_and_no_abort(run_python):
+    code = f"""
+import jitkern
+arguments = dict(is_python_module=False, no_implicit_headers=True)
+source = {STABLE.replace("%s", "drop_in_ns")!r}
+jitkern.load_inline("drop_in_ns", source, **arguments)
+for text in (source + "// changed", source + "// again"):
+    try:
+        jitkern.load_inline("drop_in_ns", text, **arguments)
+    except jitkern.LoadError as e:
+        print(e)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout.count(
+            "registers the namespace `drop_in_ns` with TORCH_LIBRARY, and this process has that "
+            "namespace already (main.cpp:"
+        )
+        == 2
+    )
+
+
+def test_an_op_of_a_fragment_defined_twice_is_an_error_and_no_abort(run_python):
+    code = f"""
+import jitkern
+arguments = dict(is_python_module=False, no_implicit_headers=True)
+for text in ({FRAGMENT % "one"!r}, {FRAGMENT % "two"!r}, {FRAGMENT % "one"!r} + "// changed"):
+    try:
+        jitkern.load_inline("drop_in_fragment", text, **arguments)
+    except jitkern.LoadError as e:
+        print(e)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("`drop_in_fragment` defines the op `drop_in_fragment::one`")
+    assert done.stdout.count("\n") == 1
+
+
+BRANCHES = """
+#include <torch/csrc/stable/library.h>
+#define OPS drop_in_branch
+#ifdef FIRST
+STABLE_TORCH_LIBRARY_FRAGMENT(OPS, m) { m.def(R"(first(Tensor x) -> int)"); }
+#else
+STABLE_TORCH_LIBRARY_FRAGMENT(OPS, m) { m.def("drop_in_branch::" "second(Tensor x) -> int"); }
+#endif
+"""
+
+
+def test_what_is_registered_is_what_the_preprocessor_leaves(run_python):
+    code = f"""
+import jitkern
+arguments = dict(is_python_module=False, no_implicit_headers=True)
+named, branches = {STABLE.replace("%s", "TORCH_EXTENSION_NAME")!r}, {BRANCHES!r}
+for name, text, *flags in (
+    ("drop_in_named", named), ("drop_in_other", named), ("drop_in_named", named + "// changed"),
+    ("drop_in_first", branches, "-DFIRST"), ("drop_in_second", branches),
+    ("drop_in_third", branches, "-DFIRST"), ("drop_in_fourth", branches + "// changed"),
+):
+    try:
+        jitkern.load_inline(name, text, extra_cflags=flags, **arguments)
+    except jitkern.LoadError as e:
+        print(e)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    named, third, fourth = done.stdout.splitlines()
+    assert named.startswith("`drop_in_named` registers the namespace `drop_in_named` with")
+    assert "Give the library another name, " in named
+    assert third.startswith("`drop_in_third` defines the op `drop_in_branch::first` with")
+    assert fourth.startswith("`drop_in_fourth` defines the op `drop_in_branch::second` with")
+
+
+def test_no_compiler_says_what_to_install():
+    with (
+        config.using(cxx="no-such-compiler"),
+        pytest.raises(CompilerNotFound, match="apt-get install g"),
+    ):
+        module("drop_in_no_compiler")
+
+
+def test_no_ninja_is_needed(monkeypatch):
+    found = shutil.which
+    monkeypatch.setattr(
+        shutil, "which", lambda tool, *a, **k: None if tool == "ninja" else found(tool, *a, **k)
+    )
+    assert module("drop_in_no_ninja").answer() == 42
+
+
+def test_what_the_linker_said_is_the_reason():
+    text = 'int q(); int r(); extern "C" int f() { return q() + r(); }'
+    with pytest.raises(CompileError, match=r"undefined reference to .q\(\)") as caught:
+        jitkern.load_inline(
+            "drop_in_undefined", text, extra_ldflags=["-Wl,--no-undefined"],
+            no_implicit_headers=True, is_python_module=False,
+        )  # fmt: skip
+    said = str(caught.value)
+    assert said.index("undefined reference to `r()") < said.index("ld returned")

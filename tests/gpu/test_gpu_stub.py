@@ -1,0 +1,396 @@
+"""Calls that a stub serves on a real GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import helpers
+import pytest
+import torch
+
+import jitkern.ops
+from jitkern import config, jit
+from jitkern.declare import Cuda, Triton, kernel
+from jitkern.launch import autotune
+from jitkern.launch.kernels import Kernels, Runner
+from jitkern.op.op import OPS
+from jitkern.runtime import binding, linker
+from jitkern.runtime.slot import SLOTS
+from jitkern.source.kinds import Extension
+from jitkern.target import Target
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+]
+_number = itertools.count()
+SHIPPED = [op for name, op in sorted(OPS.items()) if name.startswith("jitkern::")]
+RAW = [
+    (op, source)
+    for op in SHIPPED
+    for source in op.sources["cuda"]
+    if not isinstance(source, Extension)
+]
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+slot_of = partial(helpers.slot_of, device="cuda")
+served = partial(helpers.served, device="cuda")
+
+
+def by_python(op, source, *args):
+    device = torch.device("cuda", torch.cuda.current_device())
+    runner = Runner(op.name, source, Target.current("cuda"), device)
+    return op.launcher(source, "cuda")(Kernels(runner), *args)
+
+
+@pytest.mark.parametrize(
+    ("op", "source"), RAW, ids=lambda x: getattr(x, "kind", getattr(x, "name", ""))
+)
+def test_every_sample_is_the_same_by_stub_and_by_python(op, source):
+    if source.kind == "triton" and importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton")
+    with config.using(prefer=source.kind, fallback="raise"):
+        for sample in op.sample_inputs("cuda"):
+            stub, python = served(op, *sample), by_python(op, source, *sample)
+            assert stub.stride() == python.stride()
+            torch.testing.assert_close(stub, python, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["nvrtc", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 16), (7, 17), (3, 1000), (2, 1025), (0, 8), (4, 1)])
+def test_shapes_and_alignments_have_variants_of_their_own(kind, offset, shape):
+    with config.using(prefer=kind):
+        flat = torch.randn(shape[0] * shape[1] + offset, device="cuda")
+        x = flat[offset:].view(shape)
+        torch.testing.assert_close(served(jitkern.ops.softmax, x), torch.softmax(x, -1))
+        assert torch.equal(served(jitkern.ops.vec_add, x, x), x + x)
+
+
+def test_capture_and_replay_by_stub():
+    x, y = torch.randn(2, 64, 32, device="cuda")
+    served(jitkern.ops.vec_add, x, y)
+    served(jitkern.ops.softmax, x)
+    before = [slot.misses for slot in SLOTS]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = jitkern.ops.softmax(jitkern.ops.vec_add(x, y))
+    assert [slot.misses for slot in SLOTS] == before
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        torch.testing.assert_close(out, torch.softmax(x + y, -1))
+
+
+def test_two_streams_do_not_mix():
+    x = torch.randn(64, 256, device="cuda")
+    served(jitkern.ops.vec_add, x, x)
+    big = torch.randn(2048, 2048, device="cuda")
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for number in range(20):
+        outs = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                late = (big @ big)[:64, :256] * 0 + number
+                outs.append(jitkern.ops.vec_add(late, late))
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, torch.full_like(out, 2.0 * number)) for out in outs)
+
+
+def test_threads_from_cold_agree():
+    wrong = []
+
+    def work(seed):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        for i in range(30):
+            shape = (3 + (seed * i) % 5, 16 * (1 + i % 4) + i % 3)
+            dtype = (torch.float32, torch.float64)[i & 1]
+            x = torch.randn(shape, device="cuda", dtype=dtype, generator=generator)
+            if not torch.equal(jitkern.ops.vec_add(x, x), x + x):
+                wrong.append(shape)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_tensor_of_another_gpu_is_refused_by_the_stub():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x, y = torch.randn(8, device="cuda:0"), torch.randn(8, device="cuda:1")
+    served(jitkern.ops.vec_add, x, x)
+    with pytest.raises(RuntimeError, match="cuda:1"):
+        jitkern.ops.vec_add(x, y)
+
+
+def test_each_gpu_is_served_on_itself():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for index in (0, 1, 0, 1):
+        x = torch.randn(8, 8, device=f"cuda:{index}")
+        assert torch.equal(served(jitkern.ops.vec_add, x, x), x + x)
+        torch.testing.assert_close(served(jitkern.ops.softmax, x), torch.softmax(x, -1))
+    assert torch.cuda.current_device() == 0
+
+
+def test_a_variant_serves_only_the_device_it_was_traced_for():
+    x = torch.randn(3, 3, 3, device="cuda")
+    served(jitkern.ops.vec_add, x, x)
+    known = slot_of(jitkern.ops.vec_add).known
+    served_on = {index for _, index, *_ in known}
+    assert torch.cuda.current_device() in served_on
+    assert served_on <= set(range(torch.cuda.device_count()))
+
+
+def test_gradients_flow_through_stubs():
+    x = torch.randn(4, 5, device="cuda", dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(jitkern.ops.softmax, (x,))
+    assert torch.autograd.gradgradcheck(jitkern.ops.softmax, (x,))
+    plain = x.detach()
+    expected = torch.func.grad(lambda t: torch.softmax(t, -1).pow(3).sum())(plain)
+    actual = torch.func.grad(lambda t: jitkern.ops.softmax(t).pow(3).sum())(plain)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(torch.vmap(jitkern.ops.softmax)(plain), torch.softmax(plain, -1))
+
+
+def test_a_call_without_need_of_a_gradient_asks_no_python():
+    x = torch.randn(4, 5, device="cuda")
+    served(jitkern.ops.softmax, x)
+    entered = []
+    sys.setprofile(lambda frame, event, _: entered.append(frame) if event == "call" else None)
+    try:
+        torch.ops.jitkern.softmax.default._op(x)
+    finally:
+        sys.setprofile(None)
+    assert not entered
+
+
+def test_inductor_fuses_what_is_fusible_and_calls_the_rest():
+    from torch._inductor.utils import run_and_get_code
+
+    x = torch.randn(8, 32, device="cuda")
+    for op, inside in ((jitkern.ops.vec_add, False), (jitkern.ops.softmax, True)):
+        args = (x,) if op.name.endswith("softmax") else (x, x)
+        compiled = torch.compile(lambda *a, op=op: op(*a).relu(), fullgraph=True)
+        result, code = run_and_get_code(compiled, *args)
+        torch.testing.assert_close(result, op.run_reference(*args).relu())
+        assert any("jitkern" in text for text in code) == inside
+
+
+def test_the_profiler_shows_the_op_and_the_kernel():
+    x = torch.randn(8, 32, device="cuda")
+    served(jitkern.ops.softmax, x)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        jitkern.ops.softmax(x)
+        torch.cuda.synchronize()
+    names = {event.key for event in profile.key_averages()}
+    assert "jitkern::softmax" in names
+    assert any("softmax" in name and name != "jitkern::softmax" for name in names), names
+
+
+CLUSTER = """
+#include <cooperative_groups.h>
+__global__ void ranks(int* out) {
+  auto cluster = cooperative_groups::this_cluster();
+  if (threadIdx.x == 0) out[blockIdx.x] = cluster.block_rank() * 100 + cluster.num_blocks();
+}
+__global__ void reverse(int* out, const int* x, int n) {
+  extern __shared__ int row[];
+  for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = row[n - 1 - i];
+}
+"""
+
+
+@pytest.fixture
+def declare(tmp_path):
+    def make(function, source=None):
+        (tmp_path / "k.cu").write_text(CLUSTER)
+        op = kernel(
+            f"jitkern_gpu::stub{next(_number)}(Tensor x) -> Tensor",
+            cuda=source or Cuda(str(tmp_path / "k.cu")),
+        )
+        op.launch("cuda")(function)
+        return op
+
+    return make
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
+    reason="clusters need compute capability 9.0",
+)
+def test_clusters_by_stub(declare):
+    def launch(k, x):
+        out = torch.empty(4, dtype=torch.int32, device=x.device)
+        k.ranks(out, grid=4, block=32, cluster=2)
+        return out
+
+    assert served(declare(launch), torch.zeros(1, device="cuda")).tolist() == [2, 102, 2, 102]
+
+
+def test_shared_memory_that_grows_beyond_48_kib_by_stub(declare):
+    def launch(k, x):
+        out = torch.empty_like(x)
+        k.reverse(out, x, x.numel(), grid=1, block=256, smem=4 * x.numel())
+        return out
+
+    op = declare(launch)
+    for size in (100, 13000, 20000, 25000, 100):
+        x = torch.arange(size, dtype=torch.int32, device="cuda")
+        assert torch.equal(served(op, x), x.flip(0))
+
+
+def test_shared_memory_that_grows_in_a_second_launch(declare):
+    def launch(k, x):
+        first, out = torch.empty_like(x), torch.empty_like(x)
+        k.reverse(first, x, 10, grid=1, block=32, smem=40)
+        k.reverse(out, x, x.numel(), grid=1, block=256, smem=4 * x.numel())
+        return out
+
+    op = declare(launch)
+    for size in (100, 20000, 25000):
+        x = torch.arange(size, dtype=torch.int32, device="cuda")
+        assert torch.equal(op(x), x.flip(0))
+        linker.settle()
+        assert torch.equal(op(x), x.flip(0))
+
+
+TRITON = """
+import triton
+import triton.language as tl
+
+@triton.autotune(
+    configs=[triton.Config({"B": 128}, num_warps=2), triton.Config({"B": 1024}, num_warps=4)],
+    key=["n"],
+)
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["B"] == 0})
+@triton.jit
+def double(out, x, n, B: tl.constexpr, EVEN: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    if EVEN:
+        tl.store(out + i, tl.load(x + i) * 2)
+    else:
+        tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+"""
+
+
+@needs_triton
+def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(declare, tmp_path, monkeypatch):
+    (tmp_path / "t.py").write_text(TRITON)
+    measured = []
+    milliseconds = autotune._milliseconds
+    monkeypatch.setattr(
+        autotune, "_milliseconds", lambda *args: measured.append(1) or milliseconds(*args)
+    )
+
+    def launch(k, x):
+        out = torch.empty_like(x)
+        n = x.numel()
+        k.double(out, x, n, grid=lambda meta: (-(-n // meta["B"]),))
+        return out
+
+    for _ in range(2):
+        op = declare(launch, Triton(str(tmp_path / "t.py")))
+        for size in (1000, 2048):
+            x = torch.randn(size, device="cuda")
+            assert torch.equal(served(op, x), 2 * x)
+    assert len(measured) == 2 * 2 * 2  # configurations, sizes, ops
+    again = autotune_again(op, tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def autotune_again(op, tmp_path):
+    """The choices of this process, in another one that may not measure."""
+    from jitkern.source import triton_text
+
+    declared = triton_text.functions(str(tmp_path / "t.py"), 0)["double"]
+    code = (
+        "import torch\nfrom jitkern import config\nfrom jitkern.source.kinds import Triton\n"
+        "from jitkern.launch import autotune\nfrom jitkern.source import triton_text\nfrom jitkern.target import Target\n"
+        "def refuse(*_): raise AssertionError('measured')\n"
+        "autotune._milliseconds = refuse\n"
+        f"configs = triton_text.functions({str(tmp_path / 't.py')!r}, 0)['double'].configs\n"
+        f"source = Triton(**{op.sources['cuda'][0].fields()!r})\n"
+        f"s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"
+        f"autotune.choose({op.name!r}, source, 'double', Target.current('cuda'), "
+        "torch.device('cuda', 0), configs, s, None)\n"
+    )
+    assert declared.configs
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+DESCRIPTOR = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def copy(out, x, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [BM, BN])
+    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [BM, BN])
+    row = tl.program_id(0) * BM
+    target.store([row, 0], source.load([row, 0]))
+"""
+
+
+@needs_triton
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
+    reason="tensor descriptors need compute capability 9.0",
+)
+def test_triton_scratch_memory_is_allocated(declare, tmp_path):
+    (tmp_path / "d.py").write_text(DESCRIPTOR)
+
+    def launch(k, x):
+        out = torch.empty_like(x)
+        rows, cols = x.shape
+        k.copy[{"BM": 16, "BN": 64}](out, x, rows, cols, grid=rows // 16)
+        return out
+
+    op = declare(launch, Triton(str(tmp_path / "d.py")))
+    x = torch.randn(64, 64, device="cuda")
+    for _ in range(3):
+        assert torch.equal(served(op, x), x)
+    metas = [entry.manifest.meta for _, entry in jit.open_cache().entries() if entry.op == op.name]
+    assert any(any(meta.get("scratch", ())) for meta in metas)
+
+
+@pytest.mark.slow
+def test_compute_sanitizer_finds_nothing(tmp_path):
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        pytest.skip("needs compute-sanitizer")
+    code = (
+        "import torch, jitkern.ops as ops\nfrom jitkern.runtime import linker\n"
+        "for shape in ((64, 100), (3, 17), (1, 1)):\n"
+        "    x = torch.randn(shape, device='cuda')\n"
+        "    for _ in range(2):\n"
+        "        a, b, c = ops.vec_add(x, x), ops.softmax(x), ops.muladd(x, x, x)\n"
+        "        linker.settle()\n"
+        "torch.cuda.synchronize(); print('done')\n"
+    )
+    first = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True
+    )
+    assert first.stdout == b"done\n"
+    done = subprocess.run(
+        [tool, "--error-exitcode", "9", sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True, text=True, check=False, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0 and "ERROR SUMMARY: 0 errors" in done.stdout, done.stdout[-3000:]

@@ -1,0 +1,111 @@
+"""What tests of several rooms share by name."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from jitkern import config
+from jitkern.cache.entry import Entry
+from jitkern.compilers import Compiler
+from jitkern.compilers.cuda import toolkit
+from jitkern.compilers.result import Built
+from jitkern.errors import CompileError
+from jitkern.op.op import Op
+from jitkern.runtime import linker
+from jitkern.runtime.slot import Slot
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import FUNCTION, Source, Variant
+from jitkern.target import Target
+
+REPOSITORY = Path(__file__).parent.parent
+H100 = "cuda-sm_90-cu130-torch2.11.0"
+needs_nvrtc = pytest.mark.skipif(
+    not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
+)
+
+
+def symbol_of(entry: Entry) -> str:
+    """The name of the function that the library of a C or C++ kernel points to."""
+
+    class Found(ctypes.Structure):
+        _fields_ = [
+            ("file", ctypes.c_char_p),
+            ("base", ctypes.c_void_p),
+            ("name", ctypes.c_char_p),
+            ("at", ctypes.c_void_p),
+        ]
+
+    library = ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
+    address = ctypes.c_void_p.in_dll(library, FUNCTION)
+    found = Found()
+    assert ctypes.CDLL(None).dladdr(address, ctypes.byref(found))
+    return (found.name or b"").decode()
+
+
+def replaced(**settings: object) -> config.Config:
+    """The settings with others, to be those of the process: `using` counts in one thread alone."""
+    return config.Config(**{**vars(config.current()), **settings})
+
+
+def slot_of(op: Op, device: str = "cpu") -> Slot:
+    slot = op.backends[device].implementation.slot
+    assert slot
+    return slot
+
+
+def served(op: Op, *args: object, device: str = "cpu") -> object:
+    """The result of a call that asks no Python."""
+    op(*args)
+    linker.settle()
+    before = slot_of(op, device).misses
+    result = op(*args)
+    assert slot_of(op, device).misses == before, slot_of(op, device).refused
+    return result
+
+
+def last_json(out):
+    return json.loads(out.splitlines()[-1])
+
+
+def kernels(report):
+    """The rows of a report that are about kernels, and not about launching them."""
+    return [
+        row
+        for row in report["results"]
+        if row["op"] != "jitkern::runtime"
+        and row["variant"].partition(".")[0] not in ("stub", "plan")
+    ]
+
+
+@dataclass
+class FakeCompiler(Compiler):
+    """Counts, and writes a file where a compiler would. `fail` makes it refuse, `during` runs in mid-compile."""
+
+    compiles: list[Variant] = field(default_factory=list)
+    fail: bool = False
+    during: Callable[[], None] = lambda: None
+    version: str = "1"
+
+    def target(self, source: Source, target: Target) -> Target:
+        return target
+
+    def flags(self, source: Source, target: Target) -> tuple[str, ...]:
+        return ("-O2", *source.flags)
+
+    def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
+        return [{"name": "fake", "version": self.version}]
+
+    def compile(self, variant: Variant, target: Target, closure: Closure, staging: Path) -> Built:
+        self.compiles.append(variant)
+        self.during()
+        (staging / "compile.log").write_text("log")
+        if self.fail:
+            raise CompileError("the fake refuses", op=variant.op)
+        (staging / "out.so").write_bytes(f"code of {variant.label}".encode())
+        return Built(self.identities(variant.source, target)[0], {"artifact": "out.so"})

@@ -1,0 +1,155 @@
+"""`.tune` for other devices: without a GPU, per model, and on one."""
+
+import pytest
+import torch
+from helpers import needs_nvrtc, served, slot_of
+from tuning import GPU, HERE, ROWS, Clock, _number, double, length, ways
+
+from jitkern import jit
+from jitkern.declare import Cuda, Triton, kernel
+from jitkern.launch import autotune
+from jitkern.launch.tuned import parts_of
+from jitkern.op.needed_kernels import needs_of
+from jitkern.prewarming.ahead import keep_plans, stubs_of
+from jitkern.runtime import binding, linker, plans
+from jitkern.target import Target
+from jitkern.trace.world import world_of
+
+# ------------------------------------------------------------------ other devices
+
+CUDA = """
+template <typename T, int WAY> __global__ void scale(T* y, const T* x, double a, long long n) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    y[i] = T(a) * x[i];
+}
+"""
+
+
+def blocks(x):
+    return [{"block": 128, "WAY": 1}, {"block": 256, "WAY": 2}, {"block": 2048, "WAY": 1}]
+
+
+def cuda_double(k, x):
+    y = torch.empty_like(x)
+    n, block = x.numel(), k.config["block"]
+    k.scale[{"T": x.dtype, "WAY": k.config["WAY"]}](
+        y, x, 2.0, n, grid=(n + block - 1) // block, block=block
+    )
+    return y
+
+
+@pytest.fixture
+def on_cuda(tmp_path):
+    (tmp_path / "k.cu").write_text(CUDA)
+    op = kernel(
+        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Cuda(str(tmp_path / "k.cu"))
+    )
+    op.launch("cuda")(cuda_double)
+    op.tune("cuda", key=length)(blocks)
+    op.reference(lambda x: x * 2)
+    op.samples(lambda device: iter([torch.ones(1000, device=device)]))
+    return op
+
+
+@needs_nvrtc
+def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeypatch):
+    op, source = on_cuda, on_cuda.sources["cuda"][0]
+    variants, calls, _ = needs_of(op, source, "cuda")
+    assert [v.label for v in variants] == ["scale.f32.WAY1", "scale.f32.WAY2"]
+    for variant in variants:
+        jit.ensure(variant, GPU)
+    stubs, reasons = stubs_of(op, source, GPU, calls)
+    assert not stubs and "chooses among its 3 configurations" in reasons[0]
+    for number, model in enumerate(("One GPU", "Another GPU")):
+        monkeypatch.setattr(autotune, "model_of", lambda _, model=model: model)
+        Clock(monkeypatch, lambda c, wanted=128 * 2**number: abs(c["block"] - wanted))
+        autotune.choose(
+            op.name, source, "", GPU, torch.device("cuda"), blocks(None),
+            (("dtypes", ("f32",)), ("key", 1000)), lambda config: lambda: None,
+        )  # fmt: skip
+    stubs, reasons = stubs_of(op, source, GPU, calls)
+    assert not reasons
+    assert {s.traced.model: dict(s.traced.kernels[0].variant.template)["WAY"] for s in stubs} == {
+        "One GPU": 1, "Another GPU": 2
+    }  # fmt: skip
+    keep_plans(op, source, GPU, stubs)
+    known = plans_of(op, source, GPU)
+    monkeypatch.setattr(plans, "model_of", lambda _: "A third GPU")
+    assert not list(known.find(("f32[1]",), "", torch.device("cuda")))
+
+
+def test_a_triton_kernel_takes_constexprs_and_options_of_a_configuration(tmp_path):
+    (tmp_path / "t.py").write_text(ROWS.format(plain=""))
+    op = kernel(
+        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))
+    )
+
+    @op.launch("triton")
+    def _(k, x):
+        y = torch.empty_like(x)
+        k.rows[{"B": k.config["B"]}](y, x, 3, 5, grid=1, num_warps=k.config["num_warps"])
+        return y
+
+    @op.tune("triton")
+    def _(x):
+        return [{"B": b, "num_warps": w} for b in (16, 32) for w in (4, 8)]
+
+    op.samples(lambda device: iter([torch.ones(4, device=device)]))
+    variants = needs_of(op, op.sources["cuda"][0], "cuda").variants
+    assert [(dict(v.template)["B"], dict(v.options)["num_warps"]) for v in variants] == [
+        (16, 4), (16, 8), (32, 4), (32, 8)
+    ]  # fmt: skip
+    assert op(torch.empty(4, device="meta")).shape == (4,)
+
+
+def plans_of(op, source, target):
+    function = op.written(source, target.device)
+    world = world_of(parts_of(function))
+    return plans.Plans(op.name, op.schema, function, world, source, target)
+
+
+def test_a_choice_is_for_one_model_and_its_plan_too(declare, clock, monkeypatch):
+    op = declare(double, ways)
+    source = op.sources["cpu"][0]
+    served(op, torch.ones(2))
+    known = plans_of(op, source, HERE)
+    cpu = torch.device("cpu")
+    assert len(list(known.find(("f32[1]",), "", cpu))) == 1
+    assert not list(known.find(("f32[1]",)))
+    monkeypatch.setattr(plans, "model_of", lambda _: "another CPU")
+    assert not list(known.find(("f32[1]",), "", cpu))
+
+
+@pytest.mark.gpu
+def test_cuda_kernels_are_tuned_and_served_by_stub(on_cuda):
+    x = torch.randn(1000, device="cuda")
+    on_cuda(x)
+    linker.settle()
+    slot = slot_of(on_cuda, "cuda")
+    before = slot.misses
+    assert torch.equal(on_cuda(x), 2 * x)
+    assert not binding.runtime() or slot.misses == before, slot.refused
+    ((_, choice),) = autotune.choices_of(
+        on_cuda.name, on_cuda.sources["cuda"][0], Target.current("cuda")
+    )
+    assert choice["milliseconds"][2] is None  # no block has 2048 threads
+    assert choice["choice"] in (0, 1) and choice["model"] == torch.cuda.get_device_name()
+    assert all(0 < time < 0.5 for time in choice["milliseconds"][:2])
+    torch.library.opcheck(on_cuda.overload, (x,))
+
+
+@pytest.mark.gpu
+def test_nothing_is_measured_in_a_capture(on_cuda, caplog):
+    x = torch.randn(1000, device="cuda")
+    source, here = on_cuda.sources["cuda"][0], Target.current("cuda")
+    on_cuda(x[:500])  # another key: its kernels are loaded then
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = on_cuda(x)
+    graph.replay()
+    assert torch.equal(y, 2 * x)
+    assert "no tuned configuration of" in caplog.text
+    assert len(list(autotune.choices_of(on_cuda.name, source, here))) == 1
+    assert torch.equal(on_cuda(x), 2 * x)
+    assert len(list(autotune.choices_of(on_cuda.name, source, here))) == 2

@@ -1,0 +1,90 @@
+"""What `jitkern explain` says of choices."""
+
+import json
+
+import pytest
+import torch
+from helpers import H100, FakeCompiler
+from tuning import GPU, HERE, ROWS, _number, double, length, ways
+
+from jitkern import cache_tools, jit
+from jitkern.compilers import COMPILERS
+from jitkern.declare import Triton, kernel
+from jitkern.op.needed_kernels import needs_of
+from jitkern.runtime import linker
+
+# ------------------------------------------------------------------ explain
+
+
+def explained(cli, op, *arguments):
+    code, out, err = cli("explain", op.name, *arguments)
+    assert code == 0, err
+    code, data, _ = cli("explain", op.name, *arguments, "--json")
+    (found,) = json.loads(data.splitlines()[-1])["ops"]
+    return out, found
+
+
+def test_explain_lists_what_was_chosen(declare, clock, cli):
+    op = declare(double, ways, key=length)
+    op.samples(lambda device: iter([torch.ones(4, device=device)]))
+    assert "the device chooses among its 3 configurations" in explained(cli, op)[0]
+    op(torch.ones(4))
+    linker.settle()
+    out, found = explained(cli, op)
+    (row,) = [row for row in found["variants"] if row["kind"] == "choice"]
+    (listed,) = cache_tools.rows(jit.open_cache(), cache_tools.Wanted(kind="choice"))
+    assert listed.path == row["path"]
+    assert row["note"] in out
+    assert row["note"].endswith(
+        ", dtypes=('f32',), key=4: {'WAY': 3} 0.3333 ms; not {'WAY': 1} 1 ms; not {'WAY': 2} 0.5 ms"
+    )
+
+
+def test_explain_notes_a_newer_compiler(declare, compiler, cli):
+    def launch(k, x):
+        k.scale[{"T": x.dtype}](x)
+
+    op = declare(launch, None, schema="(Tensor(a!) x) -> ()")
+    op.samples(lambda device: iter([torch.ones(4, device=device)]))
+    for version, noted in (("1.9", False), ("1.10", True), ("1.8", False)):
+        compiler.version = "1.9" if not compiler.compiles else version
+        jit.ensure(needs_of(op, op.sources["cpu"][0], "cpu").variants[0], HERE)
+        compiler.version = version
+        out, found = explained(cli, op)
+        assert (
+            "made by fake 1.9, and 1.10 is installed: jitkern prewarm --refresh" in out
+        ) == noted
+        assert bool(found["variants"][0]["note"]) == noted
+
+
+@pytest.mark.parametrize(
+    ("sizes", "plain", "hinted"),
+    [
+        ([(1, 5), (5, 5), (16, 5), (2**40, 5)], "", '4 variants that differ in `n` alone (1, i32, i32:16, i64:16): @triton.jit(do_not_specialize=["n"]) makes 2 of them'),
+        ([(1, 5), (5, 16), (16, 1)], "", None),
+        ([(1, 5), (5, 5)], "", None),
+        ([(1, 5), (5, 5), (16, 5), (2**40, 5)], '(do_not_specialize=["n"])', None),
+    ],
+    ids=["one", "two together", "few", "done"],
+)  # fmt: skip
+def test_explain_suggests_do_not_specialize(tmp_path, cli, monkeypatch, sizes, plain, hinted):
+    monkeypatch.setitem(COMPILERS, "triton", FakeCompiler())
+    (tmp_path / "t.py").write_text(ROWS.format(plain=plain))
+    op = kernel(
+        f"jitkern_tune::f{next(_number)}(Tensor x) -> Tensor", cuda=Triton(str(tmp_path / "t.py"))
+    )
+
+    @op.launch("cuda")
+    def _(k, x):
+        y = torch.empty_like(x)
+        for n, m in sizes:
+            k.rows[{"B": 16}](y, x, n, m, grid=1)
+        return y
+
+    op.samples(lambda device: iter([torch.ones(4, device=device)]))
+    assert not explained(cli, op, "--target", H100)[1]["hints"]
+    for variant in needs_of(op, op.sources["cuda"][0], "cuda").variants:
+        jit.ensure(variant, GPU)
+    out, found = explained(cli, op, "--target", H100)
+    assert found["hints"] == ([f"`rows` has {hinted}"] if hinted else [])
+    assert (f"hint: `rows` has {hinted}" in out) == bool(hinted)

@@ -1,0 +1,133 @@
+"""`.tune` in another process: what it takes over, and what prewarm and recordings make ready."""
+
+import pytest
+from tuning import SOURCE
+
+from jitkern.runtime import binding
+
+needs_runtime = pytest.mark.skipif(
+    not binding.runtime(), reason="no launch runtime on this platform"
+)
+
+# ------------------------------------------------------------------ another process
+
+MODULE = """
+import torch
+from jitkern.declare import Cpp, kernel
+op = kernel("jitkern_tuned::scaled(Tensor x, *, float a=2.0) -> Tensor", cpu=Cpp("k.cpp"))
+@op.reference
+def _(x, a): return x * a
+@op.tune("cpu", key=lambda x, a: {key})
+def _(x, a): return [{{"WAY": way}} for way in {ways}]
+@op.launch("cpu")
+def _(k, x, *, a):
+    out = torch.empty_like(x)
+    k.scale[{{"T": x.dtype, "WAY": k.config["WAY"]}}](out, x, a * k.config["WAY"], x.numel())
+    return out
+@op.samples
+def _(device): yield torch.ones(3, device=device), 2.0
+"""
+RUN = """
+import sys, torch
+if {warm}:
+    class Refuse:
+        def find_spec(self, name, *_):
+            if name in ("jitkern.trace.trace", "jitkern.launch.kernels", "jitkern.launch.autotune"):
+                raise AssertionError(f"a warm process imported {{name}}")
+    sys.meta_path.insert(0, Refuse())
+else:
+    from jitkern.launch import autotune
+    measured = []
+    def measure(run, candidate, device):
+        run(candidate)()
+        measured.append(candidate["WAY"])
+        return float(candidate["WAY"])
+    autotune._milliseconds = measure
+import jitkern, tuned
+from jitkern.runtime import binding, slot
+x = torch.ones(3)
+results = {{str(tuned.op(x, a=2.0).tolist()) for _ in range(2)}}
+from jitkern import jit
+if {warm}:
+    print(*results, jitkern.stats()["compiles"])
+else:
+    from jitkern.runtime import linker
+    linker.settle()
+    print(*results, measured)
+"""
+
+
+@pytest.fixture
+def process(tmp_path, run_python):
+    """Run RUN in a process, over MODULE with these configurations; returns what it prints."""
+    (tmp_path / "k.cpp").write_text(SOURCE)
+
+    def run(ways="(5, 3)", key="x.shape[0]", *, warm=False, **environment):
+        (tmp_path / "tuned.py").write_text(MODULE.format(ways=ways, key=key))
+        done = run_python(RUN.format(warm=warm), PYTHONPATH=str(tmp_path), **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    run_python("from jitkern import jit; from jitkern.runtime import binding\n"
+               "from jitkern.target import Target\n"
+               "jit.ensure(binding.variant(), Target.current('cpu'))")  # fmt: skip
+    return run
+
+
+@needs_runtime
+def test_a_second_process_neither_measures_nor_traces_nor_compiles(process):
+    assert process() == "[6.0, 6.0, 6.0] [5, 3]"
+    assert process(warm=True, JITKERN_COMPILE="never", PATH="/nonexistent") == "[6.0, 6.0, 6.0] 0"
+
+
+@needs_runtime
+@pytest.mark.parametrize(
+    ("edit", "gives"),
+    [
+        ({"ways": "(5, 2)"}, "[4.0, 4.0, 4.0] [5, 2]"),
+        ({"key": "x.dim()"}, "[6.0, 6.0, 6.0] [5, 3]"),
+    ],
+    ids=["configurations", "key"],
+)
+def test_an_edit_is_tuned_anew(process, edit, gives):
+    before = process()
+    assert process(**edit) == gives
+    assert process() == before.replace("[5, 3]", "[]")
+
+
+def test_prewarm_builds_every_configuration_and_says_that_none_is_chosen(
+    process, run_python, tmp_path
+):
+    process(ways="(1,)")
+    code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', 'jitkern_tuned::scaled'])"
+    (tmp_path / "tuned.py").write_text(MODULE.format(ways="(5, 3, 4)", key="None"))
+    done = run_python(code, JITKERN_CACHE_DIR=str(tmp_path / "other"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    names = {line.split()[2] for line in done.stdout.splitlines() if "jitkern_tuned" in line}
+    assert {"scale.f32.WAY3", "scale.f32.WAY4", "scale.f32.WAY5"} == names
+    assert (
+        "keeps to its Python launcher" in done.stderr
+        and "the device chooses among its 3 configurations" in done.stderr
+    )
+
+
+@needs_runtime
+@pytest.mark.parametrize("ways", ["(5, 3)", "(3,)"], ids=["chosen", "only one"])
+def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
+    process, run_python, tmp_path, ways
+):
+    process(ways)
+    for plan in (tmp_path / "cache").rglob("*.plan.*"):
+        plan.rename(tmp_path / plan.name)
+    code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', 'jitkern_tuned::scaled'])"
+    done = run_python(code, PYTHONPATH=str(tmp_path))
+    assert "plan" in done.stdout, done.stderr
+    assert process(ways, warm=True, JITKERN_COMPILE="never") == "[6.0, 6.0, 6.0] 0"
+
+
+def test_a_recorded_call_is_made_ready_in_every_configuration(process, run_python, tmp_path):
+    calls = str(tmp_path / "calls")
+    process(JITKERN_RECORD=calls)
+    code = f"from jitkern.cli import main; main(['prewarm', '--from', {calls!r}, 'tuned'])"
+    done = run_python(code, JITKERN_CACHE_DIR=str(tmp_path / "other"), PYTHONPATH=str(tmp_path))
+    assert {"scale.f32.WAY3", "scale.f32.WAY5"} <= set(done.stdout.split()), done.stderr

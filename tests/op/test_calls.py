@@ -1,0 +1,305 @@
+"""Calls of ops: without a tensor, with None, errors and their causes, results that share memory, pickles."""
+
+import copy
+import gc
+import itertools
+import pickle
+import weakref
+
+import pytest
+import torch
+from helpers import served
+
+from jitkern import config
+from jitkern.declare import Cpp, kernel
+from jitkern.errors import CompileError, DeclarationError, LaunchError
+
+_number = itertools.count()
+X = torch.arange(6.0).reshape(2, 3)
+KERNELS = """
+extern "C" void fill(T* out, long n, double value) { for (long i = 0; i < n; i++) out[i] = value; }
+extern "C" void add(T* out, const T* x, const T* y, long n) { for (long i = 0; i < n; i++) out[i] = x[i] + (y ? y[i] : 0); }
+"""
+
+
+@pytest.fixture
+def declare(tmp_path):
+    """An op with this schema, launch function and reference on the real C compiler."""
+
+    def make(signature, launch, reference=None, *, cpu=True):
+        (tmp_path / "kernels.cpp").write_text(KERNELS)
+        source = Cpp(str(tmp_path / "kernels.cpp")) if cpu else ()
+        op = kernel(f"jitkern_test::calls{next(_number)}{signature}", cpu=source)
+        op.launch("cpu")(launch)
+        if reference:
+            op.reference(reference)
+        return op
+
+    return make
+
+
+def filled(k, n, device="cpu"):
+    out = torch.empty(n, dtype=torch.float64, device=device)
+    k.fill[{"T": out.dtype}](out, n, 7.0)
+    return out
+
+
+def add(k, x, y):
+    out = torch.empty_like(x)
+    k.add[{"T": x.dtype}](out, x, y, x.numel())
+    return out
+
+
+# ------------------------------------------------------------------ calls without a tensor
+
+
+def wrong(*_, **__):
+    return torch.zeros(2, dtype=torch.float64)
+
+
+WITHOUT_TENSORS = {
+    "integer": ("(int n) -> Tensor", filled, (2,)),
+    "optional tensor": ("(Tensor? x, int n) -> Tensor", lambda k, x, n: filled(k, n), (None, 2)),
+    "list": ("(Tensor[] xs) -> Tensor", lambda k, xs: filled(k, 2 + len(xs)), ([],)),
+    "device": ("(int n, *, Device? device=None) -> Tensor", filled, (2,)),
+}
+
+
+@pytest.mark.parametrize("reference", [None, wrong], ids=["no reference", "reference"])
+@pytest.mark.parametrize("case", WITHOUT_TENSORS.values(), ids=WITHOUT_TENSORS.keys())
+def test_a_call_without_a_tensor_reaches_the_kernel_of_the_cpu(declare, case, reference):
+    signature, launch, args = case
+    op = declare(signature, launch, reference)
+    for call in (op, op.overload):
+        assert call(*args).tolist() == [7, 7]
+    with torch.inference_mode():
+        assert op(*args).is_inference()
+
+
+def test_a_call_without_a_tensor_is_served_by_a_stub(declare):
+    op = declare("(int n) -> Tensor", filled)
+    assert served(op, 3).tolist() == [7, 7, 7]
+
+
+def test_a_call_without_a_tensor_goes_to_the_device_that_it_names(declare):
+    op = declare("(int n, *, Device? device=None) -> Tensor", filled)
+    assert op(2, device=torch.device("cpu")).tolist() == [7, 7]
+    assert op(2, device="meta").device.type == "meta"
+
+
+def test_a_call_without_a_tensor_goes_to_torchs_default_device_where_there_is_a_choice(declare):
+    op = declare("(int n) -> Tensor", lambda k, n: torch.empty(n, device="meta"), wrong, cpu=False)
+    assert op(2).tolist() == [0, 0]
+    torch.set_default_device("meta")
+    try:
+        assert op(2).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_call_without_a_tensor_falls_back_to_its_reference(declare):
+    op = declare("(int n) -> Tensor", filled, torch.ones)
+    with config.using(cxx="no-such-compiler"):
+        assert op(2).tolist() == [1, 1]
+
+
+def test_a_call_without_a_tensor_is_one_node_of_a_compiled_graph(declare):
+    op = declare("(int n) -> Tensor", filled)
+    f = torch.compile(lambda x: op(2) + x, fullgraph=True, backend="aot_eager")
+    assert f(torch.ones(2, dtype=torch.float64)).tolist() == [8, 8]
+    torch.library.opcheck(op.overload, (3,))
+
+
+# ------------------------------------------------------------------ None for a tensor
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_none_for_a_tensor_is_an_error_that_names_the_argument(declare, mode):
+    op = declare("(Tensor x, Tensor y) -> Tensor", add, lambda x, y: x + y)
+    with mode():
+        for _ in range(2):
+            for args, name in (((X, None), "y"), ((None, X), "x"), ((None, None), "x")):
+                with pytest.raises(
+                    LaunchError, match=rf"{op.name} .* `{name}`, and got None.*Tensor\?"
+                ):
+                    op(*args)
+                with pytest.raises(RuntimeError, match=f"`{name}`, and got None"):
+                    op.overload(*args)
+            assert torch.equal(served(op, X, X), X + X)
+    with pytest.raises(LaunchError, match="`y`, and got None"):
+        op(X.requires_grad_(), None)
+    X.requires_grad_(False)
+
+
+def test_none_for_an_optional_tensor_is_passed_on(declare):
+    op = declare("(Tensor x, Tensor? y) -> Tensor", add)
+    assert torch.equal(served(op, X, None), X)
+
+
+# ------------------------------------------------------------------ results that share memory
+
+SHARING = {
+    "argument": ("(Tensor x) -> Tensor", lambda k, x: x.contiguous(), (X,), "`x`"),
+    "view": ("(Tensor x) -> Tensor", lambda k, x: x[:1], (X,), "`x`"),
+    "one of a list": (
+        "(int n, Tensor[] xs) -> (Tensor, Tensor)",
+        lambda k, n, xs: (xs[0] + 1, xs[1]),
+        (1, [X, X.clone()]),
+        "`xs`",
+    ),
+    "keyword": ("(Tensor x, *, Tensor y) -> Tensor", lambda k, x, y: y, (X,), "`y`"),
+    "each other": ("(Tensor x) -> (Tensor, Tensor)", lambda k, x: (x + 1,) * 2, (X,), "another"),
+}
+
+
+@pytest.mark.parametrize("case", SHARING.values(), ids=SHARING.keys())
+def test_a_result_that_shares_memory_is_an_error_each_time(declare, case):
+    signature, launch, args, what = case
+    op = declare(signature, launch, lambda *args, **kwargs: pytest.fail("the reference ran"))
+    kwargs = {"y": X.clone()} if "y" in signature else {}
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=f"{op.name} on cpu: .*shares.*{what}.*clone"):
+            op(*args, **kwargs)
+
+
+def test_a_result_that_shares_memory_only_at_times_is_an_error_then(declare):
+    op = declare("(Tensor x) -> Tensor", lambda k, x: x.contiguous())
+    assert torch.equal(served(op, X.T), X.T)
+    with pytest.raises(LaunchError, match="shares the memory of its argument `x`"):
+        op(X)
+
+
+def test_an_inplace_op_that_returns_its_argument_is_noticed_by_autograd(declare):
+    def launch(k, x):
+        k.add[{"T": x.dtype}](x, x, x, x.numel())
+        return x
+
+    op = declare("(Tensor(a!) x) -> Tensor", launch)
+    x = X.clone()
+    with pytest.raises(LaunchError, match="`x`") as raised:
+        op(x)
+    assert raised.value.launched == 1
+    assert x._version == 1
+
+
+# ------------------------------------------------------------------ errors
+
+
+def test_an_error_that_a_launch_function_handles_does_not_replace_another(declare):
+    def refuse(k, x):
+        raise ValueError("bad")
+
+    inner = declare("(Tensor x) -> Tensor", refuse)
+
+    def launch(k, x):
+        with pytest.raises(RuntimeError):
+            inner.overload(x)
+        raise RuntimeError("ValueError: bad, and more of it")
+
+    with pytest.raises(RuntimeError, match="and more of it") as raised:
+        declare("(Tensor x) -> Tensor", launch)(X)
+    assert type(raised.value) is RuntimeError
+
+
+@pytest.mark.parametrize("signature", ["(Tensor x) -> Tensor", "(Tensor x, int[] n=[]) -> Tensor"])
+def test_an_error_that_a_launch_function_handles_keeps_nothing_alive(declare, signature):
+    def refuse(k, x):
+        raise ValueError("bad")
+
+    inner = declare("(Tensor x) -> Tensor", refuse)
+
+    def launch(k, x, n=()):
+        with pytest.raises(RuntimeError):
+            inner.overload(x + 1 if n else x)
+        return x + 1
+
+    op = declare(signature, launch)
+    op(X)
+    x = X.clone()
+    alive = weakref.ref(x)
+    op(x)
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("handling", [False, True], ids=["plain", "in a handler"])
+def test_an_error_keeps_its_cause_and_its_context(declare, handling):
+    def launch(k, x):
+        try:
+            {}["context"]
+        except KeyError:
+            try:
+                int("cause")
+            except ValueError as e:
+                raise RuntimeError("error") from e
+
+    op = declare("(Tensor x) -> Tensor", launch)
+
+    def call():
+        with pytest.raises(RuntimeError, match="error") as raised:
+            op(X)
+        assert type(raised.value.__cause__) is ValueError
+        assert raised.value.__context__ is raised.value.__cause__
+        assert type(raised.value.__context__.__context__) is KeyError
+
+    if not handling:
+        call()
+        return
+    try:
+        {}["another"]
+    except KeyError:
+        call()
+
+
+def test_a_compile_error_says_nothing_of_the_error_that_stood_for_it(declare, compiler):
+    compiler.fail = True
+    with pytest.raises(CompileError) as raised:
+        declare("(Tensor x, Tensor y) -> Tensor", add)(X, X)
+    assert "RuntimeError" not in repr((raised.value.__cause__, raised.value.__context__))
+
+
+# ------------------------------------------------------------------ copies and pickles
+
+
+def test_a_copy_of_a_module_that_holds_an_op_holds_the_same_op(declare):
+    module = torch.nn.Module()
+    module.act = declare("(Tensor x, Tensor y) -> Tensor", add)
+    assert copy.deepcopy(module).act is module.act
+    assert copy.copy(module.act) is module.act
+    assert pickle.loads(pickle.dumps(module)).act is module.act
+
+
+MODULE = """
+from jitkern.declare import kernel
+op = kernel("jitkern_pickled::op(Tensor x) -> Tensor")
+op.reference(lambda x: x + 1)
+"""
+
+
+def test_a_pickle_imports_the_module_that_declares_the_op(run_python, tmp_path):
+    (tmp_path / "declares.py").write_text(MODULE)
+    done = run_python("import declares, pickle; print(pickle.dumps([declares.op]).hex())")
+    load = f"import pickle, torch; [op] = pickle.loads(bytes.fromhex({done.stdout.strip()!r}))\n"
+    done = run_python(load + "print(op(torch.zeros(1)).item(), op)")
+    assert done.stdout == "1.0 <op jitkern_pickled::op(Tensor x) -> Tensor>\n", done.stderr
+    (tmp_path / "declares.py").write_text("")
+    assert "does not declare it here; declare the op before" in run_python(load).stderr
+    (tmp_path / "declares.py").unlink()
+    assert "which cannot be imported here: No module named 'declares'" in run_python(load).stderr
+
+
+def test_the_shipped_ops_are_all_there_after_one_was_unpickled(run_python):
+    done = run_python("import jitkern.ops, pickle; print(pickle.dumps(jitkern.ops.softmax).hex())")
+    load = f"import pickle; op = pickle.loads(bytes.fromhex({done.stdout.strip()!r}))\n"
+    done = run_python(
+        load + "import jitkern.ops; print(jitkern.ops.softmax is op, jitkern.ops.vec_add)"
+    )
+    assert done.stdout.startswith("True <op"), done.stderr
+
+
+def test_an_op_that_is_not_declared_is_an_error_of_its_own():
+    from jitkern.op.op import declared
+
+    with pytest.raises(DeclarationError, match="jitkern_test::nowhere was pickled as an op of"):
+        declared("jitkern_test::nowhere", __name__)

@@ -1,0 +1,161 @@
+"""What prewarm says of launch functions that cannot work: a failed row, with the line at fault."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+import torch
+from helpers import H100, last_json, needs_nvrtc
+
+from jitkern.errors import LaunchError
+from jitkern.op.op import OPS
+from jitkern.target import short_version
+
+NUMBERS = itertools.count()  # Torch keeps an op for good, so each test declares another one
+CPU = f"--target=cpu-x86_64-torch{short_version(torch.__version__)}"
+KERNEL = """
+import torch
+from jitkern.declare import Cpp, Cuda, kernel
+op = kernel("{package}::f(Tensor x) -> {returns}", cpu=Cpp("f.cpp"), cuda=Cuda("f.cu"))
+@op.launch("cpu", "cuda")
+def _(k, x):
+    out = torch.empty_like(x)
+    {launch}
+    return {result}
+@op.samples
+def _(device):
+    yield torch.ones(3, device=device)
+"""
+CPP = 'extern "C" void f(float* out, const float* x, long n) {}\n'
+CUDA = 'extern "C" __global__ void f(float* out, const float* x, long long n) {}\n'
+LAUNCH = "k.f(out, x, x.numel(), grid=1, block=32)"
+
+
+class Package:
+    """A package with one op."""
+
+    def __init__(self, folder, cli):
+        self.folder = folder / f"refusals{next(NUMBERS)}"
+        self.file = self.folder / "kernel.py"
+        self.name = self.folder.name
+        self.cli = cli
+
+    def write(self, launch=LAUNCH, result="out", returns="Tensor", cuda=CUDA):
+        self.folder.mkdir()
+        parts = {"package": self.name, "launch": launch, "result": result, "returns": returns}
+        self.file.write_text(KERNEL.format(**parts))
+        (self.folder / "__init__.py").write_text(f"from {self.name}.kernel import op")
+        (self.folder / "f.cpp").write_text(CPP)
+        (self.folder / "f.cu").write_text(cuda)
+
+    def prewarm(self, *arguments):
+        """The exit code, and the reasons of what failed."""
+        code, out, err = self.cli("prewarm", self.name, "--json", *arguments)
+        rows = last_json(out)["results"]
+        assert rows, err
+        return code, [row["reason"] for row in rows if row["status"] == "failed"]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    importlib.import_module("jitkern.ops")
+    before = set(OPS)
+    yield Package(tmp_path, cli)
+    for name in OPS.keys() - before:
+        del OPS[name]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        ("k.f(out, x, grid=1, block=32)", "takes 3 arguments (float* out, const float* x, long long n), got 2"),
+        ("k.f(out, 2, x.numel(), grid=1, block=32)", "argument 2 (`const float* x`) must be a tensor, got int `2`; it takes (float* out, const "),
+        ("k.f(out, x.half(), 3, grid=1, block=32)", "argument 2 (`const float* x`) must be a float32 tensor"),
+        ("k.f(out, x, x.numel(), block=32)", "`grid` must be one to three sizes, got None"),
+        ("k.f(out, x, x.numel(), grid=1)", "`block` must be one to three sizes, got None"),
+        ("k.f(out, x, 1, grid=1, block=2048)", "block=2048 has 2048 threads, and no GPU takes more"),
+        ("k.f(out, x, 1, grid=1, block=(32, 64))", "block=(32, 64) has 2048 threads"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_launch_that_cannot_work_fails_with_its_line(package, launch, says, jobs):
+    package.write(launch)
+    code, reasons = package.prewarm("--target", H100, "--jobs", jobs)
+    assert code == 1
+    (reason,) = reasons
+    assert f"{package.file}:8: " in reason and says in reason, reason
+
+
+@pytest.mark.parametrize(
+    ("result", "returns", "says"),
+    [
+        ("None", "Tensor", "returned None, and its schema says one tensor"),
+        ("3.0", "Tensor", "returned a float, and its schema says one tensor"),
+        ("(out, torch.empty_like(x))", "Tensor", "returned 2 values, and its schema says one tensor"),
+        ("out", "(Tensor, Tensor)", "returned a tensor, and its schema says 2 tensors"),
+        ("(out, 1)", "(Tensor, Tensor)", "returned an int as result 2, and its schema says 2 tensors"),
+        ("out", "()", "returned a tensor, and its schema says nothing is returned"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_schema_is_told_with_the_launch_function(
+    package, result, returns, says
+):
+    package.write(result=result, returns=returns)
+    line = f"{package.file}:5: "
+    code, reasons = package.prewarm(CPU)
+    assert (code, len(reasons)) == (1, 1)
+    assert says in reasons[0] and line in reasons[0], reasons
+    op = OPS[f"{package.name}::f"]
+    with pytest.raises(LaunchError) as raised:
+        op(torch.ones(3))
+    assert says in str(raised.value) and line in str(raised.value)
+
+
+def test_what_a_launch_function_raises_is_told_with_its_line(package):
+    package.write("undefined_name(k)")
+    code, (reason,) = package.prewarm(CPU)
+    assert code == 1
+    assert reason == (
+        f"{package.name}::f: {package.file}:8: its launch function failed on sample 1: "
+        "NameError: name 'undefined_name' is not defined"
+    )
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("template", ["", '[{"T": x.dtype}]'])
+def test_a_misspelt_kernel_is_told_which_there_are(package, template):
+    package.write(f"k.g{template}(out, x, 1, grid=1, block=32)")
+    code, (reason,) = package.prewarm("--target", H100)
+    assert code == 1
+    assert "f.cu has no function `g`; it has: f" in reason
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("template", ["", '[{"T": x.dtype}]'])
+def test_a_function_that_is_no_kernel_is_named(package, jobs, template):
+    text = CUDA.replace("__global__ ", "")
+    if template:
+        text = text.replace('extern "C"', "template <typename T>").replace("float", "T")
+    package.write(LAUNCH.replace("k.f", f"k.f{template}"), cuda=text)
+    code, (reason,) = package.prewarm("--target", H100, "--jobs", jobs)
+    assert code == 1
+    assert "f.cu is no kernel: write `__global__` before its `void`" in reason
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_any_error_of_a_build_is_a_failed_row(package, compiler, jobs):
+    package.write()
+
+    def broken():
+        raise ZeroDivisionError("in a compiler")
+
+    compiler.during = broken
+    code, reasons = package.prewarm(CPU, "--jobs", jobs, "--keep-going")
+    assert (code, len(reasons)) == (1, 1)
+    assert "ZeroDivisionError: in a compiler" in reasons[0]
+    assert "test_prewarm_refusals.py:" in reasons[0], "the place"

@@ -1,0 +1,200 @@
+"""Triton functions from elsewhere, as they are: by module and name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+
+import pytest
+import torch
+from helpers import H100
+
+import jitkern
+from jitkern import jit
+from jitkern.errors import DeclarationError, LaunchError
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+TRITON = """
+import triton
+import triton.language as tl
+from . import common
+
+@triton.jit
+def add(out, x, y, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr = 1):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + common.same(tl.load(y + i, mask=i < n)), mask=i < n)
+"""
+COMMON = "import triton\n\n@triton.jit\ndef same(x):\n    return x\n"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package with a Triton kernel; importing its __init__ fails the test."""
+    folder = tmp_path / "somelib" / "ops"
+    folder.mkdir(parents=True)
+    (tmp_path / "somelib" / "__init__.py").write_text("import os\nIMPORTED = True\n")
+    (folder / "__init__.py").write_text("")
+    (folder / "kernels.py").write_text(TRITON)
+    (folder / "common.py").write_text(COMMON)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder
+
+
+def tensors(device="meta"):
+    return [torch.zeros(1000, device=device) for _ in range(3)]
+
+
+def test_a_triton_function_of_a_module_that_is_not_imported(package):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    assert (k.source.package, k.source.files, k.op) == (
+        "somelib.ops", ("kernels.py",), "raw::kernels",
+    )  # fmt: skip
+    (variant,) = k.variants(*tensors(), 1000, BLOCK=128, num_warps=8)
+    assert variant.template == (("BLOCK", 128), ("DTYPE", 1))
+    assert variant.signature == ("*f32:16", "*f32:16", "*f32:16", "i32")
+    assert variant.options == (("num_warps", 8),)
+    assert "somelib" not in sys.modules
+    assert k.variants(*tensors(), n=1000, BLOCK=128, num_warps=8) == [variant]
+    assert k.variants(*tensors(), 1000, 128, num_warps=8) == [variant]
+
+
+@needs_triton
+def test_a_triton_function_compiles_through_the_cache(package):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    (entry,) = k.compile(*tensors(), 1000, BLOCK=128, target=H100)
+    assert entry.manifest.compiler["name"] == "triton"
+    assert {"common.py", "kernels.py"} <= {*entry.manifest.inputs["source"]["closure"]}
+    (again,) = k.compile(*tensors(), 1000, BLOCK=128, target=H100)
+    assert (again.path, again.manifest) == (entry.path, entry.manifest)
+    (package / "common.py").write_text(COMMON.replace("return x", "return x * 1"))
+    (another,) = k.compile(*tensors(), 1000, BLOCK=128, target=H100)
+    assert another.path != entry.path
+
+
+@needs_triton
+def test_a_package_that_comes_to_the_path_after_another_was_compiled_is_found(
+    package, tmp_path_factory, monkeypatch
+):
+    jitkern.triton_kernel("somelib.ops.kernels:add").compile(
+        *tensors(), 1000, BLOCK=128, target=H100
+    )
+    later = tmp_path_factory.mktemp("later")
+    (later / "laterlib").mkdir()
+    for file in package.iterdir():
+        if file.suffix == ".py":
+            (later / "laterlib" / file.name).write_text(f"{file.read_text()}# moved\n")
+    monkeypatch.syspath_prepend(str(later))
+    jitkern.triton_kernel("laterlib.kernels:add").compile(*tensors(), 1000, BLOCK=128, target=H100)
+
+
+@needs_triton
+def test_a_triton_function_object_and_a_file(package, tmp_path):
+    import triton.language as tl
+    from somelib.ops import kernels
+
+    by_object = jitkern.triton_kernel(kernels.add)
+    assert by_object.source == jitkern.triton_kernel("somelib.ops.kernels:add").source
+    by_path = jitkern.triton_kernel(f"{package}/kernels.py:add")
+    assert (by_path.function, by_path.source.package) == ("add", "")
+    (variant,) = by_object.variants(*tensors(), 1000, BLOCK=128, DTYPE=tl.int32)
+    assert variant.template == (("BLOCK", 128), ("DTYPE", "i32"))
+
+
+@needs_triton
+def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
+    code = (
+        "import sys, json, torch, jitkern; sys.path.insert(0, '.')\n"
+        "k = jitkern.triton_kernel('somelib.ops.kernels:add')\n"
+        "x = torch.zeros(64, device='meta')\n"
+        f"k.compile(x, x, x, 64, BLOCK=64, target={H100!r})\n"
+        "print(json.dumps(['triton' in sys.modules, 'somelib' in sys.modules, jitkern.stats()['compiles']]))"
+    )
+    for _ in range(2):
+        done = run_python(code)
+        assert json.loads(done.stdout)[:2] == [False, False], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("somelib.ops.kernels:nothing", r"no function `nothing` below `@triton.jit`.*it has: add"),
+        ("somelib.ops.missing:add", r"there is no module `somelib.ops.missing`"),
+        ("nolib.kernels:add", r"there is no module `nolib.kernels`"),
+        ("somelib.add", "`somelib.add` lacks a `:` before the function's name"),
+        ("nothing.py:add", "there is no file .*nothing.py"),
+        (print, "is not a Triton function"),
+    ],
+)
+def test_a_wrong_triton_function_says_what_is_wrong(package, named, says):
+    with pytest.raises(DeclarationError, match=says):
+        jitkern.triton_kernel(named)
+
+
+def test_a_default_of_any_triton_parameter_is_taken(package):
+    (package / "kernels.py").write_text(
+        """
+import triton, triton.language as tl
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0 and args["alpha"] == 2})
+@triton.jit
+def heur(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, alpha=2.0, beta=-1, mask=None, SIGN: tl.constexpr = -1):
+    tl.store(x_ptr, alpha)
+"""
+    )
+    k = jitkern.triton_kernel(f"{package}/kernels.py:heur")
+    x = tensors()[0]
+    (variant,) = k.variants(x, 1024, BLOCK=128)
+    assert dict(variant.template) == {"BLOCK": 128, "EVEN": True, "SIGN": -1}
+    assert variant.signature == ("*f32:16", "i32:16", "f32", "i32", "None")
+    assert k.variants(x, 1024, BLOCK=128, alpha=2.0, beta=-1) == [variant]
+    assert k.variants(x, 1024, 128, True, 2.0) == [variant]
+    (other,) = k.variants(x, 1024, BLOCK=128, beta=32)
+    assert other.signature == ("*f32:16", "i32:16", "f32", "i32:16", "None")
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "says"),
+    [
+        ((1, 2, 3), {"BLOCK": 1}, "got no value for `n`"),
+        ((1, 2, 3, 4), {}, "got no value for `BLOCK`"),
+        ((1, 2, 3, 4, 5, 6, 7), {}, "got 7 arguments"),
+        ((1, 2, 3, 4), {"BLOCK": 1, "blok": 2}, "unknown keyword `blok`"),
+        ((1, 2, 3, 4, 5), {"BLOCK": 1}, "two values for `BLOCK`"),
+    ],
+)
+def test_a_wrong_triton_call_says_what_is_wrong(package, args, keywords, says):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    with pytest.raises(LaunchError, match=says):
+        k.variants(*args, **keywords)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "unguarded",
+    ["k(x, x, x, 64, grid=1, BLOCK=64)", f"k.compile(x, x, x, 64, BLOCK=64, target={H100!r})"],
+)
+def test_a_script_that_uses_its_kernel_unguarded_is_told_so(tmp_path, run_python, unguarded):
+    text = TRITON.replace("from . import common\n", "").replace("common.same", "")
+    text += (
+        "\nimport torch, jitkern\nk = jitkern.triton_kernel(add)\n"
+        f"x = torch.zeros(64, device='meta')\n{unguarded}\n"
+    )
+    (tmp_path / "script.py").write_text(text)
+    run = f"k = __import__('jitkern').triton_kernel('script.py:add')\nimport torch; x = torch.zeros(64, device='meta')\nk.compile(x, x, x, 64, BLOCK=64, target={H100!r})"
+    done = run_python(run)
+    assert "put that call below `if __name__ == '__main__':`" in done.stderr
+
+
+@pytest.mark.gpu
+@needs_triton
+def test_a_triton_function_runs(package):
+    k = jitkern.triton_kernel("somelib.ops.kernels:add")
+    x, y = (torch.randn(1000, device="cuda") for _ in range(2))
+    out = torch.zeros_like(x)
+    k(out, x, y, 1000, grid=8, BLOCK=128)
+    assert torch.equal(out, x + y)
+    k[lambda meta: (-(-1000 // meta["BLOCK"]),)](out, x, out, 1000, 128)
+    assert torch.equal(out, x + (x + y))
+    assert not jit.capturing()

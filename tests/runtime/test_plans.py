@@ -1,0 +1,429 @@
+"""What a warm process needs not trace, and what it must trace all the same."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import slot_of
+
+from jitkern import config, jit, target as target_module
+from jitkern.cache import eviction
+from jitkern.cache.key import Key, digest_of
+from jitkern.cache.manifest import Manifest
+from jitkern.cache.store import Cache
+from jitkern.declare import Cpp, kernel
+from jitkern.op.needed_kernels import needs_of
+from jitkern.op.op import OPS
+from jitkern.prewarming import ahead
+from jitkern.runtime import binding, builds, linker, plans
+from jitkern.source.closure import closure_of
+from jitkern.source.variant_key import make_key
+from jitkern.target import Target
+from jitkern.trace.world import World
+
+_number = itertools.count()
+X = torch.ones(3)
+SIZES = (1, 2)
+OBJECT = object()
+
+
+def helper(x):
+    return x.numel() + SIZES[0]
+
+
+def plain(k, x, n=2):
+    torch._check(x.dim() > 0, lambda: f"no scalars, got {tuple(x.shape)}")
+    out = torch.empty_like(x, dtype=torch.float32)
+    k.f(out, helper(x), max(n, 1))
+    return out
+
+
+def reads_the_environment(k, x):
+    return torch.empty(int(os.environ["N"]))
+
+
+def reads_the_device(k, x):
+    return torch.empty(torch.cuda.device_count())
+
+
+def reads_an_object(k, x):
+    return OBJECT
+
+
+def imports(k, x):
+    import math
+
+    return math.pi
+
+
+def asks_the_builtins(k, x):
+    return open("x")
+
+
+def closes_over(value):
+    def launch(k, x):
+        return value
+
+    return launch
+
+
+def identity_of(function):
+    """What plans of a launch function are kept under; None where there are none."""
+    world = World([function])
+    made = plans.Plans("x::y", "", function, world, Cpp("k.cpp"), Target.current("cpu"))
+    return world.identity if hasattr(made, "_flags") else None
+
+
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+@pytest.mark.parametrize(
+    "function",
+    [reads_the_environment, reads_the_device, reads_an_object, imports, asks_the_builtins, torch.add],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_a_function_that_reads_more_has_none(declared, cache_dir, function):
+    op = declared(function)
+    with contextlib.suppress(Exception):
+        op(X, 2)
+    linker.settle()
+    with contextlib.suppress(Exception):
+        op(X, 2)
+    linker.settle()
+    assert not list(cache_dir.glob("v1/*/*plan*"))
+
+
+def test_a_constant_of_the_module_is_part_of_the_identity(monkeypatch):
+    before = identity_of(plain)
+    monkeypatch.setitem(globals(), "SIZES", (1, 3))
+    assert identity_of(plain) != before
+
+
+def up(x):
+    return x + 1
+
+
+def down(x):
+    return x - 1
+
+
+chosen = up
+five, seven = (lambda n: n + 5), (lambda n: n + 7)
+size = five
+
+
+def calls_what_is_chosen(k, x):
+    return size(chosen(x))
+
+
+@pytest.mark.parametrize(("name", "value"), [("chosen", down), ("size", seven)])
+def test_which_function_a_name_means_is_part_of_the_identity(monkeypatch, name, value):
+    before = identity_of(calls_what_is_chosen)
+    assert before
+    monkeypatch.setitem(globals(), name, value)
+    assert identity_of(calls_what_is_chosen) != before
+
+
+def reads_a_device_index(k, x):
+    return x.device.index
+
+
+def test_a_function_that_asks_for_a_device_has_plans_of_each_of_its_index():
+    world = World([reads_a_device_index])
+    made = plans.Plans("x::y", "", reads_a_device_index, world, Cpp("k.cpp"), Target.current("cpu"))
+    first, second = (made._key((), "", torch.device("cuda", index)) for index in (0, 1))
+    assert first is None or first.digest != second.digest
+
+
+def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypatch):
+    source = op.sources["cpu"][0].replace(native=True)
+    keys = []
+    for level in ("_v2", "_v4"):
+        monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
+        made = plans.Plans(op.name, op.schema, plain, World([plain]), source, Target.current("cpu"))
+        keys.append(made._key(("f32[1]", "int"), "", None).digest)
+    assert keys[0] != keys[1]
+
+
+def test_shipped_launch_functions_have_plans():
+    import jitkern.ops  # noqa: F401
+
+    for name, op in OPS.items():
+        if name.startswith("jitkern::"):
+            assert all(identity_of(function) for function in op.launchers.values()), name
+
+
+def test_a_situation_is_dtypes_ranks_and_what_is_none():
+    args = (torch.ones(2, 3), None, True, 5, 0.5, torch.zeros(1, dtype=torch.int64))
+    assert plans.situation_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
+
+
+CODE = """
+import sys, torch
+if {warm}:
+    class Refuse:
+        def find_spec(self, name, *_):
+            if name in ("jitkern.trace.trace", "jitkern.launch.kernels", "triton", "filelock"):
+                raise AssertionError(f"a warm process imported {{name}}")
+    sys.meta_path.insert(0, Refuse())
+import jitkern.ops
+from jitkern.runtime.slot import SLOTS
+for dtype in (torch.float32, torch.float64):
+    x = torch.arange(6, dtype=dtype).view(2, 3)
+    assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
+    torch.testing.assert_close(jitkern.ops.softmax(x), x.softmax(-1))
+print(jitkern.stats())
+"""
+
+
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+def test_after_prewarm_a_process_neither_compiles_nor_traces(run_python):
+    done = run_python("from jitkern.cli import main; main(['prewarm', 'vec_add', 'softmax'])")
+    assert done.returncode == 0, done.stderr
+    done = run_python(CODE.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
+    assert done.returncode == 0, done.stderr
+    assert "'compiles': 0" in done.stdout and "'stubs': 0" in done.stdout
+
+
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+def test_after_one_run_the_next_neither_compiles_nor_traces(run_python):
+    assert run_python(CODE.format(warm=False)).returncode == 0
+    done = run_python(CODE.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
+    assert done.returncode == 0, done.stderr
+
+
+MODULE = """
+import torch
+from jitkern.declare import Cpp, kernel
+FACTOR = {factor}
+op = kernel("jitkern_plan::scaled(Tensor x) -> Tensor", cpu=Cpp("k.cpp"))
+@op.reference
+def _(x): return x * FACTOR
+@op.launch("cpu")
+def _(k, x):
+    out = torch.empty_like(x)
+    k.scale[{{"T": x.dtype}}](out, x, {body}, x.numel())
+    return out
+"""
+EDITED = """
+import torch, planned
+from jitkern.runtime import linker
+for _ in range(2):
+    print(planned.op(torch.ones(3)).tolist())
+    linker.settle()
+"""
+
+
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+@pytest.mark.parametrize(
+    "edit",
+    [{"factor": 3.0}, {"body": "FACTOR + 1"}, {"kernel": "3 * a * x[i]"}],
+    ids=["constant", "launch function", "kernel"],
+)
+def test_an_edit_is_never_answered_by_an_old_plan(run_python, tmp_path, edit):
+    def run(factor=2.0, body="FACTOR", kernel="a * x[i]"):
+        (tmp_path / "planned.py").write_text(MODULE.format(factor=factor, body=body))
+        (tmp_path / "k.cpp").write_text(
+            'extern "C" void scale(T* y, const T* x, double a, long n) '
+            f"{{ for (long i = 0; i < n; i++) y[i] = {kernel}; }}"
+        )
+        done = run_python(EDITED, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+        assert done.returncode == 0, done.stderr
+        first, second = done.stdout.splitlines()
+        assert first == second
+        return first
+
+    before = run()
+    run()
+    assert before == "[2.0, 2.0, 2.0]"
+    assert run(**edit) in ("[3.0, 3.0, 3.0]", "[6.0, 6.0, 6.0]")
+    assert run() == before
+
+
+@pytest.fixture
+def declared(tmp_path):
+    """A fresh op with this launch function."""
+
+    def make(function):
+        (tmp_path / "k.cpp").write_text(
+            'extern "C" void f(float* y, long n, long m) { for (long i = 0; i < n - 1; i++) y[i] = m; }'
+        )
+        made = kernel(
+            f"jitkern_plan::f{next(_number)}(Tensor x, int n=2) -> Tensor",
+            cpu=Cpp(str(tmp_path / "k.cpp")),
+        )
+        made.launch("cpu")(function)
+        made.samples(lambda device: iter([torch.ones(3, device=device)]))
+        return made
+
+    return make
+
+
+@pytest.fixture
+def op(declared):
+    return declared(plain)
+
+
+def planned(op):
+    slot = slot_of(op)
+    source = op.sources["cpu"][0]
+    target = next(iter({Target.current("cpu")}))
+    return list(slot.plans(plain, World([plain]), source, target).entries(("f32[1]", "int")))
+
+
+def test_a_plan_is_kept_once(op):
+    for _ in range(3):
+        op(X, 2)
+        linker.settle()
+    assert len(planned(op)) == 1
+
+
+def test_kernels_stubs_and_plans_all_count_towards_the_limits(op, cache_dir):
+    op(X, 2)
+    linker.settle()
+    assert planned(op)
+    _, known = json.loads((cache_dir / "v1" / eviction.STATE).read_bytes())
+    assert known == sum(use.bytes for use in eviction.uses(Cache(cache_dir)))
+
+
+def test_each_branch_has_a_plan(op):
+    for n in (2, 0, 2):
+        op(X, n)
+        linker.settle()
+    assert len(planned(op)) == 2
+
+
+def test_branches_that_were_met_apart_are_a_whole_together(op, tmp_path, cache_dir):
+    roots = []
+    for n in (2, 0):
+        roots.append(tmp_path / f"apart{n}")
+        with config.using(cache_dir=roots[-1]):
+            op(X, n)
+            linker.settle()
+            assert len(planned(op)) == 1
+    with config.using(cache_dir=tmp_path / "empty", system_cache=tuple(roots)):
+        assert len(planned(op)) == 2
+
+
+def test_a_plan_that_is_gone_takes_no_other_with_it(op):
+    for n in (2, 0):
+        op(X, n)
+        linker.settle()
+    (gone, _), (_, left) = planned(op)
+    jit.open_cache().remove(gone.path)
+    assert [plan for _, plan in planned(op)] == [left]
+
+
+def test_prewarm_and_a_call_agree_on_the_stub(op):
+    op(X, 2)
+    linker.settle()
+    source = op.sources["cpu"][0]
+    calls = needs_of(op, source, "cpu").calls
+    (stub,), _ = ahead.stubs_of(op, source, Target.current("cpu"), calls)
+    with config.using(compile="never"):
+        assert jit.ensure(stub.variant, Target.current("cpu")).manifest.inputs["op"] == op.name
+
+
+def test_a_callback_may_call_the_op_it_is_told_of(run_python):
+    code = (
+        "import torch, jitkern, jitkern.ops\n"
+        "told = []\n"
+        "def callback(event):\n"
+        "    told.append(event)\n"
+        "    if len(told) < 3: jitkern.ops.vec_add(torch.ones(2), torch.ones(2))\n"
+        "jitkern.on_compile(callback)\n"
+        "print(jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist())"
+    )
+    for _ in range(3):
+        done = run_python(code)
+        assert done.stdout == "[2.0, 2.0, 2.0]\n", done.stderr
+
+
+def test_a_stub_serves_under_the_settings_of_its_call(op):
+    slot = slot_of(op)
+    with config.using(prefer="cc"):
+        op(X, 2)
+    linker.settle()
+    op(X, 2)
+    linker.settle()
+    before = slot.misses
+    op(X, 2)
+    assert slot.misses == before
+    assert {prefer for _, _, prefer, *_ in slot.known} <= {"", "cc"}
+
+
+def test_changed_settings_do_not_condemn_a_situation(op, monkeypatch):
+    slot = slot_of(op)
+    works = []
+    monkeypatch.setattr(builds.STUBS, "later", lambda work: works.append(work) or True)
+    op(X, 2)
+    with config.using(compile="never"):
+        for work in works:
+            work()
+    assert not slot.refused
+
+
+@pytest.fixture
+def labelled(variant, target):
+    def publish(cache, number, **more):
+        key = make_key(variant, target, (str(number),), closure_of(variant.source))
+        inputs = {**key.inputs, "plan": {"number": number}, **more}
+        key = Key(inputs, digest_of(inputs), "f.plan")
+        with cache.staging() as staging:
+            (staging / plans.ARTIFACT).write_text("null")
+            return cache.publish(key, staging, Manifest(key.inputs))
+
+    return publish
+
+
+def test_plans_are_found_without_listing_their_target(cache_dir, labelled, target, monkeypatch):
+    cache = Cache(cache_dir)
+    made = [labelled(cache, number).path.name for number in range(3)]
+    listed = []
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(Path(path).name) or real(path))
+    assert [e.path.name for e in cache.labelled(str(target), "f.plan")] == sorted(made)
+    assert listed == ["f.plan"]
+
+
+def test_plans_of_a_cache_that_has_no_lists_are_found(cache_dir, labelled, target, tmp_path):
+    cache = Cache(cache_dir)
+    made = [labelled(cache, number).path.name for number in range(3)]
+    shutil.rmtree(cache_dir / "v1" / "plans")  # as in a wheel
+    assert [e.path.name for e in cache.labelled(str(target), "f.plan")] == sorted(made)
+    own = Cache(tmp_path / "own", (cache_dir,))
+    made.append(labelled(own, 3).path.name)
+    assert [e.path.name for e in own.labelled(str(target), "f.plan")] == sorted(made)
+
+
+def test_a_plan_that_is_removed_is_in_no_list(cache_dir, labelled, target):
+    cache = Cache(cache_dir)
+    first, second = (labelled(cache, number).path for number in range(2))
+    assert cache.remove(first)
+    assert [e.path for e in cache.labelled(str(target), "f.plan")] == [second]
+    assert cache.remove(second)
+    assert not (cache_dir / "v1" / "plans" / str(target) / "f.plan").exists()
+
+
+def test_plans_that_are_taken_in_are_listed(cache_dir, labelled, target, tmp_path):
+    other = Cache(tmp_path / "other")
+    entry = labelled(other, 1)
+    cache = Cache(cache_dir)
+    labelled(cache, 2)
+    cache.adopt(entry.path.parent.name, entry.path.name, entry.files())
+    assert entry.path.name in [e.path.name for e in cache.labelled(str(target), "f.plan")]
+
+
+def test_a_plan_of_a_cache_that_had_no_lists_is_listed_when_it_is_made_again(
+    cache_dir, labelled, target
+):
+    cache = Cache(cache_dir)
+    old = labelled(cache, 1)
+    shutil.rmtree(cache_dir / "v1" / "plans")
+    new = labelled(cache, 2)
+    cache.list_plan(old)
+    found = [e.path for e in cache.labelled(str(target), "f.plan")]
+    assert found == sorted([old.path, new.path])

@@ -1,0 +1,184 @@
+"""Calls through the launch runtime, failed ones too, leave no memory behind."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+from calls_of_ops import INC, WAYS, X, misses, through, warmed
+
+from jitkern.runtime import binding
+from jitkern.runtime.slot import Slot
+
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+CALLS = 20_000
+
+
+class Mallinfo(ctypes.Structure):
+    _fields_ = [  # fmt: skip
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def in_use():
+    """Bytes that malloc has given out, and blocks that Python has."""
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = Mallinfo
+    gc.collect()
+    now = function()
+    return now.uordblks + now.hblkhd, sys.getallocatedblocks()
+
+
+def assert_flat(call, calls=CALLS):
+    """`calls` calls take less than a byte of memory each, and a Python object in fifty."""
+    in_use()
+    for _ in range(calls // 4):
+        call()
+    before = in_use()
+    for _ in range(calls):
+        call()
+    grown = [after - start for after, start in zip(in_use(), before)]
+    assert grown[0] < calls, grown
+    assert grown[1] < calls / 50, grown
+
+
+def failing(function, *args, **kwargs):
+    def call():
+        try:
+            function(*args, **kwargs)
+        except RuntimeError:
+            return
+        raise AssertionError("it did not fail")
+
+    return call
+
+
+# ------------------------------------------------------------------ errors and memory
+
+
+ARGUMENTS = {
+    "no optional": (X, None, None, 1.0, None, 13, None),
+    "every optional": (X, X, 4, 2.5, True, 13, 0.5),
+    "defaults left out": (X,),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("args", ARGUMENTS.values(), ids=ARGUMENTS.keys())
+def test_failing_calls_leave_nothing_behind(many, way, args):
+    warmed(many, *args[:5])
+    call = through(many, way)
+    assert_flat(failing(call, *args) if len(args) > 1 else failing(call, X, k=13))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_failing_calls_of_an_op_with_no_variant_yet_leave_nothing_behind(many, way):
+    assert_flat(failing(through(many, way), X, X, 4, 2.5, True, 13, 0.5))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
+def test_failing_calls_of_a_differentiable_op_leave_nothing_behind(square, way, needs_grad):
+    op = warmed(square(), X)
+    x = torch.ones(1, 1, 1, 1, 1, requires_grad=needs_grad)
+    assert_flat(failing(through(op, way), x))
+
+
+@pytest.mark.parametrize(
+    "args", [ARGUMENTS["no optional"], ARGUMENTS["every optional"]], ids=list(ARGUMENTS)[:2]
+)
+def test_calls_that_hit_leave_nothing_behind(many, args):
+    args = (*args[:5], 3, args[6])
+    warmed(many, *args)
+    assert_flat(lambda: many(*args))
+
+
+def test_calls_that_python_serves_leave_nothing_behind(many, monkeypatch):
+    monkeypatch.setattr(Slot, "wants_stub", lambda *_: False)
+    assert_flat(lambda: many(X, X, 4, 2.5, True, 3, 0.5))
+    assert misses(many) > CALLS
+
+
+def test_recording_a_gradient_leaves_nothing_behind(square):
+    op, x = square(), X.clone().requires_grad_()
+    warmed(op, x).overload(x).sum().backward()
+    assert_flat(lambda: op(x).sum().backward())
+
+
+def test_an_inplace_op_leaves_nothing_behind(inc):
+    x = torch.zeros(3)
+    warmed(inc, x, 2)
+    assert_flat(lambda: inc(x, 2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failed_call_frees_its_arguments_at_once(scale, way):
+    call = through(scale(), way)
+    x = torch.ones(3)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        failing(call, x, 13.0)()
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_allocation_that_fails_raises_torchs_own_error(declare, way):
+    def launch(k, x, n):
+        out = torch.empty(n)
+        k.inc(x, x.numel())
+        return out
+
+    op = warmed(declare("(Tensor(a!) x, int n) -> Tensor", INC, launch), torch.zeros(1), 1)
+    with pytest.raises(RuntimeError) as expected:
+        torch.empty(2**46)
+    x = torch.zeros(1)
+    with pytest.raises(RuntimeError) as raised:
+        through(op, way)(x, 2**46)
+    assert str(expected.value).splitlines()[0] in str(raised.value)
+    assert x.item() == 0
+    assert op(x, 5).numel() == 5
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_inplace_launch_is_not_repeated_where_an_allocation_after_it_fails(inc, way, warm):
+    if warm:
+        warmed(inc, torch.zeros(1), 1)
+    x = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="allocat"):
+        through(inc, way)(x, 2**46)
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_an_error_after_a_launch_leaves_nothing_behind(inc):
+    warmed(inc, torch.zeros(1), 1)
+    assert_flat(failing(inc, torch.zeros(3), 2**46), 400)
+
+
+def test_autograd_notices_an_inplace_launch_whose_call_failed_after_it(inc):
+    warmed(inc, torch.zeros(1), 1)
+    e = torch.ones(1, requires_grad=True).exp()
+    saves = e.square()
+    failing(inc, e, 2**46)()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saves.backward()

@@ -1,0 +1,245 @@
+"""Settings, bounds and damage in the launch runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from calls_of_ops import MANY, SCALE, X, misses, warmed
+
+from jitkern import config
+from jitkern.errors import NotCached
+from jitkern.runtime import binding, linker, slot, trampoline
+
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+
+
+# ------------------------------------------------------------------ settings, bounds, damage
+
+
+def test_a_variant_serves_only_under_the_preference_it_was_traced_under(scale):
+    op = warmed(scale(), X)
+    before = misses(op)
+    with config.using(prefer="nvrtc"):
+        assert torch.equal(op(X), 2 * X)
+        assert misses(op) == before + 1
+        linker.settle()
+        assert torch.equal(op(X), 2 * X)
+        assert misses(op) == before + 1
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before + 1
+
+
+def test_a_preference_counts_in_its_own_thread_alone(scale):
+    op = warmed(scale(), X)
+    inside, done = threading.Event(), threading.Event()
+
+    def block():
+        with config.using(prefer="nvrtc"):
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    inside.wait()
+    before = misses(op)
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before + 1, "which source a thread prefers is not told by C meanwhile"
+    with config.using(prefer="cc"):
+        op(X)
+        linker.settle()
+        before = misses(op)
+        assert torch.equal(op(X), 2 * X)
+        assert misses(op) == before, "but in a block of its own"
+    done.set()
+    thread.join()
+    before = misses(op)
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before
+
+
+def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
+    op = warmed(scale(), X)
+    with config.using(prefer="cc"):
+        op(X)
+    linker.settle()
+
+    async def prefers():
+        with config.using(prefer="cc"):
+            await asyncio.sleep(0.01)
+
+    async def none(task):
+        await asyncio.sleep(0)
+        before = misses(op)
+        assert torch.equal(op(X), 2 * X)
+        await task
+        return misses(op) - before
+
+    async def both():
+        return await none(asyncio.create_task(prefers()))
+
+    assert asyncio.run(both()) == 1, "Python was asked"
+
+
+VARIANTS = int(
+    re.search(r"VARIANTS = (\d+)", Path(binding.__file__).with_name("runtime.c").read_text()).group(
+        1
+    )
+)
+
+
+def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
+    declare, caplog, monkeypatch
+):
+    monkeypatch.setattr(slot, "_PATIENCE", ())
+    monkeypatch.setattr(slot, "_OFTEN", 1)
+
+    def launch(k, x):
+        hash(x.shape[0])  # a constant of each variant
+        out = torch.empty_like(x)
+        k.scale[{"T": x.dtype}](out, x, 2.0, x.numel())
+        return out
+
+    op = declare("(Tensor x) -> Tensor", SCALE, launch)
+    xs = [torch.ones(n) for n in range(1, VARIANTS + 6)]
+    for x in (*xs, xs[0], xs[-1]):
+        assert torch.equal(op(x), 2 * x)
+        linker.settle()
+    before = misses(op)
+    for x in (xs[0], xs[-1]):
+        assert torch.equal(op(x), 2 * x)
+    assert misses(op) == before
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert "as many compiled variants as it may have" in said[0]
+    assert "size(0) of `x`" in said[0]
+
+
+def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
+    op = scale()
+    op(X.double())  # compiles both kernels
+    other = scale()
+    with config.using(compile="never"), pytest.raises(NotCached):
+        other(X)
+    op(X)
+    linker.settle()
+    with config.using(compile="never"):
+        op(torch.ones(1, 2, 3))  # its kernel is cached, and its stub is not
+    linker.settle()  # it was asked for where compiling was off
+    warmed(op, torch.ones(1, 2, 3))
+
+
+def test_as_many_arguments_and_returns_as_there_may_be_are_served(declare):
+    def launch(k, *xs):
+        outs = [torch.empty_like(x) for x in xs[: trampoline.MAX_RETURNS]]
+        for i, out in enumerate(outs):
+            k.many(out, xs[i], xs[-1 - i], 1.0, 0, out.numel())
+        return tuple(outs)
+
+    parameters = ", ".join(f"Tensor x{i}" for i in range(trampoline.MAX_ARGUMENTS))
+    returns = ", ".join(["Tensor"] * trampoline.MAX_RETURNS)
+    op = declare(f"({parameters}) -> ({returns})", MANY, launch)
+    xs = [torch.full((3,), float(i)) for i in range(trampoline.MAX_ARGUMENTS)]
+    warmed(op, *xs)
+    assert [out.tolist() for out in op(*xs)] == [[31.0] * 3] * trampoline.MAX_RETURNS
+
+
+def test_numbers_at_the_edge_of_their_types_are_passed_whole(many):
+    warmed(many, X, f=2.0, k=1)
+    for k in (-(2**62), 2**62, 0, -1):
+        assert torch.equal(many(X, k=k), X + torch.tensor(float(k)))
+    for f in (math.inf, -0.0, 1e-45):
+        torch.testing.assert_close(many(X + 1, f=f), (X + 1) * f, equal_nan=True)
+    assert many(X, f=math.nan).isnan().all()
+
+
+CALL = """
+import torch, jitkern, jitkern.ops
+from jitkern.runtime import binding, linker, slot
+assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
+linker.settle()
+before = [known.misses for known in slot.SLOTS]
+assert jitkern.ops.vec_add(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
+after = [known.misses for known in slot.SLOTS]
+stats = jitkern.stats()
+served = any(known.known and known.number is not None for known in slot.SLOTS) and after == before
+print(binding.runtime() is not None, served, stats["compiles"], stats["stubs"])
+"""
+PYTHON, LINKED = "False False", "True True"  # who served the second call
+
+
+def test_a_process_that_starts_before_the_runtime_exists_builds_it_for_itself_and_the_next(
+    run_python,
+):
+    first, second, third = (run_python(CALL) for _ in range(3))
+    assert first.stdout.startswith(f"{LINKED} 1 "), first.stderr
+    assert second.stdout == f"{LINKED} 0 0\n", second.stderr
+    assert third.stdout == f"{LINKED} 0 0\n", third.stderr
+    assert first.stderr + second.stderr + third.stderr == ""
+
+
+def test_without_a_c_compiler_the_python_launcher_serves_and_says_so_once(run_python):
+    assert run_python(CALL, CC="/nonexistent").returncode == 0  # c++ compiles the kernel
+    done = run_python(CALL, CC="/nonexistent")
+    assert done.stdout == f"{PYTHON} 0 0\n"
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "no C compiler" in done.stderr
+
+
+def test_a_runtime_without_a_c_compiler_for_stubs_says_so_once(with_runtime):
+    code = CALL + "jitkern.ops.vec_add(torch.ones(2, 2), torch.ones(2, 2)); linker.settle()\n"
+    done = with_runtime(code, CC="/nonexistent")
+    assert done.stdout == "True False 0 0\n", done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "no C compiler" in done.stderr
+
+
+def test_compiling_off_and_no_stub_cached_the_python_launcher_serves(with_runtime):
+    done = with_runtime(CALL, JITKERN_COMPILE="never")
+    assert (done.stdout, done.stderr) == ("True False 0 0\n", "")
+
+
+def test_compiling_off_and_no_runtime_cached_the_python_launcher_serves(run_python):
+    assert run_python(CALL, CC="/nonexistent").returncode == 0
+    done = run_python(CALL, JITKERN_COMPILE="never")
+    assert (done.stdout, done.stderr) == (f"{PYTHON} 0 0\n", "")
+
+
+def damage(cache_dir, pattern, how):
+    (found,) = cache_dir.glob(f"v1/cpu-*/{pattern}/*.so")
+    found.chmod(0o600)
+    found.write_bytes(how(found.read_bytes()))
+
+
+def overwritten(data):
+    return data[:64] + bytes(len(data) - 64)
+
+
+DAMAGE = pytest.mark.parametrize(
+    ("how", "verify"),
+    [(lambda data: data[:100], "always"), (lambda data: b"", "size"), (overwritten, "always"), (overwritten, "size")],
+    ids=["cut short", "empty", "overwritten", "overwritten and not verified"],
+)  # fmt: skip
+
+
+@DAMAGE
+def test_a_damaged_stub_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, verify):
+    assert with_runtime(CALL).stdout == f"{LINKED} 0 1\n"
+    damage(cache_dir, "vec_add.stub.*", how)
+    done = with_runtime(CALL, JITKERN_VERIFY=verify)
+    assert done.stdout == f"{LINKED} 0 1\n", done.stderr
+    assert with_runtime(CALL).stdout == f"{LINKED} 0 0\n"
+
+
+@DAMAGE
+def test_a_damaged_runtime_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, verify):
+    damage(cache_dir, "runtime-*", how)
+    done = with_runtime(CALL, JITKERN_VERIFY=verify)
+    assert done.stdout.startswith(LINKED), done.stderr
+    assert with_runtime(CALL).stdout.startswith(LINKED)

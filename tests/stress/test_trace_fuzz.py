@@ -1,0 +1,301 @@
+"""Random launch functions: what their stubs answer, against the functions run by Python as they are.
+
+Each is a module of its own, with numbers, a table and helpers that it reads, which are rebound
+between calls. Stubs are compiled a hundred at a time. JITKERN_FUZZ is how many functions are tried.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import random
+import subprocess
+import types
+
+import pytest
+import torch
+from helpers import slot_of
+
+from jitkern import config
+from jitkern.compilers.cpp.stub import StubCompiler
+from jitkern.declare import Cpp, kernel
+from jitkern.launch.symbols import Unsupported
+from jitkern.runtime import binding
+from jitkern.runtime.slot import Calls, Slot
+from jitkern.trace.shim import shim
+from jitkern.trace.stub_text import lines_of
+from jitkern.trace.trace import trace
+
+pytestmark = [
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.stress,
+]
+FUNCTIONS = int(os.environ.get("JITKERN_FUZZ", "3000"))
+BATCH, NEAR, FAR = 100, 12, 3
+SCHEMA = "(Tensor x, Tensor y, int n, int m, float a, bool flag) -> (Tensor, Tensor)"
+SOURCE = """
+extern "C" void ints(long* out, long at, long value) { out[at] = value; }
+extern "C" void reals(double* out, long at, double value) { out[at] = value; }
+"""
+INTEGERS = (-7, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 8, 16, 17, 255, 256, 1000)
+EDGES = (2**31 - 1, 2**31, -(2**31), 2**53 + 1, 2**62, 2**63 - 1, -(2**63))
+FLOATS = (0.0, -0.0, 0.5, 1.0, -1.5, 2.0, 3.25, 1e-300, 1e300, math.inf, -math.inf, math.nan)
+
+
+class Author:
+    """Writes a module with a launch function."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.rank = self.random.choice((1, 2, 3))
+
+    def one(self, *choices):
+        return self.random.choice(choices)
+
+    def integer(self, depth):
+        a, b = (functools.partial(self.integer, depth - 1) for _ in range(2))
+        if depth <= 0:
+            return self.leaf()
+        return self.one(
+            lambda: f"({a()} {self.one('+', '-', '*', '//', '%')} {b()})",
+            lambda: f"({a()} {self.one('+', '-', '*')} {b()})",
+            lambda: f"({a()} {self.one('&', '|', '^')} {b()})",
+            lambda: f"({a()} {self.one('<<', '>>')} {self.one(1, 2, 5)})",
+            lambda: f"{self.one('min', 'max')}({a()}, {b()})",
+            lambda: f"{self.one('abs', '-', '+', '~')}({a()})",
+            lambda: f"({a()} ** {self.one(1, 2, 3)})",
+            lambda: f"({a()} if {self.truth(depth - 1)} else {b()})",
+            lambda: (
+                f"{self.one('math.ceil', 'math.floor', 'math.trunc', 'int')}({self.real(depth - 1)})"
+            ),
+            lambda: f"divmod({a()}, {b()})[{self.one(0, 1)}]",
+            lambda: f"abs({a()}).bit_length()",
+            lambda: f"HELP{self.one(0, 1)}({a()}, {b()})",
+            lambda: f"TABLE.get({a()}, {b()})",
+            lambda: f"sorted([{a()}, {b()}, {self.leaf()}])[{self.one(0, 1, 2)}]",
+            lambda: f"int({self.truth(depth - 1)})",
+            lambda: f"sum(({a()}, {b()}))",
+        )()
+
+    def leaf(self):
+        return str(self.one(
+            "n", "m", "G0", "G1", "len(x)", "x.numel()", "x.dim()", "math.prod(x.shape[:-1])",
+            f"x.shape[{self.random.randrange(-self.rank, self.rank)}]",
+            f"x.stride({self.random.randrange(self.rank)})", "y.shape[0]", "y.size(n % y.dim())",
+            "x.data_ptr() % 16", "TABLE[1]", self.one(*INTEGERS), self.one(*INTEGERS),
+        ))  # fmt: skip
+
+    def real(self, depth):
+        if depth <= 0:
+            return str(self.one("a", "G2", "float(n)", "float(x.shape[0])", "0.5", "-2.0", "1e3"))
+        a, b = (functools.partial(self.real, depth - 1) for _ in range(2))
+        return self.one(
+            lambda: f"({a()} {self.one('+', '-', '*', '/')} {b()})",
+            lambda: f"({self.integer(depth - 1)} / {b()})",
+            lambda: f"({a()} ** {self.one(2, 3, 0.5, -1)})",
+            lambda: f"(0.9 ** {self.integer(0)})",
+            lambda: f"math.sqrt(abs({a()}))",
+            lambda: f"({a()} if {self.truth(depth - 1)} else {b()})",
+            lambda: f"{self.one('min', 'max')}({a()}, {b()})",
+            lambda: f"{self.one('abs', '-')}({a()})",
+            lambda: f"float({self.integer(depth - 1)})",
+            lambda: f"math.exp(-abs({self.one('G2', '0.25', 'a')}))",
+        )()
+
+    def truth(self, depth):
+        if depth <= 0:
+            return str(self.one(
+                "flag", "x.is_contiguous()", "x is y", "x.shape == y.shape", "n in (1, 2, 3)",
+                "x.dtype == KIND", "isinstance(n, int)", "type(a) is float", "G3", "math.isnan(a)",
+                "math.isinf(a)", "a.is_integer()", "same(x, y)",
+            ))  # fmt: skip
+        sign = self.one("<", "<=", ">", ">=", "==", "!=")
+        return self.one(
+            lambda: f"({self.integer(depth - 1)} {sign} {self.integer(depth - 1)})",
+            lambda: f"({self.real(depth - 1)} {sign} {self.one('a', '0.0', '1', 'n')})",
+            lambda: f"(not {self.truth(depth - 1)})",
+            lambda: f"({self.truth(depth - 1)} {self.one('and', 'or')} {self.truth(depth - 1)})",
+        )()
+
+    def module(self):
+        """The text of the module."""
+        lines = [f"    i{j} = {self.integer(self.one(1, 2, 3))}" for j in range(self.one(1, 2, 3))]
+        lines += [f"    r{j} = {self.real(self.one(1, 2))}" for j in range(self.one(1, 2))]
+        if self.random.random() < 0.4:
+            lines += [f"    if {self.truth(1)}:", f"        i0 = {self.integer(2)}"]
+        if self.random.random() < 0.2:
+            lines += [
+                "    b = 1",
+                f"    while b < min({self.leaf()}, 4096): b *= 2",
+                "    i0 = i0 + b",
+            ]
+        if self.random.random() < 0.2:
+            lines += [f"    for s in x.shape: i0 = i0 + s * {self.one(1, 3)}"]
+        numbers = [line.split()[0] for line in lines if line.startswith(("    i", "    r"))]
+        numbers = [name for name in dict.fromkeys(numbers) if name[1:].isdigit()]
+        launches = [
+            f"    k.{'ints(out' if name[0] == 'i' else 'reals(real'}, {at}, {name})"
+            for at, name in enumerate(numbers)
+        ]
+        decorator = self.one("", "", "", "@wrapped\n")
+        return "\n".join([
+            "import math, torch",
+            f"G0, G1, G2, G3 = {self.one(*INTEGERS)}, {self.one(*INTEGERS)}, {self.one('0.5', '-3.0', '2.0')}, {self.one(True, False)}",
+            "KIND = torch.float32",
+            f"TABLE = {{1: {self.one(*INTEGERS)}, 4: {self.one(*INTEGERS)}}}",
+            f"def HELP0(p, q={self.one(1, 2)}): return p + {self.one('q', 'G0', '2 * q')}",
+            f"def HELP1(p, q): return {self.one('HELP0(q, p)', 'p - q', 'max(p, q, G1)')}",
+            "def same(p, q): return p is q",
+            "def wrapped(f):\n    def inner(k, *rest): return f(k, *rest)\n    return inner",
+            f"{decorator}def launch(k, x, y, n, m, a, flag):",
+            *lines,
+            "    out = torch.zeros(16, dtype=torch.int64)",
+            "    real = torch.zeros(16, dtype=torch.float64)",
+            *launches,
+            "    return out, real",
+        ])  # fmt: skip
+
+    def tensor(self, rank):
+        sizes = [self.one(0, 1, 1, 2, 3, 4, 7) for _ in range(rank)]
+        made = torch.empty(
+            [size + self.one(0, 0, 1) for size in sizes],
+            dtype=self.one(torch.float32, torch.float32, torch.int64),
+        )
+        made = made[tuple(slice(0, size) for size in sizes)]
+        return made.transpose(0, rank - 1) if self.random.random() < 0.3 else made
+
+    def arguments(self):
+        """A call."""
+        x = self.tensor(self.rank)
+        y = x if self.random.random() < 0.2 else self.tensor(self.one(1, 2))
+        n, m = (self.one(*INTEGERS, *(EDGES if self.random.random() < 0.05 else ())) for _ in "nm")
+        return [x, y, n, m, self.one(*FLOATS), self.one(True, False)]
+
+    def near(self, args):
+        """A call like another one."""
+        args = list(args)
+        at = self.random.randrange(len(args))
+        args[at] = self.arguments()[at]
+        if at == 0 and args[0].dim() != self.rank:
+            args[0] = self.tensor(self.rank)
+        return args
+
+    def rebind(self, module):
+        """Change what the launch function reads."""
+        name = self.one("G0", "G1", "G2", "G3", "TABLE", "HELP0", "KIND")
+        if name == "TABLE":
+            module["TABLE"][self.one(1, 4, 9)] = self.one(*INTEGERS)
+        else:
+            module[name] = {
+                "G2": -0.25,
+                "G3": not module["G3"],
+                "HELP0": module["HELP1"],
+                "KIND": torch.int64,
+            }.get(name, self.one(*INTEGERS))
+
+
+class Plain:
+    """The `k` of a launch function that Python runs: it writes where the kernels would."""
+
+    def ints(self, out, at, value):
+        out[at] = value
+
+    def reals(self, out, at, value):
+        out[at] = float(value)
+
+
+def outcome(function, args):
+    try:
+        return [repr(made.tolist()) for made in function(*args)]
+    except Exception:
+        return "raised"
+
+
+def compiled(texts, folder):
+    """The stubs of these texts, built as one library."""
+    unit = folder / "stubs.c"
+    renamed = (text.replace("i32 stub(", f"i32 stub{i}(") for i, text in enumerate(texts))
+    unit.write_text(shim() + "\n" + "\n".join(renamed))
+    flags = StubCompiler().flags(None, None)
+    library = folder / f"stubs{next(_libraries)}.so"
+    subprocess.run(
+        [config.current().cc, *flags, "-O1", "-w", "-o", str(library), str(unit)], check=True
+    )
+    loaded = ctypes.CDLL(str(library))
+    return [types.SimpleNamespace(stub=loaded[f"stub{i}"]) for i in range(len(texts))]
+
+
+_libraries = iter(range(1 << 30))
+
+
+@pytest.fixture
+def op(tmp_path, monkeypatch):
+    (tmp_path / "k.cpp").write_text(SOURCE)
+    made = kernel(f"jitkern_fuzz::f{next(_libraries)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp")))
+    monkeypatch.setattr(Slot, "wants_stub", lambda *_: False)  # they are made here
+    monkeypatch.setattr(Slot, "recall", lambda *_: False)
+    return made
+
+
+def written(seed):
+    """An author's module, a call that it answers, and its launch function; None for none found."""
+    author = Author(seed)
+    text = author.module()
+    module = {"__name__": f"fuzz{seed}"}
+    exec(compile(text, f"<fuzz {seed}>", "exec"), module)
+    for _ in range(20):
+        args = author.arguments()
+        if isinstance(outcome(functools.partial(module["launch"], Plain()), args), list):
+            return author, text, module, args
+    return None
+
+
+def test_a_stub_answers_as_the_launch_function_does(op, tmp_path):
+    served = refused = 0
+    for first in range(0, FUNCTIONS, BATCH):
+        batch = []
+        for found in filter(None, map(written, range(first, min(first + BATCH, FUNCTIONS)))):
+            author, text, module, args = found
+            op.launch("cpu")(module["launch"])
+            op(*args)  # compiles the kernels, once for all
+            runner = op.backends["cpu"].implementation._runner(
+                op.sources["cpu"][0], torch.device("cpu")
+            )
+            try:
+                traced = trace(
+                    op.name, module["launch"], op.trampolines.parameters, args, frozenset(), 2,
+                    torch.device("cpu"), runner.where, runner,
+                )  # fmt: skip
+            except Unsupported:
+                refused += 1
+                continue
+            batch.append((*found, traced))
+        texts = ["".join(f"{line}\n" for line, _ in lines_of(op.schema, t)) for *_, t in batch]
+        for stub, (author, text, module, args, traced) in zip(compiled(texts, tmp_path), batch):
+            served += compared(op, stub, traced, author, text, module, args)
+    assert served > FUNCTIONS  # else it is Python that was compared with itself
+    assert refused < FUNCTIONS / 4
+
+
+def compared(op, stub, traced, author, text, module, args):
+    """Compare calls, some after something was rebound; how many of them the stub served."""
+    op.launch("cpu")(module["launch"])
+    slot = slot_of(op)
+    addresses = [kernel.function.address for kernel in traced.kernels]
+    slot.append(Calls(), stub, "", addresses, torch.device("cpu"), config.current(), traced.world)
+    calls = [
+        args,
+        *(author.near(args) for _ in range(NEAR)),
+        *(author.arguments() for _ in range(FAR)),
+    ]
+    before, made = slot.misses, 0
+    for rebound in (False, True):
+        if rebound:
+            author.rebind(module)
+        for call in calls[: 4 if rebound else None]:
+            made += 1
+            wanted = outcome(functools.partial(module["launch"], Plain()), call)
+            assert outcome(op, call) == wanted, f"{text}\ncalled with {call}, rebound: {rebound}"
+    return made - (slot.misses - before)

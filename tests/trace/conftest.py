@@ -1,0 +1,11 @@
+"""Fixtures of traced launch functions."""
+
+from __future__ import annotations
+
+import pytest
+from subject import Subject
+
+
+@pytest.fixture
+def subject(tmp_path):
+    return lambda *args, **kwargs: Subject(tmp_path / "k", *args, **kwargs)

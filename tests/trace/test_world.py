@@ -1,0 +1,429 @@
+"""What launch functions read besides their arguments: the answer is the one that Python gives now."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import random
+import threading
+import types
+
+import pytest
+import torch
+from helpers import slot_of
+
+from jitkern.declare import Cpp, kernel
+from jitkern.runtime import binding, builds, linker
+from jitkern.trace.world import World
+
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+_number = itertools.count()
+SOURCE = """
+extern "C" void scale(T* out, const T* x, double a, long n) { for (long i = 0; i < n; i++) out[i] = a * x[i]; }
+"""
+FACTOR = 2.0
+PAIR = (1.0, 2.0)
+KIND = torch.float32
+TABLE = {"a": 2.0, 3: 5.0}
+LISTED = [2.0]
+CALLS = 0
+UNRELATED = 0
+settings = types.SimpleNamespace(factor=2.0)
+
+
+def double(n):
+    return 2.0 * n
+
+
+def triple(n):
+    return 3.0 * n
+
+
+chosen = double
+
+
+def with_attribute():
+    return 1.0
+
+
+with_attribute.factor = 2.0
+
+
+def same(a, b):
+    return a is b
+
+
+@pytest.fixture
+def declare(tmp_path):
+    """A fresh op with this launch function over one tensor, or two."""
+
+    def make(launch, schema="(Tensor x) -> Tensor"):
+        (tmp_path / "k.cpp").write_text(SOURCE)
+        name = f"jitkern_world::f{next(_number)}"
+        op = kernel(f"{name}{schema}", cpu=Cpp(str(tmp_path / "k.cpp")))
+        op.launch("cpu")(launch)
+        return op
+
+    return make
+
+
+def scaled(k, x, a):
+    out = torch.empty_like(x)
+    k.scale[{"T": x.dtype}](out, x, a, x.numel())
+    return out
+
+
+def value(op, *args):
+    """What a call gives, and whether Python was not asked."""
+    linker.settle()
+    before = slot_of(op).misses
+    result = op(*(args or (torch.ones(2),)))[0].item()
+    return result, slot_of(op).misses == before
+
+
+def serves(op, expected, *args):
+    """Two calls give this, and another one asks no Python."""
+    for _ in range(2):
+        assert value(op, *args)[0] == expected
+    assert value(op, *args) == (expected, True), slot_of(op).refused
+
+
+def reads_a_number(k, x):
+    return scaled(k, x, FACTOR)
+
+
+def reads_a_tuple(k, x):
+    return scaled(k, x, PAIR[1])
+
+
+def reads_a_dtype(k, x):
+    return scaled(k, x, 2.0 if x.dtype == KIND else 3.0)
+
+
+def reads_a_dict(k, x):
+    return scaled(k, x, TABLE["a"])
+
+
+def reads_a_dict_by_default(k, x):
+    return scaled(k, x, TABLE.get("b", 2.0))
+
+
+def calls_a_function(k, x):
+    return scaled(k, x, chosen(1))
+
+
+def calls_a_builtin(k, x):
+    return scaled(k, x, 1.0 * abs(-2))
+
+
+REBOUND = {
+    "number": (reads_a_number, lambda patch: patch.setitem(globals(), "FACTOR", 3.0)),
+    "tuple": (reads_a_tuple, lambda patch: patch.setitem(globals(), "PAIR", (1.0, 3.0))),
+    "dtype": (reads_a_dtype, lambda patch: patch.setitem(globals(), "KIND", torch.float64)),
+    "item of a dict": (reads_a_dict, lambda patch: patch.setitem(TABLE, "a", 3.0)),
+    "new item of a dict": (reads_a_dict_by_default, lambda patch: patch.setitem(TABLE, "b", 3.0)),
+    "function": (calls_a_function, lambda patch: patch.setitem(globals(), "chosen", triple)),
+    "code of a function": (calls_a_function, lambda patch: patch.setattr(double, "__code__", triple.__code__)),
+    "builtin hidden": (calls_a_builtin, lambda patch: patch.setitem(globals(), "abs", lambda _: 3)),
+    "builtin": (calls_a_builtin, lambda patch: patch.setattr("builtins.abs", lambda _: 3)),
+    "function of Torch": (reads_a_number, lambda patch: patch.setattr(torch, "empty_like", torch.zeros_like)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REBOUND)
+def test_what_is_rebound_is_seen_by_the_next_call(declare, name):
+    launch, rebind = REBOUND[name]
+    op = declare(launch)
+    serves(op, 2.0)
+    with pytest.MonkeyPatch.context() as patch:
+        rebind(patch)
+        expected = 2.0 if name == "function of Torch" else 3.0
+        assert value(op) == (expected, False)
+    assert value(op)[0] == 2.0
+    assert value(op) == (2.0, True)  # the variant of before serves again
+
+
+def test_a_variable_of_the_function_around_is_seen_when_it_changes(declare):
+    factor = 2.0
+
+    def launch(k, x):
+        return scaled(k, x, factor)
+
+    op = declare(launch)
+    serves(op, 2.0)
+    factor = 3.0
+    assert value(op) == (3.0, False)
+    serves(op, 3.0)
+
+
+def test_defaults_are_seen_when_they_change(declare):
+    def launch(k, x, a=2.0, *, b=1.0):
+        return scaled(k, x, a * b)
+
+    op = declare(launch)
+    serves(op, 2.0)
+    launch.__defaults__ = (3.0,)
+    serves(op, 3.0)
+    launch.__kwdefaults__["b"] = 2.0
+    serves(op, 6.0)
+
+
+def test_other_names_of_the_module_may_change_all_the_time(declare):
+    global UNRELATED
+    op = declare(reads_a_number)
+    serves(op, 2.0)
+    for UNRELATED in range(100):  # noqa: B007
+        assert value(op) == (2.0, True)
+
+
+def test_the_python_launcher_runs_the_function_as_it_is(declare, monkeypatch):
+    def launch(k, x, unused):
+        global CALLS  # noqa: PLW0603
+        CALLS += 1
+        return scaled(k, x, FACTOR)
+
+    monkeypatch.setitem(globals(), "CALLS", 0)
+    op = declare(launch, "(Tensor x, int[] unused) -> Tensor")
+    assert op(torch.ones(1), []).item() == 2.0
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert op(torch.ones(1), []).item() == 3.0
+    assert CALLS == 2
+
+
+def reads_an_object(k, x):
+    return scaled(k, x, settings.factor)
+
+
+def reads_a_list(k, x):
+    return scaled(k, x, LISTED[0])
+
+
+def reads_an_attribute_of_a_function(k, x):
+    return scaled(k, x, with_attribute.factor)
+
+
+def draws(k, x):
+    return scaled(k, x, float(random.random() < 2) * 2)
+
+
+def asks_for_a_mode(k, x):
+    return scaled(k, x, 2.0 if torch.is_grad_enabled() else 3.0)
+
+
+@pytest.mark.parametrize(
+    ("launch", "reason"),
+    [
+        (
+            reads_an_object,
+            "`settings`, of type SimpleNamespace, cannot be traced: it can change unseen",
+        ),
+        (reads_a_list, "`LISTED`, of type list, cannot be traced: it can change unseen"),
+        (
+            reads_an_attribute_of_a_function,
+            "`factor` of the function `with_attribute` cannot be traced",
+        ),
+        (draws, "`random.random` cannot be traced"),
+        (asks_for_a_mode, "`torch.is_grad_enabled` cannot be traced"),
+    ],
+)
+def test_what_can_change_unseen_keeps_a_call_to_python_and_says_where(declare, launch, reason):
+    op = declare(launch)
+    for _ in range(3):
+        assert value(op) == (2.0, False)
+    (told,) = slot_of(op).refused.values()
+    assert reason in told and f"{__file__}:{launch.__code__.co_firstlineno + 1}: " in told
+
+
+MODES = {
+    "grad": (asks_for_a_mode, torch.no_grad),
+    "default dtype": (
+        lambda k, x: scaled(k, torch.zeros(x.shape), 1.0),
+        lambda: set_for_a_while(torch.set_default_dtype, torch.float64, torch.float32),
+    ),
+    "deterministic": (
+        lambda k, x: torch.empty_like(x),
+        lambda: set_for_a_while(torch.use_deterministic_algorithms, True, False),
+    ),
+}
+
+
+class set_for_a_while:  # noqa: N801
+    def __init__(self, function, value, before):
+        self.function, self.value, self.before = function, value, before
+
+    def __enter__(self):
+        self.function(self.value)
+
+    def __exit__(self, *_):
+        self.function(self.before)
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_mode_of_torch_is_seen_by_the_next_call(declare, name):
+    launch, mode = MODES[name]
+    op = declare(launch)
+    for _ in range(2):
+        op(torch.ones(1000))
+        linker.settle()
+    with mode():
+        found, wanted = op(torch.ones(1000)), torch.empty_like(torch.ones(1000))
+        if name == "grad":
+            assert found[0] == 3
+        elif name == "default dtype":
+            assert found.dtype == torch.float64
+        else:
+            assert wanted.isnan().all() and found.isnan().all()
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+
+    return inner
+
+
+def by_identity(k, x, y):
+    return scaled(k, x, 7.0 if x is y else 1.0)
+
+
+ASKED = {
+    "itself": by_identity,
+    "helper": lambda k, x, y: scaled(k, x, 7.0 if same(x, y) else 1.0),
+    "id": lambda k, x, y: scaled(k, x, 7.0 if id(x) == id(y) else 1.0),
+    "operator": lambda k, x, y: scaled(k, x, 7.0 if operator.is_(x, y) else 1.0),
+    "dict": lambda k, x, y: scaled(k, x, 7.0 if len({x: 1, y: 2}) == 1 else 1.0),
+    "set": lambda k, x, y: scaled(k, x, 7.0 if len({x, y}) == 1 else 1.0),
+    "no_grad": torch.no_grad()(by_identity),
+    "wraps": wrapped(by_identity),
+    "partial": functools.partial(by_identity),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("same_first", [False, True])
+def test_whether_two_tensors_are_one_is_told_apart(declare, name, same_first):
+    op = declare(ASKED[name], "(Tensor x, Tensor y) -> Tensor")
+    x, y = torch.ones(2), torch.ones(2)
+    for a, b in ((x, x), (x, y)) if same_first else ((x, y), (x, x)):
+        for _ in range(3):
+            assert value(op, a, b)[0] == (7.0 if a is b else 1.0)
+
+
+def test_a_launch_function_that_compares_no_objects_has_one_stub_for_tensors_given_twice(declare):
+    op = declare(lambda k, x, y: scaled(k, x, 2.0), "(Tensor x, Tensor y) -> Tensor")
+    x, y = torch.ones(2), torch.ones(2)
+    serves(op, 2.0, x, y)
+    assert value(op, x, x) == (2.0, True)
+
+
+class Sub(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def inverted(n):
+    try:
+        return ~n
+    except TypeError:
+        return 5
+
+
+OFFSET = torch.ones(2)
+OFFSET.offset = 5.0
+ANSWERS = {  # a number of x and n, the first call and a later one, and the answer to that
+    "subclass": (lambda x, n: 7.0 if isinstance(x, Sub) else 1.0, torch.ones(2), torch.ones(2).as_subclass(Sub), 7),
+    "type": (lambda x, n: 7.0 if type(x) is torch.Tensor else 1.0, torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False), 1),
+    "attribute": (lambda x, n: x.offset, OFFSET, OFFSET, 5),
+    "hasattr": (lambda x, n: 7.0 if hasattr(x, "memory") else 1.0, torch.ones(2), torch.ones(2), 1),
+    "method of a number": (lambda x, n: 7.0 if hasattr(n, "bit_count") else 1.0, torch.ones(2), torch.ones(2), 7),
+    "invert": (lambda x, n: 1.0 * inverted(n), torch.ones(2), torch.ones(2), -4),
+    "detach": (lambda x, n: 7.0 if x.detach() is x else 1.0, torch.ones(2), torch.ones(2), 1),
+    "slice": (lambda x, n: 7.0 if x[:] is x else 1.0, torch.ones(2), torch.ones(2), 1),
+    "flatten": (lambda x, n: 7.0 if x.flatten() is x else 1.0, torch.ones(2), torch.ones(2), 7),
+    "type of a number": (lambda x, n: 7.0 if type(n) is int else 1.0, torch.ones(2), torch.ones(2), 7),
+    "new_empty": (lambda x, n: 1.0 * x.new_empty(3, dtype=None).itemsize, torch.ones(2).double(), torch.ones(2).double(), 8),
+    "square": (lambda x, n: (7.2249061795510094 + 0.0 * n) ** 2, torch.ones(2).double(), torch.ones(2).double(), 7.2249061795510094**2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_tensor_and_a_number_are_in_a_trace_what_they_are_in_python(declare, name):
+    compute, first, later, expected = ANSWERS[name]
+    op = declare(lambda k, x, n: scaled(k, x, compute(x, n)), "(Tensor x, int n) -> Tensor")
+    value(op, first, 3)
+    for _ in range(2):
+        assert value(op, later, 3)[0] == pytest.approx(expected, rel=0, abs=0)
+
+
+def test_an_op_called_like_a_method_is_not_taken_for_it(declare):
+    library = torch.library.Library(f"jitkern_like{next(_number)}", "DEF")
+    for name, function in (("clone", lambda x: x * 10), ("zeros_like", lambda x: x * 5)):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, function, "CPU")
+    ops = getattr(torch.ops, library.ns)
+    for name, expected in (("clone", 10.0), ("zeros_like", 5.0)):
+        op = declare(lambda k, x, name=name: scaled(k, getattr(ops, name)(x), 1.0))
+        for _ in range(3):
+            assert value(op)[0] == expected
+
+
+def test_a_launch_function_declared_again_is_the_one_that_runs(declare):
+    op = declare(lambda k, x: scaled(k, x, 2.0))
+    serves(op, 2.0)
+    op.launch("cpu")(lambda k, x: scaled(k, x, 3.0))
+    assert value(op) == (3.0, False)
+    serves(op, 3.0)
+
+
+def test_what_is_being_built_of_an_earlier_launch_function_never_serves(declare):
+    op = declare(lambda k, x: scaled(k, x, 2.0))
+    declared = threading.Event()
+    assert builds.STUBS.later(declared.wait)
+    assert op(torch.ones(2))[0].item() == 2.0
+    op.launch("cpu")(lambda k, x: scaled(k, x, 3.0))
+    declared.set()
+    linker.settle()
+    assert value(op) == (3.0, False)
+    serves(op, 3.0)
+
+
+def test_configurations_declared_again_are_the_ones_that_are_taken(declare):
+    op = declare(lambda k, x: scaled(k, x, k.config["f"]))
+    op.tune("cpu")(lambda x: [{"f": 2.0}])
+    serves(op, 2.0)
+    op.tune("cpu")(lambda x: [{"f": 3.0}])
+    serves(op, 3.0)
+
+
+def test_a_memo_holds_numbers_of_real_calls_alone(declare):
+    memo = {}
+
+    def blocks(n):
+        if len(memo) > 2:
+            memo.clear()
+        if n not in memo:
+            memo[n] = (n + 255) // 256
+        return memo[n]
+
+    op = declare(lambda k, x: scaled(k, x, 1.0 * blocks(x.shape[0])))
+    for x in (
+        torch.ones(1000),
+        torch.ones(2000),
+        torch.ones(3000),
+        torch.ones(3000).double(),
+        torch.ones(3000, 1),
+    ):
+        assert value(op, x)[0] == (x.shape[0] + 255) // 256
+    assert all(type(n) is int for n in memo)
+
+
+def test_a_world_is_the_same_for_equal_code_and_values():
+    def made(factor):
+        def launch(k, x):
+            return scaled(k, x, factor)
+
+        return World([launch])
+
+    assert made(2.0).identity == made(2.0).identity
+    assert len({made(value).identity for value in (2.0, 3.0, 2, True, "2.0", None, (2.0,))}) == 7
