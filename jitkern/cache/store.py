@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from jitkern import cache
+from jitkern import cache, files as room
 from jitkern.cache import VERSION, layout
 from jitkern.cache.entry import Damaged, Entry, Unsigned, read_entry
 from jitkern.cache.key import Key
@@ -23,7 +23,7 @@ from jitkern.cache.manifest import NAME, Artifact, Manifest
 from jitkern.cache.root import Root, listed
 from jitkern.config import Config
 from jitkern.errors import CacheError, UntrustedCache
-from jitkern.files import owned, signature
+from jitkern.files import owned
 from jitkern.files.owned import Layer, Trust
 from jitkern.named_tuple import NamedTuple
 
@@ -190,7 +190,7 @@ class Cache(Root):
             if file not in files or Artifact.of(files[file]) != artifact:
                 raise ValueError(f"{file} of {name} is not what was published")
         with self.staging() as staging, self._writing():
-            for file in (*manifest.artifacts, *{signature.NAME} & {*files}, NAME):
+            for file in (*manifest.artifacts, *{room.signature.NAME} & {*files}, NAME):
                 (staging / file).write_bytes(files[file])
             return self._install(staging, target, name, manifest)
 

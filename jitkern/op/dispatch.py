@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import config, jit, launch, op as room, runtime, trace
-from jitkern.calls import record
+from jitkern import calls, config, jit, launch, op as room, runtime, trace
 from jitkern.errors import (
     CacheError,
     CompileError,
@@ -126,7 +125,7 @@ class Implementation:
     def _record(self, source: Source, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Record a call that a kernel of this source served, or would have served."""
         op = self.op
-        record.note(
+        calls.record.note(
             op.name, op.module, self.device, source.kind, op.in_order(args, kwargs),
             lambda call: room.needed_kernels.digest_of(op, source, self.device, call),
         )  # fmt: skip

@@ -161,9 +161,11 @@ def has_compiler() -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _is_on_path(command: str, path: str | None) -> bool:
-    import shlex  # 0.3 ms of an import of ops
+    words = command.split()
+    if not {*command}.isdisjoint("'\"\\"):
+        import shlex  # 0.3 ms of an import of ops, for commands that need it
 
-    words = shlex.split(command)
+        words = shlex.split(command)
     return bool(words) and shutil.which(words[0], path=path) is not None
 
 
