@@ -15,12 +15,13 @@ from jitkern.cache.entry import Entry
 from jitkern.compilers import Compiler
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.result import Built
+from jitkern.declare import kernel
 from jitkern.errors import CompileError
 from jitkern.op.op import Op
 from jitkern.runtime import linker
 from jitkern.runtime.slot import Slot
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import FUNCTION, Source, Variant
+from jitkern.source.kinds import FUNCTION, Cpp, Source, Variant
 from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
@@ -51,6 +52,24 @@ def symbol_of(entry: Entry) -> str:
 def replaced(**settings: object) -> config.Config:
     """The settings with others, to be those of the process: `using` counts in one thread alone."""
     return config.Config(**{**vars(config.current()), **settings})
+
+
+def declared(
+    schema: str,
+    path: Path,
+    text: str,
+    launch: Callable[..., object],
+    reference: Callable[..., object] | None = None,
+    *,
+    cpu: bool = True,
+) -> Op:
+    """A fresh op on the real C compiler: its source is this text, written to this path."""
+    path.write_text(text)
+    op = kernel(schema, cpu=Cpp(str(path)) if cpu else ())
+    op.launch("cpu")(launch)
+    if reference:
+        op.reference(reference)
+    return op
 
 
 def slot_of(op: Op, device: str = "cpu") -> Slot:

@@ -8,10 +8,9 @@ import weakref
 
 import pytest
 import torch
-from helpers import served
+from helpers import declared, served
 
 from jitkern import config
-from jitkern.declare import Cpp, kernel
 from jitkern.errors import CompileError, DeclarationError, LaunchError
 
 _number = itertools.count()
@@ -27,13 +26,8 @@ def declare(tmp_path):
     """An op with this schema, launch function and reference on the real C compiler."""
 
     def make(signature, launch, reference=None, *, cpu=True):
-        (tmp_path / "kernels.cpp").write_text(KERNELS)
-        source = Cpp(str(tmp_path / "kernels.cpp")) if cpu else ()
-        op = kernel(f"jitkern_test::calls{next(_number)}{signature}", cpu=source)
-        op.launch("cpu")(launch)
-        if reference:
-            op.reference(reference)
-        return op
+        schema = f"jitkern_test::calls{next(_number)}{signature}"
+        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch, reference, cpu=cpu)
 
     return make
 

@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-from helpers import served
+from helpers import declared, served
 from torch.autograd import forward_ad
 
-from jitkern.declare import Cpp, kernel
 from jitkern.errors import DeclarationError
 
 _number = itertools.count()
@@ -26,13 +25,8 @@ def declare(tmp_path):
     """An op with this schema, launch function and reference on the real C compiler."""
 
     def make(signature, launch, reference=None):
-        (tmp_path / "kernels.cpp").write_text(KERNELS)
-        name = f"gradients{next(_number)}"
-        op = kernel(f"jitkern_test::{name}{signature}", cpu=Cpp(str(tmp_path / "kernels.cpp")))
-        op.launch("cpu")(launch)
-        if reference:
-            op.reference(reference)
-        return op
+        schema = f"jitkern_test::gradients{next(_number)}{signature}"
+        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch, reference)
 
     return make
 

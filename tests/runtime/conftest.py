@@ -8,8 +8,7 @@ import shutil
 import pytest
 import torch
 from calls_of_ops import INC, MANY, SCALE, SQUARE, TWICE
-
-from jitkern.declare import Cpp, kernel
+from helpers import declared
 
 _number = itertools.count()
 
@@ -20,12 +19,8 @@ def declare(tmp_path):
 
     def make(signature, text, launch, reference=None):
         name = f"launch{next(_number)}"
-        (tmp_path / f"{name}.cpp").write_text(text)
-        op = kernel(f"jitkern_test::{name}{signature}", cpu=Cpp(str(tmp_path / f"{name}.cpp")))
-        op.launch("cpu")(launch)
-        if reference:
-            op.reference(reference)
-        return op
+        schema = f"jitkern_test::{name}{signature}"
+        return declared(schema, tmp_path / f"{name}.cpp", text, launch, reference)
 
     return make
 

@@ -11,9 +11,8 @@ import types
 
 import pytest
 import torch
-from helpers import slot_of
+from helpers import declared, slot_of
 
-from jitkern.declare import Cpp, kernel
 from jitkern.runtime import binding, builds, linker
 from jitkern.trace.world import World
 
@@ -59,11 +58,8 @@ def declare(tmp_path):
     """A fresh op with this launch function over one tensor, or two."""
 
     def make(launch, schema="(Tensor x) -> Tensor"):
-        (tmp_path / "k.cpp").write_text(SOURCE)
-        name = f"jitkern_world::f{next(_number)}"
-        op = kernel(f"{name}{schema}", cpu=Cpp(str(tmp_path / "k.cpp")))
-        op.launch("cpu")(launch)
-        return op
+        schema = f"jitkern_world::f{next(_number)}{schema}"
+        return declared(schema, tmp_path / "k.cpp", SOURCE, launch)
 
     return make
 
