@@ -48,6 +48,9 @@ _SHORT = {
 }
 _log = logging.getLogger(__name__)
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
+_OF_A_TRACE = (  # beside the rooms launch and trace
+    "runtime/linker.py", "runtime/plans.py", "source/dtypes.py", "source/triton_text.py",
+)  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -61,13 +64,13 @@ class Plan(NamedTuple):
 
 @functools.cache
 def _tracer() -> str:
-    """Return a digest of jitkern's own code that has a part in traces."""
+    """Return a digest of the code of jitkern that decides what a trace gives."""
     digest = hashlib.sha256(__version__.encode())
     package = Path(__file__).parents[1]
-    for folder in ("source", "launch", "trace", "runtime"):
-        for path in sorted((package / folder).iterdir()):
-            if path.suffix in (".py", ".c", ".h"):
-                digest.update(path.read_bytes())
+    inside = [path for room in ("launch", "trace") for path in sorted((package / room).iterdir())]
+    files = [path for path in inside if path.suffix in (".py", ".h")]
+    for path in (*files, *(package / name for name in _OF_A_TRACE)):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
