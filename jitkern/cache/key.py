@@ -1,8 +1,8 @@
 """The key of an entry: named inputs, kept in clear, and the SHA-256 of their canonical JSON.
 
-Inputs are everything that can change the artifact's bytes. No inputs are mtimes, absolute paths,
-the working directory, `$HOME`, and the compiler's identity, which is provenance (see README, "The
-key").
+Inputs are everything that can change the artifact's bytes. No inputs are mtimes, where the files
+lie (unless a flag names a path), the working directory, `$HOME`, and the compiler's identity, which
+is provenance (see README, "The key").
 """
 
 from __future__ import annotations

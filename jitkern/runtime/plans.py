@@ -49,7 +49,8 @@ _SHORT = {
 _log = logging.getLogger(__name__)
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
 _OF_A_TRACE = (  # beside the rooms launch and trace
-    "runtime/linker.py", "runtime/plans.py", "source/dtypes.py", "source/triton_text.py",
+    "runtime/linker.py", "runtime/plans.py", "source/defining_file.py", "source/dtypes.py",
+    "source/kinds.py", "source/triton_text.py",
 )  # fmt: skip
 
 
