@@ -102,6 +102,13 @@ def test_only_the_command_line_prints_or_exits():
             assert not called & {"print", "sys.exit", "exit"}, name
 
 
+def test_modules_of_every_room_can_be_met_by_name():
+    """Whatever was imported before: `room.module` needs no luck."""
+    for name, path in MODULES.items():
+        if path.name == "__init__.py" and not name.startswith("jitkern.cli"):
+            assert "on_first_use" in path.read_text(), name
+
+
 MAP = (ROOT / "docs" / "architecture.md").read_text()
 
 

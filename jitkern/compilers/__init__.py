@@ -11,12 +11,21 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from jitkern import on_first_use
 from jitkern.source.closure import Closure, closure_of
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
+    from jitkern.compilers import (
+        child_process as child_process,
+        opened as opened,
+        parallelism as parallelism,
+        result as result,
+    )
     from jitkern.compilers.result import Built
+
+__getattr__ = on_first_use(__name__)
 
 COMPILERS: dict[str, Compiler] = {}  # by kind of source, added when first used
 
