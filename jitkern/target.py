@@ -19,7 +19,8 @@ from jitkern import config
 from jitkern.errors import TargetError
 from jitkern.named_tuple import NamedTuple
 
-EXAMPLES = "`cuda-sm_90-cu130-torch2.11.0` or `cpu-x86_64-torch2.13.0`"
+EXAMPLE = "cuda-sm_90-cu130-torch2.11.0"
+EXAMPLES = f"`{EXAMPLE}` or `cpu-x86_64-torch2.13.0`"
 _PATTERN = r"""(?x)
         (?:cuda-(?P<sm>sm_[1-9]\d{1,2}[af]?)-cu(?P<cuda>\d{2,3}) | cpu-(?P<cpu>[a-z][a-z0-9_]*))
         -torch(?P<torch>\d+\.\d[\w.+!]*)

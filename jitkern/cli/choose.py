@@ -120,7 +120,7 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
     chosen: dict[str, Op] = {}
     broken: dict[str, str] = {}
     for name in names:
-        ops = _named(name)
+        ops = room.op.ops_named(name)
         reasons = [why for module, why in raising.items() if f"{module}.".startswith(f"{name}.")]
         if reasons:
             broken[name] = reasons[0]
@@ -130,7 +130,7 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                     ops = _imported(name)
             except (Exception, SystemExit) as e:  # noqa: BLE001  as for an installed package
                 broken[name] = _leave_out(name, e)
-                ops = _named(name)
+                ops = room.op.ops_named(name)
         if not ops and name not in broken:
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels; there are: "
@@ -178,17 +178,6 @@ def _is_absent(e: BaseException, module: str) -> bool:
     return isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}.")
 
 
-def _named(name: str) -> list[Op]:
-    """Return the ops of this name, of this namespace, or declared in this package or module."""
-    return [
-        op
-        for op in room.op.OPS.values()
-        if op.name in (name, f"jitkern::{name}")
-        or op.name.split("::")[0] == name
-        or f"{op.module}.".startswith(f"{name}.")
-    ]
-
-
 def _imported(name: str) -> list[Op]:
     """Return the ops that a package or module declares. Raises the errors of its import."""
     if not all(part.isidentifier() for part in name.split(".")):
@@ -200,10 +189,10 @@ def _imported(name: str) -> list[Op]:
             return []
         raise
     if spec and spec.submodule_search_locations:
-        return jitkern.declare.discover(name) or _named(name)
+        return jitkern.declare.discover(name) or room.op.ops_named(name)
     if spec:
         importlib.import_module(name)
-    return _named(name)
+    return room.op.ops_named(name)
 
 
 def choose_targets(texts: list[str]) -> list[Target]:

@@ -13,8 +13,7 @@ from pathlib import Path
 from jitkern import config, prewarming
 from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
 from jitkern.cli.output import Progress, print_json, print_table
-
-_EXAMPLE = "cuda-sm_90-cu130-torch2.11.0"
+from jitkern.target import EXAMPLE
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -29,7 +28,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="T",
-        help=f"e.g. {_EXAMPLE}; repeatable",
+        help=f"e.g. {EXAMPLE}; repeatable",
     )
     parser.add_argument(
         "--jobs",

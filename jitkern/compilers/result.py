@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import re
@@ -14,11 +15,11 @@ from typing import Any
 from jitkern import config
 from jitkern.cache.manifest import LOG
 from jitkern.compilers import child_process
-from jitkern.errors import CacheError, CompileError
+from jitkern.errors import CacheError, CompileError, TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import cpp_text
 from jitkern.source.kinds import Source, Variant
-from jitkern.target import Target
+from jitkern.target import Target, this_platform
 
 _log = logging.getLogger(__name__)
 _ERROR = (
@@ -47,6 +48,22 @@ def run(
     environment = config.current().build_environment(tuple(source.environment))
     status, output = child_process.run(command, cwd=folder, env=environment)
     return subprocess.CompletedProcess(list(command), status, output)
+
+
+def check_platform(op: str, target: Target) -> None:
+    """Raise TargetError for host code of another platform than this one."""
+    if target.platform != this_platform():
+        raise TargetError(
+            f"{op} for {target}: host code is built on its own platform, and this one is "
+            f"{this_platform()}"
+        )
+
+
+def keep_binary(staging: Path, stem: str, binary: bytes, suffix: str = ".so") -> str:
+    """Write a binary beside the log, and return its file name: `stem` and a part of its hash."""
+    artifact = f"{stem}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
+    (staging / artifact).write_bytes(binary)
+    return artifact
 
 
 def write_log(staging: Path, command: Sequence[str], output: str) -> None:

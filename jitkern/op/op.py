@@ -425,3 +425,14 @@ def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None
                 f"{name}: the Extension {source.files[0]} must register its function "
                 "under another name"
             )
+
+
+def ops_named(name: str) -> list[Op]:
+    """Return the ops of this name, of this namespace, or declared in this package or module."""
+    return [
+        op
+        for op in OPS.values()
+        if op.name in (name, f"jitkern::{name}")
+        or op.name.split("::")[0] == name
+        or f"{op.module}.".startswith(f"{name}.")
+    ]

@@ -9,15 +9,13 @@ from pathlib import Path
 from jitkern import config
 from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError
-from jitkern.op.op import OPS, Op
+from jitkern.op.op import OPS, Op, ops_named
 from jitkern.prewarming.builder import Builder, Step
 from jitkern.prewarming.shards import shard_of
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
 from jitkern.source.kinds import ITSELF
-from jitkern.target import Target
-
-CUDA = "cuda-sm_90-cu130-torch2.11.0"  # an example
+from jitkern.target import EXAMPLE, Target
 
 
 def prewarm(
@@ -33,7 +31,7 @@ def prewarm(
 ) -> list[Result]:
     """Compile all that calls of ops need, for this machine or for any target, without its device.
 
-    ops: ops, their names, or namespaces; by default all declared ops.
+    ops: ops, or names of ops, namespaces, packages or modules; by default all declared ops.
     targets: targets or their texts; by default the targets of this machine.
     recording: a file that JITKERN_RECORD wrote: build only for the calls in this file.
     shard: (part from 1, parts): do only this part of the work.
@@ -82,10 +80,7 @@ def _chosen(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
     chosen: dict[str, Wanted] = {}
     for item in ops:
         if isinstance(item, str):
-            matches = [
-                op for op in OPS.values()
-                if op.name in (item, f"jitkern::{item}") or op.name.split("::")[0] == item
-            ]  # fmt: skip
+            matches = ops_named(item)
             if not matches:
                 raise DeclarationError(
                     f"`{item}` is no declared op or namespace: import its module first. There "
@@ -149,4 +144,4 @@ def _unmatched(chosen: Iterable[Wanted], targets: Iterable[Target]) -> list[Resu
 
 def _example(device: str) -> Target:
     this = Target.current("cpu")
-    return this if device == "cpu" else Target.parse(CUDA)._replace(torch=this.torch)
+    return this if device == "cpu" else Target.parse(EXAMPLE)._replace(torch=this.torch)

@@ -79,7 +79,6 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     path = Path(module("drop_in_odd").__file__)
     (receipt,) = (cache_dir / "inline").iterdir()
     memo._answers.clear()
-    monkeypatch.delitem(sys.modules, "jitkern.cache.events")
     with memo._read(config.current(), receipt.name) as (found, _):
         assert found["opens"]["path"] == str(path)
     if broken == "receipt":
@@ -127,7 +126,6 @@ def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, fil
     module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
     (receipt,) = (cache_dir / "inline").iterdir()
     memo._answers.clear()
-    monkeypatch.delitem(sys.modules, "jitkern.cache.events")
     assert memo.recall(receipt.name).answer() == 42
     memo._answers.clear()
     files(x_dot_h="")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shlex
@@ -15,12 +14,19 @@ from pathlib import Path
 from jitkern import config
 from jitkern.compilers import opened
 from jitkern.compilers.cpp import functions, parameter_types
-from jitkern.compilers.result import Built, compile_error, run, write_log
-from jitkern.errors import CompilerNotFound, TargetError
+from jitkern.compilers.result import (
+    Built,
+    check_platform,
+    compile_error,
+    keep_binary,
+    run,
+    write_log,
+)
+from jitkern.errors import CompilerNotFound
 from jitkern.source import closure as closures, cpp_text
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
-from jitkern.target import Target, this_platform
+from jitkern.target import Target
 
 _UNIT = "unit"  # the stem of the lists of opened files
 REMEDY = "apt-get install g++ (or set CC and CXX)"
@@ -32,11 +38,7 @@ def build(
     """Do what `Compiler.compile` promises."""
     source = variant.source
     assert isinstance(source, Cpp)
-    if target.platform != this_platform():
-        raise TargetError(
-            f"{variant.op} for {target}: host code is built on its own platform, and this one is "
-            f"{this_platform()}"
-        )
+    check_platform(variant.op, target)
     opened.refuse_profiles(source.flags, variant.op)
     tool = tool_of(source)
     compiler = identity(tool)
@@ -65,8 +67,7 @@ def build(
     binary = (folder / "out.so").read_bytes()
     parameters = parameter_types.codes_in(binary)
     name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # letters that manifests take
-    artifact = f"{name}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
-    (staging / artifact).write_bytes(binary)
+    artifact = keep_binary(staging, name, binary)
     return Built(compiler, {"artifact": artifact, "parameters": parameters})
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from jitkern import compilers, config
 from jitkern.compilers import Compiler, cpp
-from jitkern.errors import TargetError
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Generated, Source, Variant
-from jitkern.target import Target, this_platform
+from jitkern.target import Target
 
 
 class StubCompiler(Compiler):
@@ -42,11 +40,7 @@ class StubCompiler(Compiler):
 
         source = variant.source
         assert isinstance(source, Generated)
-        if target.platform != this_platform():
-            raise TargetError(
-                f"{variant.op} for {target}: host code is built on its own platform, and this one "
-                f"is {this_platform()}"
-            )
+        compilers.result.check_platform(variant.op, target)
         tool = config.current().cc
         compiler = cpp.cc_build.identity(tool)
         build = staging / "build"
@@ -60,6 +54,5 @@ class StubCompiler(Compiler):
         if process.returncode:
             raise compilers.result.compile_error(variant, target, command, process.stdout)
         binary = (build / "out.so").read_bytes()
-        artifact = f"{unit.stem}.{hashlib.sha256(binary).hexdigest()[:8]}.so"
-        (staging / artifact).write_bytes(binary)
+        artifact = compilers.result.keep_binary(staging, unit.stem, binary)
         return compilers.result.Built(compiler, {"artifact": artifact})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import hashlib
 import queue
 import re
 import shlex
@@ -19,7 +18,7 @@ from pathlib import Path
 from jitkern import config
 from jitkern.compilers import child_process, opened, parallelism
 from jitkern.compilers.cpp import cc_build
-from jitkern.compilers.result import Built, compile_error, write_log
+from jitkern.compilers.result import Built, compile_error, keep_binary, write_log
 from jitkern.compilers.torch_extension import hints
 from jitkern.compilers.torch_extension.commands import (
     Build,
@@ -70,8 +69,7 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
         raise CompileError(f"{variant.op}: {missing}", op=variant.op)
     plain = re.sub(r"\W", "_", build.name, flags=re.ASCII)[:80] or "_"
     suffix = "" if build.output == "program" else ".so"
-    artifact = f"{plain}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
-    (staging / artifact).write_bytes(binary)
+    artifact = keep_binary(staging, plain, binary, suffix)
     registered = hints.registrations(_texts(expanding))
     units = map(str, range(len(steps)))
     return Built(compiler, {"artifact": artifact, **registered}), opened.in_folder(folder, units)
