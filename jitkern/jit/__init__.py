@@ -20,6 +20,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from jitkern.jit import (
+        announcement as announcement,
         build as build,
         cache_in_use as cache_in_use,
         load as load,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern import config
-from jitkern.cache import usage
+from jitkern.cache import events, usage
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.root import reason_of
@@ -25,6 +26,7 @@ from jitkern.errors import (
     NotCached,
 )
 from jitkern.jit import cache_in_use
+from jitkern.jit.announcement import announced
 from jitkern.jit.cache_in_use import open_cache
 from jitkern.jit.obtain import OTHER_COMPILER, REFRESH, capturing, report
 from jitkern.jit.request import Request
@@ -44,8 +46,12 @@ def lock_name(key: Key) -> str:
 def build(request: Request, started: float, why: str) -> Entry:
     """Compile and publish an entry; report a failure, and raise its error."""
     variant, key = request.variant, request.key
+    shown = contextlib.nullcontext() if variant.source.kind == events.STUB else announced(
+        f"{variant.op} for {key.target}"
+    )  # fmt: skip
     try:
-        return _into_a_cache(request, started, why)
+        with shown:
+            return _into_a_cache(request, started, why)
     except JitkernError as e:
         report(variant, key, "failed", started, reason=str(e))
         if isinstance(e, CacheError) and variant.op not in str(e):

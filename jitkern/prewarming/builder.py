@@ -12,7 +12,7 @@ from typing import Any
 
 from jitkern.compilers import child_process, compiler_for
 from jitkern.errors import CacheError, JitkernError, NotCached
-from jitkern.jit import exact_target
+from jitkern.jit import announcement, exact_target
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import units_of
 from jitkern.prewarming.agenda import Agenda
@@ -136,7 +136,8 @@ class Builder:
         if jobs > 1 and not self._stopped:
             _prepare(self._kernel(number) for number in {*kernels, *_runtimes(works)})
         if kernels or self._work_of:
-            self._perform(jobs)
+            with announcement.silence():  # `progress` tells
+                self._perform(jobs)
         return works
 
     def _perform(self, jobs: int) -> None:
