@@ -10,20 +10,9 @@ from typing import Any
 import torch
 
 from jitkern.errors import LaunchError
-from jitkern.source.kinds import DTYPES
+from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 ALIGNMENT = 64  # bytes: the alignment of every allocation of Torch on any device
-SHORT = {
-    getattr(torch, dtype.torch): code
-    for code, dtype in DTYPES.items()
-    if hasattr(torch, dtype.torch)
-}
-_RANGES = {
-    f"{sign}{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1)) if sign == "i" else (0, 2**bits)
-    for sign in "iu"
-    for bits in (8, 16, 32, 64)
-}
-_LIMITS = {"f32": 2**128 - 2**103, "f64": 2**1024 - 2**970}  # the first that rounds to infinity
 
 
 def checked(
@@ -66,26 +55,27 @@ def _fault(  # noqa: PLR0911  a table of cases
         if isinstance(arg, torch.Tensor):
             if arg.device.type != device.type or device.index not in (None, arg.device.index):
                 return f"a tensor on {device}", f"one on {arg.device}"
-            if same_type(code[1:], SHORT.get(arg.dtype, "")):
+            if same_type(code[1:], codes_of_torch().get(arg.dtype, "")):
                 return None
             return f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}"
     elif isinstance(arg, bool) or code == "bool":
         if isinstance(arg, bool) and code == "bool":
             return None
-    elif code in _RANGES:
-        if isinstance(arg, int):
-            low, high = _RANGES[code]
-            return None if low <= arg < high else (f"an integer that fits {code}", str(arg))
-    elif code in _LIMITS and isinstance(arg, (int, float)):
-        return (f"a number that fits {code}", reprlib.repr(arg)) if _overflows(code, arg) else None
     elif not code:
         return "of a type that launches can pass (no struct or half)", type(arg).__name__
+    elif code[0] == "f":
+        if isinstance(arg, (int, float)):
+            fits = not _overflows(code, arg)
+            return None if fits else (f"a number that fits {code}", reprlib.repr(arg))
+    elif isinstance(arg, int):
+        low, high = DTYPES[code].limits
+        return None if low <= arg < high else (f"an integer that fits {code}", str(arg))
     return "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`"
 
 
 def _overflows(code: str, arg: float) -> bool:
     """Whether a finite number would become infinite. A trace guards these comparisons."""
-    limit = _LIMITS[code]
+    limit = DTYPES[code].limits[1]
     if isinstance(arg, int):
         return not -limit < arg < limit
     return code == "f32" and (limit <= arg < math.inf or -limit >= arg > -math.inf)
@@ -95,9 +85,8 @@ def limits_of(code: str) -> tuple[float, float]:
     """Return the least number that a parameter of this code takes, and the first too large."""
     if code == "f64":
         return -math.inf, math.inf
-    if code == "f32":
-        return -math.nextafter(_LIMITS["f32"], 0), _LIMITS["f32"]
-    return _RANGES.get(code, (0, 0))  # a type that no number fits
+    low, high = DTYPES[code].limits if code else (0, 0)  # a struct, which no number fits
+    return (-math.nextafter(high, 0), high) if code == "f32" else (low, high)
 
 
 def same_type(pointee: str, dtype: str) -> bool:
@@ -107,6 +96,6 @@ def same_type(pointee: str, dtype: str) -> bool:
     """
     if pointee in ("", dtype):
         return True
-    widths = {"bool": "8"}
-    integers = pointee in _RANGES and (dtype in _RANGES or dtype == "bool")
-    return integers and pointee[1:] == widths.get(dtype, dtype[1:])
+    dtype = "u8" if dtype == "bool" else dtype
+    integers = pointee[0] in "iu" and dtype[:1] in ("i", "u")
+    return integers and pointee[1:] == dtype[1:]

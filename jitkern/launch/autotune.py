@@ -29,11 +29,12 @@ from jitkern.errors import (
     LaunchError,
     TargetError,
 )
-from jitkern.launch.arguments import ALIGNMENT, SHORT
+from jitkern.launch.arguments import ALIGNMENT
 from jitkern.launch.symbols import concrete
 from jitkern.launch.tuned import Tuned, model_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import closure_of
+from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Source, Variant
 from jitkern.source.triton_text import Function
 from jitkern.source.variant_key import make_key
@@ -65,7 +66,7 @@ def situation_of(declared: Function, named: dict[str, Any]) -> Situation:
     """Return the situation of a choice: the key arguments' values (guarded in a trace), dtypes."""
     values = [(name, concrete(named[name])) for name in declared.key if name in named]
     dtypes = [
-        (name, SHORT.get(value.dtype, ""))
+        (name, codes_of_torch().get(value.dtype, ""))
         for name, value in named.items()
         if isinstance(value, torch.Tensor)
     ]
@@ -98,7 +99,7 @@ def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, An
     """Return the situation of a choice of `.tune`: the dtypes and its key (guarded in a trace)."""
     arguments = (*args, *(value for _, value in sorted(kwargs.items())))
     dtypes = tuple(
-        SHORT.get(value.dtype, str(value.dtype))
+        codes_of_torch().get(value.dtype, str(value.dtype))
         for value in arguments
         if isinstance(value, torch.Tensor)
     )

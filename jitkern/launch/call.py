@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from jitkern.errors import DeclarationError, LaunchError
-from jitkern.launch.arguments import SHORT
 from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
+from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import TRITON_OPTIONS, Constant, Source, Variant
 from jitkern.source.triton_text import Config, Function, functions
 
@@ -132,9 +132,10 @@ def variant_of(
 def _constant(op: str, name: str, value: Any) -> Constant:
     if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    if isinstance(value, torch.dtype) and value in SHORT:
-        return SHORT[value]
-    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in SHORT)
+    codes = codes_of_torch()
+    if isinstance(value, torch.dtype) and value in codes:
+        return codes[value]
+    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in codes)
     raise LaunchError(
         f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float; "
         f"dtypes that kernels know are {dtypes}"
@@ -160,8 +161,8 @@ def _triton_class(arg: Any, annotated: str, *, special: bool, aligned: bool) -> 
 
 def _type_of(arg: Any) -> str:
     if isinstance(arg, torch.Tensor):
-        if arg.dtype in SHORT:
-            return f"*{SHORT[arg.dtype]}"
+        if code := codes_of_torch().get(arg.dtype):
+            return f"*{code}"
         raise LaunchError(
             f"Triton has no {arg.dtype}: pass a view of the tensor as another type, e.g. "
             "`torch.view_as_real(x)`"

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from jitkern.launch.arguments import SHORT, limits_of, same_type
+from jitkern.launch.arguments import limits_of, same_type
+from jitkern.source.dtypes import codes_of_torch
 
 Pack = Callable[[Any], Any]
 
@@ -51,7 +52,7 @@ def _pack(code: str, device: torch.device) -> Pack:
 
 
 def _pointer(pointee: str, device: torch.device) -> Pack:
-    dtypes = frozenset(dtype for dtype, short in SHORT.items() if same_type(pointee, short))
+    dtypes = frozenset(d for d, code in codes_of_torch().items() if same_type(pointee, code))
     index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device returns it
 
     def address(tensor: Any) -> int | None:

@@ -15,7 +15,7 @@ from jitkern import loading
 from jitkern.cache.key import canonical
 from jitkern.cache.store import Entry
 from jitkern.errors import DeclarationError, LoadError
-from jitkern.source.dtypes import CTYPES
+from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import CUDA, FUNCTION, HOST, Generated, Source
 
 _libraries: dict[bytes, Any] = {}
@@ -32,7 +32,9 @@ class HostFunction:
         address = ctypes.c_void_p.in_dll(self._library, FUNCTION).value
         self._function = ctypes.CFUNCTYPE(None)(address or 0)
         self._function.argtypes = [
-            CTYPES[code[:1] if code[:1] == "*" else code] for code in self.parameters if code
+            ctypes.c_void_p if code[:1] == "*" else DTYPES[code].ctype
+            for code in self.parameters
+            if code
         ]
 
     @property

@@ -154,6 +154,6 @@ def _definition_of(function: Any) -> tuple[Path, str, str]:
 def _plain(value: Any) -> Any:
     """Return a constexpr as launches take it: a dtype of Triton becomes one of Torch."""
     if type(value).__module__.startswith("triton.") and hasattr(value, "name"):
-        short = {dtype.triton: dtype.torch for dtype in DTYPES.values()} | {"int1": "bool"}
-        return getattr(torch, short.get(value.name, value.name), value)
+        torch_names = {n: d.torch for d in DTYPES.values() for n in (d.triton, d.language)}
+        return getattr(torch, torch_names.get(value.name, value.name), value)
     return value

@@ -14,7 +14,6 @@ from jitkern import config, jit
 from jitkern.cache.entry import Entry
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached
-from jitkern.launch.arguments import SHORT
 from jitkern.launch.interface import Parameter
 from jitkern.launch.kernels import Runner
 from jitkern.launch.symbols import Unsupported
@@ -24,6 +23,7 @@ from jitkern.runtime.binding import announce
 from jitkern.runtime.plans import Plan, Plans, example_of, reference_to, situation_of
 from jitkern.runtime.slot import STRIKES, Calls, Slot
 from jitkern.source.closure import closure_of
+from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Generated, Variant
 from jitkern.target import Target
 from jitkern.trace.recorder import Described, described
@@ -131,10 +131,11 @@ def stub_variant(
     op: str, schema: str, traced: Traced, parameters: Sequence[Parameter], args: Sequence[Any]
 ) -> Variant:
     """Return the variant that a stub is compiled and cached as; its label names tensor dtypes."""
+    codes = codes_of_torch()
     dtypes = {
-        parameter.name: SHORT[value.dtype]
+        parameter.name: codes[value.dtype]
         for parameter, value in zip(parameters, described(args))
-        if isinstance(value, Described) and value.dtype in SHORT
+        if isinstance(value, Described) and value.dtype in codes
     }
     text = text_of_stub(schema, traced)
     return Variant(op, Generated("stub.c", text=text), "stub", tuple(dtypes.items()))

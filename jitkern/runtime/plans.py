@@ -32,7 +32,8 @@ from jitkern.errors import CacheError, DeclarationError
 from jitkern.launch.tuned import Tuned, model_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import Closure, closure_of
-from jitkern.source.kinds import DTYPES, Source, Variant
+from jitkern.source.dtypes import codes_of_torch
+from jitkern.source.kinds import Source, Variant
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 from jitkern.trace.world import World
@@ -41,11 +42,6 @@ ARTIFACT = "plan.json"
 MOST = 64  # plans that are kept for a situation
 CONSTANT = 16  # plans among them that hold a number of their call for constant
 FEW = 4  # with more such plans than this, each is tried only for calls of its own numbers
-_SHORT = {
-    getattr(torch, dtype.torch): code
-    for code, dtype in DTYPES.items()
-    if hasattr(torch, dtype.torch)
-}
 _log = logging.getLogger(__name__)
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
 _OF_A_TRACE = (  # beside the rooms launch and trace
@@ -80,7 +76,7 @@ def situation_of(args: Sequence[Any]) -> tuple[str, ...]:
     return tuple(
         str(arg) if arg is None or isinstance(arg, bool)
         else type(arg).__name__ if isinstance(arg, (int, float))
-        else f"{_SHORT.get(arg.dtype, arg.dtype)}[{len(arg.shape)}]"
+        else f"{codes_of_torch().get(arg.dtype, arg.dtype)}[{len(arg.shape)}]"
         for arg in args
     )  # fmt: skip
 

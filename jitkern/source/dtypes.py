@@ -1,42 +1,75 @@
-"""Element types, by their short names."""
+"""Element types: one table of what each language calls them, and of how C passes them."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 from jitkern.named_tuple import NamedTuple
 
+_F32 = 2**128 - 2**103  # the least integer that rounds to infinity
+_F64 = 2**1024 - 2**970
+
 
 class Dtype(NamedTuple):
-    """One element type, as Torch, CUDA C++, host C++ and Triton call it."""
+    """One element type.
+
+    torch, cuda, host, triton: its names in Torch, in CUDA C++, in C++ for the CPU ("": unknown
+    there), and in Triton's signatures. language: its name in `triton.language`.
+    number: Torch's number for it (c10::ScalarType).
+    stub: its name in stubs, ctype: its type in ctypes; "" and None if it is passed in tensors only.
+    limits: the least integer that a parameter of this type takes, and the first too large; (0, 0)
+        if it takes no number.
+    """
 
     torch: str
     cuda: str
     host: str
     triton: str
+    language: str
+    number: int
+    stub: str = ""
+    ctype: Any = None
+    limits: tuple[int, int] = (0, 0)
+
+
+def _integer(torch: str, c: str, number: int, ctype: Any) -> Dtype:
+    bits = 8 * ctypes.sizeof(ctype)
+    code = f"{torch[0]}{bits}"
+    limits = (0, 2**bits) if code[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    return Dtype(torch, c, c, code, torch, number, code if bits >= 32 else c, ctype, limits)
 
 
 DTYPES = {
-    "f16": Dtype("float16", "__half", "float16", "fp16"),
-    "bf16": Dtype("bfloat16", "__nv_bfloat16", "bfloat16", "bf16"),
-    "f32": Dtype("float32", "float", "float", "fp32"),
-    "f64": Dtype("float64", "double", "double", "fp64"),
-    "f8e4m3": Dtype("float8_e4m3fn", "__nv_fp8_e4m3", "", "fp8e4nv"),
-    "f8e5m2": Dtype("float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5"),
-    "bool": Dtype("bool", "bool", "bool", "i1"),
-    "i8": Dtype("int8", "signed char", "signed char", "i8"),
-    "i16": Dtype("int16", "short", "short", "i16"),
-    "i32": Dtype("int32", "int", "int", "i32"),
-    "i64": Dtype("int64", "long long", "long long", "i64"),
-    "u8": Dtype("uint8", "unsigned char", "unsigned char", "u8"),
-    "u16": Dtype("uint16", "unsigned short", "unsigned short", "u16"),
-    "u32": Dtype("uint32", "unsigned int", "unsigned int", "u32"),
-    "u64": Dtype("uint64", "unsigned long long", "unsigned long long", "u64"),
-}
-# How parameters are passed to C: by the codes of `DTYPES`, and "*" for pointers.
-CTYPES: dict[str, Any] = {
-    "*": ctypes.c_void_p, "bool": ctypes.c_bool, "f32": ctypes.c_float, "f64": ctypes.c_double,
-    "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-    "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64,
+    "f16": Dtype("float16", "__half", "float16", "fp16", "float16", 5),
+    "bf16": Dtype("bfloat16", "__nv_bfloat16", "bfloat16", "bf16", "bfloat16", 15),
+    "f32": Dtype(
+        "float32", "float", "float", "fp32", "float32", 6, "float", ctypes.c_float, (1 - _F32, _F32)
+    ),
+    "f64": Dtype(
+        "float64", "double", "double", "fp64", "float64", 7, "double", ctypes.c_double,
+        (1 - _F64, _F64),
+    ),
+    "f8e4m3": Dtype("float8_e4m3fn", "__nv_fp8_e4m3", "", "fp8e4nv", "float8e4nv", 24),
+    "f8e5m2": Dtype("float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5", "float8e5", 23),
+    "bool": Dtype("bool", "bool", "bool", "i1", "int1", 11, "_Bool", ctypes.c_bool),
+    "i8": _integer("int8", "signed char", 1, ctypes.c_int8),
+    "i16": _integer("int16", "short", 2, ctypes.c_int16),
+    "i32": _integer("int32", "int", 3, ctypes.c_int32),
+    "i64": _integer("int64", "long long", 4, ctypes.c_int64),
+    "u8": _integer("uint8", "unsigned char", 0, ctypes.c_uint8),
+    "u16": _integer("uint16", "unsigned short", 27, ctypes.c_uint16),
+    "u32": _integer("uint32", "unsigned int", 28, ctypes.c_uint32),
+    "u64": _integer("uint64", "unsigned long long", 29, ctypes.c_uint64),
 }  # fmt: skip
+SYNONYMS = {"char": "i8", "long": "i64", "unsigned long": "u64"}  # other types of C like these
+
+
+@functools.cache
+def codes_of_torch() -> dict[Any, str]:
+    """Return the code of each dtype of Torch that kernels know."""
+    import torch
+
+    known = {code: getattr(torch, dtype.torch, None) for code, dtype in DTYPES.items()}
+    return {dtype: code for code, dtype in known.items() if dtype}

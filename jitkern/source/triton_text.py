@@ -16,12 +16,11 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import DTYPES, Constant
 
 _TYPES = {  # the names of types in annotations, without `tl.`
-    "int": "i32", "float": "f32", "double": "f64", "half": "f16", "i1": "bool", "u1": "bool",
-    "int1": "bool", "uint1": "bool", "float8e4nv": "f8e4m3", "float8e5": "f8e5m2",
-    **{name: code for code, dtype in DTYPES.items() for name in (dtype.torch, dtype.triton)},
+    "int": "i32", "float": "f32", "double": "f64", "half": "f16", "u1": "bool", "uint1": "bool",
+    **{name: code for code, d in DTYPES.items() for name in (d.torch, d.triton, d.language)},
 }  # fmt: skip
 _NARROW = {  # floats that a launch passes only in a tensor
-    name for code in ("f16", "bf16", "f8e4m3", "f8e5m2") for name in (code, DTYPES[code].triton)
+    name for code, dtype in DTYPES.items() if not dtype.ctype for name in (code, dtype.triton)
 }
 
 

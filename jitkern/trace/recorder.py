@@ -27,23 +27,15 @@ from jitkern.launch.symbols import (
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_text
+from jitkern.source.dtypes import DTYPES, codes_of_torch
 from jitkern.source.kinds import Source
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
-# Torch's numbers for dtypes (c10::ScalarType) and devices.
-_DTYPES = {
-    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6,
-    "float64": 7, "complex32": 8, "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15,
-    "float8_e5m2": 23, "float8_e4m3fn": 24, "uint16": 27, "uint32": 28, "uint64": 29,
+# Torch's numbers for dtypes (of complex ones a launch passes views) and devices.
+DTYPE_CODES = {dtype: DTYPES[code].number for dtype, code in codes_of_torch().items()} | {
+    torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
 }  # fmt: skip
-DTYPE_CODES = {getattr(torch, name): code for name, code in _DTYPES.items() if hasattr(torch, name)}
 DEVICE_CODES = {"cpu": 0, "cuda": 1}
-_CTYPES = {
-    "bool": "_Bool", "f32": "float", "f64": "double", "i8": "signed char", "i16": "short",
-    "i32": "i32", "i64": "i64", "u8": "unsigned char", "u16": "unsigned short", "u32": "u32",
-    "u64": "u64",
-}  # fmt: skip
-
 
 _active = threading.local()  # the recorder of this thread's trace
 
@@ -407,11 +399,11 @@ def _argument(code: str, value: Any) -> str:
     text = text_of(value)
     if code in ("f32", "f64") and not isinstance(value, float):
         text = f"(double){text}"  # rounds an integer as Python does
-    return text if code in ("i64", "f64") else f"({_CTYPES[code]}){text}"
+    return text if code in ("i64", "f64") else f"({DTYPES[code].stub}){text}"
 
 
 def _ctype(code: str) -> str:
-    return "char *" if code[:1] == "*" else _CTYPES[code]
+    return "char *" if code[:1] == "*" else DTYPES[code].stub
 
 
 def _array(values: Sequence[Any]) -> str:

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import itertools
 import re
+import string
 from collections.abc import Iterable
 
 from jitkern.errors import CompileError
+from jitkern.source.dtypes import DTYPES, SYNONYMS
 from jitkern.source.kinds import FUNCTION, Variant
 
 _MARK = b"jitkern parameters:"
-_CODES = {
-    "f": "f32", "d": "f64", "h": "f16", "b": "bf16", "B": "bool", "c": "i8", "C": "u8", "s": "i16",
-    "S": "u16", "i": "i32", "I": "u32", "l": "i64", "L": "u64", "?": "",
-}  # fmt: skip
-_SPELLED = {
-    "float": "f", "double": "d", "char": "c", "signed char": "c", "unsigned char": "C",
-    "short": "s", "unsigned short": "S", "int": "i", "unsigned": "I", "long": "l",
-    "unsigned long": "L", "long long": "l", "unsigned long long": "L",
-}  # fmt: skip
-_SPELLED_IN_C = {**_SPELLED, "_Bool": "B"}
-_SPELLED_IN_CPP = {**_SPELLED, "bool": "B", "float16": "h", "bfloat16": "b"}
+_LETTERS = dict(zip(DTYPES, string.ascii_lowercase))  # by which a probe writes the codes
+_CODES = {letter: code for code, letter in _LETTERS.items()} | {"?": ""}
+_SYNONYMS = {name: _LETTERS[code] for name, code in SYNONYMS.items()}
+_IN_CPP = {d.host: _LETTERS[code] for code, d in DTYPES.items() if d.host} | _SYNONYMS
+_IN_C = {
+    "_Bool" if code == "bool" else d.host: _LETTERS[code] for code, d in DTYPES.items() if d.ctype
+} | _SYNONYMS
+_ADDRESS = _LETTERS["i64"]
 _KEPT = '__attribute__((used, visibility("default")))'
 # A pointer to pointers counts as a pointer to addresses.
 _PROBE = f"""
@@ -37,7 +36,7 @@ template <typename jk_T> constexpr char jk_code = '?';
 template <typename jk_T> constexpr char jk_code<const jk_T> = jk_code<jk_T>;
 template <typename jk_T> constexpr char jk_code<volatile jk_T> = jk_code<jk_T>;
 template <typename jk_T> constexpr char jk_code<const volatile jk_T> = jk_code<jk_T>;
-template <typename jk_T> constexpr char jk_code<jk_T*> = 'l';
+template <typename jk_T> constexpr char jk_code<jk_T*> = '{_ADDRESS}';
 %s
 template <typename jk_T> struct jk_element {{ using jk_type = jk_T; }};
 template <typename jk_T> struct jk_element<jk_T[]> : jk_element<jk_T> {{}};
@@ -82,8 +81,7 @@ __attribute__((used)) static void jitkern_parameters(%s) {{
 def probe(address: str, macros: Iterable[str]) -> str:
     """The probe for the function at `address`, which also ends the `macros`."""
     codes = "\n".join(
-        f"template <> constexpr char jk_code<{name}> = '{code}';"
-        for name, code in _SPELLED_IN_CPP.items()
+        f"template <> constexpr char jk_code<{name}> = '{code}';" for name, code in _IN_CPP.items()
     )
     return _PROBE % (_undefined(macros), codes, _characters(_MARK), address, address)
 
@@ -112,13 +110,13 @@ def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
 
 def _associations() -> Iterable[str]:
     """The cases of `_Generic`: one for each type of a parameter."""
-    for name, code in _SPELLED_IN_C.items():
+    for name, code in _IN_C.items():
         yield f"{name}: '{code}',"
         for qualifiers in ("", "const ", "volatile ", "const volatile "):
             yield f"{qualifiers}{name} *: '{code}', {qualifiers}{name} (*)[]: '{code}',"
-    for name in ("void", *_SPELLED_IN_C):
+    for name in ("void", *_IN_C):
         for one, other in itertools.product(("", "const "), repeat=2):
-            yield f"{one}{name} *{other}*: 'l',"
+            yield f"{one}{name} *{other}*: '{_ADDRESS}',"
 
 
 def _undefined(macros: Iterable[str]) -> str:
@@ -141,4 +139,5 @@ def _code(pointer: str, code: str) -> str:
     """The code of one parameter; "" for types passed as structs (half types)."""
     if pointer == "*":
         return f"*{_CODES[code]}"
-    return "" if code in "hb" else _CODES[code]
+    kind = _CODES[code]
+    return kind if kind and DTYPES[kind].ctype else ""

@@ -9,16 +9,11 @@ from __future__ import annotations
 import ctypes
 import re
 
-from jitkern.source.kinds import DTYPES
+from jitkern.source.dtypes import DTYPES, SYNONYMS
 
 PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
 _ENTRY = r"\.entry\s+(\w+)"
-_CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | {
-    "char": "i8",
-    "long": "i64",
-    "unsigned long": "u64",
-}
-_STRUCTS = {"f16", "bf16", "f8e4m3", "f8e5m2"}  # by value
+_CODES = {dtype.cuda: code for code, dtype in DTYPES.items()} | SYNONYMS
 
 
 def probe(expression: str) -> str:
@@ -89,7 +84,7 @@ def _code(parameter: str) -> str:
         return "*i64"
     if pointers:
         return "" if "(" in base else f"*{code}"
-    return "" if code in _STRUCTS else code
+    return code if code and DTYPES[code].ctype else ""  # halves are structs
 
 
 def demangled(symbol: str) -> str:

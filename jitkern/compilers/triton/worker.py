@@ -200,14 +200,7 @@ def _constant(value: Any) -> Any:
     """The value of a constexpr: a dtype's short name becomes Triton's dtype, all else stays."""
     import triton.language as tl
 
-    return (
-        getattr(tl, _LANGUAGE.get(DTYPES[value].triton, DTYPES[value].torch))
-        if isinstance(value, str)
-        else value
-    )
-
-
-_LANGUAGE = {"i1": "int1", "fp8e4nv": "float8e4nv", "fp8e5": "float8e5"}
+    return getattr(tl, DTYPES[value].language) if isinstance(value, str) else value
 
 
 def _explain(e: Exception, variant: Variant) -> str:
