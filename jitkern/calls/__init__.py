@@ -1,4 +1,4 @@
-"""Calls as data: samples and recordings."""
+"""Calls as data: signatures, samples and recordings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jitkern.calls import (
         record as record,
         samples as samples,
+        signature as signature,
     )
 
 __getattr__ = on_first_use(__name__)

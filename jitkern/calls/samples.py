@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
@@ -82,24 +82,10 @@ def _is_size(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def misfit(schema: str, args: Sequence[Any]) -> str:
-    """Return why `args`, in the schema's order, do not fit it; "" if their number fits."""
-    arguments = _arguments(schema)
-    if len(args) > len(arguments):
-        return f"got {len(args)} arguments, and {schema} takes {len(arguments)}"
-    missing = [a.name for a in arguments[len(args) :] if not a.has_default_value()]
-    return f"got no {' and no '.join(missing)} for {schema}" if missing else ""
-
-
-@functools.cache
-def _arguments(schema: str) -> list[Any]:
-    return list(torch._C.parse_schema(schema).arguments)
-
-
-def samples_of(schema: str, calls: Iterable[Any]) -> list[Sample]:
+def samples_of(signature: Signature, calls: Iterable[Any]) -> list[Sample]:
     """Return the calls of `prewarm=`, with a meta tensor for each text that describes a tensor."""
     return [
-        _sample(schema, f"call {number} of prewarm=", call if _is_list(call) else (call,))
+        _sample(signature, f"call {number} of prewarm=", call if _is_list(call) else (call,))
         for number, call in enumerate(calls, 1)
     ]
 
@@ -108,11 +94,11 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (tuple, list))
 
 
-def _sample(schema: str, origin: str, call: Sequence[Any]) -> Sample:
-    problem = misfit(schema, call)
+def _sample(signature: Signature, origin: str, call: Sequence[Any]) -> Sample:
+    problem = signature.misfit(call)
     if problem:
         return Sample(origin, problem=f"{origin}, {call!r:.200}: {problem}")
-    types = [str(a.type) for a in _arguments(schema)]
+    types = [str(argument.type) for argument in signature.arguments]
     try:
         args = [_tensors(a) if "Tensor" in type_ else a for a, type_ in zip(call, types)]
     except DeclarationError as e:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         arguments as arguments,
         autotune as autotune,
         call as call,
-        interface as interface,
+        devices as devices,
         kernels as kernels,
         packing as packing,
         parameters as parameters,

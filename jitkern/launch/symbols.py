@@ -16,7 +16,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from jitkern.launch.interface import Frozen
 from jitkern.named_tuple import NamedTuple
 
 _INT64 = range(-(2**63), 2**63)
@@ -48,6 +47,13 @@ class Statement(NamedTuple):
 
     text: str
     line: int
+
+
+class Frozen(NamedTuple):
+    """A value that a variant holds for constant, and a description of its origin."""
+
+    what: str
+    value: Any
 
 
 class Facts:

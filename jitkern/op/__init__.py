@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         compile_cache_key as compile_cache_key,
         compile_caches as compile_caches,
         dispatch as dispatch,
-        elsewhere as elsewhere,
         gradient as gradient,
         needed_kernels as needed_kernels,
         op as op,

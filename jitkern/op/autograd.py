@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils import _pytree
 
+from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError
 from jitkern.op.gradient import Gradient, described, inside_backward
 from jitkern.runtime.symbols import AUTOGRAD, symbols
@@ -81,7 +82,7 @@ class Autograd:
         """Run the op, and record the call for differentiation."""
         gradient = self.gradient
         if gradient is not None:
-            args, kwargs = self.op.complete(args, kwargs)
+            args, kwargs = self.op.signature.complete(args, kwargs)
             named = {**dict(zip(gradient.inputs, args)), **kwargs}
             tensors = [named[name] for name in gradient.tensors]
             return _apply(_Recorded, self, gradient, named, *tensors)
@@ -94,7 +95,7 @@ class Autograd:
     ) -> Any:
         """Run the op, and add nodes that raise to the graph of its results and changes."""
         op = self.op
-        changed = [kwargs[name] if name in kwargs else args[i] for i, name in op.changed]
+        changed = [kwargs[name] if name in kwargs else args[i] for i, name in op.signature.changed]
         changed = [tensor for tensor in tensors_in(changed) if _is_floating(tensor)]
         for tensor in changed:
             _check_changeable(op.name, tensor)
@@ -140,17 +141,6 @@ def plainly_on(args: Sequence[Any]) -> str:
         elif isinstance(arg, (list, tuple)):
             return ""
     return device
-
-
-def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the tensors among these arguments and in the lists among them."""
-    tensors: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, (list, tuple)):
-            tensors += [item for item in value if isinstance(item, torch.Tensor)]
-    return tensors
 
 
 def _apply(node: type, *args: Any) -> Any:
@@ -259,7 +249,7 @@ class _Refusal:
             f"{op.name}: a backward pass reached a call of this op, which has no gradient; "
             + (
                 "an op that changes its arguments can have none: call it under torch.no_grad()"
-                if op.changed
+                if op.signature.changed
                 else f"add @{_plain(op)}.backward, or call the op under torch.no_grad()"
             )
         )

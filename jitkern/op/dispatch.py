@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import calls, config, jit, launch, op as room, runtime, trace
+from jitkern import calls, config, jit, op as room, runtime, trace
 from jitkern.errors import (
     CacheError,
     CompileError,
@@ -20,18 +20,17 @@ from jitkern.errors import (
     NotCached,
     TargetError,
 )
-from jitkern.op.autograd import recording, tensors_in
-from jitkern.op.elsewhere import meta_result
+from jitkern.launch.devices import Devices
+from jitkern.op.autograd import recording
+from jitkern.op.backend import meta_result
 from jitkern.runtime.binding import prepare, say_why_not
-from jitkern.runtime.slot import Slot
+from jitkern.runtime.slot import Launcher, Slot
 from jitkern.source.kinds import ITSELF, Source, Variant
-from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.launch.kernels import Runner
     from jitkern.op.backend import Backend
 
-_CPU = torch.device("cpu")
 _log = logging.getLogger(__name__)
 
 
@@ -43,37 +42,33 @@ class Implementation:
 
     def __init__(self, backend: Backend) -> None:
         self.op = op = backend.op
+        self.signature = op.signature
         self.device = backend.device
         self.slot: Slot | None = None
         if backend.number is not None:
-            assert op.trampolines.parameters is not None
-            self.slot = Slot(
-                self.device, backend.number, op.name, op.schema, op.trampolines.parameters,
-                op.trampolines.returns,
-            )  # fmt: skip
+            self.slot = Slot(self.device, backend.number, op.signature)
         elif backend.launches:
             say_why_not()
-        self._launchers: dict[int, Callable[..., Any]] = {}  # by the ids of sources
+        self._devices = Devices(op.name, self.device)
+        self._functions: dict[int, Callable[..., Any]] = {}  # by the ids of sources
         self._sorted: dict[str, list[Source]] = {}  # by the preferred kind
-        self._runners: dict[tuple[int, int | None], Runner] = {}
-        self._targets: dict[int | None, Target] = {}
         self._announced: set[str] = set()
         self._pinned = False  # to the reference, through which gradients were recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self.op.complete(args, kwargs)
-        device = self._device_of((*args, *kwargs.values()))
+        args, kwargs = self.signature.complete(args, kwargs)
+        device = self._devices.device_of((*args, *kwargs.values()))
         if self.slot and self._recalled(self.slot, device, args, kwargs):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op.overload(*args, **kwargs)  # comes here again on another miss
         result = self._compute(device, args, kwargs)
-        if self.op.changed:
+        if self.signature.changed:
             self._note_changes(args, kwargs)
         return result
 
     def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise the versions of changed tensors, so that Autograd notices the changes."""
-        for position, name in self.op.changed:
+        for position, name in self.signature.changed:
             tensor = kwargs[name] if name in kwargs else args[position]
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
@@ -88,15 +83,9 @@ class Implementation:
         source = next(iter(self._sources()), None)
         if self._pinned or source is None or source.runs == ITSELF:
             return False
-        ordered = self.op.in_order(args, kwargs)
-        calls = slot.calls(source, device, ordered)
-        function = self._launcher(source)
-        return slot.recall(calls, function, source, self._target(device), device, ordered)
-
-    def _target(self, device: torch.device) -> Target:
-        if device.index not in self._targets:
-            self._targets[device.index] = Target.current(self.device, device.index)
-        return self._targets[device.index]
+        ordered = self.signature.in_order(args, kwargs)
+        launcher = self._launcher(source, device)
+        return slot.recall(slot.calls(launcher, ordered), launcher, ordered)
 
     def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reasons: list[JitkernError] = []
@@ -126,7 +115,7 @@ class Implementation:
         """Record a call that a kernel of this source served, or would have served."""
         op = self.op
         calls.record.note(
-            op.name, op.module, self.device, source.kind, op.in_order(args, kwargs),
+            op.name, op.module, self.device, source.kind, op.signature.in_order(args, kwargs),
             lambda call: room.needed_kernels.digest_of(op, source, self.device, call),
         )  # fmt: skip
 
@@ -140,16 +129,16 @@ class Implementation:
     def _run(
         self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        runner = self._runner(source, device)
+        runner = self._devices.runner(source, device)
         if source.runs == ITSELF:
             result = runner.extension()(*args, **kwargs)
             self._check_results(result, args, kwargs)
             return result
         kernels = runner.kernels()
         try:
-            launcher = self._launcher(source)
-            result = trace.quick.runnable(launcher)(kernels, *args, **kwargs)
-            runner.check_result(launcher, self.op.returned, result)
+            function = self._function(source)
+            result = trace.quick.runnable(function)(kernels, *args, **kwargs)
+            runner.check_result(function, self.signature.tensors, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
             if kernels.launched:
@@ -161,14 +150,18 @@ class Implementation:
             self._link(self.slot, source, runner, args, kwargs)
         return result
 
-    def _launcher(self, source: Source) -> Callable[..., Any]:
-        if id(source) not in self._launchers:
-            self._launchers[id(source)] = self.op.written(source, self.device)
-        return self._launchers[id(source)]
+    def _launcher(self, source: Source, device: torch.device) -> Launcher:
+        target = self._devices.target(device.index)
+        return Launcher(self._function(source), source, target, device)
+
+    def _function(self, source: Source) -> Callable[..., Any]:
+        if id(source) not in self._functions:
+            self._functions[id(source)] = self.op.written(source, self.device)
+        return self._functions[id(source)]
 
     def forget(self) -> None:
         """Forget all that was made from an earlier launch function."""
-        self._launchers.clear()
+        self._functions.clear()
         if self.slot:
             self.slot.forget()
 
@@ -181,12 +174,11 @@ class Implementation:
         kwargs: dict[str, Any],
     ) -> None:
         """Build a stub for calls like this one, if the slot wants one."""
-        ordered = self.op.in_order(args, kwargs)
-        calls = slot.calls(source, runner.device, ordered)
+        ordered = self.signature.in_order(args, kwargs)
+        launcher = self._launcher(source, runner.device)
+        calls = slot.calls(launcher, ordered)
         if slot.wants_stub(calls, ordered) and not jit.capturing():
-            runtime.linker.link(
-                slot, calls, self._launcher(source), runner, ordered, frozenset(kwargs)
-            )
+            runtime.linker.link(slot, calls, launcher, runner, ordered, frozenset(kwargs))
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise LaunchError for a result that shares memory with an argument or another result.
@@ -197,7 +189,7 @@ class Implementation:
         shares = torch._C._any_output_is_alias_to_input_or_output
         if not shares(args, kwargs, results):
             return
-        names = (argument.name for argument in self.op.overload._schema.arguments)
+        names = (argument.name for argument in self.signature.arguments)
         named = {**dict(zip(names, args)), **kwargs}
         sharers = [n for n, v in named.items() if any(shares((v,), {}, (r,)) for r in results)]
         what = f"its argument `{sharers[0]}`" if sharers else "another result"
@@ -206,29 +198,10 @@ class Implementation:
             f"the memory of {what}; an op returns new tensors: return a clone() of that tensor"
         )
 
-    def _runner(self, source: Source, device: torch.device) -> launch.kernels.Runner:
-        key = (id(source), device.index)
-        runner = self._runners.get(key)
-        if runner is None:
-            new = launch.kernels.Runner(self.op.name, source, self._target(device), device)
-            runner = self._runners.setdefault(key, new)
-        return runner
-
-    def _device_of(self, args: Sequence[Any]) -> torch.device:
-        if self.device == "cpu":
-            return _CPU
-        for arg in args:
-            if isinstance(arg, torch.Tensor) and arg.is_cuda:
-                return arg.device
-        devices = [tensor.device for tensor in tensors_in(args)]  # of lists too
-        devices += [arg for arg in args if isinstance(arg, torch.device) and arg.index is not None]
-        matches = (device for device in devices if device.type == self.device)
-        return next(matches, None) or torch.device("cuda", torch.cuda.current_device())
-
     def _build_later(self, source: Source, device: torch.device, missing: NotCached) -> None:
         variant = missing.variant
         assert isinstance(variant, Variant)
-        runner = self._runner(source, device)
+        runner = self._devices.runner(source, device)
 
         def build() -> None:
             try:

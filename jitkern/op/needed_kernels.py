@@ -98,7 +98,7 @@ def runs_of(
         def run(start: Callable[[Call], None], choose: Choose | None = choose) -> None:
             with ShapesAlone():
                 result = launcher(Kernels(start, choose), *args, **kwargs)
-            check_result(op.name, launcher, op.returned, result)
+            check_result(op.name, launcher, op.signature.tensors, result)
 
         yield run
 

@@ -19,11 +19,11 @@ from jitkern import (
     mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
     trace,
 )
-from jitkern.errors import DeclarationError, LaunchError
+from jitkern.calls.signature import Arguments, Signature
+from jitkern.errors import DeclarationError
 from jitkern.op import compile_caches
 from jitkern.op.autograd import Autograd, plainly_on
-from jitkern.op.backend import Backend
-from jitkern.op.elsewhere import Elsewhere
+from jitkern.op.backend import Backend, Elsewhere
 from jitkern.op.gradient import Gradient
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
@@ -56,9 +56,9 @@ class Op:
         module: str = "",
         prewarm: Sequence[Any] = (),
     ) -> None:
-        parsed, self.schema = _parse(schema)
-        self.name = parsed.name
-        self.trampolines = Trampolines(self.name, parsed)
+        self.signature = signature = Signature(schema)
+        self.name, self.schema = signature.name, signature.schema
+        self.trampolines = Trampolines(signature)
         self.sources = sources
         self.fusible = fusible
         self.module = module
@@ -70,19 +70,6 @@ class Op:
         self._samples: Callable[[str], Iterator[Any]] | None = None
         self._drawn: list[Sample] | None = None
         _check_extensions(self.name, sources)
-        plain = all(str(value.type) == "Tensor" for value in parsed.returns)
-        self.returned = len(parsed.returns) if plain else None  # None: other results than tensors
-        self._arguments = parsed.arguments
-        self.changed = [
-            (position, argument.name)
-            for position, argument in enumerate(self._arguments)
-            if argument.alias_info and argument.alias_info.is_write
-        ]
-        self._required = [
-            (position, argument.name)
-            for position, argument in enumerate(self._arguments)
-            if str(argument.type) == "Tensor"
-        ]
         self.autograd = Autograd(self)
         self.backends: dict[str, Backend] = {}
         self.overload = self._register()
@@ -205,7 +192,7 @@ class Op:
     def prewarm_samples(self) -> list[Sample]:
         """Return the calls to prewarm: the samples and `prewarm=`."""
         if self._drawn is None:
-            self._drawn = [*self._draw(), *calls.samples.samples_of(self.schema, self._prewarm)]
+            self._drawn = [*self._draw(), *calls.samples.samples_of(self.signature, self._prewarm)]
         return self._drawn
 
     def _draw(self) -> list[calls.samples.Sample]:
@@ -221,10 +208,6 @@ class Op:
             )
         return drawn
 
-    def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return complete arguments as one tuple, in the schema's order."""
-        return (*args, *(kwargs[a.name] for a in self._arguments[len(args) :]))
-
     @property
     def has_reference(self) -> bool:
         """Whether `reference` declared a reference."""
@@ -234,14 +217,12 @@ class Op:
         """Run the reference on these arguments. Raises DeclarationError if the op has none."""
         if self._reference is None:
             raise DeclarationError(f"{self.name} has no reference")
-        args, kwargs = self.complete(args, kwargs)
+        args, kwargs = self.signature.complete(args, kwargs)
         return self._reference(*args, **kwargs)
 
-    def split(self, sample: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of a sample, which is one tuple."""
-        keyword_only = [a.name for a in self._arguments if a.kwarg_only]
-        count = len(self._arguments) - len(keyword_only)
-        return self.complete(tuple(sample[:count]), dict(zip(keyword_only, sample[count:])))
+    def split(self, sample: Sequence[Any]) -> Arguments:
+        """Return the complete arguments of a sample, by position and by name."""
+        return self.signature.complete(*self.signature.split(sample))
 
     def launcher(self, source: Source, device: str) -> Function:
         """Return the launch function, with a quick `torch._check`. Raises DeclarationError."""
@@ -266,28 +247,6 @@ class Op:
         if tuning:
             return launch.tuned.Tuned(function, *tuning)
         return function
-
-    def complete(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments completed by the schema's defaults, which Torch leaves out.
-
-        Raises LaunchError if None is passed for a tensor, which Torch allows.
-        """
-        for position, name in self._required:
-            if (args[position] if position < len(args) else kwargs.get(name, name)) is None:
-                raise LaunchError(
-                    f"{self.name} takes a tensor for its argument `{name}`, and got None; pass a "
-                    f"tensor, or write `Tensor? {name}` in the schema"
-                )
-        if len(args) + len(kwargs) == len(self._arguments):
-            return args, kwargs
-        rest = [a for a in self._arguments[len(args) :] if a.name not in kwargs]
-        positional = tuple(a.default_value for a in rest if not a.kwarg_only)
-        return (*args, *positional), {
-            **kwargs,
-            **{a.name: a.default_value for a in rest if a.kwarg_only},
-        }
 
     def _register(self) -> Any:
         library, name = _library(self.name), self.name.split("::")[1]
@@ -328,14 +287,14 @@ class Op:
         """Register a trampoline for a device if it has kernels to launch, else a function."""
         raw = any(source.runs != ITSELF for source in self.sources.get(device, ()))
         usable = raw and (device == "cpu" or bool(torch.version.cuda))
-        launches = usable and self.trampolines.parameters is not None
+        launches = usable and self.signature.parameters is not None
         backend = self.backends[device] = Backend(self, device, launches=launches)
         backend.number = self.trampolines.register(device, backend) if usable else None
         if backend.number is None:
             _register_kernel(library, self.name, device.upper(), handled(backend))
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self.complete(args, kwargs)
+        args, kwargs = self.signature.complete(args, kwargs)
         if self._fake:
             return trace.quick.runnable(self._fake)(*args, **kwargs)
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
@@ -382,7 +341,7 @@ def _register_fake(op: str, function: Function, library: torch.library.Library) 
 
 
 def _launched_on(device: str) -> list[str]:
-    """What a launch function may be declared for: a device, and the kinds of source for it."""
+    """Return what a launch function may be declared for: a device, and kinds of source for it."""
     kinds = [k for k in SOURCES.values() if device in k.devices and k.runs != ITSELF]
     return [device, *(kind.kind for kind in kinds)]
 
@@ -393,29 +352,6 @@ def _library(op: str) -> torch.library.Library:
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     return _libraries[namespace]
-
-
-def _parse(schema: str) -> tuple[Any, str]:
-    """Return (parsed schema, its qualified text); the default namespace is `jitkern`.
-
-    Raises DeclarationError.
-    """
-    if "::" not in schema.partition("(")[0]:
-        schema = f"jitkern::{schema}"
-    try:
-        parsed = torch._C.parse_schema(schema)
-    except RuntimeError as e:
-        raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).strip()}") from e
-    if parsed.overload_name:
-        raise DeclarationError(f"`{schema}`: an op has no overloads; give each a name of its own")
-    if any(value.alias_info for value in parsed.returns):
-        raise DeclarationError(
-            f"`{schema}`: torch.compile refuses an op that returns an argument; "
-            "return only new tensors"
-        )
-    if any(str(value.type) in ("number", "Scalar") for value in parsed.arguments):
-        raise DeclarationError(f"`{schema}`: Scalar arguments are not supported; use float or int")
-    return parsed, schema
 
 
 def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None:

@@ -77,7 +77,7 @@ def stubs_of(
     """
     if source.runs == ITSELF or not calls:
         return [], []
-    if op.trampolines.parameters is None:
+    if op.signature.parameters is None:
         return [], [f"its schema has types that only Python passes: {op.schema}"]
     stubs: dict[tuple[Any, ...], Stub] = {}
     reasons: dict[str, None] = {}
@@ -108,17 +108,12 @@ def _models(op: Op, source: Source, target: Target) -> list[str]:
 def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Stub:
     """Return the stub for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.split(call)
-    descriptions = described(op.in_order(args, kwargs))
-    parameters = op.trampolines.parameters
-    assert parameters is not None
+    descriptions = described(op.signature.in_order(args, kwargs))
+    device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
     kernels = CachedKernels(op.name, source, target, model)
-    traced = trace(
-        op.name, op.written(source, target.device), parameters, descriptions, frozenset(kwargs),
-        op.trampolines.returns, torch.device("cuda:0" if target.device == "cuda" else "cpu"),
-        kernels.where, kernels,
-    )  # fmt: skip
-    variant = stub_variant(op.name, op.schema, traced, parameters, descriptions)
-    return Stub(variant, traced, descriptions)
+    function = op.written(source, target.device)
+    traced = trace(op.signature, function, descriptions, frozenset(kwargs), device, kernels)
+    return Stub(stub_variant(op.signature, traced, descriptions), traced, descriptions)
 
 
 def keep_plans(

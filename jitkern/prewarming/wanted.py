@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jitkern.calls import record
 from jitkern.calls.record import Call
-from jitkern.calls.samples import Sample, misfit
+from jitkern.calls.samples import Sample
 from jitkern.errors import DeclarationError
 from jitkern.op.op import Op
 from jitkern.source.kinds import ITSELF, Source
@@ -48,11 +48,11 @@ def read_recording(path: Path) -> list[Call]:
 def recorded_calls(ops: Iterable[Op], recorded: Iterable[Call], path: Path) -> list[Wanted]:
     """Return the ops, each with its calls in a recording."""
     calls: dict[str, dict[tuple[str, str], list[Sample]]] = {op.name: {} for op in ops}
-    schemas = {op.name: op.schema for op in ops}
+    signatures = {op.name: op.signature for op in ops}
     for call in recorded:
         if call.op in calls:
             origin = f"{path}, line {call.line}"
-            why = misfit(schemas[call.op], call.args)
+            why = signatures[call.op].misfit(call.args)
             problem = f"{origin} does not fit the op: {why}" if why else ""
             sample = Sample(origin, call.args, problem)
             calls[call.op].setdefault((call.device, call.kind), []).append(sample)

@@ -6,6 +6,7 @@ the call. Compiled kernels are cached under `raw::<file>`.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,8 +37,7 @@ class FileKernel(RawKernel):
         self._template: tuple[tuple[str, Any], ...] = ()
 
     def __getitem__(self, template: Any) -> Any:
-        bound = type(self)(self.source, self.function, self.target, self._names)
-        bound._runners = self._runners
+        bound = copy.copy(self)
         if isinstance(template, Mapping):
             bound._template = tuple(template.items())
             return bound

@@ -6,13 +6,11 @@ import re
 import sys
 from pathlib import Path
 
-import torch
-
 from jitkern import config, jit
 from jitkern.cache.entry import Entry
 from jitkern.errors import DeclarationError, LaunchError, NotCached
 from jitkern.launch.call import Call
-from jitkern.launch.kernels import Runner
+from jitkern.launch.devices import Devices
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
@@ -34,8 +32,7 @@ class RawKernel:
         self.op = f"raw::{stem}"
         self.source = source
         self.function = function
-        self.target = target
-        self._runners: dict[int | None, Runner] = {}
+        self._devices = Devices(self.op, self.device, target)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.function} of {self.source.paths[0]}>"
@@ -50,11 +47,7 @@ class RawKernel:
 
     def _start(self, call: Call) -> None:
         self._refuse_in_worker("called")
-        tensors = (arg for arg in call.args if isinstance(arg, torch.Tensor))
-        device = next((t.device for t in tensors if t.device.type == self.device), None)
-        if device is None and self.device == "cuda" and torch.cuda.is_available():
-            device = torch.device("cuda", torch.cuda.current_device())
-        runner = self._runner(device or torch.device(self.device))
+        runner = self._devices.runner(self.source, self._devices.device_of(call.args))
         try:
             runner(call)
         except NotCached as e:
@@ -64,16 +57,8 @@ class RawKernel:
             jit.ensure(e.variant, runner.target)  # there is no reference to run meanwhile
             runner(call)
 
-    def _runner(self, device: torch.device) -> Runner:
-        runner = self._runners.get(device.index)
-        if runner is None:
-            target = self.target or Target.current(self.device, device.index)
-            new = Runner(self.op, self.source, target, device)
-            runner = self._runners.setdefault(device.index, new)
-        return runner
-
     def _target(self, target: Target | str | None) -> Target:
-        return target_of(target) or self.target or Target.current(self.device)
+        return target_of(target) or self._devices.target()
 
     def _ensure(self, variant: Variant, target: Target) -> Entry:
         try:

@@ -7,21 +7,21 @@ result from Python, and does not wait.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jitkern import config, jit
 from jitkern.cache.entry import Entry
+from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached
-from jitkern.launch.interface import Parameter
 from jitkern.launch.kernels import Runner
 from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds
 from jitkern.runtime.binding import announce
 from jitkern.runtime.plans import Plan, Plans, example_of, reference_to, situation_of
-from jitkern.runtime.slot import STRIKES, Calls, Slot
+from jitkern.runtime.slot import STRIKES, Calls, Launcher, Loaded, Slot
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Generated, Variant
@@ -38,7 +38,7 @@ class _MissedCall(NamedTuple):
 
     slot: Slot
     calls: Calls
-    function: Callable[..., Any]
+    launcher: Launcher
     runner: Runner
     args: list[Any]
     keywords: frozenset[str]
@@ -48,7 +48,7 @@ class _MissedCall(NamedTuple):
 def link(
     slot: Slot,
     calls: Calls,
-    function: Callable[..., Any],
+    launcher: Launcher,
     runner: Runner,
     args: Sequence[Any],
     keywords: frozenset[str],
@@ -58,7 +58,7 @@ def link(
     args: all arguments, by position; keywords: the names of the arguments that were passed by name.
     """
     descriptions = described(args)
-    missed = _MissedCall(slot, calls, function, runner, descriptions, keywords, config.current())
+    missed = _MissedCall(slot, calls, launcher, runner, descriptions, keywords, config.current())
     call = example_of(descriptions)
     calls.building.add(call)
     if not builds.STUBS.later(lambda: _link_or_refuse(missed, call)):
@@ -67,7 +67,7 @@ def link(
 
 def _link_or_refuse(missed: _MissedCall, call: str) -> None:
     """Trace a call and append its stub, or note why that failed."""
-    slot, calls = missed.slot, missed.calls
+    slot, calls, op = missed.slot, missed.calls, missed.slot.signature.name
     try:
         _append_stub(missed)
     except (CompilerNotFound, NotCached) as e:
@@ -75,37 +75,32 @@ def _link_or_refuse(missed: _MissedCall, call: str) -> None:
         if isinstance(e, CompilerNotFound):
             announce(e)
         else:
-            _log.info("%s keeps its Python launcher: no cached stub, and compiling is off", slot.op)
+            _log.info("%s keeps its Python launcher: no cached stub, and compiling is off", op)
     except Unsupported as e:
         slot.refuse(calls, str(e))
     except JitkernError as e:
-        _log.warning("%s keeps to its Python launcher: %s", slot.op, e)
+        _log.warning("%s keeps to its Python launcher: %s", op, e)
         slot.refuse(calls, str(e), strikes=STRIKES)
     except OSError as e:
-        _log.warning("%s keeps to its Python launcher: %s", slot.op, e)
+        _log.warning("%s keeps to its Python launcher: %s", op, e)
         slot.refuse(calls, str(e))
     finally:
         calls.building.discard(call)
 
 
 def _append_stub(missed: _MissedCall) -> None:
-    slot, runner = missed.slot, missed.runner
-    traced = trace(
-        slot.op, missed.function, slot.parameters, missed.args, missed.keywords, slot.returns,
-        runner.device, runner.where, runner,
-    )  # fmt: skip
-    variant = stub_variant(slot.op, slot.schema, traced, slot.parameters, missed.args)
+    slot, (function, _, target, device) = missed.slot, missed.launcher
+    traced = trace(slot.signature, function, missed.args, missed.keywords, device, missed.runner)
+    variant = stub_variant(slot.signature, traced, missed.args)
     may_compile = config.current().compile != "never"
-    stub = jit.loaded(variant, runner.target, may_compile=may_compile)
-    key = jit.key_of(variant, runner.target)
+    stub = jit.loaded(variant, target, may_compile=may_compile)
+    key = jit.key_of(variant, target)
     addresses = [kernel.function.address for kernel in traced.kernels]
-    slot.append(
-        missed.calls, stub, key.digest, addresses, runner.device, missed.settings, traced.world,
-        traced.frozen,
-    )  # fmt: skip
+    loaded = Loaded(stub, key.digest, addresses, traced.world)
+    slot.append(missed.calls, loaded, device, missed.settings, traced.frozen)
     if may_compile:
-        plans = slot.plans(missed.function, traced.world, runner.source, runner.target)
-        keep(plans, missed.args, reference_to(key), traced, runner.target, runner.device)
+        plans = slot.plans(missed.launcher, traced.world)
+        keep(plans, missed.args, reference_to(key), traced, target, device)
 
 
 def keep(
@@ -127,18 +122,16 @@ def keep(
     return plans.publish(situation_of(args), plan, traced.model, device)
 
 
-def stub_variant(
-    op: str, schema: str, traced: Traced, parameters: Sequence[Parameter], args: Sequence[Any]
-) -> Variant:
+def stub_variant(signature: Signature, traced: Traced, args: Sequence[Any]) -> Variant:
     """Return the variant that a stub is compiled and cached as; its label names tensor dtypes."""
     codes = codes_of_torch()
     dtypes = {
-        parameter.name: codes[value.dtype]
-        for parameter, value in zip(parameters, described(args))
+        argument.name: codes[value.dtype]
+        for argument, value in zip(signature.arguments, described(args))
         if isinstance(value, Described) and value.dtype in codes
     }
-    text = text_of_stub(schema, traced)
-    return Variant(op, Generated("stub.c", text=text), "stub", tuple(dtypes.items()))
+    text = text_of_stub(signature.schema, traced)
+    return Variant(signature.name, Generated("stub.c", text=text), "stub", tuple(dtypes.items()))
 
 
 def settle() -> None:

@@ -45,8 +45,8 @@ FEW = 4  # with more such plans than this, each is tried only for calls of its o
 _log = logging.getLogger(__name__)
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
 _OF_A_TRACE = (  # beside the rooms launch and trace
-    "runtime/linker.py", "runtime/plans.py", "source/defining_file.py", "source/dtypes.py",
-    "source/kinds.py", "source/triton_text.py",
+    "calls/signature.py", "runtime/linker.py", "runtime/plans.py", "source/defining_file.py",
+    "source/dtypes.py", "source/kinds.py", "source/triton_text.py",
 )  # fmt: skip
 
 

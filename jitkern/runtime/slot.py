@@ -7,20 +7,24 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitkern import config, jit
+from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import JitkernError
-from jitkern.launch.interface import Frozen, Parameter
 from jitkern.launch.tuned import parts_of
+from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
 from jitkern.runtime.plans import Plan, Plans, entry_of, example_of, situation_of
 from jitkern.source.kinds import Generated, Source
 from jitkern.target import Target
 from jitkern.trace.world import World, world_of
+
+if TYPE_CHECKING:
+    from jitkern.launch.symbols import Frozen
 
 STRIKES = 4  # traces that may fail for calls of one class: the first values may have been odd ones
 REMEMBERED = 256  # calls without a stub whose repetitions are counted
@@ -47,24 +51,31 @@ class Calls:
         self.unavailable: Config | None = None  # settings under which a stub cannot be built
 
 
+class Loaded(NamedTuple):
+    """A stub that was loaded, with its digest, over kernels at `addresses`, while `world` holds."""
+
+    stub: Any
+    digest: str
+    addresses: list[int]
+    world: World
+
+
+class Launcher(NamedTuple):
+    """A launch function over the kernels of a source, built for a target, on a device."""
+
+    function: Callable[..., Any]
+    source: Source
+    target: Target
+    device: torch.device
+
+
 class Slot:
     """One op on one device type. `refused` says why calls keep the Python launcher."""
 
-    def __init__(
-        self,
-        device: str,
-        number: int,
-        op: str,
-        schema: str,
-        parameters: list[Parameter],
-        returns: int,
-    ) -> None:
+    def __init__(self, device: str, number: int, signature: Signature) -> None:
         self.device = device
         self.number = number
-        self.op = op
-        self.schema = schema
-        self.parameters = parameters
-        self.returns = returns
+        self.signature = signature
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
         self._calls: dict[tuple[Any, ...], Calls] = {}
@@ -88,21 +99,14 @@ class Slot:
         """The reasons why calls keep the Python launcher, by their class."""
         return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
 
-    def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> Calls:
+    def calls(self, launcher: Launcher, args: Sequence[Any]) -> Calls:
         """Return the state of calls like this one."""
-        kind = (id(source), device.index, config.current().prefer, *map(_class_of, args))
+        source, index = id(launcher.source), launcher.device.index
+        kind = (source, index, config.current().prefer, *map(_class_of, args))
         calls = self._calls.get(kind)
         return calls if calls is not None else self._calls.setdefault(kind, Calls())
 
-    def recall(
-        self,
-        calls: Calls,
-        function: Callable[..., Any],
-        source: Source,
-        target: Target,
-        device: torch.device,
-        args: Sequence[Any],
-    ) -> bool:
+    def recall(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
         """Append the next variant that a plan names for calls like this one, if there is one.
 
         Returns whether a variant was appended. Raises nothing.
@@ -113,25 +117,17 @@ class Slot:
             return False
         with self.lock:
             try:
-                return self._append_next(calls, function, source, target, device, args)
+                return self._append_next(calls, launcher, args)
             except (JitkernError, OSError, ValueError) as e:
                 calls.plans = None
-                _log.info("%s: cannot use its plans, tracing again: %s", self.op, e)
+                _log.info("%s: cannot use its plans, tracing again: %s", self.signature.name, e)
                 return False
 
-    def _append_next(
-        self,
-        calls: Calls,
-        function: Callable[..., Any],
-        source: Source,
-        target: Target,
-        device: torch.device,
-        args: Sequence[Any],
-    ) -> bool:
-        world = world_of(parts_of(function))
+    def _append_next(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
+        world = world_of(parts_of(launcher.function))
         if world is not calls.world:
-            plans = self.plans(function, world, source, target)
-            calls.plans = plans.find(situation_of(args), example_of(args), device)
+            plans = self.plans(launcher, world)
+            calls.plans = plans.find(situation_of(args), example_of(args), launcher.device)
             calls.world = world
         for plan in calls.plans or ():
             entries = [entry_of(reference) for reference in (plan.stub, *plan.kernels)]
@@ -139,22 +135,22 @@ class Slot:
                 continue
             stub, *kernels = (
                 jit.load_entry(kind, entry)
-                for kind, entry in zip((_STUB, *[source] * len(plan.kernels)), entries)
+                for kind, entry in zip((_STUB, *[launcher.source] * len(plan.kernels)), entries)
                 if entry
             )
-            addresses = [kernel.address for kernel in kernels]
-            if self.append(calls, stub, plan.stub[2], addresses, device, config.current(), world):
+            variant = Loaded(stub, plan.stub[2], [kernel.address for kernel in kernels], world)
+            if self.append(calls, variant, launcher.device, config.current()):
                 return True
         calls.plans = None
         return False
 
-    def plans(
-        self, function: Callable[..., Any], world: World, source: Source, target: Target
-    ) -> Plans:
+    def plans(self, launcher: Launcher, world: World) -> Plans:
         """Return the plans of this launch function in this world."""
+        function, source, target, _ = launcher
         key = (world, source, target)
         if key not in self._plans:
-            self._plans[key] = Plans(self.op, self.schema, function, world, source, target)
+            op, schema = self.signature.name, self.signature.schema
+            self._plans[key] = Plans(op, schema, function, world, source, target)
         return self._plans[key]
 
     def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
@@ -179,25 +175,23 @@ class Slot:
     def refuse(self, calls: Calls, why: str, strikes: int = 1) -> None:
         """Note why calls keep the Python launcher; after STRIKES of them, for good."""
         if not calls.refused:
-            _log.info("%s keeps to its Python launcher: %s", self.op, why)
+            _log.info("%s keeps to its Python launcher: %s", self.signature.name, why)
         calls.refused = why
         calls.strikes += strikes
 
     def append(
         self,
         calls: Calls,
-        stub: Any,
-        digest: str,
-        addresses: list[int],
+        variant: Loaded,
         device: torch.device,
         settings: Config,
-        world: World,
         frozen: Sequence[Frozen] = (),
     ) -> bool:
-        """Let a loaded stub serve `calls`, over kernels at these addresses, while `world` holds.
+        """Let a variant serve `calls` on a device, under these settings.
 
         Returns False if this variant is known already.
         """
+        stub, digest, addresses, world = variant
         known = (digest, device.index, settings.prefer, world, *addresses)
         with self.lock:
             calls.refused = ""
@@ -225,7 +219,7 @@ class Slot:
                     _log.warning(
                         "%s has as many compiled variants as it may have; each new variant "
                         "replaces the one that served longest ago. Values that keep changing: %s",
-                        self.op, _changing(self._frozen),
+                        self.signature.name, _changing(self._frozen),
                     )  # fmt: skip
 
         when_loaded(add)

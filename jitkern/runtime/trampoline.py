@@ -18,19 +18,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from jitkern.calls.signature import Signature
 from jitkern.errors import JitkernError, LaunchError
-from jitkern.launch.interface import Parameter
 from jitkern.runtime.registry import expected, registry
 from jitkern.runtime.symbols import AUTOGRAD, MUTATION, OPTIONALS, symbols
 
 NAMESPACE = "jitkern_python"
-MAX_ARGUMENTS, MAX_RETURNS, MAX_TEXT = 32, 16, 4096  # the same as in runtime.c
+MAX_TEXT = 4096  # the same as in runtime.c
 T = TypeVar("T")
-_KINDS = {
-    "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
-    "Optional[Tensor]": "t", "Optional[int]": "I", "Optional[SymInt]": "I",
-    "Optional[float]": "F", "Optional[bool]": "B",
-}  # fmt: skip
 _TYPES = {
     "T": "Tensor", "t": "Tensor?", "W": "Tensor", "w": "Tensor?", "i": "int", "I": "int?",
     "f": "float", "F": "float?", "b": "bool", "B": "bool?",
@@ -38,14 +33,11 @@ _TYPES = {
 
 
 class Trampolines:
-    """The trampolines of one op. `parameters` is None if they cannot pass the schema's types."""
+    """The trampolines of one op."""
 
-    def __init__(self, name: str, schema: Any) -> None:
-        self.name = name
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
         self.slots: dict[str, int] = {}  # by device
-        self.parameters = _parameters(schema)
-        self.returns = len(schema.returns)
-        self._positional = sum(not argument.kwarg_only for argument in schema.arguments)
 
     def register(self, device: str, answer: Callable[..., Any]) -> int | None:
         """Register a trampoline as Torch's kernel for a device type, and return its slot.
@@ -64,31 +56,31 @@ class Trampolines:
         return slot is not None
 
     def _declare(self, key: str, answer: Callable[..., Any], needed: tuple[str, ...]) -> int | None:
-        if self.parameters is None or not expected():
+        signature = self.signature
+        if signature.parameters is None or not expected():
             return None
-        kinds = "".join(parameter.kind for parameter in self.parameters)
+        kinds = "".join(parameter.kind for parameter in signature.parameters)
         writes = MUTATION if "W" in kinds or "w" in kinds else ()
         optional = OPTIONALS if not set(kinds) <= set("TWifb") else ()
         if not symbols().provides(*needed, *writes, *optional):
             return None
         return registry().declare(
-            kinds, self.name, _sibling(kinds, self.returns), key, self._by_value(answer),
+            kinds, signature.name, _sibling(kinds, signature.returns), key, self._by_value(answer),
             (self.slots.get("cpu", -1), self.slots.get("cuda", -1)),
         )  # fmt: skip
 
     def _by_value(self, answer: Callable[..., Any]) -> Callable[[tuple[Any, ...], bool], Any]:
-        assert self.parameters is not None
-        split, settled = self._positional, handled(answer)
-        names = [parameter.name for parameter in self.parameters[split:]]
+        signature, settled = self.signature, handled(answer)
 
         def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
             try:
-                return settled(*args[:split], **dict(zip(names, args[split:])))
+                positional, by_name = signature.split(args)
+                return settled(*positional, **by_name)
             except BaseException as e:  # noqa: BLE001  C raises it again on its side of Torch
                 text, interrupted = _keep(cause_of(e) if type(e) is RuntimeError else e)
                 registry().fail(text, by_python=by_python, interrupted=interrupted)
-                empty = [torch.empty(0) for _ in range(self.returns)]
-                return empty[0] if self.returns == 1 else tuple(empty)
+                empty = [torch.empty(0) for _ in range(signature.returns)]
+                return empty[0] if signature.returns == 1 else tuple(empty)
 
         _askers.add(ask.__code__)
         return ask
@@ -151,27 +143,6 @@ def _keep(error: BaseException) -> tuple[str, bool]:
     if frame is not None:
         _failure.error, _failure.text = error, text
     return text, frame is None and isinstance(error, KeyboardInterrupt)
-
-
-def _parameters(schema: Any) -> list[Parameter] | None:
-    arguments, returns = schema.arguments, schema.returns
-    if (
-        len(arguments) > MAX_ARGUMENTS
-        or len(returns) > MAX_RETURNS
-        or any(str(value.type) != "Tensor" for value in returns)
-        or len(schema.name) > 100
-    ):
-        return None
-    parameters = []
-    for argument in arguments:
-        kind = _KINDS.get(str(argument.type))
-        if kind is None:
-            return None
-        alias = argument.alias_info
-        if alias and alias.is_write:
-            kind = {"T": "W", "t": "w"}[kind]
-        parameters.append(Parameter(argument.name, kind))
-    return parameters
 
 
 @functools.cache

@@ -102,6 +102,7 @@ class Provider(Protocol):
     """The source of a trace's kernels: a Runner, or CachedKernels, which only read the cache."""
 
     source: Source
+    where: str  # the op and the target, in messages
 
     def chosen(
         self, function: str, configs: Sequence[Any], situation: autotune.Situation
@@ -115,17 +116,8 @@ class Provider(Protocol):
 class Recorder:
     """The recorder that the proxies of one trace share."""
 
-    def __init__(
-        self,
-        op: str,
-        device: torch.device,
-        where: str,
-        kernels_of: Provider,
-        line: Callable[[], int],
-    ) -> None:
-        self.op = op
+    def __init__(self, device: torch.device, kernels_of: Provider, line: Callable[[], int]) -> None:
         self.device = device
-        self.where = where
         self.facts = Facts(line)
         self.actions: list[Statement] = []
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
@@ -300,12 +292,13 @@ class Recorder:
     def start(self, call: Call) -> None:
         """Record a launch: get the kernel and check the arguments now, and let the stub launch."""
         choose = functools.partial(self._autotuned, call.function)
-        call = expanded(self.where, self._kernels_of.source, call, choose)
+        where = self._kernels_of.where
+        call = expanded(where, self._kernels_of.source, call, choose)
         call = call._replace(template=tuple((n, concrete(value)) for n, value in call.template))
         compiled = self._kernels_of.compiled(call)
         number = len(self.kernels)
         self.kernels.append(compiled)
-        what = f"`{call.function}` of {self.where}"
+        what = f"`{call.function}` of {where}"
         passed = call.args if compiled.kept is None else [call.args[i] for i in compiled.kept]
         if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in passed):
             raise Unsupported("a tensor not made by empty or zeros cannot be traced")

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from jitkern.calls.signature import Parameter, Signature
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError
-from jitkern.launch.interface import Frozen, Parameter
 from jitkern.launch.kernels import Compiled, Kernels
-from jitkern.launch.symbols import Statement, Unsupported, line_in, running
+from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace.recorder import Provider, Recorder, described, recording
@@ -61,14 +61,11 @@ class Traced(NamedTuple):
 
 
 def trace(
-    op: str,
+    signature: Signature,
     function: Callable[..., Any],
-    parameters: Sequence[Parameter],
     args: Sequence[Any],
     keywords: frozenset[str],
-    returns: int,
     device: torch.device,
-    where: str,
     kernels_of: Provider,
 ) -> Traced:
     """Trace `function(k, *args)`, for any arguments that satisfy the same guards.
@@ -77,11 +74,13 @@ def trace(
     keywords: names of the arguments that are passed by name.
     Raises Unsupported, with the line.
     """
+    assert signature.parameters is not None
+    parameters = signature.parameters
     code = getattr(function, "__code__", None)
     world = world_of(parts_of(function))
     if world.refusal:
         raise Unsupported(world.refusal)
-    recorder = Recorder(op, device, where, kernels_of, line_in(code))
+    recorder = Recorder(device, kernels_of, line_in(code))
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
     try:
@@ -95,7 +94,7 @@ def trace(
                 *(proxy for name, proxy in named.items() if name not in keywords),
                 **{name: proxy for name, proxy in named.items() if name in keywords},
             )
-        recorder.finish(result, returns)
+        recorder.finish(result, signature.returns)
         if running.problem:  # the launch function has caught the error
             raise running.problem  # noqa: TRY301
     except (CompilerNotFound, TargetError, CacheError, LoadError):

@@ -344,7 +344,7 @@ def test_a_background_build_that_failed_is_tried_again_unless_its_source_is_wron
             assert torch.equal(op(X), 2 * X)
             beside(op)
         assert len(tried) == 1, "not at every call"
-        runner = next(iter(op.backends["cpu"].implementation._runners.values()))
+        runner = next(iter(op.backends["cpu"].implementation._devices._runners.values()))
         for variant, (process, until) in runner._claims.items():
             runner._claims[variant] = process, until - 60.0  # as if a minute had gone by
         op(X)

@@ -10,6 +10,7 @@ import torch
 
 from jitkern import config, declare
 from jitkern.calls import record, samples
+from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError
 from jitkern.op.op import OPS
 from jitkern.target import Target
@@ -395,14 +396,15 @@ def test_a_text_spells_a_tensor(text, expected):
 )  # fmt: skip
 def test_a_text_that_spells_no_tensor_is_named(text):
     schema = "a::b(Tensor x, str s='') -> Tensor"
-    _, bad = samples.samples_of(schema, ["i8[]", (text, "f32[4]")])
+    _, bad = samples.samples_of(Signature(schema), ["i8[]", (text, "f32[4]")])
     assert bad.problem.startswith(
         f"call 2 of prewarm=: `{text:.80}` does not describe a tensor, as `f16"
     )
 
 
 def test_texts_are_tensors_where_the_schema_has_them_alone():
-    (sample,) = samples.samples_of("a::b(Tensor? x, str s) -> Tensor", [("f32[4]", "f32[4]")])
+    signature = Signature("a::b(Tensor? x, str s) -> Tensor")
+    (sample,) = samples.samples_of(signature, [("f32[4]", "f32[4]")])
     x, s = sample.args
     assert (tuple(x.shape), s) == ((4,), "f32[4]")
 
@@ -410,7 +412,7 @@ def test_texts_are_tensors_where_the_schema_has_them_alone():
 def test_lists_of_texts_are_lists_of_tensors():
     schema = "a::b(Tensor[] x, Tensor?[] y, str[] s) -> Tensor"
     call = (["f32[4]", "f16[2]"], [None, "f32[]"], ["f32[4]"])
-    good, bad = samples.samples_of(schema, [call, (["f33[4]"], [], [])])
+    good, bad = samples.samples_of(Signature(schema), [call, (["f33[4]"], [], [])])
     x, y, s = good.args
     assert [t.dtype for t in x] == [torch.float32, torch.float16]
     assert (y[0], tuple(y[1].shape), s) == (None, (), ["f32[4]"])
@@ -422,7 +424,7 @@ def test_lists_of_texts_are_lists_of_tensors():
     [(("f32[4]", 1, 2), "3 arguments, and a::b.* takes 2"), ((), "no x for a::b")],
 )
 def test_a_call_of_another_length_is_refused(call, says):
-    (sample,) = samples.samples_of("a::b(Tensor x, int n=1) -> Tensor", [call])
+    (sample,) = samples.samples_of(Signature("a::b(Tensor x, int n=1) -> Tensor"), [call])
     assert re.search(says, sample.problem)
 
 

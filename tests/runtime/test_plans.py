@@ -21,6 +21,7 @@ from jitkern.op.needed_kernels import needs_of
 from jitkern.op.op import OPS
 from jitkern.prewarming import ahead
 from jitkern.runtime import binding, builds, linker, plans
+from jitkern.runtime.slot import Launcher
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target
@@ -270,8 +271,8 @@ def op(declared):
 def planned(op):
     slot = slot_of(op)
     source = op.sources["cpu"][0]
-    target = next(iter({Target.current("cpu")}))
-    return list(slot.plans(plain, World([plain]), source, target).entries(("f32[1]", "int")))
+    launcher = Launcher(plain, source, Target.current("cpu"), torch.device("cpu"))
+    return list(slot.plans(launcher, World([plain])).entries(("f32[1]", "int")))
 
 
 def test_a_plan_is_kept_once(op):

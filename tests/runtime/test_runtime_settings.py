@@ -14,8 +14,9 @@ import torch
 from calls_of_ops import MANY, SCALE, X, misses, warmed
 
 from jitkern import config
+from jitkern.calls import signature
 from jitkern.errors import NotCached
-from jitkern.runtime import binding, linker, slot, trampoline
+from jitkern.runtime import binding, linker, slot
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -137,17 +138,17 @@ def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
 
 def test_as_many_arguments_and_returns_as_there_may_be_are_served(declare):
     def launch(k, *xs):
-        outs = [torch.empty_like(x) for x in xs[: trampoline.MAX_RETURNS]]
+        outs = [torch.empty_like(x) for x in xs[: signature.MAX_RETURNS]]
         for i, out in enumerate(outs):
             k.many(out, xs[i], xs[-1 - i], 1.0, 0, out.numel())
         return tuple(outs)
 
-    parameters = ", ".join(f"Tensor x{i}" for i in range(trampoline.MAX_ARGUMENTS))
-    returns = ", ".join(["Tensor"] * trampoline.MAX_RETURNS)
+    parameters = ", ".join(f"Tensor x{i}" for i in range(signature.MAX_ARGUMENTS))
+    returns = ", ".join(["Tensor"] * signature.MAX_RETURNS)
     op = declare(f"({parameters}) -> ({returns})", MANY, launch)
-    xs = [torch.full((3,), float(i)) for i in range(trampoline.MAX_ARGUMENTS)]
+    xs = [torch.full((3,), float(i)) for i in range(signature.MAX_ARGUMENTS)]
     warmed(op, *xs)
-    assert [out.tolist() for out in op(*xs)] == [[31.0] * 3] * trampoline.MAX_RETURNS
+    assert [out.tolist() for out in op(*xs)] == [[31.0] * 3] * signature.MAX_RETURNS
 
 
 def test_numbers_at_the_edge_of_their_types_are_passed_whole(many):

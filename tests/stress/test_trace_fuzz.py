@@ -260,14 +260,12 @@ def test_a_stub_answers_as_the_launch_function_does(op, tmp_path):
             author, text, module, args = found
             op.launch("cpu")(module["launch"])
             op(*args)  # compiles the kernels, once for all
-            runner = op.backends["cpu"].implementation._runner(
+            runner = op.backends["cpu"].implementation._devices.runner(
                 op.sources["cpu"][0], torch.device("cpu")
             )
             try:
-                traced = trace(
-                    op.name, module["launch"], op.trampolines.parameters, args, frozenset(), 2,
-                    torch.device("cpu"), runner.where, runner,
-                )  # fmt: skip
+                cpu = torch.device("cpu")
+                traced = trace(op.signature, module["launch"], args, frozenset(), cpu, runner)
             except Unsupported:
                 refused += 1
                 continue

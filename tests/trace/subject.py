@@ -64,7 +64,7 @@ class Subject:
 
     def python(self, *args):
         """What the Python launcher returns."""
-        args, kwargs = self.op.complete(args, {})
+        args, kwargs = self.op.signature.complete(args, {})
         return self._launcher(Kernels(self._runner), *args, **kwargs)
 
     @property

@@ -1,0 +1,136 @@
+"""The signature of an op: the order of its arguments, their defaults, and how C passes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.named_tuple import NamedTuple
+
+MAX_ARGUMENTS, MAX_RETURNS, _MAX_NAME = 32, 16, 100  # the same as in runtime.c
+_KINDS = {
+    "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
+    "Optional[Tensor]": "t", "Optional[int]": "I", "Optional[SymInt]": "I",
+    "Optional[float]": "F", "Optional[bool]": "B",
+}  # fmt: skip
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by name
+
+
+class Parameter(NamedTuple):
+    """An argument of an op as C takes it: its name, and its kind as a letter (see `runtime.c`)."""
+
+    name: str
+    kind: str
+
+
+class Signature:
+    """The schema of an op, read once. It does not change.
+
+    name, schema: the op's qualified name, and the text with this name.
+    arguments: the arguments as Torch describes them.
+    parameters: the arguments as C takes them; None if C cannot pass them or the results.
+    changed: position and name of each argument that the op changes.
+    returns: the number of results. tensors: this number, or None if some result is no tensor.
+    """
+
+    def __init__(self, schema: str) -> None:
+        """Read a schema; its default namespace is `jitkern`. Raises DeclarationError."""
+        self.schema = schema if "::" in schema.partition("(")[0] else f"jitkern::{schema}"
+        parsed = _parse(self.schema)
+        self.name: str = parsed.name
+        self.arguments: list[Any] = parsed.arguments
+        self._names = [argument.name for argument in self.arguments]
+        self._positional = sum(not argument.kwarg_only for argument in self.arguments)
+        self.changed = [
+            (position, argument.name)
+            for position, argument in enumerate(self.arguments)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
+        self._required = [
+            (position, argument.name)
+            for position, argument in enumerate(self.arguments)
+            if str(argument.type) == "Tensor"
+        ]
+        self.returns = len(parsed.returns)
+        plain = all(str(value.type) == "Tensor" for value in parsed.returns)
+        self.tensors = self.returns if plain else None
+        self.parameters = self._parameters()
+
+    def _parameters(self) -> list[Parameter] | None:
+        kinds = [_KINDS.get(str(argument.type), "") for argument in self.arguments]
+        if (
+            not all(kinds)
+            or self.tensors is None
+            or len(kinds) > MAX_ARGUMENTS
+            or self.returns > MAX_RETURNS
+            or len(self.name) > _MAX_NAME
+        ):
+            return None
+        for position, _ in self.changed:
+            kinds[position] = {"T": "W", "t": "w"}[kinds[position]]
+        return [Parameter(a.name, kind) for a, kind in zip(self.arguments, kinds)]
+
+    def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Return the arguments completed by the schema's defaults, which Torch leaves out.
+
+        Raises LaunchError if None is passed for a tensor, which Torch allows.
+        """
+        for position, name in self._required:
+            if (args[position] if position < len(args) else kwargs.get(name, name)) is None:
+                raise LaunchError(
+                    f"{self.name} takes a tensor for its argument `{name}`, and got None; pass a "
+                    f"tensor, or write `Tensor? {name}` in the schema"
+                )
+        if len(args) + len(kwargs) == len(self.arguments):
+            return args, kwargs
+        rest = [a for a in self.arguments[len(args) :] if a.name not in kwargs]
+        positional = tuple(a.default_value for a in rest if not a.kwarg_only)
+        by_name = {a.name: a.default_value for a in rest if a.kwarg_only}
+        return (*args, *positional), {**kwargs, **by_name}
+
+    def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return complete arguments as one tuple, in the schema's order."""
+        return (*args, *(kwargs[name] for name in self._names[len(args) :]))
+
+    def split(self, args: Sequence[Any]) -> Arguments:
+        """Return arguments in the schema's order, by name where they must be passed by name."""
+        count = self._positional
+        return tuple(args[:count]), dict(zip(self._names[count:], args[count:]))
+
+    def misfit(self, args: Sequence[Any]) -> str:
+        """Return why `args`, in the schema's order, do not fit it; "" if their number fits."""
+        if len(args) > len(self.arguments):
+            return f"got {len(args)} arguments, and {self.schema} takes {len(self.arguments)}"
+        missing = [a.name for a in self.arguments[len(args) :] if not a.has_default_value()]
+        return f"got no {' and no '.join(missing)} for {self.schema}" if missing else ""
+
+
+def _parse(schema: str) -> Any:
+    try:
+        parsed = torch._C.parse_schema(schema)
+    except RuntimeError as e:
+        raise DeclarationError(f"`{schema}` is not a Torch schema: {str(e).strip()}") from e
+    if parsed.overload_name:
+        raise DeclarationError(f"`{schema}`: an op has no overloads; give each a name of its own")
+    if any(value.alias_info for value in parsed.returns):
+        raise DeclarationError(
+            f"`{schema}`: torch.compile refuses an op that returns an argument; "
+            "return only new tensors"
+        )
+    if any(str(value.type) in ("number", "Scalar") for value in parsed.arguments):
+        raise DeclarationError(f"`{schema}`: Scalar arguments are not supported; use float or int")
+    return parsed
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors among these arguments and in the lists among them."""
+    tensors: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += [item for item in value if isinstance(item, torch.Tensor)]
+    return tensors
