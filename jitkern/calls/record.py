@@ -199,6 +199,7 @@ def _decoded_call(fields: dict[str, Any]) -> Call:
 
 
 def _outline(value: Any) -> Any:
+    """Return what an argument has in common with those that differ in sizes and numbers alone."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.dim()
     if isinstance(value, (tuple, list)):

@@ -63,7 +63,7 @@ class Choice(NamedTuple):
 
 
 def situation_of(declared: Function, named: dict[str, Any]) -> Situation:
-    """Return the situation of a choice: the key arguments' values (guarded in a trace), dtypes."""
+    """Return what a choice of a Triton function is for: values of its key, and dtypes (guarded)."""
     values = [(name, concrete(named[name])) for name in declared.key if name in named]
     dtypes = [
         (name, codes_of_torch().get(value.dtype, ""))
@@ -96,7 +96,7 @@ def configs_of(
 
 
 def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
-    """Return the situation of a choice of `.tune`: the dtypes and its key (guarded in a trace)."""
+    """Return what a choice of `.tune` is for: dtypes, and the value of its key (guarded)."""
     arguments = (*args, *(value for _, value in sorted(kwargs.items())))
     dtypes = tuple(
         codes_of_torch().get(value.dtype, str(value.dtype))

@@ -20,7 +20,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
 from jitkern.runtime.linker import keep, stub_variant
-from jitkern.runtime.plans import Plans, reference_to, situation_of
+from jitkern.runtime.plans import Plans, class_of, reference_to
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace.recorder import described
@@ -92,7 +92,7 @@ def stubs_of(
             except NotCached:
                 continue  # its kernel failed to build, or was not built yet
             else:
-                stubs[stub.variant, situation_of(stub.args), stub.traced.model] = stub
+                stubs[stub.variant, class_of(stub.args), stub.traced.model] = stub
         if len(refused) == len(models):
             reasons[refused[0]] = None
     return list(stubs.values()), list(reasons)

@@ -20,7 +20,7 @@ from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds
 from jitkern.runtime.binding import announce
-from jitkern.runtime.plans import Plan, Plans, example_of, reference_to, situation_of
+from jitkern.runtime.plans import Plan, Plans, class_of, example_of, reference_to
 from jitkern.runtime.slot import STRIKES, Calls, Launcher, Loaded, Slot
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
@@ -119,7 +119,7 @@ def keep(
     if loaded != current or closure_of(plans.source) != plans.closure:
         return None
     plan = Plan(stub, tuple(current), example_of(args), bool(traced.frozen))
-    return plans.publish(situation_of(args), plan, traced.model, device)
+    return plans.publish(class_of(args), plan, traced.model, device)
 
 
 def stub_variant(signature: Signature, traced: Traced, args: Sequence[Any]) -> Variant:

@@ -1,12 +1,12 @@
 """Plans: the stub and kernels with which a warm process serves a call, without tracing.
 
 A plan is a small entry, keyed by all that a trace depends on: the launch function's `World` (its
-code and all that the code reads), the kernel's sources, the target, and the situation, which is
-what a trace takes for granted of the arguments (dtypes, ranks, which are None). The plan names the
-entries of the stub and of the kernels, which are a part of its key, too. A situation has one plan
-for each branch that its launch function took: entries of one label. If a configuration was chosen,
-the plans are for the device model that chose it. They are tried one by one; plans made for a call
-of the same sizes and numbers come first.
+code and all that the code reads), the kernel's sources, the target, and the class of the call: what
+a trace takes for granted of the arguments (dtypes, ranks, which are None). The plan names the
+entries of the stub and of the kernels, which are a part of its key, too. A class has one plan for
+each branch that its launch function took: entries of one label. If a configuration was chosen, the
+plans are for the device model that chose it. They are tried one by one; plans made for a call of
+the same sizes and numbers come first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jitkern.target import Target
 from jitkern.trace.world import World
 
 ARTIFACT = "plan.json"
-MOST = 64  # plans that are kept for a situation
+MOST = 64  # plans that are kept for a class
 CONSTANT = 16  # plans among them that hold a number of their call for constant
 FEW = 4  # with more such plans than this, each is tried only for calls of its own numbers
 _log = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ def _tracer() -> str:
     return digest.hexdigest()
 
 
-def situation_of(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return what a trace takes for granted of the arguments, as texts."""
+def class_of(args: Sequence[Any]) -> tuple[str, ...]:
+    """Return the class of a call: what a trace takes for granted of the arguments, as texts."""
     return tuple(
         str(arg) if arg is None or isinstance(arg, bool)
         else type(arg).__name__ if isinstance(arg, (int, float))
@@ -117,24 +117,24 @@ class Plans:
             self.closure = closure_of(source)
 
     def find(
-        self, situation: tuple[str, ...], example: str = "", device: torch.device | None = None
+        self, call_class: tuple[str, ...], example: str = "", device: torch.device | None = None
     ) -> Iterator[Plan]:
-        """Return the plans that may serve a call of a situation and numbers, likely ones first.
+        """Return the plans that may serve a call of a class and numbers, likely ones first.
 
         device: also return the plans of its device model.
         """
         models = [""] if device is None or not self._tunable else ["", model_of(device)]
-        plans = [plan for model in models for _, plan in self.entries(situation, model, device)]
+        plans = [plan for model in models for _, plan in self.entries(call_class, model, device)]
         alike = [plan for plan in plans if plan.example == example]
         free = [plan for plan in plans if plan.example != example and not plan.constant]
         bound = [plan for plan in plans if plan.example != example and plan.constant]
         return iter([*alike, *free, *(bound if len(bound) <= FEW else [])])
 
     def entries(
-        self, situation: tuple[str, ...], model: str = "", device: torch.device | None = None
+        self, call_class: tuple[str, ...], model: str = "", device: torch.device | None = None
     ) -> Iterator[tuple[Entry, Plan]]:
-        """Yield each plan for a situation and a device model, with its entry."""
-        key = self._key(situation, model, device)
+        """Yield each plan for a class of calls and a device model, with its entry."""
+        key = self._key(call_class, model, device)
         if key is None:
             return
         for entry in jit.open_cache().labelled(key.target, key.label):
@@ -151,7 +151,7 @@ class Plans:
 
     def publish(
         self,
-        situation: tuple[str, ...],
+        call_class: tuple[str, ...],
         plan: Plan,
         model: str = "",
         device: torch.device | None = None,
@@ -161,18 +161,18 @@ class Plans:
         model: the device model that the plan is for, "" for any. Returns None for a function that
         cannot have plans, if there are enough plans, and if the cache cannot be written.
         """
-        of_situation = self._key(situation, model, device)
-        if of_situation is None:
+        shared = self._key(call_class, model, device)
+        if shared is None:
             return None
         references = {"stub": plan.stub, "kernels": plan.kernels}
-        inputs = {**of_situation.inputs, "plan": references}
-        key = Key(inputs, digest_of(inputs), of_situation.label)
+        inputs = {**shared.inputs, "plan": references}
+        key = Key(inputs, digest_of(inputs), shared.label)
         cache = jit.open_cache()
         if known := cache.find(key):
             cache.list_plan(known)  # the cache may be of a version without lists
             events.use(known.path)
             return known, False
-        plans = [p for _, p in self.entries(situation, model, device)]
+        plans = [p for _, p in self.entries(call_class, model, device)]
         if len(plans) >= MOST or (plan.constant and sum(p.constant for p in plans) >= CONSTANT):
             return None
         provenance = {"name": "jitkern", "version": __version__}
@@ -187,15 +187,15 @@ class Plans:
         return entry, True
 
     def _key(
-        self, situation: tuple[str, ...], model: str, device: torch.device | None
+        self, call_class: tuple[str, ...], model: str, device: torch.device | None
     ) -> Key | None:
-        """Return the key that the plans of a situation share, or None if there can be none."""
+        """Return the key that the plans of a class share, or None if there can be none."""
         if self.closure is None:
             return None
         index = device.index if device and self._by_index else 0
         flags = (*self._flags, *filter(None, [model, f"device {index}" if index else ""]))
         variant = Variant(
-            self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(situation))
+            self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(call_class))
         )
         key = make_key(variant, self.target, flags, self.closure)
         return key._replace(label=f"{key.label}.{key.digest[:8]}")

@@ -18,7 +18,7 @@ from jitkern.errors import JitkernError
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
-from jitkern.runtime.plans import Plan, Plans, entry_of, example_of, situation_of
+from jitkern.runtime.plans import Plan, Plans, class_of, entry_of, example_of
 from jitkern.source.kinds import Generated, Source
 from jitkern.target import Target
 from jitkern.trace.world import World, world_of
@@ -70,7 +70,7 @@ class Launcher(NamedTuple):
 
 
 class Slot:
-    """One op on one device type. `refused` says why calls keep the Python launcher."""
+    """The place of an op on a device type in the launch runtime, with its variants."""
 
     def __init__(self, device: str, number: int, signature: Signature) -> None:
         self.device = device
@@ -127,7 +127,7 @@ class Slot:
         world = world_of(parts_of(launcher.function))
         if world is not calls.world:
             plans = self.plans(launcher, world)
-            calls.plans = plans.find(situation_of(args), example_of(args), launcher.device)
+            calls.plans = plans.find(class_of(args), example_of(args), launcher.device)
             calls.world = world
         for plan in calls.plans or ():
             entries = [entry_of(reference) for reference in (plan.stub, *plan.kernels)]
@@ -247,7 +247,7 @@ class Slot:
 
 
 def _class_of(value: Any) -> Any:
-    """Return what a trace always takes for constant in an argument."""
+    """Return an argument's part of the class of its call in this process."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.dim(), value.device
     return value if value is None or isinstance(value, bool) else type(value)

@@ -157,9 +157,9 @@ def test_shipped_launch_functions_have_plans():
             assert all(identity_of(function) for function in op.launchers.values()), name
 
 
-def test_a_situation_is_dtypes_ranks_and_what_is_none():
+def test_a_class_is_dtypes_ranks_and_what_is_none():
     args = (torch.ones(2, 3), None, True, 5, 0.5, torch.zeros(1, dtype=torch.int64))
-    assert plans.situation_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
+    assert plans.class_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
 
 
 CODE = """
@@ -356,7 +356,7 @@ def test_a_stub_serves_under_the_settings_of_its_call(op):
     assert {prefer for _, _, prefer, *_ in slot.known} <= {"", "cc"}
 
 
-def test_changed_settings_do_not_condemn_a_situation(op, monkeypatch):
+def test_changed_settings_do_not_condemn_a_class(op, monkeypatch):
     slot = slot_of(op)
     works = []
     monkeypatch.setattr(builds.STUBS, "later", lambda work: works.append(work) or True)

@@ -432,7 +432,7 @@ def test_a_refusal_names_the_argument(exercised):
     assert "`n` in range() or as an index cannot be traced" in reason
 
 
-def test_a_refusal_is_of_its_situation_only(tmp_path):
+def test_a_refusal_is_of_its_class_only(tmp_path):
     def launch(k, x, n):
         return scaled(k, torch.relu(x) if x.dim() == 2 else x, 2.0)
 
