@@ -18,7 +18,7 @@ from jitkern.source.triton_text import Config, Function, functions
 
 
 class Call(NamedTuple):
-    """One launch that a launch function asks for."""
+    """A launch that a launch function asks for."""
 
     function: str
     template: tuple[tuple[str, Any], ...]

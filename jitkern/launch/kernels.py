@@ -275,14 +275,6 @@ class Runner:
             )
             self._launch_cuda(ready.compiled, values, shape)
 
-    def check_result(self, function: Any, wanted: int | None, result: Any) -> None:
-        """Raise LaunchError unless the result is `wanted` tensors; see `check_result`."""
-        check_result(self.op, function, wanted, result)
-
-    def kernels(self) -> Kernels:
-        """Return the `k` of one call."""
-        return Kernels(self)
-
     def expanded(self, call: Call) -> Call:
         """Return the call with what its kernel's decorators add; may measure configurations."""
 
@@ -384,13 +376,10 @@ class Runner:
                 self._refused[variant] = settings, type(e), str(e)
             raise
 
+    @functools.cached_property
     def extension(self) -> Any:
-        """Return the function of an Extension."""
-        memo = ("extension",)
-        if memo not in self._memo:
-            variant = Variant(self.op, self.source)
-            self._memo[memo] = Compiled(variant, self.loaded(variant), {}, ("", "", ""))
-        return self._memo[memo].function
+        """The function of an Extension."""
+        return self.loaded(Variant(self.op, self.source))
 
     def claim(self, variant: Variant) -> bool:
         """Whether this caller is to build the variant in the background, as the first to ask.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import calls, config, jit, op as room, runtime, trace
+from jitkern import calls, config, jit, launch, op as room, runtime, trace
 from jitkern.errors import (
     CacheError,
     CompileError,
@@ -129,16 +129,16 @@ class Implementation:
     def _run(
         self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        runner = self._devices.runner(source, device)
+        op, runner = self.op, self._devices.runner(source, device)
         if source.runs == ITSELF:
-            result = runner.extension()(*args, **kwargs)
+            result = runner.extension(*args, **kwargs)
             self._check_results(result, args, kwargs)
             return result
-        kernels = runner.kernels()
+        kernels = launch.kernels.Kernels(runner)
         try:
             function = self._function(source)
             result = trace.quick.runnable(function)(kernels, *args, **kwargs)
-            runner.check_result(function, self.signature.tensors, result)
+            launch.kernels.check_result(op.name, function, op.signature.tensors, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
             if kernels.launched:

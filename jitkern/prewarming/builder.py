@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 class _Work:
-    """One group: the numbers of its tasks, its failures and its notes."""
+    """The work for a group: the numbers of its tasks, its failures and its notes."""
 
     def __init__(self, group: Group, agenda: Agenda) -> None:
         op, (_, source, target) = group.op, group

@@ -13,7 +13,7 @@ _F64 = 2**1024 - 2**970
 
 
 class Dtype(NamedTuple):
-    """One element type.
+    """An element type.
 
     torch, cuda, host, triton: its names in Torch, in CUDA C++, in C++ for the CPU ("": unknown
     there), and in Triton's signatures. language: its name in `triton.language`.

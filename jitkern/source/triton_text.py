@@ -25,7 +25,7 @@ _NARROW = {  # floats that a launch passes only in a tensor
 
 
 class Config(NamedTuple):
-    """One `triton.Config`: constexprs, and compile options such as num_warps."""
+    """A `triton.Config`: constexprs, and compile options such as num_warps."""
 
     constexprs: tuple[tuple[str, Constant], ...]
     options: tuple[tuple[str, int], ...]

@@ -12,7 +12,10 @@ from jitkern.target import Target
 
 
 class Program:
-    """One nvrtcProgram. headers: texts by the names that `#include` has; they replace files."""
+    """A program to compile with NVRTC.
+
+    headers: texts that replace files, by their names in `#include`.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Program:
         return failed, self.text("ProgramLog")
 
     def bytes(self, output: str) -> bytes:
-        """One output of NVRTC: "PTX", "CUBIN" or "ProgramLog"."""
+        """Return an output of NVRTC: "PTX", "CUBIN" or "ProgramLog"."""
         size = ctypes.c_size_t()
         self._ok(getattr(self._library, f"nvrtcGet{output}Size")(self._handle, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
@@ -50,7 +53,7 @@ class Program:
         return buffer.raw
 
     def text(self, output: str) -> str:
-        """One output of NVRTC, as text."""
+        """Return an output of NVRTC as text."""
         return self.bytes(output).rstrip(b"\0").decode(errors="replace")
 
     def lowered(self, expression: str) -> str:
