@@ -1,4 +1,4 @@
-"""The files that the tools of a build opened, as the tools list them themselves.
+"""The files that the tools of a build opened, as the tools list them, compared with the key.
 
 The compiler lists its headers, GNU's assembler the files of `.incbin` and `.include`, and the
 linker the objects, archives and scripts that it read.
@@ -7,12 +7,13 @@ linker the objects, archives and scripts that it read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jitkern.errors import CompileError
-from jitkern.source.closure import pastes_unnamed
-from jitkern.source.flags import expanded, is_loaded, paths_after
+from jitkern.source import includes
+from jitkern.source.closure import Closure
+from jitkern.source.kinds import Source
 
 UNTOLD = (
     "it uses .incbin, and this compiler does not list the files that .incbin reads, so the cache "
@@ -56,7 +57,7 @@ def in_folder(folder: Path, units: Iterable[str]) -> list[Path]:
     files = {path for unit in units for path in _listed(folder, f"{unit}.d")}
     later = {path for unit in units for path in _listed(folder, f"{unit}.s.d")}
     later |= {*_listed(folder, _LINKED)}  # the compiler's temporary files are gone by now
-    files |= {path for path in later if path.is_file() and not is_loaded(path)}
+    files |= {path for path in later if path.is_file() and not includes.is_loaded(path)}
     own = folder.resolve()
     return sorted(path for path in files if not path.resolve().is_relative_to(own))
 
@@ -65,7 +66,7 @@ def refuse_untold(
     folder: Path, unit: str, flags: Sequence[str], texts: Collection[bytes], op: str
 ) -> None:
     """Raise CompileError if a tool read files of its own and did not list them."""
-    if any(map(pastes_unnamed, texts)) and not lists_binaries(folder, [unit], flags):
+    if hides_binaries(folder, [unit], flags, texts):
         raise CompileError(f"{op}: {UNTOLD}", op=op)
     reads = [flag for flag in flags if flag.startswith(_READ_BY_LINKERS) or flag[:1] != "-"]
     if reads and not (folder / _LINKED).is_file():
@@ -79,10 +80,10 @@ def refuse_untold(
 
 def refuse_profiles(flags: Sequence[str], op: str) -> None:
     """Raise CompileError for profiles in a directory: compilers do not list their files."""
-    words = list(expanded(flags))
+    words = list(includes.expanded(flags))
     if not any(flag.startswith(_READING_PROFILES) for flag in words):
         return
-    for path in paths_after(_PROFILES, words):
+    for path in includes.paths_after(_PROFILES, words):
         if not Path(path).is_file():
             raise CompileError(
                 f"{op}: its flags have the compiler read profiles from {path}, which is no file, "
@@ -92,10 +93,83 @@ def refuse_profiles(flags: Sequence[str], op: str) -> None:
             )
 
 
-def lists_binaries(folder: Path, units: Iterable[str], flags: Sequence[str]) -> bool:
-    """Whether the assembler listed all files it read; link-time optimization runs it later."""
-    late = any(flag.startswith("-flto") for flag in flags)
-    return not late and all((folder / f"{unit}.s.d").is_file() for unit in units)
+def hides_binaries(
+    folder: Path, units: Iterable[str], flags: Iterable[str], texts: Iterable[bytes]
+) -> bool:
+    """Whether the assembler read files that neither a text nor the assembler names."""
+    if not any(map(includes.pastes_unnamed, texts)):
+        return False
+    late = any(flag.startswith("-flto") for flag in flags)  # the linker assembles
+    return late or not all((folder / f"{unit}.s.d").is_file() for unit in units)
+
+
+def check(
+    source: Source,
+    closure: Closure,
+    opened: Iterable[str | Path],
+    toolchain: Iterable[str | Path],
+    op: str,
+) -> None:
+    """Raise CompileError for a file that a tool opened and that the key does not cover.
+
+    The same for a header of any path that a macro may have asked for.
+    """
+    own = [Path(root.path) for root in source.roots if not root.version]
+    versioned = [Path(root.path) for root in source.roots if root.version]
+    for path in beyond(closure, opened, own, [*versioned, *toolchain]):
+        raise CompileError(
+            f"{op}: the compiler opened {path}, which the cache key does not cover. "
+            f"{_remedy(path, own)}",
+            op=op,
+        )
+    for path in sorted(closure.paths):
+        if includes.probes_anywhere(path.read_bytes()):
+            raise CompileError(
+                f"{op}: {path} has a `__has_include` of a macro, which may name an absolute path "
+                "that the cache key does not cover: write the header's name into `__has_include`",
+                op=op,
+            )
+
+
+def _remedy(path: Path, own: Iterable[Path]) -> str:
+    if path.suffix == ".gch":
+        return "It is a precompiled header, and compilers do not list those: delete it"
+    if any(path.is_relative_to(root.resolve()) for root in own):
+        return (
+            "Nothing in the kernel's own files and flags names it: add an `#include`, or name it "
+            "by its whole path in flags"
+        )
+    folder = repr(str(path.parent))
+    return (
+        f"If it is a header, declare its directory, e.g. include=[{folder}], or as "
+        f"Include({folder}, version=...); else name it by its whole path in flags"
+    )
+
+
+def beyond(
+    closure: Closure,
+    opened: Iterable[str | Path],
+    own: Iterable[str | Path],
+    toolchain: Iterable[str | Path],
+) -> Iterator[Path]:
+    """The files of `opened` that are in neither the closure nor the toolchain.
+
+    Precompiled headers are added: g++ opens them in place of headers without listing them. Where a
+    folder of `own` and a folder of `toolchain` contain one another, the inner folder decides.
+    """
+    known = {Path(folder).resolve() for folder in toolchain}
+    others = {Path(folder).resolve() for folder in (*own, includes.SITE)} - known
+    precompiled = (path.with_name(f"{path.name}.gch") for path in closure.paths)
+    for name in (*map(Path, opened), *filter(Path.exists, precompiled)):
+        path = name.resolve()
+        if path in closure.paths:
+            continue
+        places = (path, name.parent.resolve() / name.name)  # the toolchain has links out of it
+        homes = (
+            next((f for f in place.parents if f in known or f in others), None) for place in places
+        )
+        if known.isdisjoint(homes):
+            yield path
 
 
 def read_list(path: Path) -> list[str]:

@@ -23,7 +23,7 @@ from jitkern.dropin import memo
 from jitkern.errors import LoadError, NotCached
 from jitkern.files import atomic
 from jitkern.loading import library
-from jitkern.source.flags import words
+from jitkern.source.includes import words
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         cpp_text as cpp_text,
         defining_file as defining_file,
         dtypes as dtypes,
-        flags as flags,
+        includes as includes,
         kinds as kinds,
         provenance as provenance,
         triton_text as triton_text,

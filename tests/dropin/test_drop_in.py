@@ -52,7 +52,7 @@ import jitkern
 from jitkern.compilers.torch_extension.inline_files import closure
 from jitkern.compilers.torch_extension.inline_source import Inline
 from jitkern.dropin import api, extension, memo
-from jitkern.source.flags import words
+from jitkern.source.includes import words
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 

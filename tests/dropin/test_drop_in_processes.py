@@ -122,7 +122,7 @@ def test_a_text_that_asks_for_files_leaves_no_receipt(cache_dir, files, text):
 
 def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, files, monkeypatch):
     folder = files(keep="")
-    monkeypatch.setattr("jitkern.compilers.torch_extension.inline_files.SITE", str(folder))
+    monkeypatch.setattr("jitkern.source.includes.SITE", str(folder))
     module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
     (receipt,) = (cache_dir / "inline").iterdir()
     memo._answers.clear()

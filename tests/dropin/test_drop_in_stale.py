@@ -22,7 +22,7 @@ from jitkern.compilers.torch_extension import (
 from jitkern.compilers.torch_extension.inline_files import closure
 from jitkern.compilers.torch_extension.inline_source import Inline
 from jitkern.dropin import memo
-from jitkern.source.flags import expanded, words
+from jitkern.source.includes import expanded, words
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 
@@ -227,7 +227,7 @@ def test_a_file_that_incbin_reads_through_a_macro_is_watched(files, listed, monk
     source = f'#define DIR "{folder}"\nasm("{assembly}");\n'
     source += 'extern "C" const char blob[] __attribute__((visibility("hidden")));\n#define VALUE *blob - 48'
     if not listed:
-        monkeypatch.setattr(compile_and_link, "lists_binaries", lambda *_: False)
+        monkeypatch.setattr(compile_and_link, "hides_binaries", lambda *_: True)
     found = []
     for number in (1, 1, 2):
         files(data_dot_bin=str(number)) if number == 2 else None

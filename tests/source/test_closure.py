@@ -2,14 +2,15 @@ from pathlib import Path
 
 import pytest
 
+from jitkern.compilers.opened import check
 from jitkern.errors import CompileError, DeclarationError
-from jitkern.source.closure import check, closure_of
+from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Cpp, Cuda, Include, Triton, shared_include
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("jitkern.source.closure.SITE", str(tmp_path / "site"))
+    monkeypatch.setattr("jitkern.source.includes.SITE", str(tmp_path / "site"))
     folder = tmp_path / "kernels" / "k"
     folder.mkdir(parents=True)
     (folder / "k.cu").write_text('#include "near.cuh"\n#include <cstdio>\n')
@@ -138,7 +139,7 @@ def test_a_header_that_a_macro_asks_for_is_in_where_it_appears(folder):
 def test_what_lies_in_usr_local_include_is_no_compilers(folder, tmp_path, monkeypatch):
     site = tmp_path / "usr" / "local" / "include"
     site.mkdir(parents=True)
-    monkeypatch.setattr("jitkern.source.closure.SITE", str(site))
+    monkeypatch.setattr("jitkern.source.includes.SITE", str(site))
     (folder / "near.cuh").write_text("#include <here.h>\n#if __has_include(<asked.h>)\n#endif")
     source = Cuda("k.cu", folder=str(folder))
     found = [closure_of(source).files]
@@ -265,6 +266,57 @@ def test_a_far_root_is_labelled_without_its_path(folder, tmp_path):
     names = labels(Cuda("k.cu", folder=str(folder), include=[str(far)]))
     assert "<1>/x.h" in names
     assert not any(str(tmp_path) in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("line", "declared"),
+    [
+        ("#include <x.h>", {"include": ["{}/a/far"]}),
+        ("#include <x.h>", {"include": ["../../a/far"]}),
+        ('#include "../../a/far/x.h"', {}),
+        ("#include <sub/../x.h>", {"include": ["{}/a/far"]}),
+        ("#include CONFIG", {"include": ["{}/a/far"]}),
+        ("", {"flags": ["-include", "../../a/far/x.h"]}),
+    ],
+)
+def test_a_tree_with_a_far_header_has_the_same_labels_at_another_place(tmp_path, line, declared):
+    closures = []
+    for place in ("one", "deep/er/two"):
+        folder, far = tmp_path / place / "kernels" / "k", tmp_path / place / "a" / "far"
+        (far / "sub").mkdir(parents=True)
+        folder.mkdir(parents=True)
+        (folder / "k.cu").write_text(line)
+        (far / "x.h").write_text('#include "y.h"')
+        (far / "y.h").write_text("")
+        where = {
+            name: [word.format(tmp_path / place) for word in words]
+            for name, words in declared.items()
+        }
+        closures.append(closure_of(Cuda("k.cu", folder=str(folder), **where)))
+    assert closures[0].files == closures[1].files
+    assert len(closures[0].files) > 1
+
+
+def test_a_far_header_that_a_flag_names_by_its_path_has_the_label_of_its_root(folder, tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "x.h").write_text("")
+    far = str(tmp_path / "far")
+    source = Cuda("k.cu", folder=str(folder), include=[far], flags=[f"-include={far}/x.h"])
+    assert labels(source) == ["<1>/x.h", "k.cu", "near.cuh"]
+
+
+def test_two_files_that_links_bring_under_one_label_are_both_in(folder, tmp_path):
+    (tmp_path / "away" / "deep").mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path / "away" / "deep")
+    texts = {folder / "x.h": "1", tmp_path / "away" / "x.h": "2"}
+    (folder / "near.cuh").write_text('#include "x.h"\n#include "link/../x.h"')
+    hashes = []
+    for values in ("12", "32", "13", "21"):
+        for path, value in zip(texts, values):
+            path.write_text(value)
+        hashes.append(closure_of(Cuda("k.cu", folder=str(folder))).files)
+    assert sorted(hashes[0]) == ["k.cu", "near.cuh", "x.h", "x.h 2"]
+    assert len({tuple(files.values()) for files in hashes}) == 4
 
 
 def test_a_missing_source_is_named(folder):

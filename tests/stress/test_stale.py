@@ -23,12 +23,12 @@ DRIVER = """
 import hashlib, json, pathlib, sys
 import torch, jitkern
 from jitkern import jit
-from jitkern.source import closure
+from jitkern.source import includes
 from jitkern.source.kinds import Cuda, Extension, Triton, Variant
 from jitkern.target import Target
 
 H100 = Target.parse("cuda-sm_90-cu130-torch2.11.0")
-cases, closure.SITE = json.loads(pathlib.Path(sys.argv[1]).read_text()), sys.argv[2]
+cases, includes.SITE = json.loads(pathlib.Path(sys.argv[1]).read_text()), sys.argv[2]
 
 def built(source, function, target, **more):
     entry = jit.ensure(Variant("stale::k", source, function, **more), target)

@@ -23,7 +23,7 @@ from jitkern.compilers.result import (
     write_log,
 )
 from jitkern.errors import CompilerNotFound
-from jitkern.source import closure as closures, cpp_text
+from jitkern.source import cpp_text, includes
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target
@@ -61,7 +61,7 @@ def build(
     else:
         unit.compile(parameter_types.probe(address, macros), macros)
     files = opened.in_folder(folder, [_UNIT])
-    closures.check(source, closure, files, toolchain(tool, files), variant.op)
+    opened.check(source, closure, files, toolchain(tool, files), variant.op)
     texts = [path.read_bytes() for path in closure.paths]
     opened.refuse_untold(folder, _UNIT, source.flags, texts, variant.op)
     binary = (folder / "out.so").read_bytes()
@@ -141,7 +141,7 @@ def _searched(tool: str) -> list[Path]:
     output = run([*shlex.split(tool), "-print-search-dirs"], source=source, folder=root).stdout
     libraries = re.findall(r"(?m)^libraries: =?(.*)$", output)
     folders = [*headers, *":".join(libraries).split(":")]
-    return [Path(folder) for folder in folders if folder and folder != closures.SITE]
+    return [Path(folder) for folder in folders if folder and folder != includes.SITE]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from jitkern.compilers import opened
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import ptx_signature, toolkit
 from jitkern.compilers.result import Built, compile_error, no_kernel, run, write_log
-from jitkern.source import closure as closures, cpp_text
+from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -74,7 +74,7 @@ def compile_unit(
     files = opened.in_folder(build, ["unit"])
     host = cc_build.toolchain("c++", files)
     known = [*toolkit.include_directories(), *toolkit.cuda_homes(), *host]
-    closures.check(source, closure, files, known, variant.op)
+    opened.check(source, closure, files, known, variant.op)
     symbol, parameters = ptx_signature.signature((build / "kernel.ptx").read_text())
     if not symbol:
         raise no_kernel(variant)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from jitkern.compilers import cuda
+from jitkern.compilers import cuda, opened
 from jitkern.compilers.cpp import template_arguments
 from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx_signature, toolkit
 from jitkern.compilers.cuda.nvrtc_api import Program, build_id, check_arch, version_in
@@ -25,7 +25,7 @@ from jitkern.compilers.result import (
 )
 from jitkern.errors import CompileError, TargetError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source import closure as closures, cpp_text, defining_file
+from jitkern.source import cpp_text, defining_file
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import DTYPES, Constant, Variant
 from jitkern.target import Target
@@ -171,9 +171,9 @@ class _Attempt:
         _refuse_split_variables(variant, output)
         names = _included(trace.with_suffix(".json"))
         _refuse_unreadable(variant, names)
-        opened = _on_disk(names, headers)
+        files = _on_disk(names, headers)
         known = toolkit.include_directories()
-        closures.check(variant.source, self.closure, opened, known, variant.op)
+        opened.check(variant.source, self.closure, files, known, variant.op)
         meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
         return Built({"name": "nvrtc", "version": version_in(assembly)}, meta), output
 

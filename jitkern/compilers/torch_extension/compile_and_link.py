@@ -12,7 +12,7 @@ import queue
 import re
 import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jitkern import config
@@ -180,7 +180,8 @@ def _work(
         ended.put(e)
 
 
-def lists_binaries(build: Build, staging: Path) -> bool:
-    """Whether the assembler listed all files that it read."""
+def hides_binaries(build: Build, staging: Path, texts: Iterable[bytes]) -> bool:
+    """Whether the assembler read files that neither a text nor the assembler names."""
     flags = [*build.ldflags, *(flag for unit in build.units for flag in unit.flags)]
-    return opened.lists_binaries(staging / "build", map(str, range(len(build.units))), flags)
+    units = map(str, range(len(build.units)))
+    return opened.hides_binaries(staging / "build", units, flags, texts)

@@ -14,8 +14,7 @@ from jitkern.compilers import Compiler, torch_extension
 from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension.inline_source import has_cuda
 from jitkern.errors import CompileError, TargetError
-from jitkern.source import closure as closures
-from jitkern.source.closure import Closure, pastes_unnamed
+from jitkern.source.closure import Closure
 from jitkern.source.kinds import Extension, Source, Unit, Variant
 from jitkern.target import Target, this_abi
 
@@ -53,11 +52,9 @@ class ExtensionCompiler(Compiler):
         )
         built, opened = torch_extension.compile_and_link.make(build, variant, target, staging)
         known = torch_extension.commands.toolchain(build, opened)
-        closures.check(source, closure, opened, known, variant.op)
+        compilers.opened.check(source, closure, opened, known, variant.op)
         texts = [path.read_bytes() for path in closure.paths]
-        if any(map(pastes_unnamed, texts)) and not torch_extension.compile_and_link.lists_binaries(
-            build, staging
-        ):
+        if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
             raise CompileError(f"{variant.op}: {compilers.opened.UNTOLD}", op=variant.op)
         loading = {"module": build.name if source.pybind else "", "function": source.function}
         return built._replace(meta={**built.meta, **loading})

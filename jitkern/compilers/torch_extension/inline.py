@@ -10,12 +10,13 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jitkern import compilers
 from jitkern.compilers import Compiler, torch_extension
 from jitkern.compilers.torch_extension import inline_files
 from jitkern.compilers.torch_extension.inline_files import digest_of, place_of
 from jitkern.compilers.torch_extension.inline_source import Inline
-from jitkern.source import closure as closures
-from jitkern.source.closure import Closure, pastes_unnamed, probes_anywhere
+from jitkern.source import includes
+from jitkern.source.closure import Closure
 from jitkern.source.kinds import Source, Unit, Variant
 from jitkern.target import Target
 
@@ -65,12 +66,10 @@ class InlineCompiler(Compiler):
         watched = _digests(beyond, started)
         searched = _searched(source, closure, beyond, started) if beyond else {}
         texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
-        if any(map(probes_anywhere, texts)):
+        if any(map(includes.probes_anywhere, texts)):
             _log.warning("%s: write out the names in __has_include: %s", variant.op, _ALWAYS)
             watched["__has_include"] = CHANGED
-        if any(map(pastes_unnamed, texts)) and not torch_extension.compile_and_link.lists_binaries(
-            build, staging
-        ):
+        if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
             _log.warning("%s: write out the names in .incbin: %s", variant.op, _ALWAYS)
             watched[".incbin"] = CHANGED
         watching = {"opened": watched, "searched": searched, "place": place_of(source)}
@@ -102,9 +101,8 @@ def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) 
     They are compared again whenever the entry is used.
     """
     own = [root.path for root in source.roots if not root.version]
-    return list(
-        closures.beyond(closure, opened, own, torch_extension.commands.toolchain(build, opened))
-    )
+    known = torch_extension.commands.toolchain(build, opened)
+    return list(compilers.opened.beyond(closure, opened, own, known))
 
 
 def _digests(paths: list[Path], started: int) -> dict[str, str]:

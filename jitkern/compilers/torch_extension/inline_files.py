@@ -17,53 +17,40 @@ from pathlib import Path
 
 from jitkern import config
 from jitkern.compilers.torch_extension.inline_source import Inline
-from jitkern.source.closure import FORCED, SITE, Closure, included
-from jitkern.source.flags import expanded, is_loaded, paths_after, paths_in
+from jitkern.source import includes
+from jitkern.source.closure import Closure, digests
+from jitkern.source.includes import File, Name, expanded, is_loaded, paths_after, paths_in
 
-_CONDITION = rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b(?:\\\r?\n|[^\n])*"
-_NAMED = rb'(")([^"\n]{1,200})"|(<)([^<>\n]{1,200})>'
 _STATIC = frozenset(("-static", "-Bstatic", "-dn", "-non_shared"))
 _TOKEN = rb"[^\s\0(),;\"']{2,}"
 
 
 def closure(source: Inline) -> Closure:
     """The units, every file that they may include, and the files that flags name."""
-    roots = source.roots
-    labelled = [(f"<{n}>", root.path) for n, root in enumerate(roots) if not root.version]
-    labelled.append((f"<{SITE}>", SITE))
-    files: dict[str, str] = {}
-    known = {str(path.resolve()) for path in source.paths}
-    queue: list[tuple[str, str, bytes]] = [
-        (name, str(unit), unit.read_bytes())
-        if isinstance(unit, Path)
-        else (name, "", unit.encode())
-        for name, unit in source.units
-    ]
+    roots = [(f"<{n}>", root.path) for n, root in enumerate(source.roots) if not root.version]
+    roots.append((f"<{includes.SITE}>", includes.SITE))
+    queue = [File(name, str(path)) for name, path in zip(source.files, source.paths)]
+    queue += [File(name, "", text.encode()) for name, text in zip(source.files, source.texts)]
     directives = _directives(source)
-    queue += [("flags", "", directives)] if directives else []
+    queue += [File("flags", "", directives)] if directives else []
     computed = False
-    while queue:
-        label, path, data = queue.pop(0)
-        files[label] = hashlib.sha256(data).hexdigest()
-        computed |= included(data)[1]
-        for quoted, name in _names_in(data):
-            beside = (label, path) if quoted and path else None
-            if os.path.isabs(name) and not os.path.isfile(name):  # noqa: PTH113, PTH117
-                files[name] = ""  # the file may appear later
-            for file_label, file in _candidates(labelled, beside, name):
-                resolved = os.path.realpath(file)
-                if resolved not in known:
-                    known.add(resolved)
-                    queue.append((file_label, file, Path(file).read_bytes()))
-                elif file_label not in files:
-                    files[file_label] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    if computed:  # a macro's file may depend on the place of the unit
-        files["folders"] = place_of(source)
-    for linked, data in _linked(source.ldflags):
-        files[linked] = hashlib.sha256(data).hexdigest()
-        known.add(os.path.realpath(linked))
-    versions = {f"<{number}>": root.version for number, root in enumerate(roots) if root.version}
-    return Closure(files, versions, frozenset(map(Path, known)))
+    files: list[tuple[str, str, bytes]] = []
+    absent: dict[str, str] = {}  # absolute paths where a file may appear later
+
+    def find(includer: File, name: Name) -> list[File]:
+        matches = list(_candidates(roots, includer, name))
+        if not matches and os.path.isabs(name.text):  # noqa: PTH117
+            absent[name.text] = ""
+        return matches
+
+    for label, path, data, more in includes.walk(queue, find, macros=True):
+        files.append((label, path, data))
+        computed |= more
+    place = {"folders": place_of(source)} if computed else {}  # a macro's file may depend on it
+    files += [(path, os.path.realpath(path), data) for path, data in _linked(source.ldflags)]
+    paths = frozenset(Path(path) for _, path, _ in files if path)
+    versions = {f"<{n}>": root.version for n, root in enumerate(source.roots) if root.version}
+    return Closure({**absent, **digests(files), **place}, versions, paths)
 
 
 def unread(source: Inline, files: Iterable[str]) -> list[str] | None:
@@ -74,8 +61,9 @@ def unread(source: Inline, files: Iterable[str]) -> list[str] | None:
     """
     if source.places or set(files) - {*source.files, "flags"}:
         return None
-    names = {name for text in source.texts for _, name in _names_in(text.encode())}
-    return sorted(os.path.join(SITE, name) for name in names)  # noqa: PTH118
+    texts = [includes.included(text.encode(), macros=True)[0] for text in source.texts]
+    names = {name.text for names in texts for name in names}
+    return sorted(os.path.join(includes.SITE, name) for name in names)  # noqa: PTH118
 
 
 def place_of(source: Inline) -> str:
@@ -96,39 +84,25 @@ def digest_of(path: Path) -> str:
 def _directives(source: Inline) -> bytes:
     """The flags written as directives: headers, macros, and files that the flags name."""
     words = source.compiler_words
-    paths = [path for word in words if not word.startswith("-D") for path in paths_in(word)]
-    files = [path for path in paths if os.path.isfile(path) and not is_loaded(path)]  # noqa: PTH113
-    headers = dict.fromkeys((*paths_after(FORCED, words), *files))
+    headers = includes.named([word for word in words if not word.startswith("-D")])
     lines = [f'#include "{name}"\n' for name in headers]
     lines += [f"#define {word}\n" for word in words if set(word) & set('"<')]
     return "".join(lines).encode(errors="surrogateescape")
 
 
-def _names_in(data: bytes) -> Iterator[tuple[bool, str]]:
-    """(in quotes, name) of every file that a text may ask for, also by a macro.
-
-    Absolute paths in macros may be any files, so they are left out: opened files are watched.
-    """
-    names = [(quote, name) for _, quote, name in included(data)[0]]
-    for line in re.findall(_CONDITION, data):
-        macro = [(a or b, x or y) for a, x, b, y in re.findall(_NAMED, line)]
-        names += [(quote, name) for quote, name in macro if not name.startswith(b"/")]
-    for quote, name in dict.fromkeys(names):
-        yield quote == b'"', name.decode(errors="surrogateescape")
-
-
-def _candidates(
-    roots: Sequence[tuple[str, str]], beside: tuple[str, str] | None, name: str
-) -> Iterator[tuple[str, str]]:
-    """(label, path) of every file of this name, outside of the toolchain."""
-    if os.path.isabs(name):  # noqa: PTH117
-        places = [(name, name)]
+def _candidates(roots: Sequence[tuple[str, str]], includer: File, name: Name) -> Iterator[File]:
+    """Every file of this name, outside of the toolchain."""
+    if os.path.isabs(name.text):  # noqa: PTH117
+        folders = [("", "")]
     else:
-        places = [(f"{label}/{name}", os.path.join(root, name)) for label, root in roots]  # noqa: PTH118
-        if beside:
-            label, folder = beside[0].rpartition("/")[0], os.path.dirname(beside[1])  # noqa: PTH120
-            places.append((f"{label}/{name}".removeprefix("/"), os.path.join(folder, name)))  # noqa: PTH118
-    return ((label, path) for label, path in places if os.path.isfile(path))  # noqa: PTH113
+        folders = [(f"{label}/", root) for label, root in roots]
+        if name.quoted and includer.path:
+            above, slash, _ = includer.label.rpartition("/")
+            folders.append((f"{above}{slash}", os.path.dirname(includer.path)))  # noqa: PTH120
+    for label, folder in folders:
+        path = os.path.join(folder, name.text)  # noqa: PTH118
+        if os.path.isfile(path):  # noqa: PTH113
+            yield File(f"{label}{name.text}", path)
 
 
 def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from jitkern import config
 from jitkern.compilers.cuda import toolkit
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
-from jitkern.source.flags import SEARCHING, expanded, paths_in, words
+from jitkern.source.includes import SEARCHING, expanded, searched, words
 from jitkern.source.kinds import ITSELF, Include, Source
 from jitkern.target import Target, this_abi
 
@@ -84,18 +84,9 @@ class Inline(Source):
 
         Directories of Torch and the toolkit have a version. A macro's value is no directory.
         """
-        environment = config.current().environment
-        flags = [word for word in self.compiler_words if not word.startswith("-D")]
-        paths = [path for word in flags for path in paths_in(word)]
-        paths += [path for name in config.SEARCHED for path in environment.get(name, "").split(":")]
-        candidates = dict.fromkeys([*(root.path for root in self.include), *paths])
-        roots = (path for path in candidates if os.path.isabs(path) and not os.path.isfile(path))  # noqa: PTH113, PTH117
-        return [Include(path, _version(path)) for path in roots if "\0" not in path]
-
-    @property
-    def units(self) -> list[tuple[str, str | Path]]:
-        """(name, text or path) of each unit."""
-        return list(zip(self.files, self.texts or self.paths))
+        declared = [root.path for root in self.include if os.path.isabs(root.path)]  # noqa: PTH117
+        added = searched(self.compiler_words, config.SEARCHED)
+        return [Include(path, _version(path)) for path in dict.fromkeys((*declared, *added))]
 
     def is_cuda(self, file: str) -> bool:
         """Whether nvcc compiles the unit."""

@@ -1,0 +1,219 @@
+"""The files that C++ texts and flags of compilers name, followed from file to file.
+
+No preprocessor runs: all branches of an `#if` are read, and comments too. So more files may be
+named than a compiler opens, and none is left out, except where a macro makes up a name: `included`
+tells of such texts.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from jitkern import config
+from jitkern.named_tuple import NamedTuple
+
+# Compiled on first use, like every pattern here: an import compiles none.
+_DIRECTIVE = (
+    rb"(?m)^[ \t]*(?:/\*[^\n]*?\*/[ \t]*)*(?:#|%:)[ \t]*(?:include|import|embed)(_next)?\b[ \t]*"
+)
+_INCLUDE = _DIRECTIVE + rb'(?:(["<])([^">\n]+)[">]|([^\s"<]))'  # a name, or a macro's first letter
+_PROBE = rb"\b__has_(?:include|include_next|embed)\b"
+_PROBED = _PROBE + rb'[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
+_PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include` and `defined`
+    rb"(?<!ifdef )(?<!ifndef )(?<!defined )(?<!defined\()" + _PROBE + rb'(?![ \t]*\([ \t]*["<])'
+)
+_ABSOLUTE = rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b.*[ \t(,"<]/[\w.]'
+_BINARY = rb'\.incbin[ \t]*\\?"()()([^"\\\n]+)'
+_CONDITION = rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b(?:\\\r?\n|[^\n])*"
+_IN_MACRO = rb'(")([^"\n]{1,200})"|(<)([^<>\n]{1,200})>'
+_CONTINUED = rb"\\\r?\n"
+
+SITE = "/usr/local/include"  # compilers search this folder, but its files are not the compiler's
+SEARCHING = ("-isystem", "-iquote", "-idirafter", "--include-path", "-I")
+_NOT_SEARCHING = ("-D", "-L", "-Wl,")
+_FORCED = ("-include", "-imacros", "--pre-include")
+_RESPONSES = ("@", "-optf", "--options-file")
+_LOADED = (b"\2\0", b"\3\0", b"\0\2", b"\0\3")  # ELF's types of a program and a shared library
+
+
+class File(NamedTuple):
+    """A file under one of its labels. path: "" for a text that lies in no file."""
+
+    label: str
+    path: str
+    data: bytes | None = None  # None: not read yet
+
+
+class Name(NamedTuple):
+    """A file's name in a text. next_too: whether the first file of the name may be passed over."""
+
+    text: str
+    quoted: bool
+    next_too: bool = False
+
+
+def walk(
+    queue: list[File], find: Callable[[File, Name], Iterable[File]], *, macros: bool = False
+) -> Iterator[tuple[str, str, bytes, bool]]:
+    """Yield the files in the queue and all that they name, as (label, path, content, computed).
+
+    find: the files that a name in a file means. macros: see `included`. computed: whether a macro
+    may name more files. A file with several labels comes under each. The caller may add files to
+    the queue meanwhile.
+    """
+    contents: dict[str, bytes] = {}
+    done: set[tuple[str, str]] = set()
+    for label, path, text in queue:  # it grows
+        resolved = os.path.realpath(path) if path else ""
+        if (label, resolved) in done:
+            continue
+        done.add((label, resolved))
+        if path and resolved in contents:
+            yield label, resolved, contents[resolved], False
+            continue
+        data = contents[resolved] = Path(path).read_bytes() if text is None else text
+        names, computed = included(data, macros=macros)
+        yield label, resolved, data, computed
+        for name in names:
+            queue += find(File(label, path), name)
+
+
+@functools.lru_cache(maxsize=256)
+def included(text: bytes, *, macros: bool = False) -> tuple[list[Name], bool]:
+    """The names of files in a text, and whether the text may ask for more, by a macro's name.
+
+    macros: add the names in the values of macros, except absolute paths, which may be any files.
+    """
+    if b"\0" in text[:4096]:  # an object, or a file for `.incbin`
+        return [], False
+    joined = _joined(text)
+    matches = _directives(joined)
+    computed = any(macro for *_, macro in matches)
+    names = [(following, quote, name) for following, quote, name, _ in matches if name]
+    if b"__has_" in joined:
+        names += re.findall(_PROBED, joined)
+        computed = computed or bool(re.search(_PROBE_OF_A_MACRO, joined))
+    if b".incbin" in joined:
+        names += re.findall(_BINARY, joined)
+        computed = computed or pastes_unnamed(joined)
+    for line in re.findall(_CONDITION, text) if macros else ():
+        values = [(b"", a or b, x or y) for a, x, b, y in re.findall(_IN_MACRO, line)]
+        names += [value for value in values if not value[2].startswith(b"/")]
+    return [
+        Name(name.decode(errors="surrogateescape"), quote == b'"', bool(following))
+        for following, quote, name in dict.fromkeys(names)
+    ], computed
+
+
+def headers_in(text: str) -> set[str]:
+    """The names in the `#include` directives of a text."""
+    data = text.encode(errors="surrogateescape")
+    names = [name for _, _, name, _ in _directives(_joined(data)) if name]
+    return {name.decode(errors="surrogateescape") for name in names}
+
+
+def probes_anywhere(text: bytes) -> bool:
+    """Whether a macro may ask for a header by an absolute path; no tool lists such headers."""
+    text = _joined(text) if b"__has_" in text else b""
+    return bool(re.search(_PROBE_OF_A_MACRO, text) and re.search(_ABSOLUTE, text))
+
+
+def pastes_unnamed(text: bytes) -> bool:
+    """Whether the text has an `.incbin` whose file name is not written out."""
+    return text.count(b"incbin") > len(re.findall(_BINARY, text))
+
+
+def _joined(text: bytes) -> bytes:
+    """The text with its continued lines joined."""
+    return re.sub(_CONTINUED, b"", text) if b"\\" in text else text
+
+
+def _directives(text: bytes) -> list[tuple[bytes, bytes, bytes, bytes]]:
+    """(`_next`, quote, name, a macro's first letter) of each `#include` and the like."""
+    return re.findall(_INCLUDE, text)
+
+
+def words(flags: Sequence[str]) -> Iterator[str]:
+    """The words a shell would split the flags into; each flag may hold several, and `$$` means `$`.
+
+    Spaces in a directory or in a macro's value do not split it.
+    """
+    for flag in flags:
+        try:
+            import shlex
+
+            parts = shlex.split(flag)
+        except ValueError:  # a lone quote
+            parts = [flag.strip()]
+        whole = flag.strip()
+        spaced = len(parts) > 1 and not any(part.startswith("-") for part in parts[1:])
+        if spaced and (
+            (whole.startswith("-D") and whole[2:3].strip())
+            or (whole[:2] in ("-I", "-L") and Path(whole[2:]).is_dir())
+        ):
+            parts = [whole]
+        yield from (part.replace("$$", "$") for part in parts)
+
+
+def expanded(flags: Sequence[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The flags, each response file followed by the flags in it."""
+    yield from flags
+    for path in dict.fromkeys(paths_after(_RESPONSES, flags)):  # the key depends on the order
+        if path in above:
+            continue
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        except (OSError, ValueError):
+            continue
+        yield from expanded(tuple(words([text])), above | {path})
+
+
+def searched(flags: Iterable[str], variables: Iterable[str]) -> list[str]:
+    """The directories, by absolute paths, that flags and variables add to those of `#include`.
+
+    flags: expanded. variables: names of variables of the environment that hold such directories.
+    """
+    paths = [p for flag in flags if not flag.startswith(_NOT_SEARCHING) for p in paths_in(flag)]
+    environment = config.current().environment
+    paths += [path for name in variables for path in environment.get(name, "").split(":")]
+    absolute = (p for p in dict.fromkeys(paths) if os.path.isabs(p) and "\0" not in p)  # noqa: PTH117
+    return [path for path in absolute if not os.path.isfile(path)]  # noqa: PTH113
+
+
+def named(flags: Sequence[str]) -> list[str]:
+    """The headers that expanded flags include, and the files that flags name by their whole path.
+
+    Shared libraries are left out, except for plugins of the compiler.
+    """
+    paths = [(flag, path) for flag in flags for path in paths_in(flag) if os.path.isfile(path)]  # noqa: PTH113
+    files = (path for flag, path in paths if "plugin" in flag or not is_loaded(path))
+    return list(dict.fromkeys((*paths_after(_FORCED, flags), *files)))
+
+
+def paths_in(word: str) -> Iterator[str]:
+    """The absolute paths that a flag may name: `-I/a`, `-Wl,-T,/a`, `-DX="/a"`."""
+    for part in dict.fromkeys((word, *word.split(","))):
+        _, slash, rest = part.partition("/")
+        if slash:
+            yield "/" + rest.rstrip("\"'<>\\ \t\n")
+
+
+def paths_after(options: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
+    """The arguments of these options, joined to the option or in the next flag."""
+    for number, flag in enumerate(flags):
+        option = next((o for o in options if flag.startswith(o)), "")
+        if option:
+            joined = flag[len(option) :].removeprefix("=")
+            following = flags[number + 1] if number + 1 < len(flags) else ""
+            yield joined or following
+
+
+def is_loaded(path: str | Path) -> bool:
+    """Whether the file is a program or a shared library, which its loader reads and no compiler."""
+    with Path(path).open("rb") as file:
+        head = file.read(18)
+    return head[:4] == b"\x7fELF" and head[16:] in _LOADED
