@@ -164,7 +164,7 @@ def code_of(text: str, macros: Iterable[str] = ()) -> str:
     for call in re.finditer(r"(?m)(?:^|(?<=[;}]))[ \t]*(\w+)[ \t]*\(", shown):
         if call[1] in names and call.start() >= done:
             with contextlib.suppress(Unbalanced):
-                end = _closing(shown, call.end() - 1) + 1
+                end = closing(shown, call.end() - 1) + 1
                 parts += [shown[done : call.start()], blanks(shown[call.start() : end])]
                 done = end
     return "".join([*parts, shown[done:]])
@@ -186,7 +186,7 @@ def declarations(shown: str, begin: int, end: int, scope: str = "") -> Iterator[
     while (begin := _past(r"[\s;]*", shown, begin)) < end:
         opened = scopes.match(shown, begin, end)
         if opened:
-            close = _closing(shown, opened.end() - 1)
+            close = closing(shown, opened.end() - 1)
             name = opened.group("name")
             inner = f"{scope}{name}::" if name else scope
             yield from declarations(shown, opened.end(), close, inner)
@@ -204,10 +204,10 @@ def _declaration(shown: str, begin: int, end: int, scope: str) -> Declaration:
     while sign == "=" and re.search(r"\boperator[^\w(]*$", shown[rest:at]):
         at, sign = _next(shown, at + 1, end, "={;")
     function = sign != "=" and _is_function(shown[rest:at])
-    body = (at, _closing(shown, at)) if sign == "{" else None
+    body = (at, closing(shown, at)) if sign == "{" else None
     while body and function and re.compile(r"\s*[,{]").match(shown, body[1] + 1):
         at, sign = _next(shown, body[1] + 1, end, "{;")  # after an initialiser: `: x{0} {}`
-        body = (at, _closing(shown, at)) if sign == "{" else None
+        body = (at, closing(shown, at)) if sign == "{" else None
     if body and function:
         past = body[1]
     else:
@@ -224,12 +224,15 @@ def _next(shown: str, at: int, end: int, signs: str) -> tuple[int, str]:
             return at, sign
         if sign in "])}":
             raise Unbalanced
-        at = _closing(shown, at) + 1 if sign in "[({" else at + 1
+        at = closing(shown, at) + 1 if sign in "[({" else at + 1
     return end, ""
 
 
-def _closing(shown: str, at: int) -> int:
-    """The offset of the bracket that closes the bracket at `at`."""
+def closing(shown: str, at: int) -> int:
+    """The offset of the bracket that closes the `(`, `[` or `{` at `at`. Raises Unbalanced.
+
+    Only brackets of its kind count, also those in comments and strings: blank these out before.
+    """
     depth, open_, close = 0, shown[at], {"(": ")", "[": "]", "{": "}"}[shown[at]]
     for match in re.compile(f"[{re.escape(open_ + close)}]").finditer(shown, at):
         depth += 1 if match.group() == open_ else -1
@@ -251,7 +254,7 @@ def _past_templates(shown: str, at: int) -> int:
             match = re.compile(r"[<>(]").search(shown, at)
             if not match:
                 raise Unbalanced
-            at = _closing(shown, match.start()) if match.group() == "(" else match.start()
+            at = closing(shown, match.start()) if match.group() == "(" else match.start()
             depth += {"<": 1, ">": -1}.get(match.group(), 0)
             at += 1
         at = _past(r"\s*(?:requires\s*\([^)]*\)\s*)?", shown, at)
@@ -276,7 +279,7 @@ def _parameters(head: str) -> tuple[int, int, str] | None:
             break  # the initialisers of a constructor
         name = re.search(_NAME, head[:begin])
         if name and not _is_specifier(name.group("name")):
-            last = (begin, _closing(head, begin), re.sub(r"\s", "", name.group("name")))
+            last = (begin, closing(head, begin), re.sub(r"\s", "", name.group("name")))
     return last
 
 
@@ -309,7 +312,10 @@ def _template_names(heads: str) -> tuple[str, ...] | None:
 
 
 def split(text: str) -> list[str]:
-    """The parts of a text between commas that stand outside of brackets."""
+    """The parts of a text between commas that stand outside of brackets; none is empty.
+
+    Each `<` and `>` outside of other brackets counts as a bracket, so `a < b, c` is one part.
+    """
     parts, depth, inside = [""], 0, 0
     for sign in text:
         inside += (sign in "([{") - (sign in ")]}")

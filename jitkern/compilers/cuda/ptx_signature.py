@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 
+from jitkern.source import cpp_text
 from jitkern.source.dtypes import DTYPES, SYNONYMS
 
 PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
@@ -42,34 +43,14 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
             if s == kernel or s.startswith(f"{kernel}(") or kernel.startswith(f"{e}(")
         )
         symbol = next(alike, "")
-    return symbol, [_code(parameter) for parameter in _split(types)]
+    parameters = cpp_text.split(types[1 : cpp_text.closing(types, 0)])
+    return symbol, [_code(parameter) for parameter in parameters]
 
 
 def parameter_count(text: str, symbol: str) -> int:
     """The number of parameters of the entry `symbol`."""
     match = re.search(rf"\.entry\s+{re.escape(symbol)}\s*\((.*?)\)", text, re.DOTALL)
     return match.group(1).count(".param") if match else 0
-
-
-def _split(types: str) -> list[str]:
-    """The parameters of `(float*, long long)`; commas inside <> and () do not split."""
-    depth, parts, start = 0, [], 1
-    end = _closing(types)
-    for i in range(1, end):
-        depth += (types[i] in "<(") - (types[i] in ">)")
-        if types[i] == "," and depth == 0:
-            parts.append(types[start:i])
-            start = i + 1
-    return [part.strip() for part in [*parts, types[start:end]] if part.strip()]
-
-
-def _closing(types: str) -> int:
-    depth = 0
-    for i, c in enumerate(types):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return i
-    return len(types)
 
 
 def _code(parameter: str) -> str:

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from jitkern.compilers.cuda import host_header_stand_ins
 from jitkern.named_tuple import NamedTuple
-from jitkern.source import cpp_text
+from jitkern.source import cpp_text, includes
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Source
-
-_INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]'
 
 _MARKS = {"__global__", "__device__", "__constant__", "__managed__", "__shared__"}
 _CONSTANT = {"constexpr", "consteval"}
@@ -95,7 +93,7 @@ def device_half(source: Source, closure: Closure) -> DeviceHalf:
 def _headers(
     unit: Path, own: dict[Path, str], macros: set[str], declaring: set[str]
 ) -> dict[str, str]:
-    included = {name for text in own.values() for name in re.findall(_INCLUDE, text)}
+    included = {name for text in own.values() for name in includes.headers_in(text)}
     host = host_header_stand_ins.NAMES | set(filter(host_header_stand_ins.is_host, included))
     headers = {name: host_header_stand_ins.stand_in(name) for name in host}
     for name in included:
@@ -168,7 +166,7 @@ def _blank(text: str, shown: str) -> str:
     for row, code in zip(text.splitlines(keepends=True), shown.splitlines(keepends=True)):
         stays = continued or (row.lstrip().startswith("#") and not code.strip())
         continued = stays and row.rstrip("\r\n").endswith("\\")
-        rows.append(row if stays else re.sub(r"[^\r\n]", " ", row))
+        rows.append(row if stays else cpp_text.blanks(row))
     return "".join(rows)
 
 

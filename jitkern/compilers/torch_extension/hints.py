@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from jitkern.compilers.result import MISSING_HEADER
 from jitkern.compilers.torch_extension.commands import Build
+from jitkern.source import cpp_text
 
 _HALF = r"\b(?:__half2?|__nv_bfloat162?)\b"
 _REFUSED = r"no operator|no suitable|more than one (?:operator|conversion|instance)"
@@ -148,8 +149,8 @@ def registrations(expanded: Iterable[str]) -> dict[str, list[str]]:
 def _blocks(text: str) -> Iterator[tuple[str, str, str, str]]:
     """(DEF or FRAGMENT, namespace, name of the library variable, text) of each such block."""
     for block in re.finditer(_BLOCK, text):
-        depth, end = 1, block.end()
-        while depth and end < len(text):
-            depth += (text[end] == "{") - (text[end] == "}")
-            end += 1
+        try:
+            end = cpp_text.closing(text, block.end() - 1)
+        except cpp_text.Unbalanced:  # by a brace in a string
+            end = len(text)
         yield block[1], block[2], block[3], text[block.end() : end]
