@@ -112,11 +112,12 @@ def contenders(device: str) -> Iterator[Contender]:
 
 def _differentiable() -> Any:
     """vec_add's kernels and launch functions under an op that has a gradient."""
-    from jitkern.declare import Op
-    from jitkern.op.op import OPS
+    from jitkern.calls.signature import Signature
+    from jitkern.op.op import OPS, Declaration, Op
 
     vec_add = OPS["jitkern::vec_add"]
-    op = Op("benches::differentiable(Tensor x, Tensor y) -> Tensor", vec_add.sources)
+    signature = Signature("benches::differentiable(Tensor x, Tensor y) -> Tensor")
+    op = Op(signature, Declaration(vec_add.sources))
     op.reference(torch.add)
     for kind, function in vec_add.launchers.items():
         op.launch(kind)(function)

@@ -7,12 +7,14 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError
-from jitkern.op.op import OPS, Op
+from jitkern.op.op import OPS, Declaration, Op
 from jitkern.source.kinds import SOURCES, Cpp, Cuda, Extension, Include, Source, Triton, Unit
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 ENTRY_POINTS = "jitkern.kernels"
+_BODIES = ("<module>", "<cell line")  # names of code that is no function
 MAX_NAME = 100  # files of the cache are named after ops
 
 
@@ -48,7 +51,8 @@ def kernel(
         raise DeclarationError(
             f"the op name `{name[:40]}...` has {len(name)} characters, more than {MAX_NAME}"
         )
-    caller = sys._getframe(1).f_globals
+    frame = sys._getframe(1)
+    caller, place = frame.f_globals, (frame.f_code.co_filename, frame.f_lineno)
     folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""
     module = str(caller.get("__name__", ""))
@@ -64,9 +68,52 @@ def kernel(
             names = ", ".join(kind.__name__ for kind in _allowed(device))
             raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
         sources[device] = tuple(
-            source.replace(folder=folder, package=package, module=module) for source in items
+            source.placed(folder, place, package=package, module=module) for source in items
         )
-    return Op(schema, sources, fusible=fusible, module=module, prewarm=prewarm)
+    declaration = Declaration(sources, fusible=fusible, module=module, prewarm=prewarm)
+    return _declared(schema, declaration, _execution_of(frame))
+
+
+def _declared(schema: str, declaration: Declaration, execution: types.CodeType | None) -> Op:
+    """Declare an op, or replace the declaration that an earlier run of the same module made.
+
+    execution: the module's body or the cell that runs; None if that is not known. Raises
+    DeclarationError.
+    """
+    signature = Signature(schema)
+    name, module = signature.name, declaration.module
+    op = OPS.get(name)
+    if op is None:
+        op = Op(signature, declaration)
+    elif op.module != module or execution is None or execution is op.execution:
+        modules = dict.fromkeys(f"`{m}`" for m in (op.module, module) if m)
+        raise DeclarationError(
+            f"{name} is declared twice, by {' and '.join(modules) or 'one module'}: give one of "
+            f"them another name, or a namespace, as in `mylib::{name.split('::')[1]}(...)`"
+        )
+    elif op.schema != signature.schema:
+        raise DeclarationError(
+            f"{name} is registered as `{op.schema}`, and Torch cannot change the schema of an op "
+            f"to `{signature.schema}` in a running process: start a new one (restart the kernel "
+            "of a notebook), or give the op another name"
+        )
+    else:
+        op.declare_again(declaration)
+    op.execution = execution
+    return op
+
+
+def _execution_of(frame: types.FrameType) -> types.CodeType | None:
+    """Return the body of the module, or the cell, that runs now; None if a function is called.
+
+    A module that is reloaded, or a cell that runs again, is compiled again: it is another object.
+    """
+    caller, body = frame.f_globals, frame
+    while body.f_globals is not caller or not body.f_code.co_name.startswith(_BODIES):
+        if body.f_back is None:
+            return None
+        body = body.f_back
+    return body.f_code
 
 
 def _allowed(device: str) -> tuple[type[Source], ...]:

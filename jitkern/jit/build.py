@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import config
+from jitkern import config, source
 from jitkern.cache import events, usage
 from jitkern.cache.key import Key
 from jitkern.cache.manifest import Manifest
@@ -53,6 +53,8 @@ def build(request: Request, started: float, why: str) -> Entry:
         with shown:
             return _into_a_cache(request, started, why)
     except JitkernError as e:
+        if variant.source.text and e.args:
+            e.args = (source.texts.with_places(str(e), variant.source, variant.op), *e.args[1:])
         report(variant, key, "failed", started, reason=str(e))
         if isinstance(e, CacheError) and variant.op not in str(e):
             raise type(e)(f"{variant.op} for {key.target}: {e}", **vars(e)) from e

@@ -160,8 +160,12 @@ class Implementation:
         return self._functions[id(source)]
 
     def forget(self) -> None:
-        """Forget all that was made from an earlier launch function."""
+        """Forget all that was made from an earlier declaration."""
         self._functions.clear()
+        self._sorted.clear()
+        self._announced.clear()
+        self._devices = Devices(self.op.name, self.device)  # whose runners know the sources
+        self._pinned = False
         if self.slot:
             self.slot.forget()
 

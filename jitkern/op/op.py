@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from jitkern import (
@@ -21,6 +22,7 @@ from jitkern import (
 )
 from jitkern.calls.signature import Arguments, Signature
 from jitkern.errors import DeclarationError
+from jitkern.named_tuple import NamedTuple
 from jitkern.op import compile_caches
 from jitkern.op.autograd import Autograd, plainly_on
 from jitkern.op.backend import Backend, Elsewhere
@@ -39,6 +41,15 @@ _is_compiling = torch.compiler.is_compiling
 Function = Callable[..., Any]
 
 
+class Declaration(NamedTuple):
+    """What `kernel(...)` says of an op beside its schema."""
+
+    sources: dict[str, tuple[Source, ...]]  # by device, in order of preference
+    fusible: bool = False
+    module: str = ""
+    prewarm: Sequence[Any] = ()
+
+
 class Op:
     """One op: a PyTorch reference, and kernels that compute it faster.
 
@@ -47,35 +58,48 @@ class Op:
     and `samples` complete the declaration.
     """
 
-    def __init__(
-        self,
-        schema: str,
-        sources: dict[str, tuple[Source, ...]],
-        *,
-        fusible: bool = False,
-        module: str = "",
-        prewarm: Sequence[Any] = (),
-    ) -> None:
-        self.signature = signature = Signature(schema)
+    def __init__(self, signature: Signature, declaration: Declaration) -> None:
+        self.signature = signature
         self.name, self.schema = signature.name, signature.schema
+        self.execution: Any = None  # the code of the module or cell that declared the op
         self.trampolines = Trampolines(signature)
-        self.sources = sources
-        self.fusible = fusible
-        self.module = module
-        self.launchers: dict[str, Function] = {}
-        self.tunings: dict[str, tuple[Function, Function | None]] = {}
-        self._reference: Function | None = None
-        self._fake: Function | None = None
-        self._prewarm = prewarm
-        self._samples: Callable[[str], Iterator[Any]] | None = None
-        self._drawn: list[Sample] | None = None
-        _check_extensions(self.name, sources)
         self.autograd = Autograd(self)
         self.backends: dict[str, Backend] = {}
+        _check_extensions(self.name, declaration.sources)
+        self._declare(declaration)
         self.overload = self._register()
         self._builtin = self.overload._op
         in_python = all(backend.number is None for backend in self.backends.values())
         self._direct = {d: handled(b) for d, b in self.backends.items()} if in_python else {}
+
+    def _declare(self, declaration: Declaration) -> None:
+        """Take a declaration without the functions, which the decorators add."""
+        self.sources, self.fusible, self.module, self._prewarm = declaration
+        self.launchers: dict[str, Function] = {}
+        self.tunings: dict[str, tuple[Function, Function | None]] = {}
+        self._reference: Function | None = None
+        self._fake: Function | None = None
+        self._samples: Callable[[str], Iterator[Any]] | None = None
+        self._drawn: list[Sample] | None = None
+        self.autograd.gradient = None
+
+    def declare_again(self, declaration: Declaration) -> None:
+        """Replace the declaration, as a cell that runs again or a reloaded module does.
+
+        Code that torch.compile made of the earlier one is dropped. A CUDA graph that was captured
+        keeps the kernels that it holds, as it does for every op of Torch.
+        """
+        _check_extensions(self.name, declaration.sources)
+        self._declare(declaration)
+        self._forget()
+        table = self.overload.python_key_table
+        table.pop(FunctionalTensorMode, None)
+        self.overload._dispatch_cache.clear()
+        if self.fusible:
+            self.overload.py_impl(FunctionalTensorMode)(self._decomposed)
+        FakeTensorMode.cache_clear()
+        if "_dynamo" in vars(torch):  # an attribute that Torch makes when it compiles
+            torch.compiler.reset()
 
     @wants_cause
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,12 +274,6 @@ class Op:
 
     def _register(self) -> Any:
         library, name = _library(self.name), self.name.split("::")[1]
-        if self.name in OPS:
-            modules = dict.fromkeys(f"`{m}`" for m in (OPS[self.name].module, self.module) if m)
-            raise DeclarationError(
-                f"{self.name} is declared twice, by {' and '.join(modules) or 'one module'}: give "
-                f"one of them another name, or a namespace, as in `mylib::{name}(...)`"
-            )
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
             self._implement(device, library)

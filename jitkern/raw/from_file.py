@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,10 @@ class CppKernel(FileKernel):
 
 
 def cuda_kernel(
-    path: str | Path,
-    name: str,
+    path: str | Path = "",
+    name: str = "",
     *,
+    text: str = "",
     template: Any = (),
     include: Sequence[str | Include] = (),
     flags: Sequence[str] = (),
@@ -114,22 +116,26 @@ def cuda_kernel(
 
     path: relative to the folder of the calling file, or else to the current directory.
     name: `scale`, `ns::scale`, `scale<float>`, or for one of several overloads `scale(float*)`.
+    text: the source itself, in place of `path`: `cuda_kernel(text=..., name="scale")`.
     template: template arguments, see `FileKernel`.
     include: directories for `#include`, beside the file or found like `path`.
     flags, environment: the same as for a declared source.
 
     Host code in the file (`main`, stdio, `cudaMalloc`) is ignored. Raises DeclarationError.
     """
-    source = _source(Cuda, path, include=include, flags=flags, environment=environment)
+    source = _source(
+        Cuda, path, name, text, include=include, flags=flags, environment=environment
+    )  # fmt: skip
     name, names = _function_in(source, name, "`__global__` function")
     kernel = CudaKernel(source, name, target_of(target), names)
     return kernel[template] if template else kernel
 
 
 def cpp_kernel(
-    path: str | Path,
-    name: str,
+    path: str | Path = "",
+    name: str = "",
     *,
+    text: str = "",
     template: Any = (),
     include: Sequence[str | Include] = (),
     flags: Sequence[str] = (),
@@ -144,7 +150,7 @@ def cpp_kernel(
     and `Cpp`. Raises DeclarationError.
     """
     source = _source(
-        Cpp, path, include=include, flags=flags, environment=environment,
+        Cpp, path, name, text, include=include, flags=flags, environment=environment,
         native=native, openmp=openmp,
     )  # fmt: skip
     name, names = _function_in(source, name, "function")
@@ -153,15 +159,30 @@ def cpp_kernel(
 
 
 def _source(
-    kind: type[Source], path: str | Path, *, include: Sequence[str | Include], **rest: Any
-) -> Source:
-    place = place_of(path, depth=3)
-    source = kind(place.name, folder=str(place.parent), include=include, **rest)
+    kind: type[Source], path: str | Path, name: str, text: str, *,
+    include: Sequence[str | Include], **rest: Any,
+) -> Source:  # fmt: skip
+    """Return the source at a path, or of a text. Raises DeclarationError."""
+    if bool(path) == bool(text) or not name:
+        raise DeclarationError(
+            f'give either a file and a function, ("scale{kind.suffixes[0]}", "scale"), or a text '
+            'and a function, (text=..., name="scale")'
+        )
+    frame = sys._getframe(2)
+    if text:
+        plain = re.sub(r"\W.*", "", cpp_text.plain_name(name).rpartition("::")[2])
+        file = f"{plain or 'text'}{kind.suffixes[0]}"
+        folder = Path(frame.f_globals.get("__file__", "text")).absolute().parent
+        rest |= {"text": text, "written_at": [(0, 0, frame.f_code.co_filename, frame.f_lineno)]}
+    else:
+        place = place_of(path, depth=3)
+        file, folder = place.name, place.parent
+    source = kind(file, folder=str(folder), include=include, **rest)
     roots = []
     for root in source.include:
-        beside = place.parent / root.path
-        folder = beside if beside.is_dir() else place_of(root.path, depth=3, folder=True)
-        roots.append(root._replace(path=str(folder)))
+        beside = folder / root.path
+        found = beside if beside.is_dir() else place_of(root.path, depth=3, folder=True)
+        roots.append(root._replace(path=str(found)))
     return source.replace(include=tuple(roots))
 
 

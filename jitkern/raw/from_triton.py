@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from jitkern import source
 from jitkern.cache.entry import Entry
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch.call import Call, declared_in, every_expansion, variant_of
@@ -109,15 +110,19 @@ def triton_kernel(
             )
         path, package = (place_of(module), "") if module.endswith(".py") else _module(module)
     else:
-        path, package, name = _definition_of(function)
+        definition, package, name = _definition_of(function)
+        if definition is None:
+            cell = Triton(function, environment=environment)
+            return TritonKernel(cell, name, target_of(target))
+        path = definition
     declared = functions(str(path), path.stat().st_mtime_ns)
     if name not in declared:
         raise DeclarationError(
             f"{path} has no function `{name}` below `@triton.jit` at its top level; "
             f"it has: {', '.join(declared) or 'none'}"
         )
-    source = Triton(path.name, folder=str(path.parent), package=package, environment=environment)
-    return TritonKernel(source, name, target_of(target))
+    file = Triton(path.name, folder=str(path.parent), package=package, environment=environment)
+    return TritonKernel(file, name, target_of(target))
 
 
 def _module(name: str) -> tuple[Path, str]:
@@ -134,21 +139,19 @@ def _module(name: str) -> tuple[Path, str]:
     return Path(spec.origin), name if is_package else name.rpartition(".")[0]
 
 
-def _definition_of(function: Any) -> tuple[Path, str, str]:
-    """Return file, package and name of a function object. Raises DeclarationError."""
-    inner = function
-    while not hasattr(inner, "__code__") and hasattr(inner, "fn"):
-        inner = inner.fn  # JITFunction and the decorators over it have `fn`
-    if not hasattr(inner, "__code__"):
+def _definition_of(function: Any) -> tuple[Path | None, str, str]:
+    """Return file, package and name of a function object; no file for a function of a cell.
+
+    Raises DeclarationError.
+    """
+    plain = source.triton_function.inner(function)
+    if not hasattr(plain, "__code__"):
         raise DeclarationError(f"{function!r} is not a Triton function; {_NAMED_AS}")
-    path = Path(inner.__code__.co_filename).absolute()
-    if not path.is_file():
-        raise DeclarationError(
-            f"`{inner.__name__}` is defined in {inner.__code__.co_filename}, which is no file: "
-            "put the kernel into a file, from which it is compiled"
-        )
-    module = sys.modules.get(inner.__module__)
-    return path, getattr(module, "__package__", "") or "", inner.__name__
+    if not source.triton_function.in_file(plain):
+        return None, "", plain.__name__
+    module = sys.modules.get(plain.__module__)
+    path = Path(plain.__code__.co_filename).absolute()
+    return path, getattr(module, "__package__", "") or "", plain.__name__
 
 
 def _plain(value: Any) -> Any:

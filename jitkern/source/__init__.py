@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         includes as includes,
         kinds as kinds,
         provenance as provenance,
+        texts as texts,
+        triton_function as triton_function,
         triton_text as triton_text,
         variant_key as variant_key,
     )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from jitkern import source as room
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  other modules import it from here
@@ -60,6 +62,8 @@ class Source:
     include: more directories for `#include`; the folder and the `include` beside it are always
         searched.
     flags: more compiler flags; they enter the key as they are.
+    text: the content of the file, in place of a file; `#include` searches the folder that declares
+        the kernel all the same.
     environment: names of variables the build depends on; their values are passed on and enter
         the key.
     min_compiler: the oldest compiler version that may build the files, e.g. "12.8".
@@ -75,8 +79,9 @@ class Source:
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
     def __init__(
         self,
-        files: str | Unit | Sequence[str | Unit],
+        files: str | Unit | Sequence[str | Unit] = (),
         *,
+        text: str = "",
         include: Sequence[str | Include] = (),
         flags: Sequence[str] = (),
         environment: Sequence[str] = (),
@@ -86,7 +91,10 @@ class Source:
         module: str = "",
         unit_flags: Sequence[Unit] = (),
         others: Sequence[str] = (),
+        written_at: Sequence[tuple[int, int, str, int]] = (),
     ) -> None:
+        if text and not files:
+            files = f"text{self.suffixes[0]}"
         for name, value in (("include", include), ("flags", flags), ("environment", environment)):
             if isinstance(value, str):
                 raise DeclarationError(f"{name}={value!r} is a string: give a list, [{value!r}]")
@@ -99,9 +107,13 @@ class Source:
         self.flags = tuple(flags)
         self.environment = tuple(environment)
         self.min_compiler = min_compiler
-        self.folder = folder
+        self.text = text
+        self.written_at = tuple(written_at)
+        self.home = folder
         self.package = package
         self.module = module
+        if text and len(self.files) != 1:
+            raise DeclarationError(f"a text is one file, got names for {len(self.files)}")
         wrong = [file for file in self.files if not file.endswith(self.suffixes)]
         if wrong or not self.files or (self.one_file and len(self.files) > 1):
             raise DeclarationError(
@@ -125,13 +137,35 @@ class Source:
 
     def fields(self) -> dict[str, Any]:
         """The arguments of the source: `type(source)(**source.fields()) == source`."""
-        return dict(vars(self))
+        return {"folder" if name == "home" else name: value for name, value in vars(self).items()}
 
     def replace(self, **fields: Any) -> Source:
         """A copy of the source with these fields changed."""
         copied = copy.copy(self)
+        if "folder" in fields:
+            fields["home"] = fields.pop("folder")
         copied.__dict__.update(fields)
         return copied
+
+    def placed(self, folder: str, place: tuple[str, int], **fields: str) -> Source:
+        """A copy as the folder declares it, at a place: a Python file or cell, and a line."""
+        written_at = {"written_at": ((0, 0, *place),)} if self.text else {}
+        return self.replace(folder=folder, **fields, **written_at)
+
+    def on_disk(self) -> Source:
+        """The source as files that another process can read, whether or not it was a text."""
+        if not self.text:
+            return self
+        include = tuple(Include(*root) for root in self.roots[1:])
+        return self.replace(text="", folder=self.folder, include=include)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the files; of a text, a temporary folder that holds it as a file.
+
+        Raises CacheError where no directory for a text can be written.
+        """
+        return room.texts.folder_of(self.text, self.files[0]) if self.text else self.home
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -152,14 +186,14 @@ class Source:
     @property
     def roots(self) -> list[Include]:
         """The directories that `#include` searches, in order."""
-        shared = Path(self.folder).parent / "include"
+        shared = Path(self.home).parent / "include"
         beside = [Include(str(shared))] if shared.is_dir() else []
         inside = dict.fromkeys(str(path.parent) for path in self.paths)
         return [
-            *(Include(path) for path in inside if Path(path) != Path(self.folder)),
-            Include(self.folder),
+            *(Include(path) for path in inside if Path(path) != Path(self.home)),
+            Include(self.home),
             *beside,
-            *(Include(str(Path(self.folder, i.path)), i.version) for i in self.include),
+            *(Include(str(Path(self.home, i.path)), i.version) for i in self.include),
         ]
 
 
@@ -193,7 +227,7 @@ class Cpp(Source):
 
     def __init__(
         self,
-        files: str | Unit | Sequence[str | Unit],
+        files: str | Unit | Sequence[str | Unit] = (),
         *,
         native: bool = False,
         openmp: bool = False,
@@ -215,7 +249,7 @@ class Cpp(Source):
 
 
 class Triton(Source):
-    """A `.py` file of `@triton.jit` functions."""
+    """A `.py` file of `@triton.jit` functions, or one such function of a file or a cell."""
 
     kind: ClassVar[str] = "triton"
     suffixes: ClassVar[tuple[str, ...]] = (".py",)
@@ -223,6 +257,19 @@ class Triton(Source):
     runs: ClassVar[str] = CUDA
     compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     one_file: ClassVar[bool] = True
+
+    def __init__(self, files: Any = (), **rest: Any) -> None:
+        if hasattr(files, "fn"):  # a JITFunction, or a decorator over it
+            files, more = room.triton_function.source_of(files)
+            rest = {**more, **rest}
+        super().__init__(files, **rest)
+
+    def placed(self, folder: str, place: tuple[str, int], **fields: str) -> Source:
+        """A copy as the folder declares it; the file of a function stays where it is."""
+        placed = super().placed(folder, place, **fields)
+        if self.text:
+            return placed.replace(written_at=self.written_at)
+        return placed.replace(files=(os.path.relpath(Path(folder, self.files[0]), folder),))
 
 
 class Extension(Source):
@@ -240,7 +287,7 @@ class Extension(Source):
     compiler: ClassVar[str] = "jitkern.compilers.torch_extension.extension:ExtensionCompiler"
 
     def __init__(
-        self, files: str | Unit | Sequence[str | Unit], *, function: str, **rest: Any
+        self, files: str | Unit | Sequence[str | Unit] = (), *, function: str, **rest: Any
     ) -> None:
         super().__init__(files, **rest)
         self.function = function
@@ -263,6 +310,11 @@ class Generated(Source):
     def __init__(self, files: str | Sequence[str], *, text: str, **rest: Any) -> None:
         super().__init__(files, **rest)
         self.text = text
+
+    @property
+    def folder(self) -> str:
+        """No folder: the compiler writes the text to its staging directory."""
+        return ""
 
 
 SOURCES: dict[str, type[Source]] = {kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)}

@@ -15,7 +15,7 @@ def package_of(source: Source) -> dict[str, str]:
     """The name and version of the source's package; {} for a source of no installed package."""
     if isinstance(source, Generated):
         return {"name": "jitkern", "version": __version__}
-    return _package_at(Path(source.folder))
+    return _package_at(Path(source.home))
 
 
 @functools.cache

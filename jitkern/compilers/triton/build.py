@@ -45,7 +45,7 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
     request: dict[str, Any] = {
-        "variant": {**variant._asdict(), "source": variant.source.fields()},
+        "variant": {**variant._asdict(), "source": variant.source.on_disk().fields()},
         "target": str(target),
         "staging": str(staging),
         "covered": sorted(map(str, closure.paths)),

@@ -1,0 +1,98 @@
+"""Sources given as text: a file for compilers to read, and the lines where the text was written.
+
+The file lies in the temporary root of the process, below the digest of the text. Keys contain no
+folder, so a text has one key wherever it lies.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import linecache
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from jitkern.cache.process_root import private_root
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.kinds import Source
+
+
+class Span(NamedTuple):
+    """Lines of a text, and where they are written.
+
+    first, lines: the lines of the text; lines is 0 if the text is somewhere after the line.
+    file, line: a Python file or a cell, and a line there.
+    """
+
+    first: int
+    lines: int
+    file: str
+    line: int
+
+
+def folder_of(text: str, file: str) -> str:
+    """Return the folder of a file with this text, which is written at the first call.
+
+    Raises CacheError where no directory can be written.
+    """
+    return _folder_of(private_root(), text, file)
+
+
+@functools.lru_cache(maxsize=1024)
+def _folder_of(root: Path, text: str, file: str) -> str:
+    data = text.encode(errors="surrogateescape")
+    folder = root / ".text" / hashlib.sha256(data).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    staged = folder / f".{os.getpid()}.{file}"
+    staged.write_bytes(data)
+    staged.replace(folder / file)
+    return str(folder)
+
+
+def with_places(message: str, source: Source, op: str) -> str:
+    """Return a compiler's message with lines of the cell or file where the text is written."""
+    path = str(source.paths[0])
+    spans = [_located(source.text, Span(*span)) for span in source.written_at]
+
+    def moved(match: re.Match[str]) -> str:
+        number = int(match[2])
+        for first, lines, file, line in spans:
+            if first <= number < first + lines:
+                name, number = shown(file), number - first + line
+                break
+        else:
+            name = f"the text of {op}"
+        return f"{name}:{number}" if match[1] == ":" else f"{name}({number})"
+
+    message = re.sub(rf"{re.escape(path)}([:(])(\d+)\)?", moved, message)
+    return message.replace(path, f"the text of {op}")
+
+
+def _located(text: str, span: Span) -> Span:
+    """Return the span with its lines, which are searched from the span's line on."""
+    if span.lines or not text.strip():
+        return span
+    written = "".join(linecache.getlines(span.file))
+    start = sum(map(len, written.splitlines(keepends=True)[: max(0, span.line - 1)]))
+    found = written.find(text, start)
+    found = written.find(text) if found < 0 else found
+    if found < 0:
+        return span
+    return Span(1, text.count("\n") + 1, span.file, written.count("\n", 0, found) + 1)
+
+
+def shown(file: str) -> str:
+    """Return the name of a Python file as its author knows it: `Cell In[3]` in a notebook."""
+    shell = _notebook()
+    named = shell.compile.format_code_name(file) if shell else None
+    return " ".join(named) if named else file
+
+
+def _notebook() -> Any:
+    """Return the shell of IPython that runs this process, or None."""
+    import builtins
+
+    get_shell = getattr(builtins, "get_ipython", None)
+    return get_shell() if get_shell else None

@@ -1,0 +1,168 @@
+"""A `@triton.jit` function of a cell, or of `exec`, as the text of a module.
+
+Triton's functions are compiled from a module's file, in another process. A function that is in no
+file becomes a text: its source and that of the functions it calls, after statements that give its
+globals the values they have now. The source comes from `linecache`, as for tracebacks.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import math
+import os
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from jitkern.errors import DeclarationError
+from jitkern.source import texts
+
+_LANGUAGE = "import triton.language as jitkern_tl"
+_PLAIN = (int, float, str, bool, type(None))
+
+
+def inner(function: Any) -> Any:
+    """Return the Python function in a JITFunction and the decorators over it."""
+    while not hasattr(function, "__code__") and hasattr(function, "fn"):
+        function = function.fn
+    return function
+
+
+def source_of(function: Any) -> tuple[str, dict[str, Any]]:
+    """Return the file of a function for `Triton`, and further arguments: the text if it is in none.
+
+    Raises DeclarationError for a function without a source, or with globals that no statement can
+    give to a module: others than modules, numbers, strings, tuples, dtypes and functions.
+    """
+    plain = inner(function)
+    if isinstance(plain, types.FunctionType) and in_file(plain):
+        return os.path.abspath(plain.__code__.co_filename), {}  # noqa: PTH100  as the code has it
+    if not isinstance(plain, types.FunctionType):
+        raise DeclarationError(f"{function!r} is not a `@triton.jit` function")
+    writer = _Writer()
+    writer.add_function(plain)
+    text, written_at = writer.module()
+    return f"{plain.__name__}.py", {"text": text, "written_at": written_at}
+
+
+class _Writer:
+    """The statements of a module, each name once."""
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []
+        self.values: list[str] = []
+        self.functions: list[tuple[str, str, int]] = []  # text, file and line there
+        self._named: dict[str, Any] = {}
+
+    def module(self) -> tuple[str, list[texts.Span]]:
+        """Return the text, and where its functions are written."""
+        lines = [*self.imports, *self.values]
+        spans = []
+        for text, file, line in self.functions:
+            rows = text.splitlines()
+            if file:
+                spans.append(texts.Span(len(lines) + 1, len(rows), file, line))
+            lines += rows
+        return "\n".join([*lines, ""]), spans
+
+    def add_function(self, function: types.FunctionType) -> None:
+        """Add a function, after all that its source names."""
+        text = _source_of(function)
+        self._named[function.__name__] = function
+        known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        for name in _names_in(text):
+            if name in known:
+                self._add(name, known[name], function)
+        code = function.__code__
+        self.functions.append((text, code.co_filename, code.co_firstlineno))
+
+    def _add(self, name: str, value: Any, user: types.FunctionType) -> None:
+        plain = inner(value)
+        if name in self._named:
+            if self._named[name] not in (value, plain):
+                raise DeclarationError(
+                    f"`{name}` means two things in the functions that `{user.__name__}` calls: "
+                    "put them into a file each"
+                )
+            return
+        self._named[name] = plain
+        if isinstance(value, types.ModuleType):
+            self.imports.append(f"import {value.__name__} as {name}")
+        elif isinstance(plain, type) or (
+            isinstance(plain, types.FunctionType) and in_file(plain) and not _is_main(plain)
+        ):
+            self.imports.append(f"from {plain.__module__} import {plain.__qualname__} as {name}")
+        elif isinstance(plain, types.FunctionType):
+            self.add_function(plain)
+            if name != plain.__name__:
+                self.functions.append((f"{name} = {plain.__name__}\n", "", 0))
+        else:
+            self.values.append(f"{name} = {self._written(name, value, user)}")
+
+    def _written(self, name: str, value: Any, user: types.FunctionType) -> str:
+        """Return a value as an expression. Raises DeclarationError if there is none."""
+        if isinstance(value, _PLAIN):
+            finite = not isinstance(value, float) or math.isfinite(value)
+            return repr(value) if finite else f'float("{value}")'
+        if isinstance(value, tuple):
+            return f"({''.join(f'{self._written(name, item, user)}, ' for item in value)})"
+        kind = type(value)
+        if kind.__module__.startswith("triton.") and kind.__name__ in ("constexpr", "dtype"):
+            if _LANGUAGE not in self.imports:
+                self.imports.append(_LANGUAGE)
+            if kind.__name__ == "dtype":
+                return f"jitkern_tl.{_name_in_triton(value)}"
+            return f"jitkern_tl.constexpr({self._written(name, value.value, user)})"
+        raise DeclarationError(
+            f"`{user.__name__}` reads the global `{name}`, a {kind.__name__}, which cannot be "
+            "written into a module: pass it as an argument, or put the kernel into a file"
+        )
+
+
+def in_file(function: types.FunctionType) -> bool:
+    """Whether the function is in a file, rather than in a cell or in text given to `exec`."""
+    file = function.__code__.co_filename
+    return os.path.isfile(file) and "ipykernel" not in file  # noqa: PTH113  a name may be `<cell>`
+
+
+def _is_main(function: types.FunctionType) -> bool:
+    return function.__module__ == "__main__"
+
+
+def _source_of(function: types.FunctionType) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError) as e:
+        raise DeclarationError(
+            f"`{function.__name__}` is defined in {function.__code__.co_filename}, whose text is "
+            "not known: put the kernel into a file, or its text into `linecache.cache`"
+        ) from e
+
+
+def _names_in(text: str) -> Iterator[str]:
+    """Yield the globals that a function's source reads, without those of Python, each once."""
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef)
+    inside = [node for statement in function.body for node in ast.walk(statement)]
+    inside += ast.walk(function.args)
+    local = {node.arg for node in inside if isinstance(node, ast.arg)}
+    local |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    outside = [
+        node
+        for part in (*function.decorator_list, function.args, function.returns)
+        if part
+        for node in ast.walk(part)
+    ]
+    names = [node.id for node in outside if isinstance(node, ast.Name)]
+    names += [node.id for node in inside if isinstance(node, ast.Name) and node.id not in local]
+    yield from (name for name in dict.fromkeys(names) if not hasattr(builtins, name))
+
+
+def _name_in_triton(dtype: Any) -> str:
+    import triton.language
+
+    names: dict[str, Any] = vars(triton.language)
+    return next(name for name, value in names.items() if value is dtype)
