@@ -30,7 +30,7 @@ _PREFIXES = {"source.versions.": "version of ", "environment.": "variable "}
 def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | None:
     """Return the entry of the same op whose inputs differ least from `wanted`, and the differences.
 
-    Returns None where no other entry of the op exists.
+    A fact is compared with facts of its kind alone. Returns None where no other entry exists.
     """
     folders = folders_of(wanted["op"])
     places = cache.places(lambda _, name: fnmatch.fnmatchcase(name, folders))
@@ -38,7 +38,8 @@ def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | N
     candidates = [
         (entry, differences(entry.manifest.inputs, wanted))
         for entry in entries
-        if isinstance(entry, Entry) and entry.op == wanted["op"]
+        if isinstance(entry, Entry)
+        and all(entry.manifest.inputs.get(name) == wanted.get(name) for name in ("op", "fact"))
     ]
     return min(
         ((entry, lines) for entry, lines in candidates if lines),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jitkern.cache import pins
 from jitkern.cache.eviction import Use
+from jitkern.cache.facts import kind_of
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.cache.store import Cache, Entry
 from jitkern.files import owned
@@ -248,15 +249,8 @@ def _row(layer: Layer, use: Use, entry: Entry | ValueError, pinned: set[Path], n
         )  # fmt: skip
     manifest = entry.manifest
     return Row(
-        op=entry.op, variant=entry.variant, kind=kind_of(manifest), ok=True,
+        op=entry.op, variant=entry.variant, ok=True,
+        kind=kind_of(manifest) or str(manifest.inputs.get("source", {}).get("kind", "")),
         compiler=" ".join(manifest.compiler.values()), package=" ".join(manifest.package.values()),
         **place,
     )  # fmt: skip
-
-
-def kind_of(manifest: Manifest) -> str:
-    """Return the kind of an entry: `plan`, `choice`, or its kind of source, e.g. `nvrtc`."""
-    function = str(manifest.inputs.get("variant", {}).get("function", "")).partition(".")[0]
-    if function in ("plan", "choice"):
-        return function
-    return str(manifest.inputs.get("source", {}).get("kind", ""))

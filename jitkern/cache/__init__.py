@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         entry as entry,
         events as events,
         eviction as eviction,
+        facts as facts,
         key as key,
         layout as layout,
         lock as lock,

@@ -7,7 +7,7 @@
     <root>/v1/trash/           entries that were removed a moment ago
     <root>/v1/{pins,stats,prune.json}    see cache.pins, cache.usage and cache.eviction
     <root>/v1/prewarm/         see prewarming.records
-    <root>/v1/plans/<target>/<label>/<digest>    an empty file for each entry that is a plan
+    <root>/v1/plans/<target>/<label>/<digest>    an empty file for each plan, see cache.facts
 
 A user may name any directory as the root, even one that holds other files. So files are deleted
 only below a root with our tag, and only if they have names that jitkern gives; an entry must also
@@ -57,7 +57,7 @@ def check_place(target: str, name: str) -> None:
 
 
 def in_list(path: Path) -> Path:
-    """Return the path that lists the entry at `path` under its label, if the entry is a plan."""
+    """Return the path that lists the entry at `path` under its label, if it is a plan."""
     label, _, digest = path.name.rpartition("-")
     return path.parents[1] / LISTS / path.parent.name / label / digest
 

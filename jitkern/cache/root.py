@@ -55,12 +55,13 @@ class Root:
         finally:
             atomic.delete(path)
 
-    def list_plan(self, entry: Entry) -> None:
-        """Add an entry that is a plan to the list of its label, so that a lookup lists no target.
+    def list_by_label(self, entry: Entry) -> None:
+        """Add an entry that is one of several facts to the list of its label.
 
-        Later processes make a plan again that could not be listed.
+        So `Cache.labelled` lists no target. Later processes make a fact again that could not be
+        listed.
         """
-        if "plan" in entry.manifest.inputs and entry.root == self.root:
+        if "which" in entry.manifest.inputs and entry.root == self.root:
             listed = layout.in_list(entry.path)
             with contextlib.suppress(OSError):
                 atomic.make_directory(listed.parent, 0o755, fsync=False)

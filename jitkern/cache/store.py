@@ -247,7 +247,7 @@ class Cache(Root):
             return winner or self._publish_after_loss(ready, final, manifest)
         self._sync(final.parent)
         entry = Entry(final, manifest)
-        self.list_plan(entry)
+        self.list_by_label(entry)
         self._keep_to_limits(final)
         return entry
 

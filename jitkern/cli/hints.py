@@ -50,8 +50,8 @@ def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
         inputs = entry.manifest.inputs if isinstance(entry, Entry) else {}
         if any(inputs.get(name) != known[name] for name in ("op", "target", "source")):
             continue
-        variant = inputs["variant"]
-        if not variant["signature"]:
+        variant = inputs.get("variant")
+        if not variant or not variant["signature"]:
             continue  # the entry is a choice, not a kernel
         names = launch.call.declared_in(op.name, source, variant["function"]).parameters
         passed = [name for name in names if name not in dict(variant["template"])]

@@ -7,8 +7,6 @@ process that finds a published choice measures nothing.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +15,9 @@ from typing import Any
 import torch
 
 from jitkern import config, jit
-from jitkern.cache import events
-from jitkern.cache.entry import Entry, read_entry
-from jitkern.cache.key import Key, canonical
-from jitkern.cache.manifest import LOG, Manifest
+from jitkern.cache import facts
+from jitkern.cache.entry import Entry
+from jitkern.cache.facts import Fact
 from jitkern.errors import (
     CacheError,
     CompilerNotFound,
@@ -35,12 +32,11 @@ from jitkern.launch.tuned import Tuned, model_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
-from jitkern.source.kinds import Source, Variant
+from jitkern.source.kinds import Source
 from jitkern.source.triton_text import Function
-from jitkern.source.variant_key import make_key
+from jitkern.source.variant_key import label_of, source_inputs
 from jitkern.target import Target
 
-ARTIFACT = "choice.json"
 WARM_UPS, REPEATS = 3, 10
 AHEAD = 1_000_000  # cycles that a GPU is kept busy, so that the time of Python is not measured
 Situation = tuple[tuple[str, Any], ...]
@@ -140,8 +136,8 @@ def published(
     """The choice that the cache keeps for a device model; of one configuration there is none."""
     if len(configs) == 1:
         return Choice(0, "")
-    entry = jit.open_cache().find(_key(op, source, function, target, model, configs, situation))
-    number = _number(entry, configs) if entry else None
+    fact = _fact(op, source, function, target, model, configs, situation)
+    number = facts.read(jit.open_cache(), fact, lambda entry: _number(entry, configs))
     return None if number is None else Choice(number, model)
 
 
@@ -172,69 +168,49 @@ def choose(
             raise problems[0]  # an error that the launch function itself raises for its arguments
         why = f": {problems[-1]}" if problems else ""
         raise LaunchError(f"{op}: none of the {len(configs)} configurations of {what} runs{why}")
-    key = _key(op, source, function, target, model, configs, situation)
-    return Choice(_publish(key, best, model, configs, situation, times), model)
+    fact = _fact(op, source, function, target, model, configs, situation)
+    report = {
+        "choice": best,
+        "configs": list(map(repr, configs)),
+        "milliseconds": [t if t < 1e9 else None for t in times],
+        "model": model,
+        "situation": {name: repr(value) for name, value in situation},
+    }
+    by = {"name": "autotune", "version": "1"}
+    facts.write(jit.open_cache(), fact.key(), report, by, f"measured on {model}\n")
+    return published(op, source, function, target, model, configs, situation) or Choice(best, model)
 
 
 def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Yield each choice that the cache keeps for an op: the entry, and its content."""
-    any_key = _key(op, source, "", target, "", (), ())
-    place, prefix = any_key.target, any_key.label
-    cache = jit.open_cache()
-    for layer in cache.trusted_layers():
-        for path in cache.paths(layer.root):
-            if path.parent.name == place and path.name.startswith(prefix):
-                with contextlib.suppress(OSError, ValueError):
-                    entry = read_entry(layer, place, path.name, verify="size")
-                    kind = entry.manifest.inputs["source"]["kind"]
-                    if (entry.op, kind) == (
-                        op,
-                        source.kind,
-                    ) and ARTIFACT in entry.manifest.artifacts:
-                        yield entry, json.loads(entry.read(ARTIFACT))
+    place = str(target.for_device_code())
+    for entry, content in facts.every(
+        jit.open_cache(), "choice", op, place, label_of(op, "choice")
+    ):
+        if entry.manifest.inputs["source"]["kind"] == source.kind:
+            yield entry, content
 
 
-def _key(
+def _fact(
     op: str, source: Source, function: str, target: Target, model: str,
     configs: Sequence[Any], situation: Situation,
-) -> Key:  # fmt: skip
-    flags = [model, *map(repr, configs), *(f"{name}={value!r}" for name, value in situation)]
-    name = f"choice.{function}" if function else "choice"
-    variant = Variant(op, source, name)
-    return make_key(variant, target.for_device_code(), (*flags, *source.flags), closure_of(source))
+) -> Fact:  # fmt: skip
+    inputs = {
+        **source_inputs(source, closure_of(source)), "flags": list(source.flags),
+        "function": function, "model": model, "configs": list(map(repr, configs)),
+        "situation": {name: repr(value) for name, value in situation},
+    }  # fmt: skip
+    label = label_of(op, f"choice.{function}" if function else "choice")
+    return Fact("choice", op, str(target.for_device_code()), label, inputs)
 
 
-def _publish(
-    key: Key, best: int, model: str, configs: Sequence[Any], situation: Situation,
-    times: Sequence[float],
-) -> int:  # fmt: skip
-    """Publish a choice; returns the number in the cache, which another process may have chosen."""
-    cache = jit.open_cache()
-    with contextlib.suppress(CacheError), cache.staging() as staging:
-        report = {
-            "choice": best,
-            "configs": list(map(repr, configs)),
-            "milliseconds": [t if t < 1e9 else None for t in times],
-            "model": model,
-            "situation": {name: repr(value) for name, value in situation},
-        }
-        (staging / ARTIFACT).write_bytes(canonical(report))
-        (staging / LOG).write_text(f"measured on {model}\n")
-        provenance = {"name": "autotune", "version": "1"}
-        entry = cache.publish(key, staging, Manifest(key.inputs, compiler=provenance))
-        number = _number(entry, configs)
-        return best if number is None else number
-    return best
-
-
-def _number(entry: Entry, configs: Sequence[Any]) -> int | None:
-    """Return the number that an entry holds, or None if it is not one of a configuration."""
-    with contextlib.suppress(OSError, ValueError):
-        number = json.loads(entry.read(ARTIFACT))["choice"]
-        if isinstance(number, int) and 0 <= number < len(configs):
-            events.use(entry.path)
-            return number
-    return None
+def _number(entry: Entry, configs: Sequence[Any]) -> int:
+    """Return the number that an entry holds. Raises ValueError if no configuration has it."""
+    content = facts.content_of(entry)
+    number = content.get("choice") if isinstance(content, dict) else None
+    if type(number) is not int or not 0 <= number < len(configs):
+        raise ValueError("it names no configuration")
+    return number
 
 
 # ------------------------------------------------------------------ measuring

@@ -30,7 +30,7 @@ from jitkern.prewarming.identity import calls_of, code_of_jitkern
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.source.closure import closure_of
 from jitkern.source.kinds import ITSELF, Variant
-from jitkern.source.variant_key import make_key
+from jitkern.source.variant_key import label_of, make_key
 from jitkern.target import Target, this_platform
 from jitkern.trace.world import world_of
 
@@ -111,7 +111,7 @@ class Records:
 
     def _parts(self, group: Group) -> list[Any] | None:
         op, (wanted, source, target) = group.op, group
-        variant = Variant(op.name, source, "choice")
+        variant = Variant(op.name, source)
         try:
             exact = jit.exact_target(variant, target)
             flags = compiler_for(source).flags(source, exact)
@@ -133,7 +133,7 @@ class Records:
         return [
             code_of_jitkern(), torch.__version__, sys.implementation.cache_tag, this_platform(),
             str(torch.get_default_dtype()), op.schema, str(target), key.inputs,
-            launch, calls, self._chosen(target, key.label) if tunable else [],
+            launch, calls, self._chosen(target, label_of(op.name, "choice")) if tunable else [],
         ]  # fmt: skip
 
     def _chosen(self, target: Target, label: str) -> list[str]:

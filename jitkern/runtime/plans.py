@@ -1,12 +1,12 @@
 """Plans: the stub and kernels with which a warm process serves a call, without tracing.
 
-A plan is a small entry, keyed by all that a trace depends on: the launch function's `World` (its
-code and all that the code reads), the kernel's sources, the target, and the class of the call: what
-a trace takes for granted of the arguments (dtypes, ranks, which are None). The plan names the
-entries of the stub and of the kernels, which are a part of its key, too. A class has one plan for
-each branch that its launch function took: entries of one label. If a configuration was chosen, the
-plans are for the device model that chose it. They are tried one by one; plans made for a call of
-the same sizes and numbers come first.
+A plan is a fact (see `cache.facts`), keyed by all that a trace depends on: the launch function's
+`World` (its code and all that the code reads), the kernel's sources, the target, and the class of
+the call: what a trace takes for granted of the arguments (dtypes, ranks, which are None). The plan
+names the entries of the stub and of the kernels, which are a part of its key, too. A class has
+one plan for each branch that its launch function took: entries of one label. If a configuration was
+chosen, the plans are for the device model that chose it. They are tried one by one; plans made for
+a call of the same sizes and numbers come first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,26 +21,24 @@ from typing import Any
 import torch
 
 from jitkern import __version__, jit
-from jitkern.cache import events
-from jitkern.cache.key import Key, canonical, digest_of
-from jitkern.cache.manifest import Manifest
+from jitkern.cache import events, facts
+from jitkern.cache.facts import Fact
+from jitkern.cache.key import Key
 from jitkern.cache.store import Entry
 from jitkern.compilers import compiler_for
-from jitkern.errors import CacheError, DeclarationError
+from jitkern.errors import DeclarationError
 from jitkern.launch.tuned import Tuned, model_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.closure import Closure, closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Source, Variant
-from jitkern.source.variant_key import make_key
+from jitkern.source.variant_key import label_of, source_inputs
 from jitkern.target import Target
 from jitkern.trace.world import World
 
-ARTIFACT = "plan.json"
 MOST = 64  # plans that are kept for a class
 CONSTANT = 16  # plans among them that hold a number of their call for constant
 FEW = 4  # with more such plans than this, each is tried only for calls of its own numbers
-_log = logging.getLogger(__name__)
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
 _OF_A_TRACE = (  # beside the rooms launch and trace
     "calls/signature.py", "runtime/linker.py", "runtime/plans.py", "source/defining_file.py",
@@ -111,7 +107,10 @@ class Plans:
             return
         exact = jit.exact_target(Variant(op, source), target)  # a native kernel's instruction set
         flags = compiler_for(source).flags(source, exact)
-        self._flags = (schema, str(exact), *flags, world.identity, _tracer())
+        self._inputs = {
+            "arguments": schema, "exact_target": str(exact), "flags": list(flags),
+            "world": world.identity, "tracer": _tracer(),
+        }  # fmt: skip
         self._by_index = "device" in world.attributes  # whether the index may matter
         with contextlib.suppress(DeclarationError):  # a call will raise it
             self.closure = closure_of(source)
@@ -134,20 +133,8 @@ class Plans:
         self, call_class: tuple[str, ...], model: str = "", device: torch.device | None = None
     ) -> Iterator[tuple[Entry, Plan]]:
         """Yield each plan for a class of calls and a device model, with its entry."""
-        key = self._key(call_class, model, device)
-        if key is None:
-            return
-        for entry in jit.open_cache().labelled(key.target, key.label):
-            if _without_plan(entry.manifest.inputs) != key.inputs:
-                continue
-            try:
-                plan = _read(entry)
-            except (OSError, ValueError) as e:
-                _log.warning("%s is damaged (%s); tracing again", entry.path, e)
-                jit.open_cache().quarantine(entry)
-                continue
-            events.use(entry.path)
-            yield entry, plan
+        if fact := self._fact(call_class, model, device):
+            yield from facts.read_all(jit.open_cache(), fact, _read)
 
     def publish(
         self,
@@ -161,59 +148,45 @@ class Plans:
         model: the device model that the plan is for, "" for any. Returns None for a function that
         cannot have plans, if there are enough plans, and if the cache cannot be written.
         """
-        shared = self._key(call_class, model, device)
-        if shared is None:
+        fact = self._fact(call_class, model, device)
+        if fact is None:
             return None
-        references = {"stub": plan.stub, "kernels": plan.kernels}
-        inputs = {**shared.inputs, "plan": references}
-        key = Key(inputs, digest_of(inputs), shared.label)
+        key = facts.one_of(fact, {"stub": plan.stub, "kernels": plan.kernels})
         cache = jit.open_cache()
         if known := cache.find(key):
-            cache.list_plan(known)  # the cache may be of a version without lists
+            cache.list_by_label(known)  # the cache may be of a version without lists
             events.use(known.path)
             return known, False
         plans = [p for _, p in self.entries(call_class, model, device)]
         if len(plans) >= MOST or (plan.constant and sum(p.constant for p in plans) >= CONSTANT):
             return None
-        provenance = {"name": "jitkern", "version": __version__}
-        try:
-            with cache.staging() as staging:
-                (staging / ARTIFACT).write_bytes(canonical(plan))
-                manifest = Manifest(key.inputs, compiler=provenance)
-                entry = cache.publish(key, staging, manifest)
-        except CacheError:
-            return None
-        events.use(entry.path)
-        return entry, True
+        entry = facts.write(cache, key, plan, {"name": "jitkern", "version": __version__})
+        return (entry, True) if entry else None
 
-    def _key(
+    def _fact(
         self, call_class: tuple[str, ...], model: str, device: torch.device | None
-    ) -> Key | None:
-        """Return the key that the plans of a class share, or None if there can be none."""
+    ) -> Fact | None:
+        """Return the fact that the plans of a class of calls are of, or None if there can be none."""
         if self.closure is None:
             return None
-        index = device.index if device and self._by_index else 0
-        flags = (*self._flags, *filter(None, [model, f"device {index}" if index else ""]))
-        variant = Variant(
-            self.op, self.source, "plan", tuple((str(i), s) for i, s in enumerate(call_class))
-        )
-        key = make_key(variant, self.target, flags, self.closure)
-        return key._replace(label=f"{key.label}.{key.digest[:8]}")
-
-
-def _without_plan(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in inputs.items() if name != "plan"}
+        inputs = {
+            **source_inputs(self.source, self.closure), **self._inputs,
+            "situation": list(call_class), "model": model,
+            "device": (device.index if device and self._by_index else 0) or 0,
+        }  # fmt: skip
+        label = label_of(self.op, ".".join(("plan", *call_class))[:80])
+        return Fact("plan", self.op, str(self.target), label, inputs)
 
 
 def _read(entry: Entry) -> Plan:
     """Return the plan in an entry. Raises ValueError for content that `publish` does not write."""
     try:
-        stub, kernels, example, constant = json.loads(entry.read(ARTIFACT))
+        stub, kernels, example, constant = facts.content_of(entry)
         if not all(map(_is_reference, (stub, *kernels))):
             raise ValueError("the plan does not name a stub and kernels")
-        if entry.manifest.inputs.get("plan") != {"stub": stub, "kernels": kernels}:
+        if entry.manifest.inputs.get("which") != {"stub": stub, "kernels": kernels}:
             raise ValueError("the plan and its key name different entries")
-    except (TypeError, RecursionError) as e:
+    except TypeError as e:
         raise ValueError(f"its content is not a plan: {e}") from e
     return Plan(tuple(stub), tuple(map(tuple, kernels)), str(example), bool(constant))
 

@@ -17,19 +17,9 @@ SCHEMA = 3  # bump when the meaning of an input, a default flag or an artifact's
 
 def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: Closure) -> Key:
     """The key of `variant` built for `target` with `flags` from the files of `closure`."""
-    source = variant.source
-    environment = config.current().environment
     inputs = {
-        "schema": SCHEMA,
+        **source_inputs(variant.source, closure),
         "op": variant.op,
-        "source": {
-            "kind": source.kind,
-            "files": list(source.files),
-            "closure": closure.files,
-            "versions": closure.versions,
-            "min_compiler": source.min_compiler,
-            **_unit_flags(source),
-        },
         "flags": list(flags),
         "variant": {
             "function": variant.function,
@@ -38,17 +28,32 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
             "options": [list(item) for item in variant.options],
         },
         "target": str(target),
+    }
+    return Key(inputs, digest_of(inputs), label_of(variant.op, variant.label))
+
+
+def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
+    """The inputs of a key that a source gives it, whatever the key is of."""
+    environment = config.current().environment
+    return {
+        "schema": SCHEMA,
+        "source": {
+            "kind": source.kind,
+            "files": list(source.files),
+            "closure": closure.files,
+            "versions": closure.versions,
+            "min_compiler": source.min_compiler,
+            **_unit_flags(source),
+        },
         "environment": {name: environment.get(name) for name in source.environment},
     }
-    namespace, _, name = variant.op.partition("::")
-    op = name if namespace == "jitkern" else f"{namespace}.{name}"
-    label = f"{op[:_LONGEST]}.{variant.label}"
-    return Key(inputs, digest_of(inputs), _as_folder(label))
 
 
-def _as_folder(label: str) -> str:
-    """A label with the letters that names of folders may have (see `cache.layout`)."""
-    plain = re.sub(r"[^\w.-]", "_", label, flags=re.ASCII)
+def label_of(op: str, label: str) -> str:
+    """The label of an entry of an op, in letters that names of folders may have."""
+    namespace, _, name = op.partition("::")
+    name = name if namespace == "jitkern" else f"{namespace}.{name}"
+    plain = re.sub(r"[^\w.-]", "_", f"{name[:_LONGEST]}.{label}", flags=re.ASCII)
     return re.sub(r"\.\.+", ".", plain).strip(".-")
 
 

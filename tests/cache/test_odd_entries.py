@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from jitkern import config, jit
-from jitkern.cache import eviction, usage
+from jitkern.cache import eviction, facts, usage
 from jitkern.cache.key import canonical
 from jitkern.cache.layout import is_entry_name
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
@@ -146,7 +146,7 @@ def test_an_odd_plan_is_none(odd, warm):
 @pytest.mark.parametrize("kernels", [[], ["another"]])
 def test_a_plan_that_names_other_kernels_than_its_key_does_is_made_again(kernels, warm, run_python):
     path = the_entry(warm, "vec_add.plan")
-    stub, named, example, constant = json.loads((path / plans.ARTIFACT).read_bytes())
+    stub, named, example, constant = json.loads((path / facts.ARTIFACT).read_bytes())
     others = [[named[0][0], "vec_add.f64", "0" * 64] for _ in kernels]
     with_artifact(path, canonical([stub, others, example, constant]))
     entry = Cache(warm).look_up(path.parent.name, path.name).entry
@@ -154,7 +154,7 @@ def test_a_plan_that_names_other_kernels_than_its_key_does_is_made_again(kernels
         plans._read(entry)
     done = run_python(CALL)  # a stub over too few kernels reads what lies behind them
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-    assert json.loads((path / plans.ARTIFACT).read_bytes())[1] == named
+    assert json.loads((path / facts.ARTIFACT).read_bytes())[1] == named
 
 
 TOO_LARGE = (

@@ -70,7 +70,7 @@ def ways_built(op):
     return {
         dict(entry.manifest.inputs["variant"]["template"]).get("WAY")
         for _, entry in jit.open_cache().entries()
-        if entry.op == op.name and entry.manifest.inputs["source"]["kind"] == "cc"
+        if entry.op == op.name and "variant" in entry.manifest.inputs
     } - {None}
 
 

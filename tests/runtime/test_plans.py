@@ -12,7 +12,7 @@ import torch
 from helpers import slot_of
 
 from jitkern import config, jit, target as target_module
-from jitkern.cache import eviction
+from jitkern.cache import eviction, facts
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
@@ -77,7 +77,7 @@ def identity_of(function):
     """What plans of a launch function are kept under; None where there are none."""
     world = World([function])
     made = plans.Plans("x::y", "", function, world, Cpp("k.cpp"), Target.current("cpu"))
-    return world.identity if hasattr(made, "_flags") else None
+    return world.identity if hasattr(made, "_inputs") else None
 
 
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -135,8 +135,8 @@ def reads_a_device_index(k, x):
 def test_a_function_that_asks_for_a_device_has_plans_of_each_of_its_index():
     world = World([reads_a_device_index])
     made = plans.Plans("x::y", "", reads_a_device_index, world, Cpp("k.cpp"), Target.current("cpu"))
-    first, second = (made._key((), "", torch.device("cuda", index)) for index in (0, 1))
-    assert first is None or first.digest != second.digest
+    first, second = (made._fact((), "", torch.device("cuda", index)) for index in (0, 1))
+    assert first is None or first.key() != second.key()
 
 
 def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypa
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
         made = plans.Plans(op.name, op.schema, plain, World([plain]), source, Target.current("cpu"))
-        keys.append(made._key(("f32[1]", "int"), "", None).digest)
+        keys.append(made._fact(("f32[1]", "int"), "", None).key().digest)
     assert keys[0] != keys[1]
 
 
@@ -371,10 +371,10 @@ def test_changed_settings_do_not_condemn_a_class(op, monkeypatch):
 def labelled(variant, target):
     def publish(cache, number, **more):
         key = make_key(variant, target, (str(number),), closure_of(variant.source))
-        inputs = {**key.inputs, "plan": {"number": number}, **more}
+        inputs = {**key.inputs, "which": {"number": number}, **more}
         key = Key(inputs, digest_of(inputs), "f.plan")
         with cache.staging() as staging:
-            (staging / plans.ARTIFACT).write_text("null")
+            (staging / facts.ARTIFACT).write_text("null")
             return cache.publish(key, staging, Manifest(key.inputs))
 
     return publish
@@ -425,6 +425,6 @@ def test_a_plan_of_a_cache_that_had_no_lists_is_listed_when_it_is_made_again(
     old = labelled(cache, 1)
     shutil.rmtree(cache_dir / "v1" / "plans")
     new = labelled(cache, 2)
-    cache.list_plan(old)
+    cache.list_by_label(old)
     found = [e.path for e in cache.labelled(str(target), "f.plan")]
     assert found == sorted([old.path, new.path])
