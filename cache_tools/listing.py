@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from jitkern.cache import pins
 from jitkern.cache.eviction import Use
-from jitkern.cache.facts import kind_of
 from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.cache.store import Cache, Entry
 from jitkern.files import owned
@@ -247,10 +246,10 @@ def _row(layer: Layer, use: Use, entry: Entry | ValueError, pinned: set[Path], n
             op="", variant=label, kind="", compiler="", package="", ok=False, problem=str(entry),
             **place,
         )  # fmt: skip
-    manifest = entry.manifest
+    manifest, inputs = entry.manifest, entry.manifest.inputs
     return Row(
         op=entry.op, variant=entry.variant, ok=True,
-        kind=kind_of(manifest) or str(manifest.inputs.get("source", {}).get("kind", "")),
+        kind=str(inputs.get("fact") or inputs.get("source", {}).get("kind", "")),
         compiler=" ".join(manifest.compiler.values()), package=" ".join(manifest.package.values()),
         **place,
     )  # fmt: skip

@@ -7,6 +7,7 @@ process that finds a published choice measures nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 from jitkern import config, jit
 from jitkern.cache import facts
 from jitkern.cache.entry import Entry
-from jitkern.cache.facts import Fact
+from jitkern.cache.key import Key
 from jitkern.errors import (
     CacheError,
     CompilerNotFound,
@@ -136,8 +137,8 @@ def published(
     """The choice that the cache keeps for a device model; of one configuration there is none."""
     if len(configs) == 1:
         return Choice(0, "")
-    fact = _fact(op, source, function, target, model, configs, situation)
-    number = facts.read(jit.open_cache(), fact, lambda entry: _number(entry, configs))
+    key = _key(op, source, function, target, model, configs, situation)
+    number = facts.read(jit.open_cache(), key, lambda entry: _number(entry, configs))
     return None if number is None else Choice(number, model)
 
 
@@ -168,7 +169,7 @@ def choose(
             raise problems[0]  # an error that the launch function itself raises for its arguments
         why = f": {problems[-1]}" if problems else ""
         raise LaunchError(f"{op}: none of the {len(configs)} configurations of {what} runs{why}")
-    fact = _fact(op, source, function, target, model, configs, situation)
+    key = _key(op, source, function, target, model, configs, situation)
     report = {
         "choice": best,
         "configs": list(map(repr, configs)),
@@ -176,32 +177,30 @@ def choose(
         "model": model,
         "situation": {name: repr(value) for name, value in situation},
     }
-    by = {"name": "autotune", "version": "1"}
-    facts.write(jit.open_cache(), fact.key(), report, by, f"measured on {model}\n")
+    facts.write(jit.open_cache(), key, report, {"name": "autotune", "version": "1"})
     return published(op, source, function, target, model, configs, situation) or Choice(best, model)
 
 
 def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Yield each choice that the cache keeps for an op: the entry, and its content."""
-    place = str(target.for_device_code())
-    for entry, content in facts.every(
-        jit.open_cache(), "choice", op, place, label_of(op, "choice")
-    ):
+    place, label = str(target.for_device_code()), label_of(op, "choice")
+    for entry in facts.every(jit.open_cache(), "choice", op, place, label):
         if entry.manifest.inputs["source"]["kind"] == source.kind:
-            yield entry, content
+            with contextlib.suppress(OSError, ValueError):
+                yield entry, facts.content_of(entry)
 
 
-def _fact(
+def _key(
     op: str, source: Source, function: str, target: Target, model: str,
     configs: Sequence[Any], situation: Situation,
-) -> Fact:  # fmt: skip
+) -> Key:  # fmt: skip
     inputs = {
         **source_inputs(source, closure_of(source)), "flags": list(source.flags),
         "function": function, "model": model, "configs": list(map(repr, configs)),
         "situation": {name: repr(value) for name, value in situation},
     }  # fmt: skip
     label = label_of(op, f"choice.{function}" if function else "choice")
-    return Fact("choice", op, str(target.for_device_code()), label, inputs)
+    return facts.key_of("choice", op, str(target.for_device_code()), label, inputs)
 
 
 def _number(entry: Entry, configs: Sequence[Any]) -> int:

@@ -22,7 +22,6 @@ import torch
 
 from jitkern import __version__, jit
 from jitkern.cache import events, facts
-from jitkern.cache.facts import Fact
 from jitkern.cache.key import Key
 from jitkern.cache.store import Entry
 from jitkern.compilers import compiler_for
@@ -133,8 +132,8 @@ class Plans:
         self, call_class: tuple[str, ...], model: str = "", device: torch.device | None = None
     ) -> Iterator[tuple[Entry, Plan]]:
         """Yield each plan for a class of calls and a device model, with its entry."""
-        if fact := self._fact(call_class, model, device):
-            yield from facts.read_all(jit.open_cache(), fact, _read)
+        if key := self._key(call_class, model, device):
+            yield from facts.read_all(jit.open_cache(), key, _read)
 
     def publish(
         self,
@@ -148,10 +147,10 @@ class Plans:
         model: the device model that the plan is for, "" for any. Returns None for a function that
         cannot have plans, if there are enough plans, and if the cache cannot be written.
         """
-        fact = self._fact(call_class, model, device)
-        if fact is None:
+        key = self._key(call_class, model, device)
+        if key is None:
             return None
-        key = facts.one_of(fact, {"stub": plan.stub, "kernels": plan.kernels})
+        key = facts.one_of(key, {"stub": plan.stub, "kernels": plan.kernels})
         cache = jit.open_cache()
         if known := cache.find(key):
             cache.list_by_label(known)  # the cache may be of a version without lists
@@ -163,10 +162,10 @@ class Plans:
         entry = facts.write(cache, key, plan, {"name": "jitkern", "version": __version__})
         return (entry, True) if entry else None
 
-    def _fact(
+    def _key(
         self, call_class: tuple[str, ...], model: str, device: torch.device | None
-    ) -> Fact | None:
-        """Return the fact that the plans of a class of calls are of, or None if there can be none."""
+    ) -> Key | None:
+        """Return the key that the plans of a class of calls share, or None if there can be none."""
         if self.closure is None:
             return None
         inputs = {
@@ -175,7 +174,8 @@ class Plans:
             "device": (device.index if device and self._by_index else 0) or 0,
         }  # fmt: skip
         label = label_of(self.op, ".".join(("plan", *call_class))[:80])
-        return Fact("plan", self.op, str(self.target), label, inputs)
+        key = facts.key_of("plan", self.op, str(self.target), label, inputs)
+        return key._replace(label=f"{label}.{key.digest[:8]}")
 
 
 def _read(entry: Entry) -> Plan:

@@ -135,8 +135,8 @@ def reads_a_device_index(k, x):
 def test_a_function_that_asks_for_a_device_has_plans_of_each_of_its_index():
     world = World([reads_a_device_index])
     made = plans.Plans("x::y", "", reads_a_device_index, world, Cpp("k.cpp"), Target.current("cpu"))
-    first, second = (made._fact((), "", torch.device("cuda", index)) for index in (0, 1))
-    assert first is None or first.key() != second.key()
+    first, second = (made._key((), "", torch.device("cuda", index)) for index in (0, 1))
+    assert first is None or first.digest != second.digest
 
 
 def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypa
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
         made = plans.Plans(op.name, op.schema, plain, World([plain]), source, Target.current("cpu"))
-        keys.append(made._fact(("f32[1]", "int"), "", None).key().digest)
+        keys.append(made._key(("f32[1]", "int"), "", None).digest)
     assert keys[0] != keys[1]
 
 
