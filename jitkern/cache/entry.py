@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from jitkern import files
 from jitkern.cache import VERSION
-from jitkern.cache.manifest import MAX_BYTES, NAME, Artifact, Manifest
+from jitkern.cache.manifest import MAX_BYTES, NAME, Manifest
 from jitkern.files import owned
 from jitkern.files.owned import Layer
 from jitkern.named_tuple import NamedTuple
@@ -62,7 +61,7 @@ class Entry(NamedTuple):
         """Return the verified bytes of an artifact. Raises ValueError or OSError if damaged."""
         with owned.opened(self.path) as directory:
             artifact = self.manifest.artifacts[name]
-            return _check(self.path, directory, name, artifact, None, verify="always")[0]
+            return owned.verified(self.path, directory, name, artifact, None, verify="always")[0]
 
     @contextlib.contextmanager
     def loadable(self) -> Iterator[str]:
@@ -83,7 +82,7 @@ class Entry(NamedTuple):
                 owners = frozenset({os.geteuid()})
                 owned.check_owner("its directory", os.fstat(directory), owners)
                 artifact = self.manifest.artifacts[name]
-                _check(self.path, directory, name, artifact, owners, verify="always")
+                owned.verified(self.path, directory, name, artifact, owners, verify="always")
             yield owned.path_in(directory, self.path, name)
 
     def _check_same(self, directory: int, name: str) -> None:
@@ -215,7 +214,7 @@ def _read_opened(
     if directory is not None:
         verified[""] = _identity(os.fstat(directory))[:2]
     for name, artifact in manifest.artifacts.items():
-        status = _check(path, directory, name, artifact, layer.owners, verify=verify)[1]
+        status = owned.verified(path, directory, name, artifact, layer.owners, verify=verify)[1]
         verified[name] = _identity(status)
     return Entry(path, manifest, verified)
 
@@ -225,28 +224,3 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return (
         status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
     )  # fmt: skip
-
-
-def _check(
-    path: Path,
-    directory: int | None,
-    name: str,
-    artifact: Artifact,
-    owners: frozenset[int] | None,
-    *,
-    verify: str,
-) -> tuple[bytes, os.stat_result]:
-    """Return the bytes of an artifact (b"" where only the size is verified) and its status.
-
-    Raises ValueError and OSError.
-    """
-    with owned.opened_file(path, directory, name, owners) as (file, status):
-        if status.st_size != artifact.size:
-            raise ValueError(f"{name} has the wrong size")
-        try:
-            data = file.read(artifact.size) if verify == "always" else b""
-        except MemoryError as e:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), name) from e
-        if verify == "always" and hashlib.sha256(data).hexdigest() != artifact.sha256:
-            raise ValueError(f"{name} is not what was published")
-        return data, status

@@ -1,7 +1,8 @@
 """Hits and misses of all processes: each process writes one line of JSON in `v1/stats` at its end.
 
 The counts are kept per user root, and may be too low: a process that is killed writes no line, and
-a line that cannot be written is no error.
+a line that cannot be written is no error. What writes lines is imported when they are written, for
+a warm start counts its hits, too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jitkern.cache import VERSION, layout
-from jitkern.files import atomic
+from jitkern import cache, files as room
+from jitkern.cache import VERSION
 
 SHARDS = 64
 LONGEST = 1e15  # seconds: larger numbers in a line are ignored
@@ -88,8 +89,8 @@ def flush() -> None:
     for root, counts in _counts.items():
         with contextlib.suppress(OSError):
             stats = root / VERSION / "stats"
-            if layout.is_folder(stats.parent):
-                atomic.make_directory(stats, 0o755, fsync=False)
+            if cache.layout.is_folder(stats.parent):
+                room.atomic.make_directory(stats, 0o755, fsync=False)
                 _append(stats / f"{uuid.uuid4().int % SHARDS:02x}.jsonl", counts)
     _counts.clear()
 
@@ -105,7 +106,7 @@ def _append(path: Path, counts: dict[str, Any]) -> None:
 
 def _files(stats: Path) -> list[Path]:
     """Return the files with the counts of processes."""
-    return [stats / name for name in layout.names(stats) if re.fullmatch(_FILE, name)]
+    return [stats / name for name in cache.layout.names(stats) if re.fullmatch(_FILE, name)]
 
 
 def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:

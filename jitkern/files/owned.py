@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 import sys
@@ -199,6 +200,32 @@ def read(
         if used:
             touch(file.fileno(), status)
         return file.read(limit)
+
+
+def verified(
+    path: Path,
+    directory: int | None,
+    name: str,
+    expected: tuple[int, str],
+    owners: frozenset[int] | None,
+    *,
+    verify: str,
+) -> tuple[bytes, os.stat_result]:
+    """Return the bytes of a file (b"" where only the size is verified) and its status.
+
+    expected: size in bytes and SHA-256, in hex; verify: "always", or "size" to skip the hash.
+    Raises ValueError and OSError.
+    """
+    with opened_file(path, directory, name, owners) as (file, status):
+        if status.st_size != expected[0]:
+            raise ValueError(f"{name} has the wrong size")
+        try:
+            data = file.read(expected[0]) if verify == "always" else b""
+        except MemoryError as e:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), name) from e
+        if verify == "always" and hashlib.sha256(data).hexdigest() != expected[1]:
+            raise ValueError(f"{name} is not what was published")
+        return data, status
 
 
 def touch(descriptor: int, status: os.stat_result) -> None:

@@ -11,12 +11,12 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.events import Event
 from jitkern.errors import LoadError
 from jitkern.jit.cache_in_use import count_hit, one_at_a_time, open_cache
+from jitkern.loading import LOADED
 from jitkern.loading.loader import load
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 _log = logging.getLogger(__name__)
-_loaded: dict[str, Any] = {}
 
 
 def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any:
@@ -27,9 +27,9 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
     entry = jit.obtain.ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
     with one_at_a_time(f"load {digest}"):
-        if digest not in _loaded:
+        if digest not in LOADED:
             try:
-                _loaded[digest] = load(variant.source, entry)
+                LOADED[digest] = load(variant.source, entry)
             except LoadError as e:
                 if e.whole:
                     raise
@@ -37,25 +37,24 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
                 if not evicted:
                     _log.warning("%s; compiling it again", e)
                     open_cache().quarantine(entry)
-                _loaded[digest] = load(
+                LOADED[digest] = load(
                     variant.source,
                     jit.obtain.ensure(
                         variant, target, refresh=not evicted, may_compile=may_compile
                     ),
                 )
-        return _loaded[digest]
+        return LOADED[digest]
 
 
 def load_entry(source: Source, entry: Entry) -> Any:
     """The loaded content of an entry of this kind of source, loaded once. Raises LoadError."""
     digest = entry.manifest.digest
     with one_at_a_time(f"load {digest}"):
-        new = digest not in _loaded
-        if new:
-            _loaded[digest] = load(source, entry)
-    if new:
-        target = str(entry.manifest.inputs["target"])
-        event = Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path))
-        events.tell(event, source.kind)
-        count_hit(entry)
-    return _loaded[digest]
+        if digest in LOADED:
+            return LOADED[digest]
+        LOADED[digest] = load(source, entry)
+    target = str(entry.manifest.inputs["target"])
+    event = Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path))
+    events.tell(event, source.kind)
+    count_hit(entry)
+    return LOADED[digest]

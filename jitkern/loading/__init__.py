@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jitkern import on_first_use
 
@@ -13,4 +13,7 @@ if TYPE_CHECKING:
         loader as loader,
     )
 
+# The code that this process has loaded: by the digest of its entry; for a library, by what makes it
+# this library and no other (see `library.open_library`); for `load_inline`, by its call as well.
+LOADED: dict[str, Any] = {}
 __getattr__ = on_first_use(__name__)

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-_opened: dict[str, Any] = {}
+from jitkern.loading import LOADED
+
 _opening = threading.RLock()
 
 
@@ -40,6 +41,7 @@ def open_library(
     namespaces: Iterable[str],
     ops: Iterable[str],
     place: str,
+    identity: str = "",
 ) -> Any:
     """The module, or `path` once its library is loaded (a program is not loaded); each loaded once.
 
@@ -47,19 +49,21 @@ def open_library(
     output: `module`, `library` or `program`.
     namespaces, ops: the names that the library registers with Torch.
     place: where the loader finds the verified bytes of `path` (see `Entry.loadable`).
+    identity: the libraries of one identity are one, of which the first is loaded; default: `path`.
 
     Raises Registered, Refused, and the module's own exceptions.
     """
+    identity = identity or path
     with _opening:
-        if path not in _opened:
+        if identity not in LOADED:
             _refuse_second_registration(name, namespaces, ops)
             if output == "module":
-                _opened[path] = _imported(name, path, place)
+                LOADED[identity] = _imported(name, path, place)
             else:
                 if output == "library":
                     _load(path, place)
-                _opened[path] = path
-        return _opened[path]
+                LOADED[identity] = path
+        return LOADED[identity]
 
 
 def _load(path: str, place: str) -> None:

@@ -18,8 +18,6 @@ from jitkern.errors import DeclarationError, LoadError
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import CUDA, FUNCTION, HOST, Generated, Source
 
-_libraries: dict[bytes, Any] = {}
-
 
 class HostFunction:
     """The function of a loaded library to which its symbol FUNCTION points."""
@@ -88,18 +86,17 @@ def _extension(entry: Entry) -> Callable[..., Any]:
     import torch
 
     inputs, meta = entry.manifest.inputs, entry.manifest.meta
-    source = canonical([inputs[name] for name in ("source", "flags", "target")])
-    if source not in _libraries:  # two ops may use one source, which must register only once
-        path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
-        registers = (meta["namespaces"], meta["ops"])
-        try:
-            with entry.loadable() as place:
-                _libraries[source] = loading.library.open_library(
-                    meta["module"], output, path, *registers, place
-                )
-        except loading.library.Registered as e:
-            raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
+    # Two ops may use one source, which must register only once.
+    identity = canonical([inputs[name] for name in ("source", "flags", "target")]).decode()
+    path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
+    try:
+        with entry.loadable() as place:
+            library = loading.library.open_library(
+                meta["module"], output, path, meta["namespaces"], meta["ops"], place, identity
+            )
+    except loading.library.Registered as e:
+        raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
     namespace, _, name = meta["function"].rpartition("::")
-    home = getattr(torch.ops, namespace) if namespace else _libraries[source]
+    home = getattr(torch.ops, namespace) if namespace else library
     function: Callable[..., Any] = getattr(home, name)
     return function.default if namespace else function  # type: ignore[attr-defined]

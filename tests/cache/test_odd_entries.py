@@ -116,7 +116,7 @@ def the_entry(root, prefix):
 
 @pytest.mark.parametrize("odd", KERNELS)
 def test_an_odd_kernel_is_built_again_once(odd, variant, source, monkeypatch):
-    monkeypatch.setattr("jitkern.jit.load._loaded", {})
+    monkeypatch.setattr("jitkern.jit.load.LOADED", {})
     target = Target.current("cpu")
     path = jit.ensure(variant, target).path
     KERNELS[odd](path)

@@ -121,10 +121,9 @@ def test_hits_by_receipt_are_counted_once_after_a_fork(root, run_python):
     code = f"""
 import os
 from pathlib import Path
-from jitkern.dropin import memo
-import atexit
-memo._hits.append((Path({str(root)!r}), 1.0))
-atexit.register(memo._settle)
+from jitkern.cache import usage
+root = Path({str(root)!r})
+usage.hit(root, root, 1.0)
 if os.fork():
     os.wait()
 """

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
-from jitkern.dropin import memo
+from inline_modules import forget_answers
 
 
 @pytest.fixture(autouse=True)
-def _no_answers(monkeypatch):
+def _no_answers():
     """Each test asks its own cache."""
-    monkeypatch.setattr(memo, "_answers", {})
+    forget_answers()
 
 
 @pytest.fixture

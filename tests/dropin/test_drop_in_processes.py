@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from inline_modules import MODULE, module, value
+from inline_modules import MODULE, forget_answers, module, value
 
 from jitkern import config
-from jitkern.cache import usage
+from jitkern.cache import receipts, usage
 from jitkern.dropin import memo
 from jitkern.errors import CompileError, CompilerNotFound, NotCached
 
@@ -78,8 +78,8 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
 ):
     path = Path(module("drop_in_odd").__file__)
     (receipt,) = (cache_dir / "inline").iterdir()
-    memo._answers.clear()
-    with memo._read(config.current(), receipt.name) as (found, _):
+    forget_answers()
+    with receipts.read(config.current(), receipt.name) as (found, _):
         assert found["opens"]["path"] == str(path)
     if broken == "receipt":
         receipt.write_bytes(receipt.read_bytes()[:-1])
@@ -100,7 +100,7 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
             "jitkern.config.settings._current",
             config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
         )
-    with pytest.raises((OSError, ValueError)), memo._read(config.current(), receipt.name):
+    with pytest.raises((OSError, ValueError)), receipts.read(config.current(), receipt.name):
         pass
     assert memo.recall(receipt.name) is None
 
@@ -125,9 +125,9 @@ def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, fil
     monkeypatch.setattr("jitkern.source.includes.SITE", str(folder))
     module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
     (receipt,) = (cache_dir / "inline").iterdir()
-    memo._answers.clear()
+    forget_answers()
     assert memo.recall(receipt.name).answer() == 42
-    memo._answers.clear()
+    forget_answers()
     files(x_dot_h="")
     assert memo.recall(receipt.name) is None
 

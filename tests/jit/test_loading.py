@@ -10,8 +10,7 @@ from jitkern import jit
 from jitkern.cache.store import Cache
 from jitkern.errors import LoadError
 from jitkern.files import owned
-from jitkern.jit import load as loading
-from jitkern.loading import loader
+from jitkern.loading import LOADED, loader
 from jitkern.loading.loader import load
 from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
@@ -115,7 +114,7 @@ def test_what_was_published_just_now_is_verified_too(variant, evil, monkeypatch)
 
 def test_a_call_whose_entry_is_replaced_meanwhile_looks_again(variant, entry, monkeypatch):
     target = Target.current("cpu")
-    loading._loaded.pop(entry.manifest.digest, None)
+    LOADED.pop(entry.manifest.digest, None)
     real, stale = loader.load, []
 
     def load_after_a_change(source, found):
