@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from jitkern import cache, files as room
 from jitkern.cache import VERSION, layout
@@ -98,6 +99,11 @@ class Cache(Root):
             rules=Trust.of(config),
             limits=(config.max_size, config.max_age),
         )
+
+    @classmethod
+    def private(cls, layers: tuple[Path, ...] = (), **rules: Any) -> Cache:
+        """Return a cache in the private root, with layers, for what no user root takes."""
+        return cls(cache.process_root.private_root(), layers, fsync=False, **rules)
 
     def find(self, key: Key) -> Entry | None:
         """Return the entry of `key`, whole and verified, or None."""
@@ -264,7 +270,7 @@ class Cache(Root):
             ready.rename(final)  # the entry there was damaged, and the lookup has quarantined it
         except OSError:
             # The winner exists but cannot be seen yet (NFS caches lookups): use our own copy.
-            final = cache.process_root.private_root() / final.name
+            final = Cache.private().root / final.name
             shutil.copytree(ready, final, dirs_exist_ok=True)
         return Entry(final, manifest)
 
@@ -275,7 +281,7 @@ class Cache(Root):
         try:
             return self.adopt(target, name, files)
         except CacheError:
-            return Cache(cache.process_root.private_root(), fsync=False).adopt(target, name, files)
+            return Cache.private().adopt(target, name, files)
 
     def _read(
         self, layer: Layer, target: str, name: str, *, verify: str = "", touch: bool = False

@@ -65,16 +65,7 @@ def _into_a_cache(request: Request, started: float, why: str) -> Entry:
     try:
         return _publish(open_cache(), request, started, why)
     except CacheError as e:
-        settings = config.current()
-        code = getattr(e, "errno", None)
-        no_home = code in (errno.ENOTDIR, errno.EEXIST) and settings.cache_dir_origin == "default"
-        readonly = no_home or code in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT)
-        if not readonly or settings.fallback == "raise":
-            raise
-        if not cache_in_use.spilled:
-            cache_in_use.warn_of_private_root(e)
-            cache_in_use.spilled.append(True)
-        return _publish(cache_in_use.spill(), request, started, why)
+        return _publish(cache_in_use.spill(e), request, started, why)
 
 
 def _publish(cache: Cache, request: Request, started: float, reason: str) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -11,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from jitkern import cache, config
+from jitkern import config
 from jitkern.cache import usage
 from jitkern.cache.store import Cache, Entry
 from jitkern.config import Config
@@ -25,7 +26,7 @@ _OPENED_BY = (  # the settings that select the cache and its rules
 _log = logging.getLogger(__name__)
 _locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
-spilled: list[bool] = []  # not empty if this process compiled into the private root
+spilled: list[Cache] = []  # the cache in the private root, if this process compiled into it
 
 
 def open_cache() -> Cache:
@@ -40,24 +41,32 @@ def _open_cache(*values: Any) -> Cache:
     try:
         return Cache.open(settings)
     except UntrustedCache as e:
-        if settings.fallback == "raise":
-            raise
-        warn_of_private_root(e)
-        return Cache(
-            cache.process_root.private_root(), (*settings.system_cache, *installed_layers()),
-            verify=settings.verify, fsync=False, rules=Trust.of(settings),
-        )  # fmt: skip
+        layers = (*settings.system_cache, *installed_layers())
+        return _private(e, settings, layers, verify=settings.verify, rules=Trust.of(settings))
 
 
-def warn_of_private_root(why: CacheError) -> None:
-    """Warn that kernels are compiled into the private root, and why."""
-    root = cache.process_root.private_root()
-    _log.warning("%s. Using the temporary cache %s for this process only", why, root)
+def spill(why: CacheError) -> Cache:
+    """The private cache, for what could not be written into the cache of the settings.
+
+    Raises `why` if that is no matter of the root's permissions, and where the settings want it.
+    """
+    settings = config.current()
+    code = getattr(why, "errno", None)
+    no_home = code in (errno.ENOTDIR, errno.EEXIST) and settings.cache_dir_origin == "default"
+    if not no_home and code not in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT):
+        raise why
+    if not spilled or settings.fallback == "raise":
+        spilled.append(_private(why, settings))
+    return spilled[0]
 
 
-def spill() -> Cache:
-    """The cache in the private root of this process."""
-    return Cache(cache.process_root.private_root(), fsync=False)
+def _private(why: CacheError, settings: Config, *args: Any, **rules: Any) -> Cache:
+    """The cache in the private root, with a warning. Raises `why` where the settings want it."""
+    if settings.fallback == "raise":
+        raise why
+    private = Cache.private(*args, **rules)
+    _log.warning("%s. Using the temporary cache %s for this process only", why, private.root)
+    return private
 
 
 def count_hit(entry: Entry) -> None:
@@ -79,6 +88,7 @@ def _after_fork() -> None:
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _locks.clear()
+    spilled.clear()
     _open_cache.cache_clear()
 
 

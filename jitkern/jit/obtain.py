@@ -97,7 +97,7 @@ def _look_up(request: Request) -> Found:
     key = request.key
     result = open_cache().look_up(key.target, key.name, key.digest)
     if result.entry is None and cache_in_use.spilled:
-        result = result._replace(entry=cache_in_use.spill().find(key))
+        result = result._replace(entry=cache_in_use.spilled[0].find(key))
     if result.entry and config.current().compiler == "exact":
         source = request.variant.source
         with contextlib.suppress(CompilerNotFound, TargetError):  # keep it if nothing can rebuild
