@@ -8,7 +8,7 @@ import logging
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,19 +120,18 @@ def missing_header(output: str) -> str:
     return next(filter(None, match.groups()), "") if match else ""
 
 
-def missing_function(variant: Variant, names: Sequence[str]) -> str:
+def missing_function(variant: Variant, functions: Iterable[cpp_text.Function]) -> str:
     """A hint for a function name that the source does not contain, or ""."""
-    path = variant.source.paths[0]
-    if not variant.function or re.search(
-        rf"\b{re.escape(variant.function)}\b", cpp_text.read(path)
-    ):
+    name = cpp_text.last_name(variant.function)
+    text = cpp_text.read(variant.source.paths[0])
+    if not name or re.search(rf"\b{re.escape(name)}\b", text):
         return ""
-    return no_function(variant, names)
+    return no_function(variant._replace(function=name), functions)
 
 
-def no_function(variant: Variant, names: Sequence[str]) -> str:
+def no_function(variant: Variant, functions: Iterable[cpp_text.Function]) -> str:
     """A hint that the source has no function of this name, listing its functions."""
-    listed = ", ".join(names) or "none outside of macros"
+    listed = ", ".join(dict.fromkeys(f.spelled for f in functions)) or "none outside of macros"
     return f"{variant.source.paths[0]} has no function `{variant.function}`; it has: {listed}"
 
 

@@ -80,12 +80,17 @@ def write(path: Path, text: str) -> None:
 
 def functions_in(text: str, macros: Iterable[str] = ()) -> list[Function]:
     """The functions that a file declares at namespace scope; for `macros` see `code_of`."""
+    shown, declared = declared_in(text, macros)
+    return [function for d in declared if d.function and (function := _function(shown, d))]
+
+
+def declared_in(text: str, macros: Iterable[str] = ()) -> tuple[str, list[Declaration]]:
+    """The text as `code_of` returns it, and its declarations; none if brackets do not balance."""
     shown = code_of(text, macros)
     try:
-        declared = list(declarations(shown, 0, len(shown)))
+        return shown, list(declarations(shown, 0, len(shown)))
     except Unbalanced:
-        return []
-    return [function for d in declared if d.function and (function := _function(shown, d))]
+        return shown, []
 
 
 def kernels_in(text: str, headers: Iterable[str] = ()) -> list[Function]:
@@ -141,6 +146,11 @@ def overloads(functions: Iterable[Function], name: str) -> str:
 def plain_name(name: str) -> str:
     """The name `a::k` of `a::k<float>` and of `a::k(float*, int)`."""
     return re.split(r"[<(]", name, maxsplit=1)[0].strip().removeprefix("::")
+
+
+def last_name(name: str) -> str:
+    """The name `k` of `a::k<float>` and of `a::k(float*, int)`."""
+    return plain_name(name).rpartition("::")[2]
 
 
 def masked(text: str) -> str:

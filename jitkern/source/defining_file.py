@@ -36,7 +36,7 @@ def unit_of(source: Source, function: str) -> Source:
         if any(f.defined for f in room.cpp_text.named(functions, function))
     ]  # fmt: skip
     if not matches:
-        name = re.escape(room.cpp_text.plain_name(function).rpartition("::")[2])
+        name = re.escape(room.cpp_text.last_name(function))
         matches = [file for file, text in texts.items() if re.search(rf"\b{name}\b", text)]
     if len(matches) == 1:
         return source.unit(matches[0])
@@ -58,7 +58,7 @@ def _names(functions: list[Function]) -> list[str]:
 
 def defining(source: Source, name: str) -> str:
     """The other file of the source, beside this unit, that mentions a name; else ""."""
-    word = re.compile(rf"\b{re.escape(name.rpartition('::')[2])}\b")
+    word = re.compile(rf"\b{re.escape(room.cpp_text.last_name(name))}\b")
     paths = {other: Path(source.folder, other) for other in source.others}
     return next(
         (file for file, path in paths.items()
@@ -69,7 +69,7 @@ def defining(source: Source, name: str) -> str:
 
 def elsewhere(source: Source, function: str) -> str:
     """A hint for a function that a unit declares and does not define."""
-    name = re.split(r"[<(]", function, maxsplit=1)[0].strip()
+    name = room.cpp_text.plain_name(function)
     if file := defining(source, name):
         return (
             f"`{name}` is defined in {file}, and each unit is compiled by itself: "

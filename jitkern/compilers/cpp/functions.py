@@ -40,13 +40,12 @@ def hint(variant: Variant, text: str, output: str) -> str:
     unresolved = re.search(r"undefined reference to [`'](.+?)'", output)
     if unresolved:
         return elsewhere(variant.source, unresolved.group(1))
-    overloads = cpp_text.overloads(cpp_text.functions_in(text), variant.function)
+    functions = cpp_text.functions_in(text)
+    overloads = cpp_text.overloads(functions, variant.function)
     if overloads and "(" not in variant.function and "overloaded function" in output:
         return overloads
-    name = cpp_text.plain_name(variant.function).rpartition("::")[2]
-    functions = dict.fromkeys(f.spelled for f in cpp_text.functions_in(text) if f.defined)
     return (
-        missing_function(variant._replace(function=name), list(functions))
+        missing_function(variant, (f for f in functions if f.defined))
         or _missing_half_header(text, output)
         or _missing_argument(variant, output)
     )
@@ -76,15 +75,11 @@ def _missing_half_header(text: str, output: str) -> str:
 
 def _spelled(variant: Variant, name: str, value: Constant) -> str:
     """A template argument in C++."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str):
-        return repr(value)
-    if not DTYPES[value].host:
-        raise CompileError(
-            f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op
-        )
-    return DTYPES[value].host
+    if spelled := template_arguments.spelled(value, "host"):
+        return spelled
+    raise CompileError(
+        f"{variant.op}: {name}={value}: C++ on the CPU has no such type", op=variant.op
+    )
 
 
 def _macro(variant: Variant, name: str, value: Constant) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jitkern.errors import CompileError
 from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import Variant
+from jitkern.source.kinds import DTYPES, Constant, Variant
 
 _TYPES = {  # the word read as the name of a parameter that has no name
     "typename", "class", "auto", "bool", "char", "short", "int", "long", "signed", "unsigned",
@@ -74,3 +74,10 @@ def ordered(variant: Variant, lists: Sequence[tuple[str, ...]]) -> tuple[str, ..
         f"needs all arguments before `{order[-1]}`",
         op=variant.op,
     )
+
+
+def spelled(value: Constant, language: str) -> str:
+    """A template argument in C++; "" for a type that the `language` (cuda, host) does not have."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return getattr(DTYPES[value], language) if isinstance(value, str) else repr(value)

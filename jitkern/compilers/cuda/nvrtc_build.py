@@ -27,7 +27,7 @@ from jitkern.errors import CompileError, TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import cpp_text, defining_file
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import DTYPES, Constant, Variant
+from jitkern.source.kinds import Constant, Variant
 from jitkern.target import Target
 
 UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) nvcc"
@@ -269,13 +269,12 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
     what = f"{variant.op}: `{variant.function}` in {variant.source.paths[0]}"
     lists = template_arguments.declared(variant, text, closure)
     if lists is None:
-        kernels = dict.fromkeys(kernel.spelled for kernel in cpp_text.kernels_in(text))
-        raise CompileError(
-            _missing_kernel(variant, kernels)
-            or f"{what}: cannot find its template declaration; pass template arguments by "
-            'position: {"0": …}',
-            op=variant.op,
+        hint = missing_function(variant, cpp_text.kernels_in(text))
+        unknown_order = (
+            f"{what}: cannot find its template declaration; pass template arguments by "
+            'position: {"0": …}'
         )
+        raise CompileError(f"{variant.op}: {hint}" if hint else unknown_order, op=variant.op)
     longest = max(lists, key=len)
     unknown = [name for name in arguments if not any(name in names for names in lists)]
     if unknown:
@@ -288,23 +287,12 @@ def _template_arguments(variant: Variant, text: str, closure: Closure) -> str:
     return f"<{', '.join(_argument(variant.op, name, arguments[name]) for name in order)}>"
 
 
-def _missing_kernel(variant: Variant, kernels: Iterable[str]) -> str:
-    """An error hint listing the kernels that exist, or ""."""
-    name = cpp_text.plain_name(variant.function).rpartition("::")[2]
-    hint = missing_function(variant._replace(function=name), list(kernels))
-    return hint and f"{variant.op}: {hint}"
-
-
 def _argument(op: str, name: str, value: Constant) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str):
-        return DTYPES[value].cuda
-    raise CompileError(
-        f"{op}: template argument {name}={value}: a C++17 template takes no float", op=op
-    )
+    if isinstance(value, float):
+        raise CompileError(
+            f"{op}: template argument {name}={value}: a C++17 template takes no float", op=op
+        )
+    return template_arguments.spelled(value, "cuda")
 
 
 def _refuse_split_variables(variant: Variant, output: str) -> None:

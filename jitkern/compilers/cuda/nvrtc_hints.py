@@ -53,12 +53,12 @@ def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
 
 def _missing_kernel(variant: Variant, text: str, output: str) -> str:
     """An error hint listing the kernels that exist, or ""."""
-    name = cpp_text.plain_name(variant.function).rpartition("::")[2]
+    name = cpp_text.last_name(variant.function)
     undefined = re.search(rf'(?:identifier|no member) "{re.escape(name)}"', output)
-    kernels = dict.fromkeys(f.spelled for f in cpp_text.kernels_in(text))
-    if undefined and not cpp_text.named(cpp_text.kernels_in(text), variant.function):
-        return no_function(variant, list(kernels))
-    return missing_function(variant._replace(function=name), list(kernels))
+    kernels = cpp_text.kernels_in(text)
+    if undefined and not cpp_text.named(kernels, variant.function):
+        return no_function(variant, kernels)
+    return missing_function(variant, kernels)
 
 
 def _wheel(output: str, target: Target) -> str:

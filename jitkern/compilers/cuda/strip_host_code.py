@@ -57,11 +57,7 @@ class DeviceHalf(NamedTuple):
         These are host code without a mark: virtual methods, a `const` that is computed when the
         program starts.
         """
-        shown = cpp_text.code_of(self.text, self.declaring_macros)
-        try:
-            declared = list(cpp_text.declarations(shown, 0, len(shown)))
-        except cpp_text.Unbalanced:
-            return self
+        shown, declared = cpp_text.declared_in(self.text, self.declaring_macros)
         edits = [
             (d.begin, d.end, "")
             for d in declared

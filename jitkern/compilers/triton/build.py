@@ -44,14 +44,14 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     compiler = identity()
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
+    files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in closure.paths}
     request: dict[str, Any] = {
         "variant": {**variant._asdict(), "source": variant.source.on_disk().fields()},
         "target": str(target),
         "staging": str(staging),
-        "covered": sorted(map(str, closure.paths)),
+        "covered": sorted(files),
     }
     command = _command()
-    files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in closure.paths}
     answer = _ask(command, request, variant, files)
     write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
     if "error" in answer:
