@@ -114,12 +114,10 @@ def check(
 
     The same for a header of any path that a macro may have asked for.
     """
-    own = [Path(root.path) for root in source.roots if not root.version]
-    versioned = [Path(root.path) for root in source.roots if root.version]
-    for path in beyond(closure, opened, own, [*versioned, *toolchain]):
+    for path in beyond(source, closure, opened, toolchain):
         raise CompileError(
             f"{op}: the compiler opened {path}, which the cache key does not cover. "
-            f"{_remedy(path, own)}",
+            f"{_remedy(source, path)}",
             op=op,
         )
     for path in sorted(closure.paths):
@@ -131,10 +129,11 @@ def check(
             )
 
 
-def _remedy(path: Path, own: Iterable[Path]) -> str:
+def _remedy(source: Source, path: Path) -> str:
     if path.suffix == ".gch":
         return "It is a precompiled header, and compilers do not list those: delete it"
-    if any(path.is_relative_to(root.resolve()) for root in own):
+    own = (Path(root.path).resolve() for root in source.roots if not root.version)
+    if any(map(path.is_relative_to, own)):
         return (
             "Nothing in the kernel's own files and flags names it: add an `#include`, or name it "
             "by its whole path in flags"
@@ -147,17 +146,19 @@ def _remedy(path: Path, own: Iterable[Path]) -> str:
 
 
 def beyond(
+    source: Source,
     closure: Closure,
     opened: Iterable[str | Path],
-    own: Iterable[str | Path],
     toolchain: Iterable[str | Path],
 ) -> Iterator[Path]:
-    """The files of `opened` that are in neither the closure nor the toolchain.
+    """The files of `opened` in neither the closure, nor the toolchain, nor a versioned root.
 
     Precompiled headers are added: g++ opens them in place of headers without listing them. Where a
-    folder of `own` and a folder of `toolchain` contain one another, the inner folder decides.
+    root of the source and a folder of `toolchain` contain one another, the inner folder decides.
     """
-    known = {Path(folder).resolve() for folder in toolchain}
+    versioned = (root.path for root in source.roots if root.version)
+    known = {Path(folder).resolve() for folder in (*versioned, *toolchain)}
+    own = (root.path for root in source.roots if not root.version)
     others = {Path(folder).resolve() for folder in (*own, includes.SITE)} - known
     precompiled = (path.with_name(f"{path.name}.gch") for path in closure.paths)
     for name in (*map(Path, opened), *filter(Path.exists, precompiled)):

@@ -91,7 +91,7 @@ def included(text: bytes, *, macros: bool = False) -> tuple[list[Name], bool]:
     if b"\0" in text[:4096]:  # an object, or a file for `.incbin`
         return [], False
     joined = _joined(text)
-    matches = _directives(joined)
+    matches = re.findall(_INCLUDE, joined)
     computed = any(macro for *_, macro in matches)
     names = [(following, quote, name) for following, quote, name, _ in matches if name]
     if b"__has_" in joined:
@@ -112,8 +112,8 @@ def included(text: bytes, *, macros: bool = False) -> tuple[list[Name], bool]:
 def headers_in(text: str) -> set[str]:
     """The names in the `#include` directives of a text."""
     data = text.encode(errors="surrogateescape")
-    names = [name for _, _, name, _ in _directives(_joined(data)) if name]
-    return {name.decode(errors="surrogateescape") for name in names}
+    names = [name for _, _, name, _ in re.findall(_INCLUDE, _joined(data))]
+    return {name.decode(errors="surrogateescape") for name in names if name}
 
 
 def probes_anywhere(text: bytes) -> bool:
@@ -130,11 +130,6 @@ def pastes_unnamed(text: bytes) -> bool:
 def _joined(text: bytes) -> bytes:
     """The text with its continued lines joined."""
     return re.sub(_CONTINUED, b"", text) if b"\\" in text else text
-
-
-def _directives(text: bytes) -> list[tuple[bytes, bytes, bytes, bytes]]:
-    """(`_next`, quote, name, a macro's first letter) of each `#include` and the like."""
-    return re.findall(_INCLUDE, text)
 
 
 def words(flags: Sequence[str]) -> Iterator[str]:

@@ -70,7 +70,8 @@ def _code(parameter: str) -> str:
 
 def demangled(symbol: str) -> str:
     """The C++ name of a symbol; the symbol itself if it has no C++ name."""
-    library = _libstdcxx()
+    library = ctypes.CDLL("libstdc++.so.6")
+    library.__cxa_demangle.restype = ctypes.c_void_p
     status = ctypes.c_int()
     text = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
     if not text:
@@ -78,14 +79,4 @@ def demangled(symbol: str) -> str:
     try:
         return ctypes.string_at(text).decode()
     finally:
-        _libc().free(ctypes.c_void_p(text))
-
-
-def _libstdcxx() -> ctypes.CDLL:
-    library = ctypes.CDLL("libstdc++.so.6")
-    library.__cxa_demangle.restype = ctypes.c_void_p
-    return library
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+        ctypes.CDLL(None).free(ctypes.c_void_p(text))

@@ -22,7 +22,6 @@ from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
-    from jitkern.compilers.torch_extension.commands import Build
 
 CHANGED = "changed"  # no file has this digest
 _ALWAYS = "this compiler does not list them, so the source is compiled again at each start"
@@ -62,7 +61,9 @@ class InlineCompiler(Compiler):
         build = build_of(source)
         started = staging.stat().st_ctime_ns
         built, opened = torch_extension.compile_and_link.make(build, renamed, target, staging)
-        beyond = _beyond(source, build, closure, opened)
+        known = torch_extension.commands.toolchain(build, opened)
+        # Such as a header that a macro names: compared again whenever the entry is used.
+        beyond = list(compilers.opened.beyond(source, closure, opened, known))
         watched = _digests(beyond, started)
         searched = _searched(source, closure, beyond, started) if beyond else {}
         texts = [*map(str.encode, source.texts), *(path.read_bytes() for path in closure.paths)]
@@ -93,16 +94,6 @@ def build_of(source: Inline) -> torch_extension.commands.Build:
         ldflags=source.ldflags,
         environment=source.environment,
     )
-
-
-def _beyond(source: Inline, build: Build, closure: Closure, opened: list[Path]) -> list[Path]:
-    """The opened files outside of the key and the toolchain, such as a header that a macro names.
-
-    They are compared again whenever the entry is used.
-    """
-    own = [root.path for root in source.roots if not root.version]
-    known = torch_extension.commands.toolchain(build, opened)
-    return list(compilers.opened.beyond(closure, opened, own, known))
 
 
 def _digests(paths: list[Path], started: int) -> dict[str, str]:
