@@ -74,6 +74,20 @@ def target() -> Target:
 
 
 @pytest.fixture
+def cuda_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Target:
+    """Of a Torch that is one of CUDA's, or calls itself so, with libraries that hold nothing."""
+    if torch.version.cuda is None:
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        for name in ("c10_cuda", "torch_cuda"):
+            command = ["c++", "-shared", "-x", "c++", "/dev/null", "-o", tmp_path / f"lib{name}.so"]
+            subprocess.run(command, check=True)
+        monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
+        monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
+    cuda = torch.version.cuda.replace(".", "")
+    return Target("cuda", "sm_90", cuda, Target.current("cpu").torch)
+
+
+@pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
     """The compiler of Cpp sources, faked."""
     fake = FakeCompiler()

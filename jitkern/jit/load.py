@@ -26,10 +26,11 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
     """
     entry = jit.obtain.ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
+    content = _content(entry, variant.source)
     with one_at_a_time(f"load {digest}"):
-        if digest not in LOADED:
+        if content not in LOADED:
             try:
-                LOADED[digest] = load(variant.source, entry)
+                LOADED[content] = load(variant.source, entry, variant.op)
             except LoadError as e:
                 if e.whole:
                     raise
@@ -37,24 +38,28 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
                 if not evicted:
                     _log.warning("%s; compiling it again", e)
                     open_cache().quarantine(entry)
-                LOADED[digest] = load(
-                    variant.source,
-                    jit.obtain.ensure(
-                        variant, target, refresh=not evicted, may_compile=may_compile
-                    ),
+                again = jit.obtain.ensure(
+                    variant, target, refresh=not evicted, may_compile=may_compile
                 )
-        return LOADED[digest]
+                LOADED[content] = load(variant.source, again, variant.op)
+        return LOADED[content]
 
 
 def load_entry(source: Source, entry: Entry) -> Any:
     """The loaded content of an entry of this kind of source, loaded once. Raises LoadError."""
-    digest = entry.manifest.digest
-    with one_at_a_time(f"load {digest}"):
-        if digest in LOADED:
-            return LOADED[digest]
-        LOADED[digest] = load(source, entry)
-    target = str(entry.manifest.inputs["target"])
-    event = Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path))
-    events.tell(event, source.kind)
-    count_hit(entry)
-    return LOADED[digest]
+    content = _content(entry, source)
+    with one_at_a_time(f"load {entry.manifest.digest}"):
+        new = content not in LOADED
+        if new:
+            LOADED[content] = load(source, entry)
+    if new:
+        target = str(entry.manifest.inputs["target"])
+        event = Event(entry.op, entry.variant, target, "hit", 0.0, str(entry.path))
+        events.tell(event, source.kind)
+        count_hit(entry)
+    return LOADED[content]
+
+
+def _content(entry: Entry, source: Source) -> str:
+    """What tells the loaded content of an entry: an Extension has several functions."""
+    return f"{entry.manifest.digest} {source.function}"

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jitkern import loading
-from jitkern.cache.key import canonical
+from jitkern import loading, source as sources
 from jitkern.cache.store import Entry
 from jitkern.errors import DeclarationError, LoadError
 from jitkern.source.dtypes import DTYPES
-from jitkern.source.kinds import CUDA, FUNCTION, HOST, Generated, Source
+from jitkern.source.kinds import CUDA, FUNCTION, Extension, Generated, Source
 
 
 class HostFunction:
@@ -45,11 +44,11 @@ class HostFunction:
         self._function(*values)
 
 
-def load(source: Source, entry: Entry) -> Any:
-    """A CudaFunction, a HostFunction, or for an Extension the function itself.
+def load(source: Source, entry: Entry, op: str = "") -> Any:
+    """A CudaFunction, a HostFunction, or for an Extension the function itself, for `op`.
 
     Raises LoadError, and DeclarationError for an Extension that registers a name already
-    registered.
+    registered, or lacks its function.
     """
     try:
         if source.runs == CUDA:
@@ -58,15 +57,18 @@ def load(source: Source, entry: Entry) -> Any:
             return loading.cuda_driver.CudaFunction(cubin, meta, name, entry.reference)
         if isinstance(source, Generated):
             return _open(entry)
-        return HostFunction(entry) if source.runs == HOST else _extension(entry)
+        if isinstance(source, Extension):
+            return _extension(source, entry, op)
+        return HostFunction(entry)
     except (LoadError, DeclarationError):
         raise
     except Exception as e:  # of the system's loader, or because of an odd manifest
-        noexec = _is_noexec(entry)
-        hint = f"; {entry.root} is mounted noexec: point JITKERN_CACHE_DIR elsewhere"
-        raise LoadError(
-            f"could not load {entry.path}: {e}{hint if noexec else ''}", whole=noexec
-        ) from e
+        hint = ""
+        if _is_noexec(entry):
+            hint = f"; {entry.root} is mounted noexec: point JITKERN_CACHE_DIR elsewhere"
+        elif "cannot open shared object" in str(e) and str(entry.path) not in str(e):
+            hint = "; name its directory in library_dirs, and link it with -Wl,-soname,NAME"
+        raise LoadError(f"could not load {entry.path}: {e}{hint}", whole=bool(hint)) from e
 
 
 def _is_noexec(entry: Entry) -> bool:
@@ -82,21 +84,41 @@ def _open(entry: Entry) -> ctypes.CDLL:
         return ctypes.CDLL(path)
 
 
-def _extension(entry: Entry) -> Callable[..., Any]:
+def _shared_libraries(source: Extension) -> Iterator[str]:
+    """The shared libraries of `library_dirs` that are linked; what others need comes first."""
+    for word in reversed(source.link_words):
+        name = word.removeprefix("-l")
+        file = name[1:] if name[:1] == ":" else f"lib{name}.so"
+        paths = (os.path.join(folder, file) for folder in source.library_folders)  # noqa: PTH118
+        found = next(filter(os.path.isfile, paths), "") if name != word else ""
+        if found and sources.includes.is_loaded(found):  # rather than a script of the linker
+            yield found
+
+
+def _extension(source: Extension, entry: Entry, op: str) -> Callable[..., Any]:
     import torch
 
-    inputs, meta = entry.manifest.inputs, entry.manifest.meta
-    # Two ops may use one source, which must register only once.
-    identity = canonical([inputs[name] for name in ("source", "flags", "target")]).decode()
+    meta = entry.manifest.meta
     path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
+    for library in _shared_libraries(source):
+        ctypes.CDLL(library)  # stays, and the system's loader knows it by its SONAME
     try:
         with entry.loadable() as place:
-            library = loading.library.open_library(
-                meta["module"], output, path, meta["namespaces"], meta["ops"], place, identity
-            )
+            opened = loading.library.open_library(
+                meta["module"], output, path, meta["namespaces"], meta["ops"], place,
+                f"library {entry.manifest.digest}",
+            )  # fmt: skip
     except loading.library.Registered as e:
-        raise DeclarationError(f"the Extension of {inputs['op']} {e}") from e
-    namespace, _, name = meta["function"].rpartition("::")
-    home = getattr(torch.ops, namespace) if namespace else library
+        raise DeclarationError(f"the Extension of {op} {e}") from e
+    namespace, _, name = source.function.rpartition("::")
+    home = getattr(torch.ops, namespace) if namespace else opened
+    if not hasattr(home, name):
+        registered = torch._C._dispatch_get_all_op_names() if namespace else dir(home)
+        begins = f"{namespace}::" if namespace else ""
+        there = [n for n in registered if n.startswith(begins) and not n.startswith("_")]
+        raise DeclarationError(
+            f"the Extension of {op} has no function `{source.function}`; it has: "
+            f"{', '.join(sorted(there)) or 'none'}"
+        )
     function: Callable[..., Any] = getattr(home, name)
     return function.default if namespace else function  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jitkern.prewarming.tasks import Group, Kernel, Launchers, Task
-from jitkern.source.kinds import Variant
+from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 
 _LONGEST_FIRST = ("extension", "triton")  # kinds of source
@@ -19,17 +19,19 @@ class Agenda:
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
-        self._kernels: dict[tuple[str, Variant, Target], int] = {}
+        self._kernels: dict[tuple[Any, ...], int] = {}
         self._ready: list[tuple[int, int]] = []
         self._wanted: set[int] = set()
         self._missing: dict[int, set[int]] = {}
         self._waiting: dict[int, list[int]] = defaultdict(list)
 
     def kernel(self, op: str, variant: Variant, target: Target) -> int:
-        """Return the number of the task that compiles a variant; each variant has one task."""
-        key = op, variant, target
+        """Return the number of the task that compiles a variant; each build has one task."""
+        key: tuple[Any, ...] = op, variant, target
+        if isinstance(variant.source, Extension):
+            key = variant.source.shared_build, target
         if key not in self._kernels:
-            self._kernels[key] = self._enter(Kernel(*key))
+            self._kernels[key] = self._enter(Kernel(op, variant, target))
         return self._kernels[key]
 
     def launchers(self, group: Group, calls: list[tuple[Any, ...]], kernels: Iterable[int]) -> int:

@@ -28,7 +28,6 @@ from jitkern.files import atomic
 from jitkern.launch.tuned import Tuned, parts_of
 from jitkern.prewarming.identity import calls_of, code_of_jitkern
 from jitkern.prewarming.tasks import Group, Result
-from jitkern.source.closure import closure_of
 from jitkern.source.kinds import ITSELF, Variant
 from jitkern.source.variant_key import label_of, make_key
 from jitkern.target import Target, this_platform
@@ -113,9 +112,8 @@ class Records:
         op, (wanted, source, target) = group.op, group
         variant = Variant(op.name, source)
         try:
-            exact = jit.exact_target(variant, target)
-            flags = compiler_for(source).flags(source, exact)
-            key = make_key(variant, exact, flags, closure_of(source))
+            compiler, exact = compiler_for(source), jit.exact_target(variant, target)
+            key = make_key(variant, exact, compiler.flags(source, exact), compiler.closure(source))
             function = None if source.runs == ITSELF else op.written(source, target.device)
         except (DeclarationError, JitkernError, OSError):
             return None  # the build will report it

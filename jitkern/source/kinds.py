@@ -9,7 +9,7 @@ import copy
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,6 +49,24 @@ def shared_include() -> str:
     return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
 
 
+def strings(name: str, value: Sequence[Any], among: tuple[type, ...] = ()) -> tuple[str, ...]:
+    """The strings of the list that was given as `name`. Raises DeclarationError.
+
+    among: types of items that may stand among the strings.
+    """
+    if isinstance(value, str):
+        raise DeclarationError(f"{name}={value!r} is a string: give a list, [{value!r}]")
+    if isinstance(value, Mapping):
+        remedy = 'what is for one file alone goes to its Unit("file.cu", flags=[...])'
+        raise DeclarationError(f"{name}={value!r} is a dict: give a list; {remedy}")
+    if not isinstance(value, Iterable):
+        raise DeclarationError(f"{name}={value!r} is no list: give a list of strings")
+    wrong = [item for item in value if not isinstance(item, (str, *among))]
+    if wrong:
+        raise DeclarationError(f"{name} lists strings, and {wrong[0]!r} is none: write it as str()")
+    return tuple(value)
+
+
 CUDA = "cuda"  # a kernel that is launched with a grid
 HOST = "host"  # a C function
 ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
@@ -75,6 +93,7 @@ class Source:
     devices: ClassVar[tuple[str, ...]] = ()  # that it may be declared for
     runs: ClassVar[str] = ""  # CUDA, HOST or ITSELF
     compiler: ClassVar[str] = ""  # `module:class`, see jitkern.compilers.Compiler
+    function: str = ""  # of an Extension
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
     def __init__(
@@ -95,17 +114,19 @@ class Source:
     ) -> None:
         if text and not files:
             files = f"text{self.suffixes[0]}"
-        for name, value in (("include", include), ("flags", flags), ("environment", environment)):
-            if isinstance(value, str):
-                raise DeclarationError(f"{name}={value!r} is a string: give a list, [{value!r}]")
         units = [files] if isinstance(files, (str, Unit)) else list(files)
         own = [*(unit for unit in units if not isinstance(unit, str)), *unit_flags]
         self.files = tuple(unit if isinstance(unit, str) else unit[0] for unit in units)
-        self.unit_flags = tuple(Unit(file, tuple(more)) for file, more in own if more)
+        self.unit_flags = tuple(Unit(file, strings("flags", more)) for file, more in own if more)
         self.others = tuple(others)
+        strings("include", include, among=(tuple, list))
         self.include = tuple(Include(i) if isinstance(i, str) else Include(*i) for i in include)
-        self.flags = tuple(flags)
-        self.environment = tuple(environment)
+        self.flags = strings("flags", flags)
+        self.environment = strings("environment", environment)
+        if not isinstance(min_compiler, str):
+            raise DeclarationError(
+                f"min_compiler={min_compiler!r} is no string: write '{min_compiler}'"
+            )
         self.min_compiler = min_compiler
         self.text = text
         self.written_at = tuple(written_at)
@@ -134,6 +155,11 @@ class Source:
         """One of the files, as a source of its own; `others` names the rest, for messages."""
         rest = tuple(other for other in self.files if other != file)
         return self.replace(files=(file,), flags=self.flags_of(file), unit_flags=(), others=rest)
+
+    @property
+    def owner(self) -> str:
+        """What the cache calls the artifacts of all ops; "" if by the name of each op."""
+        return ""
 
     def fields(self) -> dict[str, Any]:
         """The arguments of the source: `type(source)(**source.fields()) == source`."""
@@ -275,9 +301,17 @@ class Triton(Source):
 class Extension(Source):
     """C++ or CUDA with Torch's headers that registers itself; one library of all its files.
 
+    Ops whose Extensions differ in `function` alone share one build.
+
     function: `ns::name` for an op the source registers (TORCH_LIBRARY, STABLE_TORCH_LIBRARY), a
-    plain name for a pybind function (the source holds its PYBIND11_MODULE). The function takes the
-    arguments of the op.
+        plain name for a pybind function (the source holds its PYBIND11_MODULE). The function takes
+        the arguments of the op.
+    name: what the cache calls it, and its last part is TORCH_EXTENSION_NAME; by default the name of
+        the first file.
+    libraries: names of libraries to link with: `foo` for libfoo.so or libfoo.a.
+    library_dirs: directories to find them in, before the system's; relative to the folder. The
+        libraries there enter the key by content, and shared ones are loaded before the extension.
+    ldflags: more flags of the linker; they enter the key as they are.
     """
 
     kind: ClassVar[str] = "extension"
@@ -287,10 +321,74 @@ class Extension(Source):
     compiler: ClassVar[str] = "jitkern.compilers.torch_extension.extension:ExtensionCompiler"
 
     def __init__(
-        self, files: str | Unit | Sequence[str | Unit] = (), *, function: str, **rest: Any
+        self,
+        files: str | Unit | Sequence[str | Unit] = (),
+        *,
+        function: str,
+        text: str = "",
+        name: str = "",
+        libraries: Sequence[str] = (),
+        library_dirs: Sequence[str] = (),
+        ldflags: Sequence[str] = (),
+        include: Sequence[str | Include] = (),
+        flags: Sequence[str] = (),
+        environment: Sequence[str] = (),
+        min_compiler: str = "",
+        folder: str = "",
+        package: str = "",
+        module: str = "",
+        unit_flags: Sequence[Unit] = (),
+        others: Sequence[str] = (),
+        written_at: Sequence[tuple[int, int, str, int]] = (),
     ) -> None:
-        super().__init__(files, **rest)
+        super().__init__(
+            files, text=text, include=include, flags=flags, environment=environment, others=others,
+            min_compiler=min_compiler, folder=folder, package=package, module=module,
+            unit_flags=unit_flags, written_at=written_at,
+        )  # fmt: skip
         self.function = function
+        self.name = name
+        self.libraries = strings("libraries", libraries)
+        self.library_dirs = strings("library_dirs", library_dirs)
+        self.ldflags = strings("ldflags", ldflags)
+        parts = function.split("::") if isinstance(function, str) else ()
+        if len(parts) not in (1, 2) or not all(map(str.isidentifier, parts)):
+            raise DeclarationError(
+                f"function={function!r}: write `ns::name` for an op that the source registers, or "
+                "`name` for a function that its PYBIND11_MODULE binds"
+            )
+        if name and not (isinstance(name, str) and all(map(str.isidentifier, name.split(".")))):
+            raise DeclarationError(f"name={name!r} is no name of a module, such as `mylib._C`")
+        for library in self.libraries:
+            if library.startswith("-") or "/" in library:
+                raise DeclarationError(
+                    f"libraries=[{library!r}]: write `foo` for libfoo.so, its directory in "
+                    "library_dirs, and flags and whole paths in ldflags"
+                )
+
+    @property
+    def shared_build(self) -> Extension:
+        """The same for all ops that share a build."""
+        function = "::" if "::" in self.function else ""
+        build = self.replace(function=function, module="", package="")
+        assert isinstance(build, Extension)
+        return build
+
+    @property
+    def owner(self) -> str:
+        """The name of the extension."""
+        stem = re.sub(r"\W+|^(?=\d)", "_", Path(self.files[0]).stem, flags=re.ASCII)
+        return self.name or stem
+
+    @property
+    def link_words(self) -> tuple[str, ...]:
+        """The linker's words for the libraries, free of paths, and `ldflags`."""
+        return (*(f"-l{library}" for library in self.libraries), *self.ldflags)
+
+    @property
+    def library_folders(self) -> list[str]:
+        """The paths of `library_dirs`."""
+        return [str(Path(self.home, folder)) for folder in self.library_dirs]
 
     @property
     def pybind(self) -> bool:

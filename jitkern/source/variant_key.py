@@ -17,9 +17,11 @@ SCHEMA = 3  # bump when the meaning of an input, a default flag or an artifact's
 
 def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: Closure) -> Key:
     """The key of `variant` built for `target` with `flags` from the files of `closure`."""
+    source = variant.source
+    owner = source.owner or variant.op
     inputs = {
-        **source_inputs(variant.source, closure),
-        "op": variant.op,
+        **source_inputs(source, closure),
+        "op": owner,
         "flags": list(flags),
         "variant": {
             "function": variant.function,
@@ -29,7 +31,7 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
         },
         "target": str(target),
     }
-    return Key(inputs, digest_of(inputs), label_of(variant.op, variant.label))
+    return Key(inputs, digest_of(inputs), label_of(owner, variant.label))
 
 
 def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:

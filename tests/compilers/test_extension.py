@@ -138,7 +138,7 @@ def test_the_manifest_names_the_compiler_and_a_version_may_be_asked_for(variant)
 
 
 def test_what_is_no_module_is_an_error_that_says_what_to_do(variant):
-    with pytest.raises(CompileError, match=r'no Python module `test_k`.* function="ns::name"'):
+    with pytest.raises(CompileError, match=r'no Python module `k`.* function="ns::name"'):
         jit.ensure(variant("int x;", "answer"), CPU)
 
 
@@ -373,20 +373,6 @@ CUDA = {
     "const char* where() { return __FILE__; }\n"
     "int from_cuda() { fill<<<1, 1>>>(nullptr); return *where(); }\n",
 }
-
-
-@pytest.fixture
-def cuda_target(monkeypatch, tmp_path):
-    """Of a Torch that is one of CUDA's, or calls itself so, with libraries that hold nothing."""
-    if torch.version.cuda is None:
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        for name in ("c10_cuda", "torch_cuda"):
-            command = ["c++", "-shared", "-x", "c++", "/dev/null", "-o", tmp_path / f"lib{name}.so"]
-            subprocess.run(command, check=True)
-        monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-        monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
-    cuda = torch.version.cuda.replace(".", "")
-    return Target("cuda", "sm_90", cuda, CPU.torch)
 
 
 @pytest.fixture

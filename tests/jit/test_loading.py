@@ -114,15 +114,15 @@ def test_what_was_published_just_now_is_verified_too(variant, evil, monkeypatch)
 
 def test_a_call_whose_entry_is_replaced_meanwhile_looks_again(variant, entry, monkeypatch):
     target = Target.current("cpu")
-    LOADED.pop(entry.manifest.digest, None)
+    LOADED.pop(f"{entry.manifest.digest} ", None)
     real, stale = loader.load, []
 
-    def load_after_a_change(source, found):
+    def load_after_a_change(source, found, op):
         if not stale:
             stale.append(found)
             artifact = found.path / found.manifest.meta["artifact"]
             artifact.touch()
-        return real(source, found)
+        return real(source, found, op)
 
     monkeypatch.setattr("jitkern.jit.load.load", load_after_a_change)
     assert jit.loaded(variant, target).address

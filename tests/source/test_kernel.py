@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_flags_of_a_unit_come_after_those_of_all():
     [
         Cuda(["a.cu", Unit("b.cu", flags=("-y",))], include=[Include("i", "1")]),
         Cpp(["a.cpp", Unit("b.cpp", ("-y",))], native=True).unit("b.cpp"),
-        Extension(["a.cpp", Unit("b.cu", ("-y",))], function="f"),
+        Extension(["a.cpp", Unit("b.cu", ("-y",))], function="f", libraries=["m"], ldflags=["-g"]),
     ],
     ids=repr,
 )
@@ -53,6 +54,34 @@ def test_include_strings_become_includes():
 
 def test_sources_are_hashable_and_equal_by_value():
     assert len({Cuda("x.cu", flags=["-a"]), Cuda(["x.cu"], flags=("-a",))}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"flags": "-O3"}, r"flags='-O3' is a string: give a list, \['-O3'\]"),
+        ({"flags": {"nvcc": ["-O3"]}}, r"is a dict: give a list; .* Unit\("),
+        ({"flags": [["-O3"]]}, r"flags lists strings, and \['-O3'\] is none"),
+        ({"files": ["a.cpp", Unit("b.cpp", "-O3")]}, "flags='-O3' is a string"),
+        ({"include": Path("i")}, "include=.* is no list"),
+        ({"include": [Path("i")]}, "include lists strings, and .*Path.* is none"),
+        ({"libraries": "foo"}, r"give a list, \['foo'\]"),
+        ({"libraries": ["-lfoo"]}, "write `foo` for libfoo.so"),
+        ({"libraries": ["lib/libfoo.so"]}, "whole paths in ldflags"),
+        ({"library_dirs": "lib"}, "is a string"),
+        ({"ldflags": "-lfoo"}, "is a string"),
+        ({"environment": "CC"}, "is a string"),
+        ({"function": ""}, "write `ns::name` for an op"),
+        ({"function": "mylib.f"}, "`name` for a function that its PYBIND11_MODULE binds"),
+        ({"function": "a::b::c"}, "write `ns::name`"),
+        ({"name": "my-lib"}, "is no name of a module"),
+        ({"min_compiler": 12.8}, "min_compiler=12.8 is no string: write '12.8'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_where_it_is_given(options, match):
+    with pytest.raises(DeclarationError, match=match):
+        Extension(**{"files": "a.cpp", "function": "f", **options})
 
 
 def test_extension_with_a_namespace_is_not_pybind():

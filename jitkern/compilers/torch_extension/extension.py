@@ -5,11 +5,10 @@ A lookup imports none of the modules that compiling needs.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jitkern import compilers
+from jitkern import compilers, config
 from jitkern.compilers import Compiler, torch_extension
 from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension.inline_source import has_cuda
@@ -32,7 +31,25 @@ class ExtensionCompiler(Compiler):
         return target.for_host_code(abi=target.abi or this_abi(python=source.pybind))
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
-        return (_OPTIMIZED, "-fPIC", "-shared", *source.flags)
+        assert isinstance(source, Extension)
+        linking = ("ld", *source.link_words) if source.link_words else ()
+        return (_OPTIMIZED, "-fPIC", "-shared", *source.flags, *linking)
+
+    def closure(self, source: Source) -> Closure:
+        """What the units include, and what they are linked with, except for the system's."""
+        assert isinstance(source, Extension)
+        found = super().closure(source)
+        if not source.link_words:
+            return found
+        files, paths = dict(found.files), set(found.paths)
+        labels = {path: f"<library {n}>" for n, path in enumerate(source.library_folders)}
+        told = "LIBRARY_PATH" in source.environment and config.current().environment
+        searched = told.get("LIBRARY_PATH", "").split(":") if told else []
+        for path in torch_extension.inline_files.linked(_ldflags(source), searched):
+            home = labels.get(str(path.parent), str(path.parent))
+            files[f"{home}/{path.name}"] = torch_extension.inline_files.digest_of(path)
+            paths.add(path.resolve())
+        return Closure(files, found.versions, frozenset(paths))
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return [torch_extension.compile_and_link.identity(with_nvcc=has_cuda(source.files))]
@@ -46,7 +63,7 @@ class ExtensionCompiler(Compiler):
         )
         if with_cuda and not target.cuda:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
-        build = _build_of(variant.op, source, target)
+        build = _build_of(source, target)
         compilers.opened.refuse_profiles(
             [flag for unit in build.units for flag in unit.flags], variant.op
         )
@@ -56,11 +73,14 @@ class ExtensionCompiler(Compiler):
         texts = [path.read_bytes() for path in closure.paths]
         if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
             raise CompileError(f"{variant.op}: {compilers.opened.UNTOLD}", op=variant.op)
-        loading = {"module": build.name if source.pybind else "", "function": source.function}
-        return built._replace(meta={**built.meta, **loading})
+        return built._replace(meta={**built.meta, "module": build.name if source.pybind else ""})
 
 
-def _build_of(op: str, source: Extension, target: Target) -> torch_extension.commands.Build:
+def _ldflags(source: Extension) -> list[str]:
+    return [*(f"-L{folder}" for folder in source.library_folders), *source.link_words]
+
+
+def _build_of(source: Extension, target: Target) -> torch_extension.commands.Build:
     number = target.arch.removeprefix("sm_")
     machine_code = f"-gencode=arch=compute_{number},code=sm_{number}"
 
@@ -71,11 +91,12 @@ def _build_of(op: str, source: Extension, target: Target) -> torch_extension.com
 
     return torch_extension.commands.Build(
         kind=source.kind,
-        name=re.sub(r"\W+", "_", op),
+        name=source.owner.rpartition(".")[2],
         output="module" if source.pybind else "library",
         units=[Unit(str(p.absolute()), flags(f)) for f, p in zip(source.files, source.paths)],
         texts={},
         include=[root.path for root in source.roots],
         with_cuda=has_cuda(source.files),
+        ldflags=_ldflags(source),
         environment=source.environment,
     )

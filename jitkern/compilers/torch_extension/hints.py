@@ -32,7 +32,7 @@ _WORDS = {  # the names of the arguments, by kind of source
         "flags": "flags",
         "include": "include",
         "arch": "name another target",
-        "link": 'in LIBRARY_PATH, and that in environment=["LIBRARY_PATH"]',
+        "link": "in library_dirs",
         "bound": "",
         "module": (
             "or, where it registers ops (TORCH_LIBRARY), name one with its namespace: "

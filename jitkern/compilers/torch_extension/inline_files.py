@@ -47,7 +47,10 @@ def closure(source: Inline) -> Closure:
         files.append((label, path, data))
         computed |= more
     place = {"folders": place_of(source)} if computed else {}  # a macro's file may depend on it
-    files += [(path, os.path.realpath(path), data) for path, data in _linked(source.ldflags)]
+    searched = config.current().environment.get("LIBRARY_PATH", "").split(":")
+    for library in linked(source.ldflags, searched):
+        data = b"" if includes.is_loaded(library) else library.read_bytes()  # a shared one is named
+        files.append((str(library), os.path.realpath(library), data))
     paths = frozenset(Path(path) for _, path, _ in files if path)
     versions = {f"<{n}>": root.version for n, root in enumerate(source.roots) if root.version}
     return Closure({**absent, **digests(files), **place}, versions, paths)
@@ -105,16 +108,17 @@ def _candidates(roots: Sequence[tuple[str, str]], includer: File, name: Name) ->
             yield File(f"{label}{name.text}", path)
 
 
-def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """(path, content) of the files that the linker may read: archives, scripts, and their files.
+def linked(ldflags: Sequence[str], searched: Sequence[str]) -> Iterator[Path]:
+    """The files that the linker may read: libraries, archives, scripts, and their files.
 
     An archive beside a shared library is left out, unless a flag asks for archives.
+
+    searched: the directories to search after those of the flags.
     """
     words = list(expanded(ldflags))
     words += [part for word in words if "," in word for part in word.split(",")]
     archives_too = not _STATIC.isdisjoint(words)
-    libraries = config.current().environment.get("LIBRARY_PATH", "").split(":")
-    paths = (*paths_after(("-L", "--library-path"), words), *libraries)
+    paths = (*paths_after(("-L", "--library-path"), words), *searched)
     folders = [folder for folder in paths if folder]
     queue = [(name, folders) for name in _link_names(words)]
     visited: set[Path] = set()
@@ -122,8 +126,8 @@ def _linked(ldflags: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         names, searched = queue.pop(0)
         for path in _matches(names, searched, every=archives_too) - visited:
             visited.add(path)
-            data = b"" if is_loaded(path) else path.read_bytes()
-            yield str(path), data
+            yield path
+            data = b"\0" if is_loaded(path) else path.read_bytes()
             if b"\0" not in data[:4096] and not data.startswith(b"!<arch>"):  # a script
                 tokens = [
                     token.decode(errors="surrogateescape") for token in re.findall(_TOKEN, data)
