@@ -23,8 +23,8 @@ stress: $(READY)
 	$(BIN)/python -m pytest -m stress
 
 check: $(READY)
-	$(BIN)/ruff check jitkern cache_tools kernels_src tests benches
-	$(BIN)/ruff format --check jitkern cache_tools kernels_src tests benches
+	$(BIN)/ruff check jitkern cache_tools kernels_src tests benches examples
+	$(BIN)/ruff format --check jitkern cache_tools kernels_src tests benches examples
 	$(BIN)/mypy
 
 # The extra with the CUDA toolchain follows the CUDA version that Torch was built with.

@@ -1,0 +1,86 @@
+"""The worked migration in `examples/`, before and after."""
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import REPOSITORY
+
+from jitkern import jit
+from jitkern.compilers.cuda import toolkit
+from jitkern.declare import discover
+from jitkern.op.op import OPS
+from jitkern.source.kinds import Variant
+
+EXAMPLE = REPOSITORY / "examples" / "from_cuda_extension"
+TEXT = (EXAMPLE / "README.md").read_text()
+
+LINES = re.search(r"```sh\n(.*?)```", TEXT, re.DOTALL)[1].splitlines()
+
+needs_cxx = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+pytestmark = [pytest.mark.slow, needs_cxx]
+
+
+def run(folder, lines, **more):
+    """Run these lines of the README in this folder; returns what they print."""
+    script = "\n".join(lines).replace("python ", f"{sys.executable} -W ignore ")
+    environment = {**os.environ, "PYTHONPATH": ".", **more}
+    done = subprocess.run(
+        ["sh", "-ec", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def example(tmp_path):
+    return shutil.copytree(EXAMPLE, tmp_path / "example")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_readme_is_what_runs(example, cache_dir, device):
+    """The whole migration; on a machine with a GPU, the ops run on it, too."""
+    hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": "", "TORCH_CUDA_ARCH_LIST": "9.0"}
+    assert run(example, LINES, **hidden).count("are right") == 2
+    logs = [path.read_text() for path in cache_dir.rglob("compile.log")]
+    builds = sum("csrc/ops.cpp" in log for log in logs)
+    assert builds == 1 + (device == "cuda"), "the two ops share one build for each device"
+
+
+@pytest.mark.skipif(not toolkit.nvcc(), reason="needs nvcc")
+def test_the_cuda_units_compile_ahead_without_a_gpu(example, cuda_target, monkeypatch):
+    run(example, [line.partition(" && python")[0] for line in LINES if "setup.py" not in line])
+    monkeypatch.syspath_prepend(example / "work")
+    monkeypatch.delitem(sys.modules, "mathops", raising=False)
+    ops = discover("mathops")
+    try:
+        variants = [Variant(op.name, told(op.sources["cuda"][0])) for op in ops]
+        built = [jit.ensure_and_tell(variant, cuda_target) for variant in variants]
+    finally:
+        for op in ops:
+            del OPS[op.name]
+    assert [new for _, new in built] == [True, False]
+    log = (built[0][0].path / "compile.log").read_text()
+    assert log.count("arch=compute_90,code=sm_90") == 2
+
+
+def told(source):
+    """The source, told that this Torch, which has no CUDA, has no settings of CUDA either."""
+    flags = (*source.flags, "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE")
+    return source.replace(flags=flags, environment=("LIBRARY_PATH",))
+
+
+def test_the_table_has_every_argument():
+    from setuptools._distutils.extension import Extension
+    from torch.utils.cpp_extension import BuildExtension
+
+    text = (REPOSITORY / "docs" / "from_cuda_extension.md").read_text()
+    cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| "))
+    known = {*inspect.signature(Extension.__init__).parameters} - {"self", "kw"}
+    known |= {"py_limited_api", "dlink", "dlink_libraries"}
+    known |= {*re.findall(r'kwargs\.get\("(\w+)"', inspect.getsource(BuildExtension.__init__))}
+    assert known - {*re.findall(r"\w+", cells)} == set()
