@@ -5,7 +5,38 @@ The names below load on first use, so that a command imports only the modules th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.cache_tools.bundle import (
+        BundleError as BundleError,
+        Unpacked as Unpacked,
+        pack as pack,
+        unpack as unpack,
+    )
+    from jitkern.cache_tools.explain import differences as differences, nearest as nearest
+    from jitkern.cache_tools.listing import (
+        SORTS as SORTS,
+        Row as Row,
+        Wanted as Wanted,
+        chosen as chosen,
+        find as find,
+        rows as rows,
+    )
+    from jitkern.cache_tools.prune import (
+        Use as Use,
+        after_publish as after_publish,
+        evictable as evictable,
+        pin as pin,
+        pinned as pinned,
+        remove as remove,
+        unpin as unpin,
+    )
+    from jitkern.cache_tools.signing import keygen as keygen, sign as sign
+    from jitkern.cache_tools.statistics import stats as stats
+    from jitkern.cache_tools.wheel import pack_wheel as pack_wheel
 
 _HOMES = {
     "BundleError": "bundle",
@@ -34,7 +65,8 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
-__getattr__ = on_first_use(__name__, _HOMES)
+if not TYPE_CHECKING:
+    __getattr__ = on_first_use(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -43,7 +43,7 @@ def health(settings: Config) -> list[Check]:
     """
     checks = [_run(name, "", check, settings) for name, check in LOOKS.items()]
     checks[0] = replace(checks[0], origin=settings.cache_dir_origin)
-    origin = settings.origins.get("JITKERN_SYSTEM_CACHE", "")
+    origin = settings.origins.get("system_cache", "")
     layers = [(root, origin) for root in settings.system_cache]
     with contextlib.suppress(OSError):
         layers += [(root, "installed") for root in owned.installed_layers()]

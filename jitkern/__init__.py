@@ -7,10 +7,35 @@ of a room (a folder of jitkern), so that a warm process imports only the modules
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names and no others
+    from jitkern import cache_tools as cache_tools, declare as declare, ops as ops
+    from jitkern.cache.events import on_compile as on_compile, stats as stats
+    from jitkern.cache.store import Cache as Cache
+    from jitkern.config import Config as Config, using as using
+    from jitkern.dropin.api import load as load, load_inline as load_inline
+    from jitkern.errors import (
+        CacheError as CacheError,
+        CompileError as CompileError,
+        CompilerNotFound as CompilerNotFound,
+        DeclarationError as DeclarationError,
+        JitkernError as JitkernError,
+        LaunchError as LaunchError,
+        LoadError as LoadError,
+        NotCached as NotCached,
+        SettingError as SettingError,
+        TargetError as TargetError,
+        UntrustedCache as UntrustedCache,
+    )
+    from jitkern.prewarming.api import prewarm as prewarm
+    from jitkern.raw.from_file import cpp_kernel as cpp_kernel, cuda_kernel as cuda_kernel
+    from jitkern.raw.from_triton import triton_kernel as triton_kernel
+    from jitkern.target import Target as Target
 
 __version__ = "0.1.0"
 
@@ -68,7 +93,24 @@ def on_first_use(
     return attribute
 
 
-__getattr__ = on_first_use(__name__, _HOMES)
+def after_fork(*renewed: Any, held: Any = None) -> None:
+    """Have locks made anew, and functions called, in each child that this process forks.
+
+    A child has none of its parent's other threads, whose locks nobody would free. The objects that
+    a process holds are listed in docs/architecture.md; this is the only way to renew them.
+
+    held: a lock that a fork waits for, and frees on both sides.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+    if held:
+        os.register_at_fork(before=held.acquire, after_in_parent=held.release)
+    for item in (held, *renewed) if held else renewed:
+        os.register_at_fork(after_in_child=getattr(item, "_at_fork_reinit", item))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = on_first_use(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jitkern.declare import discover
+
+if TYPE_CHECKING:
+    from jitkern.declare import Op
+
+    def __getattr__(name: str) -> Op: ...
+
 
 globals().update({op.name.split("::")[1]: op for op in discover("jitkern.kernels_src")})

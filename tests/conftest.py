@@ -55,7 +55,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-settings"))
     monkeypatch.setattr("jitkern.jit.cache_in_use.spilled", [])
-    monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
+    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
     yield root
     linker.settle()  # no stub is still in the making when this test's cache goes
     cache_in_use._open_cache.cache_clear()
@@ -65,7 +65,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that no other test of this user waits for, in any thread."""
     tmp_path.chmod(0o700)
-    monkeypatch.setattr("jitkern.config.settings._current", replaced(runtime_dir=tmp_path))
+    monkeypatch.setattr("jitkern.config._current", replaced(runtime_dir=tmp_path))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def cuda_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Target:
             command = ["c++", "-shared", "-x", "c++", "/dev/null", "-o", tmp_path / f"lib{name}.so"]
             subprocess.run(command, check=True)
         monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
-        monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
+        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
     cuda = torch.version.cuda.replace(".", "")
     return Target("cuda", "sm_90", cuda, Target.current("cpu").torch)
 

@@ -58,7 +58,7 @@ def test_rooms_are_few_and_neither_empty_nor_crowded():
     [
         n
         for n, p in MODULES.items()
-        if p.name == "__init__.py" and "on_first_use(__name__" in p.read_text()
+        if "on_first_use(__name__)" in p.read_text() or n == "jitkern.jit"
     ],
 )
 def test_a_type_checker_is_told_of_each_module_of_a_room(room):
@@ -71,13 +71,11 @@ def test_a_type_checker_is_told_of_each_module_of_a_room(room):
         and node.module == room
         for alias in node.names
     }
-    if told:
-        missing = (
-            {path.stem for path in MODULES[room].parent.glob("*.py")}
-            - told
-            - {"__init__", "worker"}
-        )
-        assert not missing
+    modules = {path.stem for path in MODULES[room].parent.glob("*.py")}
+    assert modules - told <= {"__init__", "worker"}
+    (condition,) = (n for n in TREES[room].body if isinstance(n, ast.If))
+    (hidden,) = condition.orelse
+    assert ast.unparse(hidden).startswith("__getattr__ ="), "else every name would pass"
 
 
 def test_kernels_need_only_declare():

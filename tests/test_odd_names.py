@@ -64,7 +64,7 @@ def test_such_a_folder_has_gpu_kernels_too_but_no_headers_of_theirs(tmp_path):
 
 def test_a_cache_whose_path_is_no_text_works(tmp_path, monkeypatch):
     root = odd(tmp_path)
-    monkeypatch.setattr("jitkern.config.settings._current", replaced(cache_dir=root))
+    monkeypatch.setattr("jitkern.config._current", replaced(cache_dir=root))
     (tmp_path / "k.cpp").write_text('extern "C" void one(int* x) { *x = 1; }')
     x = torch.zeros(1, dtype=torch.int32)
     cpp_kernel(tmp_path / "k.cpp", "one")(x)

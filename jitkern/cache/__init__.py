@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         store as store,
         usage as usage,
     )
+else:
+    __getattr__ = on_first_use(__name__)
 
 VERSION = "v1"  # the folder of a root that holds entries, in the layout of `layout`
 RECEIPTS = "inline"  # the folder of a root that holds receipts
-__getattr__ = on_first_use(__name__)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitkern import config
+from jitkern import after_fork, config
 from jitkern.files.owned import distrust_entry
 
 PATIENCE = 10.0  # seconds between two messages of a process that waits
@@ -137,14 +137,13 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _after_fork() -> None:
+def _close_all() -> None:
     """Close the lock files of the parent, so that its locks end with it, not with this child."""
     for descriptor in tuple(_held):
         _close(descriptor)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_close_all)
 
 
 def lock_directory(settings: config.Config) -> Path | None:

@@ -15,6 +15,7 @@ import re
 import tempfile
 from pathlib import Path
 
+from jitkern import after_fork
 from jitkern.errors import CacheError
 from jitkern.files import atomic
 
@@ -39,8 +40,7 @@ def private_root() -> Path:
     return path
 
 
-if hasattr(os, "register_at_fork"):  # a child makes a new root: its parent deletes the old one
-    os.register_at_fork(after_in_child=private_root.cache_clear)
+after_fork(private_root.cache_clear)  # a child makes a new root: its parent deletes the old one
 
 
 def _new_root() -> Path:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jitkern import cache, files as room
+from jitkern import after_fork, cache, files as room
 from jitkern.cache import VERSION
 
 SHARDS = 64
@@ -119,5 +119,4 @@ def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:
                         yield counts
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_counts.clear)
+after_fork(_counts.clear)

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = _parse(arguments)
             if getattr(args, "cache_dir", None):
                 path = Path(args.cache_dir).expanduser().absolute()
-                origins = {**config.current().origins, "JITKERN_CACHE_DIR": "--cache-dir"}
+                origins = {"cache_dir": "--cache-dir"}
                 settings.enter_context(config.using(cache_dir=path, origins=origins))
             code: int = args.run(args)
             return code

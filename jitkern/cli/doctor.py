@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -27,9 +26,8 @@ from jitkern.cli.output import print_json, styled
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import nvrtc_api, toolkit
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
-from jitkern.config.file import TRUST
 from jitkern.config.settings import SYSTEM_FILE, user_file
-from jitkern.errors import JitkernError
+from jitkern.errors import JitkernError, SettingError
 from jitkern.target import short_version
 
 TESTED_TORCH = ("2.11.0", "2.13.0")
@@ -207,17 +205,19 @@ def _versions(compiler: str) -> set[str]:
 def _settings() -> list[Check]:
     """Return a check for each setting, and for each file that settings may come from."""
     settings = config.current()
-    names = [(f"JITKERN_{name}", name) for name in config.SETTINGS]
-    names += [(name.lower(), name) for name in TRUST]  # not from the environment
     checks = [
         Check(
-            label,
+            setting.variable or setting.name,
             ok=True,
-            value=_text(getattr(settings, name.lower())),
-            origin=settings.origins.get(f"JITKERN_{name}", "default"),
+            value=_text(getattr(settings, setting.name)),
+            origin=settings.origins.get(setting.name, "default"),
         )
-        for label, name in names
+        for setting in config.SETTINGS
     ]
+    try:
+        config.preferred()
+    except SettingError as e:
+        checks.append(Check("JITKERN_PREFER", ok=False, value=str(e), remedy="name another kind"))
     for path in (SYSTEM_FILE, user_file(settings.environment)):
         value = str(path) if os.access(path, os.F_OK) else f"{path}, absent"
         checks.append(Check("settings file", ok=True, value=value))
@@ -234,18 +234,19 @@ def _text(value: object) -> str:
 def _variables() -> list[Check]:
     """Return a failed check for each environment variable that looks like a setting and is none."""
     settings = config.current()
+    variables = {setting.variable for setting in config.SETTINGS}
     checks = []
     for name in sorted(settings.environment):
         kind, _, key = name.partition("_")
-        if kind != "JITKERN" or key in config.SETTINGS:
+        if kind != "JITKERN" or name in variables:
             continue
-        near = difflib.get_close_matches(key, config.SETTINGS, n=1)
-        if key in TRUST:
+        if key.lower() in vars(settings):
             value = f"`{key.lower()}` counts only in a settings file, not in the environment"
             remedy = f"move it to {user_file(settings.environment)}"
         else:
-            value = "is not a setting" + (f": did you mean JITKERN_{near[0]}?" if near else "")
-            remedy = f"unset {name}" + (f", and set JITKERN_{near[0]}" if near else "")
+            near = config.nearest(key, (v.removeprefix("JITKERN_") for v in variables))
+            value = "is not a setting" + (near and f": did you mean JITKERN_{near}?")
+            remedy = f"unset {name}" + (near and f", and set JITKERN_{near}")
         checks.append(Check(name, ok=False, value=value, origin="environment", remedy=remedy))
     return checks
 

@@ -19,13 +19,17 @@ from jitkern.target import Target
 if TYPE_CHECKING:
     from jitkern.compilers import (
         child_process as child_process,
+        cpp as cpp,
+        cuda as cuda,
         opened as opened,
         parallelism as parallelism,
         result as result,
+        torch_extension as torch_extension,
+        triton as triton,
     )
     from jitkern.compilers.result import Built
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)
 
 COMPILERS: dict[str, Compiler] = {}  # by kind of source, added when first used
 

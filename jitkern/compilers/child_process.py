@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jitkern import after_fork
+
 _GUARD = 'read -r line || kill -9 "-$1"'  # a line means: the child has ended
 _starting = threading.Lock()
 _lines: set[int] = set()  # our ends of the pipes
@@ -122,16 +124,12 @@ def end() -> None:
     kill_all()
 
 
-def _after_fork() -> None:
+def _close_all() -> None:
     """Close the parent's pipes in a fork: an open copy would keep a group alive for longer."""
-    _starting.release()
     for line in _lines:
         os.close(line)
     _lines.clear()
     _running.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_after_fork
-    )
+after_fork(_close_all, held=_starting)

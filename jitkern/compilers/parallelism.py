@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitkern import config
+from jitkern import after_fork, config
 
 MEMORY_PER_JOB = 2 << 30  # a build with Torch's headers takes 1.5 to 3 GB
 _CGROUP = "/sys/fs/cgroup"
@@ -93,11 +93,10 @@ def place(over: threading.Event) -> Iterator[int]:
             _freed.notify()
 
 
-def _after_fork() -> None:
+def _free_all() -> None:
     """Free all places in a fork: a child has none of the threads that hold them."""
-    global _freed, _taken
-    _freed, _taken = threading.Condition(), 0
+    global _taken  # noqa: PLW0603
+    _taken = 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_freed, _free_all)

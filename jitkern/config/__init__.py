@@ -1,26 +1,183 @@
-"""The settings of the user: read once, frozen, and validated whatever their origin."""
+"""The settings of the user: read once, frozen, and validated whatever their origin.
+
+Variables for compilers (CC, CXX, CPATH and the like) are read at the same time, and again at each
+call of `load_inline` and `load`, as Torch does: see `renew`. Later builds of this process get the
+renewed values.
+"""
 
 from __future__ import annotations
 
-from jitkern import on_first_use
+import contextlib
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jitkern import after_fork, on_first_use
 from jitkern.config.settings import (
     BUILD_VARIABLES,
-    PREFERENCES,
+    KINDS,
     SEARCHED,
     SETTINGS,
+    TOOL_VARIABLES,
     Config,
+    Setting,
+    Snapshot,
     cuda_arch_list,
-    current,
-    duration_of,
-    follow_preferences,
-    preferences,
-    renew,
-    size_of,
-    using,
+    present,
+    tools_in,
 )
+from jitkern.config.values import duration_of, nearest, size_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from jitkern.config import file as file, settings as settings, values as values
+    from jitkern.config.values import Settings
+else:
+    __getattr__ = on_first_use(__name__)  # the module `file`, needed only if such a file exists
 
 __all__ = [
-    "BUILD_VARIABLES", "PREFERENCES", "SEARCHED", "SETTINGS", "Config", "cuda_arch_list",
-    "current", "duration_of", "follow_preferences", "preferences", "renew", "size_of", "using",
+    "BUILD_VARIABLES", "KINDS", "SEARCHED", "SETTINGS", "Config", "Setting", "cuda_arch_list",
+    "current", "duration_of", "follow_preferences", "nearest", "number_of", "preferences",
+    "preferred", "renew", "size_of", "using",
 ]  # fmt: skip
-__getattr__ = on_first_use(__name__)  # the module `file`, needed only if a settings file exists
+
+_current: Config | None = None  # the settings of the process
+_using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern", default=None)
+_listeners: list[Callable[[], None]] = []
+_lock = threading.Lock()
+_own_blocks = threading.local()  # `count`: the share of this thread in `_blocks`
+_blocks = 0  # blocks of `using` in all threads whose `prefer` differs from that of the process
+_numbers = {"": 0}  # of the kinds of source that were preferred, for C
+
+
+def current() -> Config:
+    """Return the settings in force here; the first call reads the environment."""
+    return _using.get() or _process_settings()
+
+
+def _process_settings() -> Config:
+    global _current  # noqa: PLW0603  the one process-wide value, set once
+    if _current is None:
+        _current = Config.from_env()
+        _configure_log(_current.log)
+    return _current
+
+
+def renew(also: Sequence[str] = ()) -> None:
+    """Read the variables again that every build depends on, and the variables named in `also`.
+
+    Settings, overrides by `using`, and variables that sources name stay as they are. Where no
+    variable changed, `current()` returns the same object as before.
+    """
+    global _current  # noqa: PLW0603
+    settings = current()
+    before = settings.environment
+    if not isinstance(before, Snapshot):
+        return
+    values = present(*BUILD_VARIABLES, *TOOL_VARIABLES, *also)
+    if all(before.get(name) == value for name, value in values.items()):
+        return
+    after = Snapshot({k: v for k, v in {**before, **values}.items() if v is not None})
+    old = tools_in(before)
+    tools = {k: tool for k, tool in tools_in(after).items() if vars(settings)[k] == old[k]}
+    renewed = replace(settings, **tools, environment=after)
+    if _using.get():
+        _using.set(renewed)
+    else:
+        _current = renewed
+
+
+@contextlib.contextmanager
+def using(**settings: Unpack[Settings]) -> Iterator[Config]:
+    """Run a block under changed settings, e.g. `with using(compile="never"):`.
+
+    The changed settings hold in this thread and context, and in background builds for its calls. A
+    thread that other code starts, as Torch does for gradients on a GPU, has the settings of the
+    process. A value is text, as in the environment, or has the type of the setting. Raises
+    TypeError for an unknown name, and SettingError for an invalid value.
+    """
+    changes: dict[str, Any] = {**settings}
+    before, outer = _using.get(), current()
+    for name in changes.keys() - vars(outer).keys():
+        near = nearest(name, vars(outer))
+        raise TypeError(f"there is no setting {name}" + (near and f": did you mean {near}?"))
+    origins = {**outer.origins, **dict.fromkeys(changes, "using"), **changes.get("origins", {})}
+    changed = replace(outer, **{**changes, "origins": origins})
+    differs = changed.prefer != _process_settings().prefer
+    _using.set(changed)
+    _count_blocks(+differs)
+    try:
+        yield changed
+    finally:
+        _using.set(before)
+        _count_blocks(-differs)
+
+
+def _count_blocks(change: int) -> None:
+    global _blocks  # noqa: PLW0603
+    with _lock:
+        _blocks += change
+        _own_blocks.count = getattr(_own_blocks, "count", 0) + change
+        for listener in _listeners:
+            listener()
+
+
+def preferred() -> str:
+    """Return the kind of source that the settings prefer, or "".
+
+    Raises SettingError if there is no such kind. A variable or a file may name a kind that is
+    declared after the settings are read, so this is asked when an op is called.
+    """
+    settings = current()
+    settings.check_kind()
+    return settings.prefer
+
+
+def number_of(kind: str) -> int:
+    """Return the number of a preferred kind of source, by which C code knows it; "" has 0."""
+    return _numbers.setdefault(kind, len(_numbers))
+
+
+def follow_preferences(listener: Callable[[], None]) -> None:
+    """Call `listener` now, and whenever `preferences` may have changed, in the thread concerned."""
+    with _lock:
+        _listeners.append(listener)
+        listener()
+
+
+def preferences() -> tuple[str | None, str | None]:
+    """Return the value of `prefer` in every thread, and in this thread, as far as C may rely on it.
+
+    C code knows threads, but no contexts. So the first value is None while any block prefers
+    another kind than the process does. The second value is None outside of such a block, and in the
+    thread of an event loop, whose tasks have contexts of their own.
+    """
+    process, own = _process_settings().prefer, current().prefer
+    import asyncio  # costs nothing: C code asks only after Torch, which imports asyncio
+
+    shared = asyncio._get_running_loop() is not None
+    return None if _blocks else process, None if shared or own == process else own
+
+
+def _forget_blocks() -> None:
+    """Forget the blocks of the parent's other threads, which a forked child does not have."""
+    global _blocks  # noqa: PLW0603
+    _blocks = getattr(_own_blocks, "count", 0)
+    for listener in _listeners:
+        listener()
+
+
+after_fork(_lock, _forget_blocks)
+
+
+def _configure_log(level: str) -> None:
+    logger = logging.getLogger("jitkern")
+    if level != "warning" and not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("jitkern: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(level.upper())

@@ -1,8 +1,7 @@
 """Settings files: `/etc/jitkern/config.toml`, then the user's own file, which wins.
 
-Each key is the name of an environment variable without `JITKERN_`, in lower case. Three keys have
-no variable, since they decide where native code may be loaded from: `trusted`, `trusted_keys` and
-`signed`.
+Each key is a field of `Config`. Three keys have no environment variable, since they decide where
+native code may be loaded from: `trusted`, `trusted_keys` and `signed`.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from jitkern.config.values import nearest
 from jitkern.errors import SettingError
 from jitkern.files.owned import distrust_entry
 
-TRUST = ("TRUSTED", "TRUSTED_KEYS", "SIGNED")
 
+def read(path: Path, settings: Collection[str]) -> dict[str, Any]:
+    """Return the values in a settings file by their keys, which are among `settings`.
 
-def read(path: Path, settings: Collection[str]) -> dict[str, object]:
-    """Return the values in a settings file by their keys.
-
-    settings: the keys that are allowed beside the keys of TRUST. Raises SettingError, naming the
-    file, for an unknown key, and for a file that another user could have written.
+    Raises SettingError, naming the file, for an unknown key, and for a file that another user could
+    have written.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
@@ -33,11 +31,12 @@ def read(path: Path, settings: Collection[str]) -> dict[str, object]:
                 f"{path} is not used: another user could have written it; mend its owner and mode"
             )
         text = file.read().decode(errors="replace")
-    known = {name.lower() for name in (*settings, *TRUST)}
     values = _parsed(text, path)
-    for key in values.keys() - known:
-        names = ", ".join(sorted(known))
-        raise SettingError(f"{path}: `{key}` is not a setting: expected one of {names}")
+    for key in values.keys() - set(settings):
+        names = ", ".join(sorted(settings))
+        near = nearest(key, settings)
+        hint = near and f"; did you mean {near}?"
+        raise SettingError(f"{path}: `{key}` is not a setting: expected one of {names}{hint}")
     return values
 
 

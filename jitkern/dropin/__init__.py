@@ -13,5 +13,5 @@ if TYPE_CHECKING:
         memo as memo,
         pybind as pybind,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

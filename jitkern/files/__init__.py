@@ -12,5 +12,5 @@ if TYPE_CHECKING:
         owned as owned,
         signature as signature,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

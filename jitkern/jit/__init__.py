@@ -38,5 +38,5 @@ if TYPE_CHECKING:
         exact_target as exact_target,
         key_of as key_of,
     )
-
-__getattr__ = on_first_use(__name__, _HOMES)
+else:
+    __getattr__ = on_first_use(__name__, _HOMES)

@@ -6,13 +6,12 @@ import contextlib
 import errno
 import functools
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from jitkern import config
+from jitkern import after_fork, config
 from jitkern.cache import usage
 from jitkern.cache.store import Cache, Entry
 from jitkern.config import Config
@@ -83,14 +82,4 @@ def one_at_a_time(name: str) -> Iterator[None]:
         yield
 
 
-def _after_fork() -> None:
-    """Forget, in a child, the locks of its parent's threads and the private root of its parent."""
-    global _guard  # noqa: PLW0603
-    _guard = threading.Lock()
-    _locks.clear()
-    spilled.clear()
-    _open_cache.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_guard, _locks.clear, spilled.clear, _open_cache.cache_clear)  # of the parent

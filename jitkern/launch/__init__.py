@@ -18,5 +18,5 @@ if TYPE_CHECKING:
         symbols as symbols,
         tuned as tuned,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

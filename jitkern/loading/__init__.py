@@ -12,8 +12,9 @@ if TYPE_CHECKING:
         library as library,
         loader as loader,
     )
+else:
+    __getattr__ = on_first_use(__name__)
 
 # The code that this process has loaded: by the digest of its entry; for a library, by what makes it
 # this library and no other (see `library.open_library`); for `load_inline`, by its call as well.
 LOADED: dict[str, Any] = {}
-__getattr__ = on_first_use(__name__)

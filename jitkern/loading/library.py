@@ -11,19 +11,11 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from jitkern import after_fork
 from jitkern.loading import LOADED
 
 _opening = threading.RLock()
-
-
-def _after_fork() -> None:
-    """Replace the lock in a fork: a thread that the child does not have may have held it."""
-    global _opening  # noqa: PLW0603
-    _opening = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_opening)
 
 
 class Registered(RuntimeError):

@@ -17,5 +17,5 @@ if TYPE_CHECKING:
         needed_kernels as needed_kernels,
         op as op,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

@@ -120,7 +120,7 @@ class Implementation:
         )  # fmt: skip
 
     def _sources(self) -> list[Source]:
-        preferred = config.current().prefer
+        preferred = config.preferred()
         if preferred not in self._sorted:
             listed = self.op.sources.get(self.device, ())
             self._sorted[preferred] = sorted(listed, key=lambda s: s.kind != preferred)

@@ -19,5 +19,5 @@ if TYPE_CHECKING:
         wanted as wanted,
         workers as workers,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

@@ -12,5 +12,5 @@ if TYPE_CHECKING:
         from_triton as from_triton,
         kernel as kernel,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

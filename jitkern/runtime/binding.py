@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import ctypes
 import logging
-import os
 import threading
 from collections.abc import Callable
 from ctypes import Structure, c_int, c_ulonglong, c_void_p
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from jitkern import config, jit
+from jitkern import after_fork, config, jit
 from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
 from jitkern.runtime import builds, code_page
 from jitkern.runtime.guards import Guards
@@ -55,8 +54,7 @@ class Runtime:
             raise LoadError(f"cannot load the runtime: this Torch has no `{symbols().missing}`")
         self.library = library
         self.lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
+        after_fork(self.lock)
         self._guards = Guards(library)
         self._alive: list[Any] = []  # objects that C holds pointers into
         library.jitkern_misses.restype = c_ulonglong
@@ -94,7 +92,7 @@ class Runtime:
             table = (c_void_p * max(1, len(kernels)))(*kernels)
             variant = _Variant(
                 ctypes.cast(stub.stub, c_void_p), ctypes.addressof(table), ctypes.addressof(guard),
-                device.index or 0, config.PREFERENCES.index(settings.prefer),
+                device.index or 0, config.number_of(settings.prefer),
             )  # fmt: skip
             self._alive += [stub, table, variant]
             return int(self.library.jitkern_append(slot, ctypes.byref(variant)))
@@ -114,18 +112,14 @@ class Runtime:
         """
         self.library.jitkern_fail(message.encode(), int(interrupted))
 
-    def _after_fork(self) -> None:
-        self.lock = threading.Lock()  # another thread of the parent may have held it
-
     def _bind(self) -> None:
         array = symbols().table()
         self.library.jitkern_bind(array, c_ulonglong(ctypes.sizeof(array)))
 
     def _follow(self) -> None:
         """Tell C which kind of source the settings prefer: a variant serves only under its own."""
-        kinds = config.PREFERENCES
         everywhere, here = (
-            -1 if kind is None else kinds.index(kind) for kind in config.preferences()
+            -1 if kind is None else config.number_of(kind) for kind in config.preferences()
         )
         self.library.jitkern_prefer(everywhere, here)
 
@@ -218,12 +212,9 @@ def announce(why: CompilerNotFound) -> None:
 _announced: set[str] = set()
 
 
-def _after_fork() -> None:
-    """Start anew in a forked child: a parent's thread may have held the lock."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+def _forget_build() -> None:
+    """Forget, in a forked child, the build of a thread of its parent."""
     _state.building = False
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_lock, _forget_build)

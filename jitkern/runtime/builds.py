@@ -12,10 +12,11 @@ import contextlib
 import contextvars
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
+
+from jitkern import after_fork
 
 PATIENCE = 5.0  # seconds that the end of a process waits for builds
 WAITING = 128  # pieces of work that may wait; beyond that, later calls ask again
@@ -29,6 +30,7 @@ class Builder:
         self.name = name
         BUILDERS.append(self)
         self.forget()
+        after_fork(self.forget)
 
     def forget(self) -> None:
         """Begin with an empty queue: a forked child has none of its parent's threads."""
@@ -95,11 +97,4 @@ def _at_exit() -> None:
         register(_finish)
 
 
-def _after_fork() -> None:
-    for builder in BUILDERS:
-        builder.forget()
-
-
 _at_exit()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

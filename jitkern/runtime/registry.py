@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import shutil
 import threading
 from collections.abc import Callable
 from ctypes import c_uint64, c_void_p
 from typing import Any
 
-from jitkern import config, runtime
+from jitkern import after_fork, config, runtime
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import code_page
 from jitkern.runtime.symbols import symbols
@@ -51,8 +50,7 @@ class Registry:
         self._torch = symbols().library("torch_cpu")
         check = symbols().addresses["check"]
         self.pages = None if symbols().missing else code_page.made(self._ask, check or 0)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
+        after_fork(self.lock)
 
     def declare(
         self, kinds: str, name: str, sibling: str, key: str, answer: Answer,
@@ -129,9 +127,6 @@ class Registry:
             self._torch.aoti_torch_delete_tensor_object(c_void_p(handle))
         self._text.kept = ctypes.create_string_buffer(text.encode())
         return ctypes.addressof(self._text.kept)
-
-    def _after_fork(self) -> None:
-        self.lock = threading.Lock()  # another thread of the parent may have held it
 
 
 def expected() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import config, jit
+from jitkern import after_fork, config, jit
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import JitkernError
@@ -266,13 +265,12 @@ def _changing(frozen: Sequence[Frozen]) -> str:
 SLOTS: list[Slot] = []
 
 
-def _after_fork() -> None:
-    """Start anew in a forked child: a thread of the parent may have held a lock."""
+def _forget_builds() -> None:
+    """Forget, in a forked child, the locks and the builds of its parent's threads."""
     for slot in SLOTS:
         slot.lock = threading.RLock()
         for calls in slot._calls.values():
             calls.building.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_forget_builds)

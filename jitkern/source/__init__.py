@@ -21,5 +21,5 @@ if TYPE_CHECKING:
         triton_text as triton_text,
         variant_key as variant_key,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

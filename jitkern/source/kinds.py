@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jitkern import source as room
+from jitkern import config, source as room
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  other modules import it from here
@@ -415,7 +415,8 @@ class Generated(Source):
         return ""
 
 
-SOURCES: dict[str, type[Source]] = {kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)}
+SOURCES: dict[str, type[Source]] = config.KINDS  # so that the setting `prefer` may name each kind
+SOURCES.update({kind.kind: kind for kind in (Cuda, Cpp, Triton, Extension)})
 
 
 class Variant(NamedTuple):

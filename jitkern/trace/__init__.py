@@ -18,5 +18,5 @@ if TYPE_CHECKING:
         trace as trace,
         world as world,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

@@ -30,8 +30,8 @@ def test_a_settings_file_sets_what_the_environment_does_not(write):
     assert (found.cache_dir, found.system_cache) == (Path("/c"), (Path("/a"), Path("/b")))
     assert (found.max_size, found.max_age, found.fsync) == (2 << 30, 7 * 86400, False)
     assert (found.jobs, found.verify) == (5, "size")
-    assert found.origins["JITKERN_JOBS"] == "environment"
-    assert found.origins["JITKERN_VERIFY"] == found.cache_dir_origin == str(path)
+    assert found.origins["jobs"] == "environment"
+    assert found.origins["verify"] == found.cache_dir_origin == str(path)
 
 
 def test_the_users_file_wins_over_the_systems(write):

@@ -97,7 +97,7 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     else:
         shutil.copytree(cache_dir, tmp_path / "copy")
         monkeypatch.setattr(
-            "jitkern.config.settings._current",
+            "jitkern.config._current",
             config.Config.from_env({"JITKERN_CACHE_DIR": str(tmp_path / "copy")}),
         )
     with pytest.raises((OSError, ValueError)), receipts.read(config.current(), receipt.name):
@@ -199,7 +199,7 @@ def test_verbose_tells_what_was_compiled(capsys):
 
 def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_path, monkeypatch):
     monkeypatch.setenv("CPATH", str(tmp_path))
-    monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
+    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
     for number in (1, 2):
         (tmp_path / "drop_in_watched.h").write_text(value(number))
         assert module("drop_in_watched", '#include "drop_in_watched.h"').answer() == number

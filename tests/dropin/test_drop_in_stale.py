@@ -41,7 +41,7 @@ def searched(files, monkeypatch):
         folder = files(k_dot_cpp=text)
         for name, found in dict(variables).items():
             monkeypatch.setenv(name, found.format(d=folder))
-        monkeypatch.setattr("jitkern.config.settings._current", config.Config.from_env())
+        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
         given = {name: tuple(words([flag.format(d=folder)])) for name, flag in flags.items()}
         places = (str(folder / "k.cpp"),)
         return closure(Inline(("k.cpp",), name="k", places=places, **given))

@@ -15,5 +15,5 @@ if TYPE_CHECKING:
         stub as stub,
         template_arguments as template_arguments,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

@@ -19,5 +19,5 @@ if TYPE_CHECKING:
         strip_host_code as strip_host_code,
         toolkit as toolkit,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

@@ -16,5 +16,5 @@ if TYPE_CHECKING:
         inline_files as inline_files,
         inline_source as inline_source,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

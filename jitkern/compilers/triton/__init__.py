@@ -12,5 +12,5 @@ if TYPE_CHECKING:
         compiler as compiler,
         origins as origins,
     )
-
-__getattr__ = on_first_use(__name__)
+else:
+    __getattr__ = on_first_use(__name__)

@@ -1,0 +1,162 @@
+"""Checks of settings: each takes a value as text or in the type of its setting, or refuses it.
+
+A check returns the value in the type of the setting. It raises ValueError, which says what was
+expected; `Config` makes that a SettingError, which names the setting and its origin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jitkern import files
+
+if TYPE_CHECKING:
+    from typing import Literal, TypedDict
+
+    class Settings(TypedDict, total=False):
+        """What `using` takes: the fields of `Config`, in each type that a check accepts."""
+
+        cache_dir: str | Path
+        system_cache: str | Path | list[str | Path] | tuple[str | Path, ...]
+        trusted: str | Path | list[str | Path] | tuple[str | Path, ...]
+        trusted_keys: list[str] | tuple[str, ...]
+        signed: str | Path | list[str | Path] | tuple[str | Path, ...]
+        compile: Literal["auto", "never", "background"]
+        fallback: Literal["", "reference", "raise"]
+        compiler: Literal["any", "exact"]
+        prefer: str
+        verify: Literal["always", "size"]
+        fsync: bool | Literal["0", "1"]
+        max_size: int | str
+        max_age: int | str
+        jobs: int | str
+        lock_timeout: float | str
+        record: str | Path | None
+        log: Literal["warning", "info", "debug"]
+        cuda_home: str | Path | None
+        cc: str
+        cxx: str
+        visible_devices: str | None
+        runtime_dir: str | Path | None
+        color: bool
+        environment: Mapping[str, str]
+        origins: Mapping[str, str]
+
+
+_SIZES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TIMES = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
+
+
+def size_of(text: str) -> int:
+    """Return the bytes that `500 MiB`, `10G` or a plain number means. Raises ValueError."""
+    return _scaled(text, r"([KMGT]?)(?:I?B)?", _SIZES)
+
+
+def duration_of(text: str) -> int:
+    """Return the seconds that `30 d`, `12h` or a plain number means. Raises ValueError."""
+    return _scaled(text, "(S|MIN|H|D|W)?", _TIMES)
+
+
+def _scaled(text: str, unit: str, units: Mapping[str, int]) -> int:
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text.strip().upper())
+    if not match:
+        raise ValueError(text)
+    return int(float(match.group(1)) * units[match.group(2) or ""])
+
+
+def quantity(parse: Callable[[str], int], example: str) -> tuple[Callable[[object], int], str]:
+    """Return a check of sizes or durations, and its words for the table of settings."""
+
+    def check(value: object) -> int:
+        if type(value) is int and value >= 0:
+            return value
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return parse(value)
+        raise ValueError(f"expected something like `{example}`")
+
+    return check, f"like `{example}`; 0 for no limit"
+
+
+def choice(*allowed: str) -> tuple[Callable[[object], object], str]:
+    """Return a check of settings with few values, and its words for the table of settings."""
+    named = [value for value in allowed if value]
+
+    def check(value: object) -> object:
+        if value not in allowed:
+            raise ValueError(f"expected one of {', '.join(named)}")
+        return value
+
+    return check, ", ".join(f"`{value}`" for value in named)
+
+
+def number(kind: type[int | float]) -> Callable[[object], float]:
+    """Return a check of numbers from 0 up."""
+
+    def check(value: object) -> float:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            with contextlib.suppress(ValueError, OverflowError):
+                number = kind(value)
+                if 0 <= number < 1e9 and (isinstance(value, str) or number == value):
+                    return number
+        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'} from 0 up")
+
+    return check
+
+
+def switch(value: object) -> bool:
+    """Check a boolean."""
+    if value in ("1", "0"):
+        return value == "1"
+    if not isinstance(value, bool):
+        raise ValueError("expected one of 1, 0")  # noqa: TRY004  callers report ValueErrors
+    return value
+
+
+def word(value: object) -> str:
+    """Check a name of a kind of source; `Config.check_kind` asks whether there is such a kind."""
+    if not isinstance(value, str):
+        raise ValueError("expected a kind of source")  # noqa: TRY004
+    return value
+
+
+def path(value: object) -> Path:
+    """Check a path, and make it absolute."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("expected a path")  # noqa: TRY004
+    return Path(os.path.expanduser(value)).absolute()  # noqa: PTH111  raises nothing without a home
+
+
+def path_or_none(value: object) -> Path | None:
+    """Check a path that may be left out."""
+    return None if value is None else path(value)
+
+
+def paths(value: object) -> tuple[Path, ...]:
+    """Check a list of paths, or a single path."""
+    is_path = isinstance(value, (str, os.PathLike))
+    if not is_path and not isinstance(value, (list, tuple)):
+        raise ValueError("expected a list of paths")
+    return tuple(map(path, [value] if is_path else value))  # type: ignore[call-overload]
+
+
+def keys(value: object) -> tuple[str, ...]:
+    """Check a list of public keys, whose comments are left out."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
+        raise ValueError("expected a list of public keys")
+    bare = r"[A-Za-z0-9+/]{43}="  # a key as `public_key` returns it, already checked
+    return tuple(
+        key if re.fullmatch(bare, key) else files.signature.public_key(key) for key in value
+    )
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the name most like a misspelt one, or ""."""
+    import difflib  # for errors alone
+
+    return next(iter(difflib.get_close_matches(name, [*names], n=1)), "")

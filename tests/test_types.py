@@ -1,0 +1,83 @@
+"""What a type checker, and so an editor, knows of jitkern: its names and no others."""
+
+import ast
+import importlib
+import subprocess
+import sys
+import typing
+
+import pytest
+from architecture import TREES, for_types
+from helpers import REPOSITORY
+
+from jitkern import config
+from jitkern.config import Config
+
+USER = """
+import jitkern
+from jitkern import cache, cache_tools, runtime
+from jitkern.declare import Cuda, kernel
+
+jitkern.load_inline
+jitkern.ops.softmax
+cache.events.stats
+cache_tools.pack
+with jitkern.using(compile="never", cache_dir="/c", jobs="3", max_size=1 << 30) as settings:
+    settings.jobs + 1
+
+jitkern.laod_inline  # wrong
+jitkern.named  # wrong
+cache.evnts  # wrong
+runtime.bindings.prepare  # wrong
+cache_tools.packk  # wrong
+jitkern.using(complie="never")  # wrong
+jitkern.using(compile="nevr")  # wrong
+jitkern.using(fsync="yes")  # wrong
+settings.jobs = 3  # wrong
+"""
+
+
+@pytest.mark.slow
+def test_a_misspelt_name_is_an_error_of_mypy(tmp_path):
+    pytest.importorskip("mypy")
+    package = tmp_path / "jitkern"  # as an installation has it
+    package.mkdir()
+    for path in (*(REPOSITORY / "jitkern").iterdir(), REPOSITORY / "cache_tools"):
+        (package / path.name).symlink_to(path)
+    (tmp_path / "user.py").write_text(USER)
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nfollow_imports = silent\n[mypy-torch.*,triton.*]\nfollow_imports = skip\n"
+        "ignore_missing_imports = true\n"
+    )
+    command = [sys.executable, "-m", "mypy", "user.py", "--no-error-summary", "--cache-dir=cache"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    found = {int(line.split(":")[1]) for line in lines}
+    wrong = {i for i, text in enumerate(USER.splitlines(), 1) if "# wrong" in text}
+    assert found == wrong, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["jitkern", "jitkern.cache_tools"])
+def test_a_type_checker_is_told_of_each_public_name(name):
+    told = {
+        alias.asname
+        for node in ast.walk(TREES[name])
+        if id(node) in for_types(TREES[name]) and isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == set(importlib.import_module(name).__all__)
+
+
+def test_using_is_typed_with_each_setting():
+    (typed,) = (
+        node for node in ast.walk(TREES["jitkern.config.values"]) if isinstance(node, ast.ClassDef)
+    )
+    taken = {node.target.id: ast.unparse(node.annotation) for node in typed.body[1:]}
+    assert taken.keys() == Config.__dataclass_fields__.keys()
+    for name, annotation in taken.items():
+        if annotation.startswith("Literal"):
+            for value in typing.get_args(eval(annotation, vars(typing))):
+                Config(**{name: value})
+            with pytest.raises(ValueError, match="expected one of"):
+                Config(**{name: "another"})
+    assert {s.name for s in config.SETTINGS} < taken.keys()
