@@ -104,9 +104,19 @@ def after_fork(*renewed: Any, held: Any = None) -> None:
     if not hasattr(os, "register_at_fork"):
         return
     if held:
-        os.register_at_fork(before=held.acquire, after_in_parent=held.release)
-    for item in (held, *renewed) if held else renewed:
-        os.register_at_fork(after_in_child=getattr(item, "_at_fork_reinit", item))
+        os.register_at_fork(
+            before=held.acquire, after_in_parent=held.release, after_in_child=held.release
+        )
+    for item in renewed:
+        os.register_at_fork(after_in_child=_renewal(item))
+
+
+def _renewal(item: Any) -> Callable[[], object]:
+    """Return what renews a lock, or the function itself that `item` is."""
+    if hasattr(item, "_is_owned"):  # reentrant: the thread that forks may be in its block
+        return lambda: item._is_owned() or item._at_fork_reinit()
+    renewal: Callable[[], object] = getattr(item, "_at_fork_reinit", item)
+    return renewal
 
 
 if not TYPE_CHECKING:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from helpers import REPOSITORY
 
-from jitkern import cli, jit
+from jitkern import cli, config, jit
 from jitkern.cli import main
 from jitkern.compilers import COMPILERS, Compiler, compiler_for, cpp
+from jitkern.config import Config
 from jitkern.declare import discover, kernel
 from jitkern.op.op import OPS
 from jitkern.source.kinds import SOURCES, Cpp, Generated, Variant
@@ -105,6 +106,9 @@ def test_a_kind_of_source_is_a_class_and_a_line_and_a_compiler_a_class(
     for _ in range(3):
         assert torch.allclose(op(x), 3 * x + 1)
     assert type(compiler_for(op.sources["cpu"][0])) is FormulaCompiler
+    with config.using(prefer="formula"):
+        assert torch.allclose(op(x), 3 * x + 1)
+    assert Config.from_env({"JITKERN_PREFER": "formula"}).prefer == "formula"
     variant = Variant(op.name, op.sources["cpu"][0], "affine")
     entry, new = jit.ensure_and_tell(variant, Target.current("cpu"))
     assert not new and entry.manifest.compiler["name"] == "formula"

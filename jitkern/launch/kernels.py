@@ -18,7 +18,7 @@ from typing import Any, NamedTuple  # quicker to create than jitkern.named_tuple
 
 import torch
 
-from jitkern import config, jit, launch
+from jitkern import after_fork, config, jit, launch
 from jitkern.config import Config
 from jitkern.errors import (
     CompilerNotFound,
@@ -255,6 +255,7 @@ class Runner:
         self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
         self._claims: dict[Variant, tuple[int, float]] = {}  # process, and end of the claim
         self._lock = threading.Lock()
+        after_fork(self._lock)
 
     def __call__(self, call: Call) -> None:
         ready = self._ready.get(call[:2])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import op as room
+from jitkern import after_fork, op as room
 from jitkern.calls.signature import tensors_in
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jitkern.op.op import Op
 
 _making = threading.Lock()
+after_fork(_making)
 _KEYS = {
     "cpu": torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
     "meta": torch._C.DispatchKeySet(torch._C.DispatchKey.Meta),

@@ -24,6 +24,8 @@ import threading
 from collections.abc import Callable
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 
+from jitkern import after_fork
+
 SIZE = 16  # bytes of a trampoline
 PAGE = 4096  # bytes of code that are made at once
 HEAD = 256  # bytes before the first trampoline of a page
@@ -110,6 +112,7 @@ class CodePages:
         self.entry = c_void_p()
         self._ask = _ASK(ask)
         self._lock = threading.Lock()
+        after_fork(self._lock)
         self._pages: list[int] = []
         self._count = 0
         address = ctypes.cast(self._ask, c_void_p).value or 0

@@ -441,7 +441,7 @@ def test_a_named_layer_is_counted_or_fails(root, tmp_path):
     assert not looked(system_cache=(layer,))["layer"].ok
     (layer / f"v1/cpu-x86_64-torch2.13.0/x-{1:016x}").mkdir(parents=True)
     layer.chmod(0o755)
-    check = looked(system_cache=(layer,), origins={"JITKERN_SYSTEM_CACHE": "environment"})["layer"]
+    check = looked(system_cache=(layer,), origins={"system_cache": "environment"})["layer"]
     assert (check.ok, check.value, check.origin) == (True, f"{layer}, 1 entries", "environment")
     layer.chmod(0o777)
     check = looked(system_cache=(layer,))["layer"]

@@ -106,6 +106,45 @@ def test_using_refuses_what_the_environment_would(name, value, says):
     assert config.current() is before
 
 
+def test_a_misspelt_setting_is_told_with_the_one_that_is_meant():
+    with pytest.raises(TypeError, match="no setting complie: did you mean compile"):
+        jitkern.using(complie="never").__enter__()
+
+
+def test_an_error_of_using_names_it_and_doctor_is_told_of_it():
+    with config.using(jobs=3) as inside:
+        assert inside.origins["jobs"] == "using"
+        with pytest.raises(ValueError, match="^using: jobs=`many` is not usable"):
+            config.using(jobs="many").__enter__()
+        with config.using(verify="size") as inner:
+            assert inner.origins["jobs"] == "using"
+
+
+def test_settings_are_frozen():
+    with pytest.raises(AttributeError, match="jobs"):
+        config.current().jobs = 3
+
+
+def test_a_variable_may_prefer_a_kind_that_is_declared_later(monkeypatch):
+    settings = Config.from_env({"JITKERN_PREFER": "formula"})
+    monkeypatch.setattr("jitkern.config._current", settings)
+    says = re.escape("JITKERN_PREFER=`formula` is not usable: expected one of nvrtc, cc")
+    with pytest.raises(ValueError, match=says):
+        config.preferred()
+    with pytest.raises(ValueError, match=says), config.using(jobs=3):
+        config.preferred()
+    monkeypatch.setitem(config.KINDS, "formula", object)
+    assert config.preferred() == "formula"
+
+
+def test_a_call_tells_of_a_misspelt_preference(run_python):
+    done = run_python(
+        "import torch, jitkern.ops\njitkern.ops.vec_add(torch.ones(3), torch.ones(3))\n",
+        JITKERN_PREFER="ncc",
+    )
+    assert "SettingError: JITKERN_PREFER=`ncc` is not usable: expected one of" in done.stderr
+
+
 def test_using_takes_what_the_environment_does():
     values = {"cache_dir": "/c", "max_size": "1 GiB", "max_age": "2 d", "jobs": "3", "fsync": "0"}
     with config.using(**values, system_cache=["/a:b"], record="~/calls", lock_timeout=1) as now:

@@ -69,6 +69,7 @@ def test_a_path_with_a_colon_is_one_path(write):
         ("jobs = [1]", "jobs=[1] is not usable: expected a whole number from 0 up"),
         ("jobs = 2.5", "jobs=`2.5` is not usable: expected a whole number from 0 up"),
         ("jbos = 1", "`jbos` is not a setting: expected one of cache_dir"),
+        ("jbos = 1", "; did you mean jobs?"),
         ('JOBS = "1"', "`JOBS` is not a setting"),
         ("jobs = ", ""),
         ('max_size = "much"', "max_size=`much` is not usable: expected something like `10 GiB`"),

@@ -1,0 +1,112 @@
+"""What a process holds: listed in docs/architecture.md, and renewed in one way after a fork."""
+
+import ast
+import os
+import re
+
+import pytest
+from architecture import MODULES, ROOT, TREES
+
+MAP = (ROOT / "docs" / "architecture.md").read_text()
+MADE_TO_CHANGE = {
+    "deque", "Counter", "OrderedDict", "defaultdict", "WeakValueDictionary", "WeakKeyDictionary", "WeakSet", "Lock",
+    "RLock", "Condition", "Event", "Semaphore", "local", "ContextVar",
+}  # fmt: skip
+CHANGES = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "setdefault", "update",
+}  # fmt: skip
+
+
+def assigned(tree):
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    yield target.id, node.value
+
+
+def changing(tree):
+    """The names at the top of a module whose objects change, as far as its text tells."""
+    top = dict(assigned(tree))
+    of_threads = {
+        c.name
+        for c in tree.body
+        if isinstance(c, ast.ClassDef) and "threading.local" in map(ast.unparse, c.bases)
+    }
+    for name, value in top.items():
+        if isinstance(value, (ast.Dict, ast.List)) and not ast.unparse(value).strip("{}[]"):
+            yield name
+        if isinstance(value, ast.Call):
+            maker = ast.unparse(value.func).rpartition(".")[2]
+            if maker in MADE_TO_CHANGE | of_threads or (
+                maker in ("set", "dict", "list") and not value.args
+            ):
+                yield name
+    for node in ast.walk(tree):
+        changed = None
+        if isinstance(node, ast.Global):
+            yield from node.names
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in CHANGES
+        ):
+            changed = node.func.value
+        elif isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(
+            node.ctx, ast.Load
+        ):
+            changed = node.value
+        if isinstance(changed, ast.Name) and changed.id in top:
+            yield changed.id
+
+
+def test_each_object_of_a_module_that_changes_is_listed():
+    table = MAP.partition("## What a process holds")[2].partition("## Words")[0]
+    listed = {
+        (module, name)
+        for module, names in re.findall(r"^\| `([\w.]+)` \| (`[^|]*`) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    found = {
+        (module.removeprefix("jitkern."), name)
+        for module, tree in TREES.items()
+        for name in {*changing(tree)} - {"__all__"}
+    }
+    assert found == listed
+
+
+def test_there_is_one_way_to_renew_after_a_fork():
+    places = [name for name, path in MODULES.items() if "register_at_fork" in path.read_text()]
+    assert places == ["jitkern"]
+    for name, path in MODULES.items():
+        if re.search(r"threading\.(Lock|RLock|Condition)\(\)", path.read_text()):
+            assert "\nafter_fork(" in path.read_text() or " after_fork(" in path.read_text(), name
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("make", ["Lock", "RLock", "Condition"])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_lock_is_free_in_a_child(run_python, make, own):
+    if own and make == "Lock":
+        pytest.skip("who holds a plain lock is not known: no block of ours forks in one")
+    done = run_python(
+        "import os, threading\n"
+        "from jitkern import after_fork\n"
+        f"lock = threading.{make}()\n"
+        "after_fork(lock)\n"
+        "held, done = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with lock: held.set(); done.wait()\n"
+        "thread = threading.Thread(target=hold)\n"
+        f"if {own}:\n"
+        "    with lock: child = os.fork()\n"
+        "else:\n"
+        "    thread.start(); held.wait(); child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(0 if lock.acquire(timeout=0) else 3)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "done.set()\n"
+        "print(os.waitstatus_to_exitcode(status))\n"
+    )
+    assert done.stdout == "0\n", done.stderr
