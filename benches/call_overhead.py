@@ -119,7 +119,7 @@ def _differentiable() -> Any:
     signature = Signature("benches::differentiable(Tensor x, Tensor y) -> Tensor")
     op = Op(signature, Declaration(vec_add.sources))
     op.reference(torch.add)
-    for kind, function in vec_add.launchers.items():
+    for kind, function in vec_add.declaration.launchers.items():
         op.launch(kind)(function)
     op.backward(lambda grad: (grad, grad))
     return op

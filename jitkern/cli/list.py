@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
                 if sources
             },
             "differentiable": op.gradient is not None,
-            "fusible": op.fusible,
+            "fusible": op.declaration.fusible,
         }
         for op in chosen.ops
     ]

@@ -25,11 +25,13 @@ def digest(ops: Mapping[str, Any]) -> str:
 
 def _parts(op: Any) -> tuple[Any, ...]:
     """Return the parts of an op: declaration, sources, and the functions that Torch may trace."""
-    functions = [op._reference, op._fake, *op.launchers.values()]
+    declared = op.declaration
+    functions = [declared.reference, declared.fake, *declared.launchers.values()]
     functions += [op.gradient.function] if op.gradient else []
     codes = (getattr(function, "__code__", None) for function in functions)
-    sources = tuple(source for listed in op.sources.values() for source in listed)
-    return op.schema, op.fusible, op.module, sources, tuple(code for code in codes if code)
+    sources = tuple(source for listed in declared.sources.values() for source in listed)
+    written = tuple(code for code in codes if code)
+    return op.schema, declared.fusible, declared.module, sources, written
 
 
 @functools.lru_cache(maxsize=4)

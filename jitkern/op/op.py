@@ -7,7 +7,8 @@ function that gets the kernel on its first call.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,20 +43,27 @@ Function = Callable[..., Any]
 
 
 class Declaration(NamedTuple):
-    """What `kernel(...)` says of an op beside its schema."""
+    """All that was declared of an op. It does not change: a decorator of `Op` makes another one.
 
-    sources: dict[str, tuple[Source, ...]]  # by device, in order of preference
+    sources: by device type, in order of preference. launchers, tunings: by device type or kind.
+    """
+
+    sources: dict[str, tuple[Source, ...]]
     fusible: bool = False
     module: str = ""
     prewarm: Sequence[Any] = ()
+    launchers: Mapping[str, Function] = MappingProxyType({})
+    tunings: Mapping[str, tuple[Function, Function | None]] = MappingProxyType({})
+    reference: Function | None = None
+    fake: Function | None = None
+    samples: Callable[[str], Iterator[Any]] | None = None
 
 
 class Op:
-    """One op: a PyTorch reference, and kernels that compute it faster.
+    """An op: a PyTorch reference, and kernels that compute it faster.
 
-    Calling it calls the registered op. `sources` maps "cuda" and "cpu" to the sources declared for
-    them, in order of preference. The decorators `reference`, `launch`, `tune`, `fake`, `backward`
-    and `samples` complete the declaration.
+    Calling it calls the registered op. The decorators `reference`, `launch`, `tune`, `fake`,
+    `backward` and `samples` complete the declaration.
     """
 
     def __init__(self, signature: Signature, declaration: Declaration) -> None:
@@ -63,25 +71,15 @@ class Op:
         self.name, self.schema = signature.name, signature.schema
         self.execution: Any = None  # the code of the module or cell that declared the op
         self.trampolines = Trampolines(signature)
+        self.declaration = declaration
+        self._drawn: list[Sample] | None = None
+        _check_extensions(self.name, declaration.sources)
         self.autograd = Autograd(self)
         self.backends: dict[str, Backend] = {}
-        _check_extensions(self.name, declaration.sources)
-        self._declare(declaration)
         self.overload = self._register()
         self._builtin = self.overload._op
         in_python = all(backend.number is None for backend in self.backends.values())
         self._direct = {d: handled(b) for d, b in self.backends.items()} if in_python else {}
-
-    def _declare(self, declaration: Declaration) -> None:
-        """Take a declaration without the functions, which the decorators add."""
-        self.sources, self.fusible, self.module, self._prewarm = declaration
-        self.launchers: dict[str, Function] = {}
-        self.tunings: dict[str, tuple[Function, Function | None]] = {}
-        self._reference: Function | None = None
-        self._fake: Function | None = None
-        self._samples: Callable[[str], Iterator[Any]] | None = None
-        self._drawn: list[Sample] | None = None
-        self.autograd.gradient = None
 
     def declare_again(self, declaration: Declaration) -> None:
         """Replace the declaration, as a cell that runs again or a reloaded module does.
@@ -90,12 +88,13 @@ class Op:
         keeps the kernels that it holds, as it does for every op of Torch.
         """
         _check_extensions(self.name, declaration.sources)
-        self._declare(declaration)
+        self.declaration, self._drawn = declaration, None
+        self.autograd.gradient = None
         self._forget()
         table = self.overload.python_key_table
         table.pop(FunctionalTensorMode, None)
         self.overload._dispatch_cache.clear()
-        if self.fusible:
+        if declaration.fusible:
             self.overload.py_impl(FunctionalTensorMode)(self._decomposed)
         FakeTensorMode.cache_clear()
         if "_dynamo" in vars(torch):  # an attribute that Torch makes when it compiles
@@ -126,9 +125,23 @@ class Op:
         """Pickle the op as its name and the module that declares it; a copy is the op itself."""
         return declared, (self.name, self.module)
 
+    @property
+    def sources(self) -> dict[str, tuple[Source, ...]]:
+        """The sources for "cuda" and "cpu", in order of preference."""
+        return self.declaration.sources
+
+    @property
+    def module(self) -> str:
+        """The name of the module that declares the op."""
+        return self.declaration.module
+
+    def _declare(self, **parts: Any) -> None:
+        """Complete the declaration."""
+        self.declaration = self.declaration._replace(**parts)
+
     def reference(self, function: Function) -> Function:
         """Decorator: the op in plain Torch, its oracle and its fallback."""
-        self._reference = function
+        self._declare(reference=function)
         return function
 
     def launch(self, *kinds: str) -> Callable[[Function], Function]:
@@ -136,7 +149,8 @@ class Op:
         self._check_kinds("launch", kinds)
 
         def keep(function: Function) -> Function:
-            self.launchers.update(dict.fromkeys(kinds, function))
+            launchers = self.declaration.launchers
+            self._declare(launchers={**launchers, **dict.fromkeys(kinds, function)})
             self._forget()
             return function
 
@@ -153,7 +167,8 @@ class Op:
         self._check_kinds("tune", kinds)
 
         def keep(function: Function) -> Function:
-            self.tunings.update(dict.fromkeys(kinds, (function, key)))
+            tunings = self.declaration.tunings
+            self._declare(tunings={**tunings, **dict.fromkeys(kinds, (function, key))})
             self._forget()
             return function
 
@@ -178,7 +193,7 @@ class Op:
 
     def fake(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns empty outputs, in place of the launch function."""
-        self._fake = function
+        self._declare(fake=function)
         return function
 
     def backward(self, function: Function) -> Function:
@@ -201,7 +216,7 @@ class Op:
 
         These samples are for tests, benches and prewarm.
         """
-        self._samples = function
+        self._declare(samples=function)
         self._drawn = None
         return function
 
@@ -210,13 +225,15 @@ class Op:
         return list(self._each_sample(device))
 
     def _each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
-        for sample in self._samples(device) if self._samples else ():
+        samples = self.declaration.samples
+        for sample in samples(device) if samples else ():
             yield sample if isinstance(sample, tuple) else (sample,)
 
     def prewarm_samples(self) -> list[Sample]:
         """Return the calls to prewarm: the samples and `prewarm=`."""
         if self._drawn is None:
-            self._drawn = [*self._draw(), *calls.samples.samples_of(self.signature, self._prewarm)]
+            prewarm = self.declaration.prewarm
+            self._drawn = [*self._draw(), *calls.samples.samples_of(self.signature, prewarm)]
         return self._drawn
 
     def _draw(self) -> list[calls.samples.Sample]:
@@ -235,14 +252,15 @@ class Op:
     @property
     def has_reference(self) -> bool:
         """Whether `reference` declared a reference."""
-        return self._reference is not None
+        return self.declaration.reference is not None
 
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
         """Run the reference on these arguments. Raises DeclarationError if the op has none."""
-        if self._reference is None:
+        reference = self.declaration.reference
+        if reference is None:
             raise DeclarationError(f"{self.name} has no reference")
         args, kwargs = self.signature.complete(args, kwargs)
-        return self._reference(*args, **kwargs)
+        return reference(*args, **kwargs)
 
     def split(self, sample: Sequence[Any]) -> Arguments:
         """Return the complete arguments of a sample, by position and by name."""
@@ -257,7 +275,8 @@ class Op:
 
         Raises DeclarationError.
         """
-        function = self.launchers.get(source.kind) or self.launchers.get(device)
+        launchers = self.declaration.launchers
+        function = launchers.get(source.kind) or launchers.get(device)
         if not function:
             raise DeclarationError(
                 f"{self.name} has no launch function for {source.kind}: "
@@ -267,10 +286,9 @@ class Op:
 
     def _tuned(self, function: Function, *kinds: str) -> Function:
         """Return the function with the configurations of the first of these kinds that has some."""
-        tuning = next((self.tunings[kind] for kind in kinds if kind in self.tunings), None)
-        if tuning:
-            return launch.tuned.Tuned(function, *tuning)
-        return function
+        tunings = self.declaration.tunings
+        tuning = next((tunings[kind] for kind in kinds if kind in tunings), None)
+        return launch.tuned.Tuned(function, *tuning) if tuning else function
 
     def _register(self) -> Any:
         library, name = _library(self.name), self.name.split("::")[1]
@@ -292,7 +310,7 @@ class Op:
         overload = getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
         if "SymInt" in self.schema:  # C would turn symbolic integers into constants
             overload.py_impl(torch._C.DispatchKey.Autograd)(self.autograd)
-        if self.fusible:
+        if self.declaration.fusible:
             overload.py_impl(FunctionalTensorMode)(self._decomposed)
         return overload
 
@@ -313,13 +331,15 @@ class Op:
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.signature.complete(args, kwargs)
-        if self._fake:
-            return trace.quick.runnable(self._fake)(*args, **kwargs)
+        declaration = self.declaration
+        launchers = declaration.launchers
+        if declaration.fake:
+            return trace.quick.runnable(declaration.fake)(*args, **kwargs)
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
-        for kind in (*(s.kind for s in self.sources.get(device, ())), device, *self.launchers):
-            if kind in self.launchers:
+        for kind in (*(s.kind for s in self.sources.get(device, ())), device, *launchers):
+            if kind in launchers:
                 alike = next(kinds for kinds in map(_launched_on, DEVICES) if kind in kinds)
-                launcher = self._tuned(self.launchers[kind], kind, *alike)
+                launcher = self._tuned(launchers[kind], kind, *alike)
                 return trace.quick.runnable(launcher)(
                     launch.kernels.Kernels(launch.kernels.ignore), *args, **kwargs
                 )

@@ -38,10 +38,10 @@ def code_of_jitkern() -> str:
 
 def calls_of(group: Group) -> list[str] | None:
     """Return texts that identify the calls to prewarm, or None if that is not possible."""
-    op = group.op
-    if group.wanted.calls is None and (op._samples or op._prewarm):
-        samples_world = _function(op._samples) if op._samples else []
-        if samples_world is not None and (listed := outline(list(op._prewarm))) is not None:
+    declared = group.op.declaration
+    if group.wanted.calls is None and (declared.samples or declared.prewarm):
+        samples_world = _function(declared.samples) if declared.samples else []
+        if samples_world is not None and (listed := outline(list(declared.prewarm))) is not None:
             return [*samples_world, listed]
     samples = group.samples
     outlines = [outline(sample.args) for sample in samples if not sample.problem]

@@ -154,7 +154,9 @@ def test_shipped_launch_functions_have_plans():
 
     for name, op in OPS.items():
         if name.startswith("jitkern::"):
-            assert all(identity_of(function) for function in op.launchers.values()), name
+            assert all(identity_of(function) for function in op.declaration.launchers.values()), (
+                name
+            )
 
 
 def test_a_class_is_dtypes_ranks_and_what_is_none():
