@@ -237,13 +237,7 @@ def _plain_geometry(keywords: dict[str, Any]) -> Geometry | None:
 class Runner:
     """Starter of the kernels of one source on one device, with a memo of loaded variants."""
 
-    def __init__(
-        self,
-        op: str,
-        source: Source,
-        target: Target,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, op: str, source: Source, target: Target, device: torch.device) -> None:
         self.op = op
         self.source = source
         self.target = target

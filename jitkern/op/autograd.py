@@ -69,7 +69,7 @@ class Autograd:
             return self.op.overload(*args, **kwargs)
 
     def _in_forward_mode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.op.has_reference:
+        if not self.op.declaration.reference:
             raise DeclarationError(
                 f"{self.op.name}: forward-mode differentiation runs the reference of an op, and "
                 f"this op has none; add @{_plain(self.op)}.reference"
@@ -86,7 +86,7 @@ class Autograd:
             named = {**dict(zip(gradient.inputs, args)), **kwargs}
             tensors = [named[name] for name in gradient.tensors]
             return _apply(_Recorded, self, gradient, named, *tensors)
-        if inside_backward() and self.op.has_reference:
+        if inside_backward() and self.op.declaration.reference:
             return self.op.run_reference(*args, **kwargs)
         return self._refused(inputs, args, kwargs)
 

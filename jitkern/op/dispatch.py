@@ -182,7 +182,10 @@ class Implementation:
         launcher = self._launcher(source, runner.device)
         calls = slot.calls(launcher, ordered)
         if slot.wants_stub(calls, ordered) and not jit.capturing():
-            runtime.linker.link(slot, calls, launcher, runner, ordered, frozenset(kwargs))
+            linker, keywords, settings = runtime.linker, frozenset(kwargs), config.current()
+            linker.link(
+                linker.MissedCall(slot, calls, launcher, runner, ordered, keywords, settings)
+            )
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise LaunchError for a result that shares memory with an argument or another result.

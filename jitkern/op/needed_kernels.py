@@ -89,7 +89,7 @@ def runs_of(
     raise the errors of the launch function.
     """
     launcher = op.launcher(source, device)
-    args, kwargs = op.split(sample)
+    args, kwargs = op.signature.complete(*op.signature.split(sample))
     with ShapesAlone():
         configs = configs_of(launcher, args, kwargs) if isinstance(launcher, Tuned) else [None]
     for config in configs:

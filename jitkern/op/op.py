@@ -21,7 +21,7 @@ from jitkern import (
     mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
     trace,
 )
-from jitkern.calls.signature import Arguments, Signature
+from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.op import compile_caches
@@ -249,11 +249,6 @@ class Op:
             )
         return drawn
 
-    @property
-    def has_reference(self) -> bool:
-        """Whether `reference` declared a reference."""
-        return self.declaration.reference is not None
-
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
         """Run the reference on these arguments. Raises DeclarationError if the op has none."""
         reference = self.declaration.reference
@@ -261,10 +256,6 @@ class Op:
             raise DeclarationError(f"{self.name} has no reference")
         args, kwargs = self.signature.complete(args, kwargs)
         return reference(*args, **kwargs)
-
-    def split(self, sample: Sequence[Any]) -> Arguments:
-        """Return the complete arguments of a sample, by position and by name."""
-        return self.signature.complete(*self.signature.split(sample))
 
     def launcher(self, source: Source, device: str) -> Function:
         """Return the launch function, with a quick `torch._check`. Raises DeclarationError."""

@@ -107,7 +107,7 @@ def _models(op: Op, source: Source, target: Target) -> list[str]:
 
 def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Stub:
     """Return the stub for calls like this one. Raises Unsupported, NotCached."""
-    args, kwargs = op.split(call)
+    args, kwargs = op.signature.complete(*op.signature.split(call))
     descriptions = described(op.signature.in_order(args, kwargs))
     device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
     kernels = CachedKernels(op.name, source, target, model)

@@ -33,39 +33,31 @@ from jitkern.trace.trace import Traced, trace
 _log = logging.getLogger(__name__)
 
 
-class _MissedCall(NamedTuple):
-    """A call that no variant served, without its tensors: all that is needed to trace it later."""
+class MissedCall(NamedTuple):
+    """A call that no variant served.
+
+    args: all arguments, by position. keywords: the names of the arguments that were passed by name.
+    """
 
     slot: Slot
     calls: Calls
     launcher: Launcher
     runner: Runner
-    args: list[Any]
+    args: Sequence[Any]
     keywords: frozenset[str]
     settings: Config
 
 
-def link(
-    slot: Slot,
-    calls: Calls,
-    launcher: Launcher,
-    runner: Runner,
-    args: Sequence[Any],
-    keywords: frozenset[str],
-) -> None:
-    """Build a stub for calls like this one, in the background. Raises nothing.
-
-    args: all arguments, by position; keywords: the names of the arguments that were passed by name.
-    """
-    descriptions = described(args)
-    missed = _MissedCall(slot, calls, launcher, runner, descriptions, keywords, config.current())
-    call = example_of(descriptions)
-    calls.building.add(call)
+def link(missed: MissedCall) -> None:
+    """Build a stub for calls like this one, in the background. Raises nothing."""
+    missed = missed._replace(args=described(missed.args))  # which keeps no tensor
+    building, call = missed.calls.building, example_of(missed.args)
+    building.add(call)
     if not builds.STUBS.later(lambda: _link_or_refuse(missed, call)):
-        calls.building.discard(call)
+        building.discard(call)
 
 
-def _link_or_refuse(missed: _MissedCall, call: str) -> None:
+def _link_or_refuse(missed: MissedCall, call: str) -> None:
     """Trace a call and append its stub, or note why that failed."""
     slot, calls, op = missed.slot, missed.calls, missed.slot.signature.name
     try:
@@ -88,7 +80,7 @@ def _link_or_refuse(missed: _MissedCall, call: str) -> None:
         calls.building.discard(call)
 
 
-def _append_stub(missed: _MissedCall) -> None:
+def _append_stub(missed: MissedCall) -> None:
     slot, (function, _, target, device) = missed.slot, missed.launcher
     traced = trace(slot.signature, function, missed.args, missed.keywords, device, missed.runner)
     variant = stub_variant(slot.signature, traced, missed.args)

@@ -7,14 +7,14 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.call import Call, expanded
-from jitkern.launch.kernels import Compiled, geometry_of
+from jitkern.launch.kernels import CachedKernels, Compiled, Runner, geometry_of
 from jitkern.launch.symbols import (
     Facts,
     Statement,
@@ -28,7 +28,6 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_text
 from jitkern.source.dtypes import DTYPES, codes_of_torch
-from jitkern.source.kinds import Source
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
 # Torch's numbers for dtypes (of complex ones a launch passes views) and devices.
@@ -98,19 +97,7 @@ def described(args: Sequence[Any]) -> list[Any]:
     ]
 
 
-class Provider(Protocol):
-    """The source of a trace's kernels: a Runner, or CachedKernels, which only read the cache."""
-
-    source: Source
-    where: str  # the op and the target, in messages
-
-    def chosen(
-        self, function: str, configs: Sequence[Any], situation: autotune.Situation
-    ) -> autotune.Choice:
-        """Return the configuration to use, of `function` or of `.tune`, without measuring."""
-
-    def compiled(self, call: Call) -> Compiled:
-        """Return the variant that an expanded call needs."""
+Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads the cache
 
 
 class Recorder:
