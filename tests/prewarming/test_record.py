@@ -446,8 +446,10 @@ def test_prewarm_in_the_declaration_adds_calls(cli, tmp_path, monkeypatch, compi
     report = json.loads(out.splitlines()[-1])
     assert code == 0, err
     assert {v.label for v in compiler.compiles} == {"f32.N2", "f64.N1", "i8.N1"}, report
-    monkeypatch.setattr(OPS["warmed::twice"], "_prewarm", ["f33[4]"])
-    monkeypatch.setattr(OPS["warmed::twice"], "_drawn", None)
+    op = OPS["warmed::twice"]
+    declaration = op.declaration._replace(prewarm=["f33[4]"])
+    monkeypatch.setattr(op, "declaration", declaration)
+    monkeypatch.setattr(op, "_drawn", None)
     for told, *shard in ((1,), (1, "--shard", "1/1"), (1, "--shard", "1/2"), (0, "--shard", "2/2")):
         code, _, err = cli("prewarm", "warmed", *shard)
         assert code == told
