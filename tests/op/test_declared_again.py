@@ -80,12 +80,12 @@ def test_what_the_new_declaration_leaves_out_is_gone(notebook):
     notebook.declare("nb::less", 2)
     op = notebook.globals["scale"]
     op.backward(lambda grad, x: grad * 2)
-    assert op.has_reference
+    assert op.declaration.reference
     assert op.gradient
     notebook.run(
         "from jitkern.declare import kernel\nscale = kernel('nb::less(Tensor x) -> Tensor')"
     )
-    assert not op.has_reference
+    assert not op.declaration.reference
     assert op.gradient is None
     with pytest.raises(DeclarationError, match="has no reference"):
         op(torch.ones(2))
