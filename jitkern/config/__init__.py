@@ -176,8 +176,12 @@ after_fork(_lock, _forget_blocks)
 
 def _configure_log(level: str) -> None:
     logger = logging.getLogger("jitkern")
-    if level != "warning" and not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("jitkern: %(message)s"))
-        logger.addHandler(handler)
+    if logger.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("jitkern: %(message)s"))
+    if level == "warning":  # of a program that handles no log, as with Python's own last resort
+        handler.addFilter(lambda _: not logging.getLogger().handlers)
+    else:
         logger.setLevel(level.upper())
+    logger.addHandler(handler)
