@@ -81,7 +81,18 @@ class CacheError(JitkernError):
 
 
 class NotCached(CacheError):
-    """The entry is missing and compiling is switched off or not possible now."""
+    """The entry is missing and compiling is switched off or not possible now.
+
+    what: the message without the remedy. command: what prewarms the op, or "".
+    """
+
+    what: str = ""
+    command: str = ""
+
+    def for_call(self, op: str, call: str) -> None:
+        """Let the message name the command that builds for this call, spelt as a text."""
+        if self.command and call:
+            self.args = (f"{self.what} {self.command} --call '{op}({call})'",)
 
 
 class UntrustedCache(CacheError):

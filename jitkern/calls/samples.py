@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import DTYPES
+from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 _OPTIONS = frozenset(("dtype", "device", "requires_grad"))
 
@@ -88,6 +91,41 @@ def samples_of(signature: Signature, calls: Iterable[Any]) -> list[Sample]:
         _sample(signature, f"call {number} of prewarm=", call if _is_list(call) else (call,))
         for number, call in enumerate(calls, 1)
     ]
+
+
+def spelt(signature: Signature, texts: Iterable[str]) -> list[Sample]:
+    """Return the calls that texts spell: arguments with commas or spaces between them.
+
+    A tensor is spelt like `f16[64, 1000]`, anything else as in Python.
+    """
+    samples = []
+    for text in texts:
+        parts = [part for part in re.findall(r"(?:\[[^\]]*\]|'[^']*'|[^\s,\[])+", text) if part]
+        samples.append(_sample(signature, f"the call `{text}`", [_value(part) for part in parts]))
+    return samples
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def spell(args: Sequence[Any]) -> str:
+    """Return the text of a call that `spelt` reads, or "" if it would not build the same."""
+    parts = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            code = codes_of_torch().get(value.dtype)
+            if not code or not value.is_contiguous():
+                return ""
+            parts.append(f"{code}[{', '.join(map(str, value.shape))}]")
+        elif value is None or (isinstance(value, (int, float)) and math.isfinite(value)):
+            parts.append(repr(value))
+        else:
+            return ""
+    return ", ".join(parts)
 
 
 def _is_list(value: Any) -> bool:

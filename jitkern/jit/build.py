@@ -184,24 +184,24 @@ def not_cached(variant: Variant, key: Key) -> NotCached:
         else "and is being compiled in the background"
     )  # fmt: skip
     name = f"{variant.op} ({variant.label})" if variant.label else variant.op
-    return NotCached(
-        f"{name} for {key.target} is not cached in {open_cache().root}, {reason}. "
-        f"Prewarm it: {_remedy(variant, key.target)}",
-        path=key.name,
-    )
+    what = f"{name} for {key.target} is not cached in {open_cache().root}, {reason}. Prewarm it:"
+    command = _command(variant, key.target)
+    remedy = (
+        f"{command}. If its samples have no such call, record one where compiling is on: "
+        "jitkern record -- COMMAND, then jitkern prewarm --from FILE" if command
+        else "declare the op in a module, which `jitkern prewarm MODULE` imports"
+    )  # fmt: skip
+    return NotCached(f"{what} {remedy}", path=key.name, what=what, command=command)
 
 
-def _remedy(variant: Variant, target: str) -> str:
-    """The way to prewarm a variant: a command, if its op is in a module that can be imported."""
+def _command(variant: Variant, target: str) -> str:
+    """A command that prewarms the op; "" if its op is in no module that can be imported."""
     module = variant.source.module or variant.source.package
     package, _, inside = module.partition(".")
     if package == "__main__":
-        return "declare the op in a module, which `jitkern prewarm MODULE` imports"
+        return ""
     name = variant.op.removeprefix("jitkern::")
     if "::" in name and module:  # a package's name finds its own module and files `kernel.py`
         findable = not variant.source.module or not inside or module.endswith(".kernel")
         name = package if findable else module
-    return (
-        f"jitkern prewarm {name} --target {target}. If its samples have no such call, record one "
-        "where compiling is on: jitkern record -- COMMAND, then jitkern prewarm --from FILE"
-    )
+    return f"jitkern prewarm {name} --target {target}"

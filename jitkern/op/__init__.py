@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jitkern.op import (
         autograd as autograd,
         backend as backend,
+        check as check,
         compile_cache_key as compile_cache_key,
         compile_caches as compile_caches,
         dispatch as dispatch,

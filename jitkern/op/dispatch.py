@@ -236,6 +236,10 @@ class Implementation:
         unavailable = all(isinstance(e, (CompilerNotFound, TargetError)) for e in reasons)
         wanted = settings.fallback == "reference"
         if settings.fallback == "raise" or not (wanted or unavailable or waiting or self._pinned):
+            for e in reasons:
+                if isinstance(e, NotCached):
+                    ordered = self.signature.in_order(args, kwargs)
+                    e.for_call(self.op.name, calls.samples.spell(ordered))
             raise self._error(reasons)
         if waiting and recording():
             self._pinned = True  # the numerics would change between two steps

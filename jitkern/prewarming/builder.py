@@ -45,6 +45,7 @@ class Step(NamedTuple):
     total: int
     text: str
     finished: bool
+    result: Result | None = None
 
 
 class _Work:
@@ -197,9 +198,9 @@ class Builder:
             case Done():
                 self._agenda.finish(number)
 
-    def _tell(self, text: str, *, finished: bool = False) -> None:
-        self._done += finished
-        self._progress(Step(self._done, self._total, text, finished))
+    def _tell(self, text: str, result: Result | None = None) -> None:
+        self._done += result is not None
+        self._progress(Step(self._done, self._total, text, result is not None, result))
 
     def _fail_task(self, number: int, reason: str) -> None:
         self._total += number in self._work_of  # its stubs were not counted yet
@@ -209,7 +210,7 @@ class Builder:
         """Keep a result, and report it as progress."""
         self._rows.setdefault(number, []).append(result)
         what = f"{result.status:7} {result.op} {result.variant} {result.target}"
-        self._tell(f"{what} {result.seconds:.2f} s", finished=True)
+        self._tell(f"{what} {result.seconds:.2f} s", result)
         if result.status == "failed":
             self._fail()
 

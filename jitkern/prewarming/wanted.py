@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jitkern.calls import record
 from jitkern.calls.record import Call
-from jitkern.calls.samples import Sample
+from jitkern.calls.samples import Sample, spelt
 from jitkern.errors import DeclarationError
 from jitkern.op.op import Op
 from jitkern.source.kinds import ITSELF, Source
@@ -32,6 +32,13 @@ class Wanted:
         if source.runs == ITSELF:
             return [Sample("")] if calls or calls is None else []
         return self.op.prewarm_samples() if calls is None else calls
+
+
+def spelt_calls(op: Op, texts: Iterable[str], devices: Iterable[str]) -> Wanted:
+    """Return an op with calls that are spelt as texts, like `f16[64, 1000], 2.0`."""
+    calls = spelt(op.signature, texts)
+    kinds = [(device, source.kind) for device in devices for source in op.sources.get(device, ())]
+    return Wanted(op, dict.fromkeys(kinds, calls))
 
 
 def read_recording(path: Path) -> list[Call]:
