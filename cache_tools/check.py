@@ -41,3 +41,12 @@ def failure(value: str, remedy: str) -> Check:
 def existing(path: Path) -> Path:
     """Return `path`, or its nearest parent that exists."""
     return next(p for p in (path, *path.parents) if os.path.lexists(p) or p == p.parent)
+
+
+def human_bytes(size: float) -> str:
+    """Return a size in bytes as text, e.g. `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

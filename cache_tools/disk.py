@@ -14,7 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jitkern.cache import VERSION
-from jitkern.cache_tools.check import ELSEWHERE, Check, existing, failure, fine, warning
+from jitkern.cache_tools.check import (
+    ELSEWHERE,
+    Check,
+    existing,
+    failure,
+    fine,
+    human_bytes,
+    warning,
+)
 from jitkern.config import Config
 from jitkern.files import owned
 
@@ -149,11 +157,7 @@ def space(settings: Config) -> Check:
     status = os.statvfs(existing(settings.cache_dir))
     free = status.f_bavail * status.f_frsize
     counted = status.f_files > 0  # btrfs, for example, does not count inodes
-    value = f"{gib(free)} free" + (f", {status.f_favail} inodes" if counted else "")
+    value = f"{human_bytes(free)} free" + (f", {status.f_favail} inodes" if counted else "")
     if free < LEAST_FREE or (counted and status.f_favail < LEAST_INODES):
         return failure(f"{value}: too little to build in", PRUNE)
     return fine(value)
-
-
-def gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -28,9 +28,10 @@ _PREFIXES = {"source.versions.": "version of ", "environment.": "variable "}
 
 
 def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | None:
-    """Return the entry of the same op whose inputs differ least from `wanted`, and the differences.
+    """Return the entry alike whose inputs differ least from `wanted`, and the differences.
 
-    A fact is compared with facts of its kind alone. Returns None where no other entry exists.
+    An entry is alike if it is of the same op, device and kind of source, and if both are kernels,
+    or both plans, or both choices. Returns None where there is no other.
     """
     folders = folders_of(wanted["op"])
     places = cache.places(lambda _, name: fnmatch.fnmatchcase(name, folders))
@@ -38,14 +39,20 @@ def nearest(cache: Cache, wanted: dict[str, Any]) -> tuple[Entry, list[str]] | N
     candidates = [
         (entry, differences(entry.manifest.inputs, wanted))
         for entry in entries
-        if isinstance(entry, Entry)
-        and all(entry.manifest.inputs.get(name) == wanted.get(name) for name in ("op", "fact"))
+        if isinstance(entry, Entry) and _class_of(entry.manifest.inputs) == _class_of(wanted)
     ]
     return min(
         ((entry, lines) for entry, lines in candidates if lines),
         key=lambda pair: len(pair[1]),
         default=None,
     )
+
+
+def _class_of(inputs: dict[str, Any]) -> tuple[str, ...]:
+    """Return what two entries must have in common to be compared."""
+    device = str(inputs.get("target", "")).partition("-")[0]
+    kind = str(inputs.get("source", {}).get("kind", ""))
+    return str(inputs["op"]), device, kind, str(inputs.get("fact", ""))
 
 
 def differences(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

@@ -22,7 +22,15 @@ from jitkern.cache import VERSION, eviction, lock
 from jitkern.cache.root import STALE_STAGING
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import disk
-from jitkern.cache_tools.check import ELSEWHERE, Check, existing, failure, fine, warning
+from jitkern.cache_tools.check import (
+    ELSEWHERE,
+    Check,
+    existing,
+    failure,
+    fine,
+    human_bytes,
+    warning,
+)
 from jitkern.config import Config
 from jitkern.files import owned
 
@@ -123,7 +131,8 @@ def _excludes(directory: Path) -> bool:
 def _size(settings: Config) -> Check:
     size = sum(use.bytes for use in eviction.uses(Cache(settings.cache_dir)))
     limit = settings.max_size
-    value = disk.gib(size) + (f" of {disk.gib(limit)}" if limit else ", without a limit")
+    value = human_bytes(size)
+    value += f" of {human_bytes(limit)}" if limit else ", without a limit"
     return warning(f"{value}: over the limit", disk.PRUNE) if 0 < limit < size else fine(value)
 
 

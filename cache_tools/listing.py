@@ -21,11 +21,12 @@ from jitkern.files import owned
 from jitkern.files.owned import Layer
 
 RUNTIME = "jitkern::runtime"
-# Sort keys need no read of an entry, so that a listing of few entries reads few.
+# Sort keys need no read of an entry, so that a listing of few entries reads few. The largest and
+# the newest entries come first.
 SORTS: dict[str, Callable[[Use], Any]] = {
     "op": lambda use: (use.path.name.rpartition("-")[0], use.path.parent.name),
     "target": lambda use: (use.path.parent.name, use.path.name),
-    "size": lambda use: use.bytes,
+    "size": lambda use: -use.bytes,
     "age": lambda use: -use.published,
     "used": lambda use: -use.used,
 }

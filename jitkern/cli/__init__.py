@@ -1,9 +1,6 @@
 """The `jitkern` command: one file per subcommand.
 
 The only place where errors become text and exit codes.
-
-Exit codes: 0 ok, 1 problems found or some builds failed, 2 usage, 3 cache unusable or untrusted,
-130 interrupted. stdout carries data, stderr progress and errors.
 """
 
 from __future__ import annotations
@@ -14,14 +11,18 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from jitkern import __version__, config
+from jitkern.cli.output import say, use_color
+from jitkern.cli.parser import Parser, UsageError
 from jitkern.errors import CacheError, JitkernError, NotCached, SettingError, TargetError
 
 COMMANDS = {
     "prewarm": "fill the cache, for this machine or any target",
+    "check": "compare every kernel of an op with its reference",
     "record": "run a program, and record its calls for `prewarm --from`",
     "list": "the ops that are installed",
     "explain": "where an op's kernels come from, which are cached, and why others are not",
@@ -29,6 +30,11 @@ COMMANDS = {
     "init": "write a new package of kernels, or one kernel folder",
     "cache": "look at the cache directory and clean it",
 }
+EXIT_CODES = """\
+exit codes: 0 ok; 1 problems found, or some builds failed; 2 usage, a misspelt name too; 3 the cache
+is unusable or untrusted; 130 interrupted. stdout carries data, stderr progress and errors.
+"""
+_WITH_VALUE = ("--cache-dir", "--color")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,17 +42,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a submodule here
     if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # paths may not be valid text
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # Torch's own: no use here
     try:
+        if "_ARGCOMPLETE" in config.current().environment:
+            _complete()
         with contextlib.ExitStack() as settings:
             args = _parse(arguments)
+            use_color(args.color)
             if getattr(args, "cache_dir", None):
                 path = Path(args.cache_dir).expanduser().absolute()
                 origins = {"cache_dir": "--cache-dir"}
                 settings.enter_context(config.using(cache_dir=path, origins=origins))
             code: int = args.run(args)
+            sys.stdout.flush()
             return code
     except (JitkernError, OSError, ModuleNotFoundError, KeyboardInterrupt) as e:
         return _report(e)
+    finally:
+        use_color("auto")
 
 
 def _report(e: BaseException) -> int:
@@ -61,36 +74,69 @@ def _report(e: BaseException) -> int:
         if e.name != "torch":
             raise e
         message = "this command needs PyTorch: pip install torch"
-    elif isinstance(e, (TargetError, SettingError)):
+    elif isinstance(e, (TargetError, SettingError, UsageError)):
         code = 2
     elif isinstance(e, CacheError) and not isinstance(e, NotCached):
         code = 3
-    print(f"jitkern: {message}", file=sys.stderr)
+    say(message)
     return code
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument(
+    args = _parser(arguments).parse_args(arguments)
+    for name, value in (("level", 0), ("color", "auto"), ("json", False)):
+        vars(args).setdefault(name, value)
+    return args
+
+
+def _parser(arguments: list[str]) -> Parser:
+    """Return the parser, which knows the options of the command that the arguments name."""
+    shared = Parser(add_help=False)
+    everywhere = shared.add_argument_group("options of every command")
+    everywhere.add_argument(
         "--cache-dir",
         default=argparse.SUPPRESS,
         metavar="DIR",
         help="the cache root (default: JITKERN_CACHE_DIR, else the user's cache)",
     )
-    parser = argparse.ArgumentParser(
+    for letter, name, level, text in (
+        ("-v", "--verbose", 1, "print more: every row, whole names"),
+        ("-q", "--quiet", -1, "print no progress, and no remarks"),
+    ):
+        everywhere.add_argument(
+            letter, name, dest="level", action="store_const", const=level,
+            default=argparse.SUPPRESS, help=text,
+        )  # fmt: skip
+    everywhere.add_argument(
+        "--color", choices=("auto", "always", "never"), default=argparse.SUPPRESS,
+        help="color the text (default: auto, on a terminal unless NO_COLOR is set)",
+    )  # fmt: skip
+    parser = Parser(
         prog="jitkern",
         description="PyTorch kernels that compile on first use, and never again.",
-        epilog=__doc__,
+        epilog=EXIT_CODES,
+        parents=[shared],
     )
     parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    before = ["", *arguments]
+    named = next(
+        (a for a, b in zip(arguments, before) if a[:1] != "-" and b not in _WITH_VALUE), None
+    )
     for name, summary in COMMANDS.items():
         # Import only the module of this command: `jitkern cache` must not wait for the others.
-        chosen = name == next((a for a in arguments if not a.startswith("-")), None)
-        module = importlib.import_module(f"jitkern.cli.{name}") if chosen else None
+        module = importlib.import_module(f"jitkern.cli.{name}") if name == named else None
         command = commands.add_parser(
             name, help=summary, description=module.__doc__ if module else None, parents=[shared]
         )
         if module:
             module.configure(command, shared)
-    return parser.parse_args(arguments)
+    return parser
+
+
+def _complete() -> None:
+    """Answer a shell that completes a command line: `pip install jitkern[completion]`."""
+    import argcomplete
+
+    words = config.current().environment.get("COMP_LINE", "").split()[1:]
+    argcomplete.autocomplete(_parser(words), always_complete_options="long")

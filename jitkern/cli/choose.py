@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import jitkern
 from jitkern import op as room, prewarming
-from jitkern.errors import JitkernError
+from jitkern.cli.output import say
+from jitkern.cli.parser import UsageError, near
+from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.target import Target
 
@@ -33,7 +35,7 @@ _NO_KERNEL_FILE = (
 )
 
 
-class UnknownOp(JitkernError):
+class UnknownOp(UsageError):
     """No op, namespace or package has this name."""
 
 
@@ -55,8 +57,8 @@ def choose_ops(names: list[str]) -> Chosen:
 def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[str, str]]:
     """Return the ops that `names` mean, with their calls in a recording, and the broken packages.
 
-    Raises DeclarationError for a file that is no recording, and UnknownOp for a recorded op that is
-    not installed, or whose module neither an installed package lists nor `names` has.
+    Raises DeclarationError for a file that is no recording, and for a recorded op that is not
+    installed, or whose module neither an installed package lists nor `names` has.
     """
     raising = _import_installed()
     recorded = prewarming.wanted.read_recording(path)
@@ -65,6 +67,31 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[st
             _declare(call, path, names)
     ops, broken = _choose(names, raising)  # after the imports, which may declare the ops
     return prewarming.wanted.recorded_calls(ops, recorded, path), broken
+
+
+def choose_calls(ops: list[Op], texts: list[str], targets: list[Target]) -> list[Wanted]:
+    """Return the ops with the calls that `texts` spell for them; without texts, with their samples.
+
+    Raises UsageError for a text that is no call of one of the ops.
+    """
+    if not texts:
+        return [prewarming.wanted.Wanted(op) for op in ops]
+    devices = {target.device for target in targets}
+    calls: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, inside = text.strip().removesuffix(")").partition("(")
+        named = text.strip().endswith(")")
+        fitting = [op for op in ops if not named or f"::{op.name}".endswith(f"::{name}")]
+        if len(fitting) != 1:
+            found = f"{len(fitting)} of the chosen ops fit" if named else "name the op"
+            raise UsageError(
+                f"--call `{text}`: {found}; write OP(ARGS), as in `softmax(f16[64, 1000])`; the "
+                f"chosen ops are {', '.join(op.name for op in ops)}"
+            )
+        calls.setdefault(fitting[0].name, []).append(inside if named else text)
+    return [
+        prewarming.wanted.spelt_calls(op, calls[op.name], devices) for op in ops if op.name in calls
+    ]
 
 
 def _import_installed() -> dict[str, str]:
@@ -81,7 +108,7 @@ def _import_installed() -> dict[str, str]:
 
 def _leave_out(what: str, e: BaseException) -> str:
     reason = f"{what} is left out: {e!r}"
-    print(f"jitkern: {reason}", file=sys.stderr)
+    say(reason)
     return reason
 
 
@@ -133,8 +160,9 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                 ops = room.op.ops_named(name)
         if not ops and name not in broken:
             raise UnknownOp(
-                f"`{name}` is not an op, a namespace or a package with kernels; there are: "
-                f"{', '.join(sorted(room.op.OPS))}"
+                f"`{name}` is not an op, a namespace or a package with kernels"
+                + near(name, [n for op in room.op.OPS for n in (op, op.removeprefix("jitkern::"))])
+                + f"; there are: {', '.join(sorted(room.op.OPS))}"
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)
             )
@@ -147,9 +175,10 @@ def _declare(call: Call, path: Path, names: list[str]) -> None:
     """Import the module that declares the op of a recorded call, if it may be imported.
 
     It may be imported if an installed package lists a module of the same package, or if `names` has
-    the package: a recording may come from anywhere. Raises UnknownOp for a wanted op that is not
-    declared afterwards.
+    the package: a recording may come from anywhere. Raises DeclarationError for a wanted op that is
+    not declared afterwards.
     """
+    calls = f"{path} has calls of {call.op}, declared in {call.module}"
     package = _package_of(call.module)
     if package not in map(_package_of, (*jitkern.declare.installed(), *names)):
         if names:
@@ -160,7 +189,7 @@ def _declare(call: Call, path: Path, names: list[str]) -> None:
             if package not in ("", "__main__")
             else "which cannot be imported: declare the op in a module, and record anew"
         )
-        raise UnknownOp(f"{path} has calls of {call.op}, declared in {call.module}, {reason}")
+        raise DeclarationError(f"{calls}, {reason}")
     reason = "which is not installed: install its package, or run where it can be imported"
     try:
         with _found_here(package):
@@ -170,7 +199,7 @@ def _declare(call: Call, path: Path, names: list[str]) -> None:
         if not _is_absent(e, call.module):
             reason = f"which cannot be imported: {e!r}"
     if call.op not in room.op.OPS:
-        raise UnknownOp(f"{path} has calls of {call.op}, declared in {call.module}, {reason}")
+        raise DeclarationError(f"{calls}, {reason}")
 
 
 def _is_absent(e: BaseException, module: str) -> bool:

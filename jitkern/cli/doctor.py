@@ -1,6 +1,8 @@
 """Check what works on this machine, and print the exact remedy for each problem.
 
-Exit code 0 if all checks pass, 1 if a check failed.
+Problems and warnings come first. What only GPUs need is no problem on a machine without one. `-v`
+also prints every setting, and where each value comes from. Exit code 0 if all checks pass, 1 if a
+check failed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,19 @@ from jitkern import __version__, config
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.health import Check, health
-from jitkern.cli.output import print_json, styled
+from jitkern.cli.output import (
+    BOLD,
+    GREEN,
+    RED,
+    YELLOW,
+    columns,
+    counted,
+    cut,
+    human_age,
+    human_bytes,
+    print_json,
+    styled,
+)
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import nvrtc_api, toolkit
 from jitkern.compilers.triton.build import REMEDY as TRITON_REMEDY
@@ -44,21 +58,42 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    checks = [check for look in CHECKS for check in look()] + health(config.current())
+    sections = {title: [c for look in looks for c in look()] for title, looks in CHECKS.items()}
+    sections["cache"] = health(config.current())
+    checks = [check for found in sections.values() for check in found]
     ok = all(check.ok for check in checks)
     if args.json:
         print_json(ok=ok, checks=[asdict(check) for check in checks])
-    else:
-        for check in checks:
-            _print(check)
+        return 0 if ok else 1
+    bad = sorted((check for check in checks if check.remedy), key=lambda check: check.ok)
+    failed = sum(not check.ok for check in bad)
+    numbers = ((failed, "problem"), (len(bad) - failed, "warning"))
+    told = ", ".join(counted(number, what) for number, what in numbers if number)
+    verdict = f"jitkern does not work as it should: {told}" if failed else (
+        f"jitkern works here, with {told}" if bad else "jitkern works here"
+    )  # fmt: skip
+    print(styled(verdict, RED if failed else YELLOW if bad else GREEN))
+    for check in bad:
+        _print(check, whole=True)
+    for title, found in sections.items():
+        shown = [check for check in found if not check.remedy]
+        if args.level < 0 or not shown or (title == SETTINGS and args.level == 0):
+            continue
+        print(f"\n{styled(title, BOLD)}")
+        for check in shown:
+            _print(check, whole=args.level > 0)
     return 0 if ok else 1
 
 
-def _print(check: Check) -> None:
-    good = ("33", "warn") if check.remedy else ("32", "ok  ")
-    color, mark = good if check.ok else ("31", "FAIL")
-    origin = f"  ({check.origin})" if check.origin else ""
-    print(f"{styled(mark, color)} {check.name:20} {check.value or '-'}{origin}")
+def _print(check: Check, *, whole: bool) -> None:
+    good = (YELLOW, "warn") if check.remedy else (GREEN, "ok  ")
+    color, mark = good if check.ok else (RED, "FAIL")
+    line = f"{check.name:20} {check.value or '-'}"
+    if whole and check.origin:
+        line += f"  ({check.origin})"
+    if not whole and sys.stdout.isatty():
+        line = cut(line, columns(sys.stdout) - len(mark) - 1)
+    print(f"{styled(mark, color)} {line}")
     if check.remedy:
         print(f"     {'':20} {check.remedy}")
 
@@ -117,9 +152,13 @@ def _cuda_wanted() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def _gpu_here() -> bool:
+    return any(check.value.startswith("cuda") for check in _targets())
+
+
 def _for_cuda(name: str, places: str, *, fits: bool, remedy: str) -> Check:
-    """Return the check of a part of the CUDA toolchain, optional for a Torch without CUDA."""
-    if fits or _cuda_of_torch():
+    """Return the check of a part of the CUDA toolchain, optional where Torch has no GPU to use."""
+    if fits or _gpu_here():
         return Check(name, ok=fits, value=places or "missing", remedy="" if fits else remedy)
     value = f"{places or 'missing'}: needed only to compile for GPUs: {remedy}"
     return Check(name, ok=True, value=value)
@@ -160,7 +199,10 @@ def _packages() -> list[Check]:
     optional = [_package("cryptography", "", "signatures")]
     if not importlib.util.find_spec("compression"):  # of Python 3.14
         optional.append(_package("backports.zstd", "", "bundles named .tar.zst"))
-    return [here, _package("triton", TRITON_REMEDY), *needed, *optional]
+    triton = _package("triton", TRITON_REMEDY)
+    if not triton.ok:
+        triton = _for_cuda("triton", "", fits=False, remedy=TRITON_REMEDY)
+    return [here, triton, *needed, *optional]
 
 
 def _package(name: str, remedy: str, use: str = "") -> Check:
@@ -209,7 +251,7 @@ def _settings() -> list[Check]:
         Check(
             setting.variable or setting.name,
             ok=True,
-            value=_text(getattr(settings, setting.name)),
+            value=_text(setting.name, getattr(settings, setting.name)),
             origin=settings.origins.get(setting.name, "default"),
         )
         for setting in config.SETTINGS
@@ -224,11 +266,16 @@ def _settings() -> list[Check]:
     return checks
 
 
-def _text(value: object) -> str:
-    """Return a setting as the text of an environment variable."""
+def _text(name: str, value: object) -> str:
+    """Return a setting as text, sizes and times in human units."""
+    if value and isinstance(value, (int, float)):
+        if name == "max_size":
+            return human_bytes(value)
+        if name in ("max_age", "lock_timeout"):
+            return human_age(value)
     if isinstance(value, tuple):
         return os.pathsep.join(map(str, value))
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _variables() -> list[Check]:
@@ -251,7 +298,9 @@ def _variables() -> list[Check]:
     return checks
 
 
-CHECKS: tuple[Callable[[], list[Check]], ...] = (
-    _python, _packages, _torch, _targets, _host_compiler, _nvrtc, _cuda_headers, _nvcc,
-    _other_compilers, _settings, _variables,
-)  # fmt: skip
+SETTINGS = "settings"
+CHECKS: dict[str, tuple[Callable[[], list[Check]], ...]] = {
+    "Python": (_python, _packages, _torch, _targets),
+    "compilers": (_host_compiler, _nvrtc, _cuda_headers, _nvcc, _other_compilers),
+    SETTINGS: (_settings, _variables),
+}

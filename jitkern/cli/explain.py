@@ -11,23 +11,27 @@ from __future__ import annotations
 import argparse
 import linecache
 import re
-import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from jitkern import cache_tools, config, jit, op as room, prewarming, trace
 from jitkern.cache.store import Cache
-from jitkern.cli import hints
+from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
-from jitkern.cli.output import print_json
+from jitkern.cli.output import BOLD, YELLOW, counted, print_json, say, styled
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
     from jitkern.trace.trace import Traced
+
+
+MOST = 8  # entries that are compared without `-v`
+SHORT = 8  # hexadecimal digits of a digest in a listing
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -43,6 +47,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--source",
         action="store_true",
         help="also print the C stubs, with the lines of the launch function that caused them",
+    )
+    parser.add_argument(
+        "--compile-commands",
+        action="store_true",
+        help=f"write {clangd.NAME}, for clangd, beside the sources of the op",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -60,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         if may_be_digest:
             return explain_entries(args)
         raise
+    if args.compile_commands:
+        print(*clangd.write(chosen.ops), sep="\n")
+        return int(bool(chosen.broken))
     for op in chosen.ops:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
@@ -67,14 +79,10 @@ def run(args: argparse.Namespace) -> int:
         ops.append({"op": op.name, "schema": op.schema, "variants": rows, "hints": texts})
         if args.json:
             continue
-        print(f"{op.schema}\n  declared in {_folder(op.sources)}")
-        for row in rows:
-            where = row["path"] or f"not cached: {row['reason']}"
-            print(f"  {row['kind']:9} {row['variant'] or '-':20} {row['target']}\n    {where}")
-            if row["note"]:
-                print(f"    {row['note']}")
-            if args.source and row["stub"]:
-                print(textwrap.indent(row["stub"], "    "))
+        print(f"{styled(op.schema, BOLD)}\n  declared in {_folder(op.sources)}")
+        for (kind, target), group in _grouped(rows).items():
+            print(f"  {kind}  {target}")
+            _print_group(group, whole=args.level > 0, source=args.source)
         print(*(f"  hint: {hint}\n" for hint in texts), sep="", end="")
         if not rows:
             print(
@@ -83,6 +91,37 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(ops=ops, broken=chosen.broken)
     return int(bool(chosen.broken))
+
+
+def _grouped(rows: list[dict[str, str]]) -> dict[tuple[str, str], list[dict[str, str]]]:
+    groups: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        groups[row["kind"], row["target"]].append(row)
+    return groups
+
+
+def _print_group(rows: list[dict[str, str]], *, whole: bool, source: bool) -> None:
+    """Print rows of one kind for one target: those cached, then the others by their reasons."""
+    cached = [row for row in rows if row["path"]]
+    short = cached and cached[0]["stub"] and not (whole or source)
+    if short:
+        print(f"    {counted(len(cached), 'stub')} cached")
+    for row in () if short else cached:
+        digest = row["path"].rpartition("-")[2][:SHORT]
+        print(f"    {row['path'] if whole else digest}  {row['variant']}")
+        if source and row["stub"]:
+            print(textwrap.indent(row["stub"], "    "))
+    for note in dict.fromkeys(row["note"] for row in cached if row["note"]):
+        print(f"      {note}")
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if not row["path"]:
+            reasons[row["reason"]].append(row["variant"])
+    for reason, variants in reasons.items():
+        names = ", ".join(dict.fromkeys(filter(None, variants)))
+        if names:
+            print(f"    {styled('not cached', YELLOW)}  {names}")
+        print(f"    {'  ' * bool(names)}{reason}")
 
 
 def _folder(sources: dict[str, Any]) -> str:
@@ -138,7 +177,7 @@ def _beside(schema: str, traced: Traced, written: Any) -> str:
 def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> dict[str, str]:
     key = jit.key_of(variant, target)
     entry = Cache.open(config.current()).find(key)
-    reason = "" if entry else _nearest(key.inputs)
+    reason = "" if entry else _nearest(key.inputs, target)
     return {
         "kind": variant.source.kind,
         "variant": variant.label,
@@ -151,11 +190,12 @@ def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> di
     }
 
 
-def _nearest(inputs: dict[str, Any]) -> str:
-    """Return, in words, which inputs differ from those of the nearest entry of this op."""
+def _nearest(inputs: dict[str, Any], target: Target) -> str:
+    """Return, in words, which inputs differ from those of the nearest entry alike."""
     nearest = cache_tools.nearest(Cache.open(config.current()), inputs)
     if not nearest:
-        return "nothing of this op is"
+        op = inputs["op"].removeprefix("jitkern::")
+        return f"nothing like it is: jitkern prewarm {op} --target {target}"
     return "nearest entry differs in " + "; ".join(nearest[1])
 
 
@@ -164,7 +204,7 @@ def explain_entries(args: argparse.Namespace) -> int:
     cache = Cache.open(config.current())
     matches = cache_tools.find(cache, args.op)
     if not matches:
-        print(f"jitkern: no entry of {cache.root} matches `{args.op}`", file=sys.stderr)
+        say(f"no entry of {cache.root} matches `{args.op}`")
         return 1
     rows = []
     for row, entry in matches:
@@ -177,9 +217,14 @@ def explain_entries(args: argparse.Namespace) -> int:
     if args.json:
         print_json(entries=rows)
         return 0
-    for described in rows:
+    shown = rows if args.level > 0 else rows[:MOST]
+    for described in shown:
         print(f"{described['path']}\n  {described['op']}, made by {described['compiler']}")
         if described["nearest"]:
             print(f"  nearest: {described['nearest']}; its values, against those of this entry:")
+        else:
+            print("  no other entry of this op is of its device and kind, to compare it with")
         print(*(f"    {line}" for line in described["differences"]), sep="\n")
+    if len(rows) > len(shown):
+        print(f"and {counted(len(rows) - len(shown), 'entry')} more: -v")
     return 0

@@ -16,6 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from jitkern.cli import clangd
+from jitkern.cli.choose import choose_ops
+from jitkern.cli.output import say
+
 # Files named `*.in`, in which `mypkg` and `scale` stand for the names of a package and a kernel.
 TEMPLATES = Path(__file__).with_name("templates")
 PACKAGE, KERNEL = "mypkg", "scale"
@@ -49,6 +53,11 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "--kernel", action="store_true", help="write a kernel folder, and no package around it"
     )
+    parser.add_argument(
+        "--compile-commands",
+        action="store_true",
+        help="also write compile_commands.json, for clangd; `jitkern explain` renews it",
+    )
     parser.set_defaults(run=run)
 
 
@@ -57,18 +66,14 @@ def run(args: argparse.Namespace) -> int:
     namespace = namespace or name
     for text in (namespace, name):
         if reason := _unusable(text):
-            print(f"jitkern: `{text}` is not a usable module name: {reason}", file=sys.stderr)
+            say(f"`{text}` is not a usable module name: {reason}")
             return 2
     if args.kernel and name in RESERVED.split():
-        print(
-            f"jitkern: `{name}` cannot name a kernel: it is a parameter or C++ name used in the "
-            "template",
-            file=sys.stderr,
-        )
+        say(f"`{name}` cannot name a kernel: it is a parameter or C++ name used in the template")
         return 2
     folder = Path(name)
     if os.path.lexists(folder):
-        print(f"jitkern: {folder} exists already; nothing was written", file=sys.stderr)
+        say(f"{folder} exists already; nothing was written")
         return 1
     with tempfile.TemporaryDirectory(prefix=".jitkern-", dir=".") as staging:  # whole, or not there
         staged = Path(staging, name)
@@ -78,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
             _write("package", staged, {PACKAGE: name})
             _write("kernel", staged / name / "kernels" / KERNEL, {PACKAGE: name})
         staged.rename(folder)
+    if args.compile_commands:
+        clangd.write(choose_ops([name]).ops)
     print(*sorted(path for path in folder.rglob("*") if path.is_file()), sep="\n")
     if not args.kernel:
         print(

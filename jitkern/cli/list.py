@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from jitkern.cli.choose import choose_ops
-from jitkern.cli.output import print_json, print_table
+from jitkern.cli.output import print_json
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -39,12 +39,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(ops=ops, broken=chosen.broken)
         return int(bool(chosen.broken))
-    rows = []
     for op in ops:
-        kernels = "; ".join(
-            f"{device}: {', '.join(kinds)}" for device, kinds in op["kernels"].items()
-        )
-        marks = ", ".join(mark for mark in ("differentiable", "fusible") if op[mark])
-        rows.append((op["schema"], kernels, marks))
-    print_table(("op", "kernels", ""), rows)
+        kernels = [f"{device}: {', '.join(kinds)}" for device, kinds in op["kernels"].items()]
+        marks = [mark for mark in ("differentiable", "fusible") if op[mark]]
+        print(f"{op['schema']}\n  {'; '.join([*kernels, *marks]) or 'no kernels'}")
     return int(bool(chosen.broken))

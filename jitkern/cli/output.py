@@ -1,17 +1,37 @@
-"""Print data on stdout, as text or JSON, and progress on stderr."""
+"""Print data on stdout, as text or JSON, and progress and errors on stderr.
+
+The progress line is drawn by hand: it is one line, and a package for it would cost more time to
+import than most commands take.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from jitkern import config
+from jitkern.cache_tools import check
 
 if TYPE_CHECKING:
     from jitkern.prewarming.builder import Step
+
+human_bytes: Callable[[float], str] = check.human_bytes
+RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
+_HEARTBEAT = 30.0  # seconds between lines of progress where no line can be redrawn
+_ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
+_NARROWEST = 6
+_color = "auto"
+
+
+def use_color(when: str) -> None:
+    """Color text always, never, or `auto`: on a terminal, if the settings allow it."""
+    global _color  # noqa: PLW0603  set once for each command line
+    _color = when
 
 
 def print_json(**fields: object) -> None:
@@ -19,21 +39,23 @@ def print_json(**fields: object) -> None:
     print(json.dumps({"schema": 1, **fields}))
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table of left-aligned columns."""
+def print_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bool = False
+) -> None:
+    """Print a table of left-aligned columns, cut to the terminal unless `whole`."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    room = columns(sys.stdout) - 2 * (len(widths) - 1)
+    while not whole and sys.stdout.isatty() and sum(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    for number, row in enumerate(cells):
+        line = "  ".join(cut(cell, width).ljust(width) for cell, width in zip(row, widths)).rstrip()
+        print(styled(line, DIM) if number == 0 else line)
 
 
-def human_bytes(size: float) -> str:
-    """Return a size in bytes as text, e.g. `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
+def cut(text: str, width: int) -> str:
+    """Return the text, its end replaced by `…` if it is wider."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def human_age(seconds: float) -> str:
@@ -44,48 +66,81 @@ def human_age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def styled(text: str, code: str) -> str:
-    """Return `text` in an ANSI style if stdout is a terminal and the settings allow color."""
-    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() and config.current().color else text
+def counted(number: int, what: str) -> str:
+    """Return a count as text, e.g. `1 kernel`, `2 kernels`."""
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
 
 
-def _columns() -> int:
-    """Return the width of the terminal of stderr."""
+def styled(text: str, code: str, stream: TextIO | None = None) -> str:
+    """Return `text` in an ANSI style if the stream, by default stdout, is to have color."""
+    on = (stream or sys.stdout).isatty() and config.current().color
+    if not text or _color == "never" or (_color == "auto" and not on):
+        return text
+    return f"\033[{code}m{text}\033[0m"
+
+
+def say(message: str, *, code: str = RED) -> None:
+    """Print an error or a warning to stderr."""
+    print(f"{styled('jitkern:', code, sys.stderr)} {message}", file=sys.stderr, flush=True)
+
+
+def headline(text: str) -> tuple[str, str]:
+    """Return the line of an error that names a line of a file, first in it, and the other lines."""
+    first, _, more = text.strip().partition("\n")
+    found = re.match(_ERROR, first)
+    if not found:
+        return first, more
+    rest = (more, found["before"].rstrip(": "))
+    return found["error"], "\n".join(part for part in rest if part)
+
+
+def columns(stream: TextIO) -> int:
+    """Return the width of the terminal of a stream."""
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
 
 
 class Progress:
-    """A live bar on a terminal, a line per item elsewhere; all on stderr."""
+    """One redrawn line on a terminal, and now and then a line elsewhere; all on stderr.
 
-    WIDTH = 24
+    every: print a line for each step instead. quiet: print nothing of steps and remarks.
+    """
 
-    def __init__(self) -> None:
-        self.live = sys.stderr.isatty()
+    def __init__(self, *, every: bool = False, quiet: bool = False) -> None:
+        self.live = sys.stderr.isatty() and not quiet and not every
+        self.every = every
+        self.quiet = quiet
+        self._started = self._told = time.monotonic()
 
     def __enter__(self) -> Progress:  # noqa: PYI034  Self came with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._clear()
+        self.clear()
 
     def __call__(self, step: Step) -> None:
         """Show a step."""
+        if self.quiet:
+            return
         if not step.finished:  # a remark, which stays
-            self._clear()
-            print(step.text, file=sys.stderr, flush=True)
-        elif not self.live:
-            print(f"[{step.done}/{step.total}] {step.text}", file=sys.stderr, flush=True)
-        else:
-            filled = self.WIDTH * step.done // max(1, step.total)
-            bar = "#" * filled + "." * (self.WIDTH - filled)
-            text = f"[{bar}] {step.done}/{step.total} {step.text}"
-            sys.stderr.write(f"\r\033[K{text[: _columns() - 1]}")  # a line that wraps would stay
+            if self.every:
+                print(step.text, file=sys.stderr, flush=True)
+            return
+        text = f"[{step.done}/{step.total}] {step.text}"
+        now = time.monotonic()
+        if self.live:
+            text = cut(f"{now - self._started:.0f} s {text}", columns(sys.stderr) - 1)
+            sys.stderr.write(f"\r\033[K{text}")  # a line that wraps would stay
             sys.stderr.flush()
+        elif self.every or now - self._told > _HEARTBEAT:
+            self._told = now
+            print(text, file=sys.stderr, flush=True)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Take the redrawn line away."""
         if self.live:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()

@@ -8,12 +8,26 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from jitkern import config, prewarming
-from jitkern.cli.choose import choose_ops, choose_recorded, choose_targets
-from jitkern.cli.output import Progress, print_json, print_table
-from jitkern.target import EXAMPLE
+from jitkern.cache_tools.listing import RUNTIME
+from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets
+from jitkern.cli.output import (
+    RED,
+    YELLOW,
+    Progress,
+    counted,
+    headline,
+    print_json,
+    print_table,
+    say,
+    styled,
+)
+from jitkern.errors import TargetError
+from jitkern.target import EXAMPLE, Target
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -51,6 +65,13 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         metavar="FILE",
         help="build exactly what a recorded run used (see `jitkern record`)",
     )
+    parser.add_argument(
+        "--call",
+        action="append",
+        default=[],
+        metavar="ARGS",
+        help="build for this call alone: `f16[64, 1000], 2.0`, or `OP(ARGS)` for one op of several",
+    )
     parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
     parser.add_argument(
         "--fail-on-miss", action="store_true", help="exit 1 if anything was skipped"
@@ -66,12 +87,14 @@ def run(args: argparse.Namespace) -> int:
         wanted, broken = choose_recorded(args.recording, args.what)
     else:
         ops, broken = choose_ops(args.what)
-        wanted = [prewarming.wanted.Wanted(op) for op in ops]
-    with Progress() as progress:
+        wanted = choose_calls(ops, args.call, targets)
+    with Progress(every=args.level > 0, quiet=args.level < 0) as progress:
+        failures = Failures(progress)
         results = prewarming.api.prewarm(
             wanted, targets, shard=args.shard, jobs=args.jobs, keep_going=args.keep_going,
-            refresh=args.refresh, progress=progress,
+            refresh=args.refresh, progress=failures.step,
         ) if wanted else []  # fmt: skip
+    failures.rest(results)
     results += [
         prewarming.tasks.Result(name, "", "", "failed", reason=reason)
         for name, reason in broken.items()
@@ -81,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
         for status in ("built", "hit", "failed", "skipped")
     }
     seconds = round(time.perf_counter() - started, 3)
+    for reason in dict.fromkeys(r.reason for r in results if r.status == "skipped"):
+        say(f"skipped: {reason}", code=YELLOW)
     if args.json:
         print_json(
             built=count["built"],
@@ -91,7 +116,10 @@ def run(args: argparse.Namespace) -> int:
             results=[result._asdict() for result in results],
         )
     else:
-        _print(results)
+        if args.level > 0:
+            _print_rows(results)
+        elif args.level == 0:
+            _print_ops(results)
         print(
             f"{count['built']} built, {count['hit']} already there, {count['failed']} failed, "
             f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
@@ -99,7 +127,99 @@ def run(args: argparse.Namespace) -> int:
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
 
 
-def _print(results: list[prewarming.tasks.Result]) -> None:
+class Failures:
+    """What failed: each error is printed when it happens, and errors alike are counted."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._alike: dict[str, list[prewarming.tasks.Result]] = {}
+        self._shown: set[prewarming.tasks.Result] = set()
+
+    def step(self, step: prewarming.builder.Step) -> None:
+        """Show a step, and the error of a failed one."""
+        if step.result and step.result.status == "failed":
+            self._progress.clear()
+            self._note(step.result)
+        self._progress(step)
+
+    def rest(self, results: Iterable[prewarming.tasks.Result]) -> None:
+        """Print the errors that no step told, and what failed as something before it."""
+        for result in results:
+            if result.status == "failed" and result not in self._shown:
+                self._note(result)
+        for first, *others in self._alike.values():
+            names = [_name_of(result, first) for result in others]
+            if names:
+                say(f"the same error as of {_name_of(first)}: {', '.join(names)}")
+
+    def _note(self, result: prewarming.tasks.Result) -> None:
+        self._shown.add(result)
+        line, rest = headline(result.reason)
+        alike = self._alike.setdefault(line, [])
+        alike.append(result)
+        if len(alike) > 1:
+            return
+        print(styled(line, RED, sys.stderr), file=sys.stderr)
+        if rest:
+            print(rest, file=sys.stderr)
+        if result.variant and f"{result.op} " not in result.reason:
+            print(f"failed: {_name_of(result)}", file=sys.stderr)
+        sys.stderr.flush()
+
+
+def _name_of(result: prewarming.tasks.Result, beside: prewarming.tasks.Result | None = None) -> str:
+    """Return op, variant and target of a result, without what it shares with the one `beside`."""
+    fields = (result.op, result.variant, result.target)
+    known = (beside.op, "", beside.target) if beside else ()
+    return " ".join(field for field in fields if field and field not in known) or result.op
+
+
+def _print_ops(results: list[prewarming.tasks.Result]) -> None:
+    """Print a line for each op and target."""
+    groups: dict[tuple[str, str], list[prewarming.tasks.Result]] = defaultdict(list)
+    labels = _labels(results)
+    for r in results:
+        if r.op != RUNTIME or r.status == "failed":
+            groups[r.op.removeprefix("jitkern::"), labels[r.target]].append(r)
+    rows = []
+    for (op, target), group in sorted(groups.items()):
+        made = [r for r in group if r.path]
+        stubs = sum(r.variant.startswith("stub.") for r in made)
+        kernels = sum(not r.variant.startswith(("stub.", "plan.")) for r in made)
+        texts = [counted(kernels, "kernel"), *([counted(stubs, "stub")] if stubs else [])]
+        for status, code in (("failed", RED), ("skipped", YELLOW)):
+            number = sum(r.status == status for r in group)
+            texts += [styled(f"{number} {status}", code)] if number else []
+        built = [r.seconds for r in group if r.status == "built"]
+        time_ = f"{sum(built):.1f} s" if built else "cached" if made else ""
+        rows.append((op, target, ", ".join(texts if made else texts[1:]), time_))
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    for op, target, text, time_ in rows:
+        print(f"{op:{widths[0]}}  {target:{widths[1]}}  {text}  {time_}".rstrip())
+
+
+def _labels(results: Iterable[prewarming.tasks.Result]) -> dict[str, str]:
+    """Return a short name for each target: its arch, or `cpu`, if no other has this name."""
+    whole: dict[str, tuple[str, str]] = {}
+    for text in dict.fromkeys(result.target for result in results):
+        try:
+            target = Target.parse(text)
+        except TargetError:  # a device
+            whole[text] = (text, text)
+            continue
+        cpu = target.device == "cpu"
+        arch = target.arch.partition("_v")[0] if cpu else target.arch
+        plain = str(target.for_device_code()._replace(arch=arch))
+        whole[text] = ("cpu" if cpu else arch, plain)
+    meant: dict[str, set[str]] = defaultdict(set)
+    for short, plain in whole.values():
+        meant[short].add(plain)
+    return {
+        text: short if len(meant[short]) == 1 else plain for text, (short, plain) in whole.items()
+    }
+
+
+def _print_rows(results: list[prewarming.tasks.Result]) -> None:
     rows = [
         (
             r.status,
@@ -111,9 +231,7 @@ def _print(results: list[prewarming.tasks.Result]) -> None:
         for r in results
     ]
     if rows:
-        print_table(("status", "op", "variant", "target", "time"), rows)
-    for reason in dict.fromkeys((r.status, r.reason) for r in results if r.reason):
-        print(f"{reason[0]}: {reason[1]}", file=sys.stderr)
+        print_table(("status", "op", "variant", "target", "time"), rows, whole=True)
 
 
 def _positive(text: str) -> int:

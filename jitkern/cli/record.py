@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from jitkern import config
+from jitkern.cli.output import say
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
@@ -28,16 +29,13 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        print(
-            "jitkern: no command to record: add it, as in jitkern record -- python app.py",
-            file=sys.stderr,
-        )
+        say("no command to record: add it, as in jitkern record -- python app.py")
         return 2
     output = args.output.absolute()
     try:
         output.open("ab").close()  # fails now, and not after a long run
     except OSError as e:
-        print(f"jitkern: cannot write {output}: {e.strerror}", file=sys.stderr)
+        say(f"cannot write {output}: {e.strerror}")
         return 2
     settings = config.current()
     environment = {
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
     except OSError as e:
-        print(f"jitkern: cannot run {command[0]}: {e.strerror}", file=sys.stderr)
+        say(f"cannot run {command[0]}: {e.strerror}")
         return 127
     calls = output.read_bytes().count(b"\n") if output.is_file() else 0
     print(f"{calls} calls in {output}: jitkern prewarm --from {output}", file=sys.stderr)

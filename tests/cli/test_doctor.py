@@ -106,6 +106,7 @@ def test_json_has_its_schema(cli, root):
 def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
+    monkeypatch.setattr("jitkern.target._nvml_capabilities", lambda: [(9, 0)])
     code, out, _ = cli("doctor", "--json")
     report = json.loads(out.splitlines()[-1])
     checks = by_name(report["checks"])
@@ -115,11 +116,17 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
         "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "platformdirs", "cryptography",
         "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *health.LOOKS,
     } <= set(checks)  # fmt: skip
-    assert "FAIL nvrtc" in cli("doctor")[1]
+    lines = cli("doctor")[1].splitlines()
+    assert "does not work as it should: " in lines[0]
+    assert any(line.startswith("FAIL nvrtc") for line in lines[1:4])
+    assert not any("JITKERN_MAX_SIZE" in line for line in lines)
+    assert "JITKERN_MAX_SIZE     10 GiB  (default)" in cli("doctor", "-v")[1]
 
 
-def test_a_torch_without_cuda_misses_no_cuda(cli, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", None)
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_a_machine_without_a_gpu_misses_no_cuda(cli, monkeypatch, cuda):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr("jitkern.target._nvml_capabilities", list)
     monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
     monkeypatch.setattr(toolkit, "include_directories", list)
     code, out, _ = cli("doctor", "--json")
@@ -390,7 +397,7 @@ def test_a_cache_over_its_limit_is_a_warning(root):
     entry.mkdir(parents=True)
     (entry / "out.so").write_bytes(bytes(2 << 20))
     assert "jitkern cache prune" in looked(max_size=1 << 20)["cache size"].remedy
-    assert looked(max_size=0)["cache size"].value == "0.00 GiB, without a limit"
+    assert looked(max_size=0)["cache size"].value == "2 MiB, without a limit"
     assert looked()["cache size"].remedy == ""
 
 

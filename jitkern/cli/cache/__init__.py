@@ -1,4 +1,4 @@
-"""Look at the cache directory, check it, clean it and ship it. Loads no Torch."""
+"""Look at the cache directory, check it, clean it and ship it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jitkern import cache_tools, config
 from jitkern.cli.cache.choose import add_filters, duration, opened, size, wanted
-from jitkern.cli.output import human_bytes, print_json
+from jitkern.cli.output import human_bytes, print_json, say
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -103,7 +103,7 @@ def _pinned(pinned: set[Path], names: list[str]) -> set[Path]:
         of_op = {path for path in pinned if fnmatch.fnmatchcase(_label(path) + ".", f"{op}.*")}
         matches |= of_op or {path for path in pinned if fnmatch.fnmatchcase(path.name, f"*{op}*")}
         if not matches:
-            print(f"jitkern: nothing that is pinned matches `{name}`", file=sys.stderr)
+            say(f"nothing that is pinned matches `{name}`")
     return matches
 
 
@@ -121,7 +121,7 @@ def _named(names: list[str]) -> list[Path]:
         ]
         mine = [Path(r.path) for r in rows if r.layer == str(cache.root)]
         if not mine:
-            print(f"jitkern: no entry of {cache.root} matches `{name}`", file=sys.stderr)
+            say(f"no entry of {cache.root} matches `{name}`")
         matches.update(dict.fromkeys(mine))
     return list(matches)
 
@@ -134,7 +134,7 @@ def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) 
         print(f"would {verb} {what}", file=sys.stderr)
     elif going and not args.yes:
         if not sys.stdin.isatty():
-            print(f"jitkern: cannot ask whether to {verb} {what}: add --yes", file=sys.stderr)
+            say(f"cannot ask whether to {verb} {what}: add --yes")
             return 2
         print(f"{verb.capitalize()} {what}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -12,8 +12,17 @@ from typing import Any
 from jitkern import cache_tools, config
 from jitkern.cache_tools import Row
 from jitkern.cli.cache.choose import add_filters, opened, wanted
-from jitkern.cli.explain import explain_entries
-from jitkern.cli.output import human_age, human_bytes, print_json, print_table
+from jitkern.cli.explain import SHORT, explain_entries
+from jitkern.cli.output import (
+    counted,
+    human_age,
+    human_bytes,
+    print_json,
+    print_table,
+    say,
+)
+
+MOST = 8  # targets, and ops, whose sizes are listed
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -31,8 +40,9 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
     add_filters(listing)
     listing.add_argument("--damaged", action="store_true", help="only damaged entries")
     listing.add_argument(
-        "--sort", choices=tuple(cache_tools.SORTS), default="op", help="default: op"
-    )
+        "--sort", choices=tuple(cache_tools.SORTS), default="op",
+        help="the largest and the newest first (default: op)",
+    )  # fmt: skip
     listing.add_argument("--reverse", action="store_true", help="the other way round")
     listing.add_argument("--limit", type=_count, metavar="N", help="only the first N")
     show = add("show", run_show, "print the manifest of an entry: every input of its key")
@@ -62,32 +72,35 @@ def run_ls(args: argparse.Namespace) -> int:
     if args.json:
         _print_rows(rows)
         return 0
+    whole = args.level > 0
+    age = ["age"] if whole else []
+    header = ("digest", "op", "variant", "target", "kind", "size", "used", *age, "")
     cells = [
         (
-            row.op or "damaged",
+            row.path.rpartition("-")[2][: None if whole else SHORT],
+            row.op.removeprefix("jitkern::") or "damaged",
             row.variant,
-            row.target,
+            row.target if whole else row.target.partition("-")[2].partition("-linux_")[0],
             row.kind,
             human_bytes(row.bytes),
-            human_age(row.age_s),
             human_age(row.used_s),
+            *([human_age(row.age_s)] if whole else []),
             row.problem or ("pinned" if row.pinned else ""),
         )
         for row in rows
     ]
-    print_table(("op", "variant", "target", "kind", "size", "age", "used", ""), cells)
-    total = human_bytes(sum(row.bytes for row in rows))
-    print(f"{len(rows)} entries, {total}, in {config.current().cache_dir}", file=sys.stderr)
+    print_table(header, cells, whole=whole)
+    if args.level >= 0:
+        total = human_bytes(sum(row.bytes for row in rows))
+        where = config.current().cache_dir
+        print(f"{counted(len(rows), 'entry')}, {total}, in {where}", file=sys.stderr)
     return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
     matches = cache_tools.find(opened(), args.entry)
     if not matches:
-        print(
-            f"jitkern: no entry of {config.current().cache_dir} matches `{args.entry}`",
-            file=sys.stderr,
-        )
+        say(f"no entry of {config.current().cache_dir} matches `{args.entry}`")
         return 1
     if args.json:
         print_json(
@@ -109,7 +122,7 @@ def run_verify(args: argparse.Namespace) -> int:
         for row in damaged:
             print(f"{row.path}: {row.problem}")
         print(
-            f"{len(rows)} entries, {len(damaged)} damaged"
+            f"{counted(len(rows), 'entry')}, {len(damaged)} damaged"
             + ("; the next lookup sets them aside and compiles again" if damaged else ""),
             file=sys.stderr,
         )
@@ -121,7 +134,7 @@ def run_stats(args: argparse.Namespace) -> int:
     rows = cache_tools.rows(cache, wanted(args), verify="none")
     totals = cache_tools.stats(cache, rows)
     if args.json:
-        _print_rows(rows, **totals)
+        print_json(totals=totals)
         return 0
     print(f"{'entries':16} {totals['entries']}, {human_bytes(totals['bytes'])}")
     for name in ("hits", "misses"):
@@ -133,7 +146,10 @@ def run_stats(args: argparse.Namespace) -> int:
     for name in ("target", "op"):
         sizes = sorted(totals[f"bytes_by_{name}"].items(), key=lambda item: -item[1])
         print()
-        print_table((name, "size"), [(what, human_bytes(size)) for what, size in sizes])
+        shown = sizes if args.level > 0 else sizes[:MOST]
+        print_table((name, "size"), [(what, human_bytes(size)) for what, size in shown])
+        if len(sizes) > len(shown):
+            print(f"and {len(sizes) - len(shown)} more: -v")
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from jitkern import __version__, cache_tools, config
 from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cli.cache.choose import add_filters, opened, wanted
-from jitkern.cli.output import human_bytes, print_json
+from jitkern.cli.output import human_bytes, print_json, say
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
 
@@ -61,7 +61,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
 def run_pack(args: argparse.Namespace) -> int:
     options = {"name": args.name, "version": args.version, "platform": args.platform}
     if not args.wheel and any(options.values()):
-        print("jitkern: --name, --version and --platform are for --wheel", file=sys.stderr)
+        say("--name, --version and --platform are for --wheel")
         return 2
     cache = opened()
     chosen = cache_tools.chosen(cache, wanted(args))
@@ -105,10 +105,7 @@ def run_sign(args: argparse.Namespace) -> int:
     cache = opened()
     signed = signing.sign(cache, cache_tools.chosen(cache, wanted(args)), args.key)
     if not signed:
-        print(
-            f"jitkern: no entry of {cache.root} matches the options: nothing to sign",
-            file=sys.stderr,
-        )
+        say(f"no entry of {cache.root} matches the options: nothing to sign")
         return 1
     print(f"{signed} entries of {cache.root} signed", file=sys.stderr)
     return 0

@@ -1,0 +1,71 @@
+"""The parser of the command line: help in paragraphs, short errors, and the nearest right word."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from jitkern.cli.output import say
+from jitkern.errors import JitkernError
+
+_ALIKE = 0.7
+
+
+class UsageError(JitkernError):
+    """The command line names what does not exist, or lacks something."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong, and what was probably meant."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse the arguments of this command. Exits with 2 if one of them is unknown."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown)
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong with the command line, and exit with 2."""
+        if "the following arguments are required: COMMAND" in message:  # a bare `jitkern`
+            self.print_help(sys.stderr)
+            sys.exit(2)
+        choice = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
+        if choice:
+            message += near(choice[1], re.findall(r"[\w-]+", choice[2]))
+        say(f"{message}; see {self.prog} --help")
+        sys.exit(2)
+
+    def _refuse(self, unknown: list[str]) -> NoReturn:
+        wrong = unknown[0].partition("=")[0]
+        known = self._option_string_actions if wrong.startswith("-") else ()
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{near(wrong, known)}")
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean …?` with the nearest known word, or ""."""
+    found = difflib.get_close_matches(word, [*known], 1, _ALIKE)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+class _Help(argparse.HelpFormatter):
+    """Help at most 80 columns wide, in which a blank line begins a paragraph."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        options.setdefault("max_help_position", 28)
+        super().__init__(prog, **options)
+        self._width = min(self._width, 78)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = re.split(r"\n\s*\n", text.strip())
+        return "\n\n".join(
+            textwrap.indent(textwrap.fill(" ".join(p.split()), width), indent) for p in paragraphs
+        )

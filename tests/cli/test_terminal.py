@@ -1,0 +1,303 @@
+"""What a person sees: help, one redrawn line, failures, near misses, and the screens of the docs."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import REPOSITORY, last_json
+
+from jitkern import cli as commands, config
+from jitkern.errors import NotCached
+from jitkern.op.op import OPS
+
+PAGE = (REPOSITORY / "docs" / "command_line.md").read_text()
+SECTIONS = dict(
+    re.findall(r"^## `jitkern ([\w ]+)`\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+)
+CACHE = [
+    "dir",
+    "ls",
+    "show",
+    "verify",
+    "explain",
+    "stats",
+    "prune",
+    "clear",
+    "pin",
+    "unpin",
+    "pack",
+    "unpack",
+    "sign",
+    "keygen",
+]
+OWN = [*commands.COMMANDS, *(f"cache {verb}" for verb in CACHE)]
+numbers = itertools.count()
+BROKEN = 'extern "C" void scale(T* out, const T* x, double alpha, long long n) { nonsense; }\n'
+
+
+def in_terminal(*arguments, cwd=None, interrupt="", columns=80):
+    """Run the command in a terminal of 80 columns; returns (exit code, what it wrote).
+
+    interrupt: a text, upon which Ctrl-C is pressed.
+    """
+    ours, theirs = pty.openpty()
+    size = (24).to_bytes(2, sys.byteorder) + columns.to_bytes(2, sys.byteorder) + bytes(4)
+    import fcntl
+    import termios
+
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jitkern", *arguments],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:
+            break
+        if not more:
+            break
+        written += more
+        if interrupt and interrupt.encode() in written:
+            os.killpg(process.pid, signal.SIGINT)
+            interrupt = ""
+    os.close(ours)
+    return process.wait(), written.decode().replace("\r\n", "\n")
+
+
+def plain(text):
+    return re.sub(r"\033\[[\d;]*m", "", text)
+
+
+def shown(text):
+    """What stays on the screen: a line that was redrawn is gone."""
+    return "\n".join(line.rpartition("\r\033[K")[2] for line in plain(text).split("\n"))
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, cli):
+    """The folder of kernels of a package, here, whose `scale` does not compile."""
+    name = f"broken{next(numbers)}"  # a process imports a name once
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    importlib.import_module("jitkern.ops")
+    before = set(OPS)
+    assert cli("init", name)[0] == 0
+    folder = tmp_path / name / name / "kernels"
+    (folder / "scale" / "scale.cpp").write_text(BROKEN)
+    yield folder
+    for op in OPS.keys() - before:
+        del OPS[op]
+
+
+# Help
+
+
+@pytest.mark.parametrize("arguments", [(), ("cache",)])
+def test_a_bare_command_prints_help(cli, arguments):
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert "usage: jitkern" in err and "options of every command" in err
+
+
+@pytest.mark.parametrize("command", OWN)
+def test_help_fits_a_terminal_and_speaks_to_users(cli, command):
+    code, out, _ = cli(*command.split(), "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    for flag in ("-v, --verbose", "-q, --quiet", "--color", "--cache-dir"):
+        assert flag in out
+    for word in ("errors become", "Loads no Torch", "module", "subcommand"):
+        assert word not in out.partition("options:")[0].replace("a module of one", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("prewram",), "prewarm"),
+        (("cache", "lss"), "ls"),
+        (("prewarm", "--taget", "x"), "--target"),
+        (("cache", "ls", "--sort", "sise"), "size"),
+        (("prewarm", "sotfmax"), "softmax"),
+        (("explain", "jitkern::vec_ad"), "jitkern::vec_add"),
+        (("check", "vecadd"), "vec_add"),
+    ],
+)
+def test_a_near_miss_is_told_what_was_meant_and_is_usage(cli, arguments, meant):
+    code, out, err = cli(*arguments)
+    assert (code, out, f"did you mean {meant}?" in err) == (2, "", True), err
+    assert err.startswith("jitkern: ") and err.count("\n") == 1
+
+
+def test_color_is_asked_for_and_refused(cli):
+    assert "\033[" in cli("doctor", "--color", "always")[1]
+    assert "\033[" in cli("--color", "always", "doctor")[1]
+    assert "\033[" not in cli("doctor", "--color", "auto")[1]
+
+
+def test_a_shell_can_complete(tmp_path):
+    pytest.importorskip("argcomplete")
+    answer = tmp_path / "answer"
+    for line, words in (
+        ("jitkern pre", {"prewarm "}),
+        ("jitkern cache s", {"show", "sign", "stats"}),
+    ):
+        environment = {
+            **os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)),
+            "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        }  # fmt: skip
+        command = [sys.executable, "-c", "from jitkern.cli import main; main()"]
+        subprocess.run(command, env=environment, check=False)
+        assert {word.strip() for word in answer.read_text().split("\n")} == {
+            w.strip() for w in words
+        }
+
+
+# Prewarm
+
+
+def test_prewarm_draws_one_line_and_prints_one_for_each_op_and_target():
+    code, text = in_terminal("prewarm", "vec_add", "softmax_backward", "--jobs", "1")
+    assert code == 0, text
+    redrawn = [plain(part) for part in re.findall(r"\r\033\[K([^\r\n]+)", text)]
+    assert len(redrawn) > 20 and max(map(len, redrawn)) < 80
+    lines = shown(text).splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"softmax_backward  cpu  4 kernels, \d+ stubs  \d+\.\d s", lines[0])
+    assert re.fullmatch(r"vec_add           cpu  4 kernels, \d+ stubs  \d+\.\d s", lines[1])
+    code, again = in_terminal("prewarm", "vec_add", columns=40)
+    assert re.match(r"vec_add  cpu  4 kernels, \d+ stubs  cached\n0 built", shown(again)), again
+
+
+def test_prewarm_is_quiet_in_a_pipe_and_has_rows_when_asked(cli, compiler):
+    code, out, err = cli("prewarm", "vec_add")
+    assert (code, len(out.splitlines()), err) == (0, 2, "")
+    code, out, err = cli("prewarm", "vec_add", "--refresh", "-v")
+    assert out.startswith("status") and out.count("\nbuilt ") >= 4 and "[1/" in err
+    code, out, err = cli("prewarm", "vec_add", "-q")
+    assert (code, len(out.splitlines()), err) == (0, 1, "")
+
+
+def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
+    code, text = in_terminal("prewarm", package.parent.name, "--keep-going")
+    assert code == 1
+    name, file = package.parent.name, package / "scale" / "scale.cpp"
+    place = f"\033[31m{file}:1:"
+    assert text.count(place) == 1 and "nonsense" in text.partition(place)[2]
+    lines = shown(text).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(str(file)))
+    assert "^" in lines[first + 2]
+    assert any(f"the same error as of {name}::scale f" in line for line in lines)
+    assert f"{name}::scale     cpu  2 failed" in shown(text)
+    assert f"{name}::add_relu  cpu  2 kernels" in shown(text)
+
+
+def test_an_interrupted_prewarm_says_so_and_keeps_what_was_finished():
+    code, text = in_terminal("prewarm", "jitkern", "--jobs", "1", interrupt="[2/")
+    assert (code, "interrupted; what was finished is kept" in text) == (130, True), text
+    assert "Traceback" not in text
+    code, text = in_terminal("cache", "ls")
+    assert code == 0 and "0 entries" not in text
+
+
+def test_a_call_can_be_named(cli, compiler, package):
+    code, out, err = cli("prewarm", "vec_add", "--call", "i32[3] i32[3]", "--json")
+    (kernel, *_) = last_json(out)["results"]
+    assert (code, kernel["variant"], len(compiler.compiles)) == (0, "i32", 1), err
+    code, out, _ = cli("prewarm", "jitkern", "--call", "vec_add(i64[2, 2], i64[2, 2])", "--json")
+    assert (code, last_json(out)["results"][0]["variant"]) == (0, "i64")
+    assert cli("prewarm", "jitkern", "--call", "i32[3] i32[3]")[0] == 2
+    code, _, err = cli("prewarm", "vec_add", "--call", "f32[3]")
+    assert (code, "got no y for jitkern::vec_add" in err) == (1, True), err
+
+
+def test_not_cached_names_a_command_that_builds_the_call(cli, compiler):
+    op = OPS["jitkern::vec_add"]
+    x = torch.ones(3, 2, dtype=torch.int16)
+    with config.using(compile="never"), pytest.raises(NotCached) as e:
+        op(x, x)
+    command = str(e.value).partition("Prewarm it: jitkern ")[2]
+    words = command.partition(" --call ")
+    assert words[2] == "'jitkern::vec_add(i16[3, 2], i16[3, 2])'"
+    code, out, err = cli(*words[0].split(), "--call", words[2].strip("'"), "--json")
+    assert (code, last_json(out)["results"][0]["variant"]) == (0, "i16"), err
+
+
+# Check
+
+
+def test_check_compares_every_kernel_with_the_reference(cli, package):
+    code, out, _ = cli("check", f"{package.parent.name}.kernels.add_relu.kernel", "--json")
+    report = last_json(out)
+    assert (code, report["ok"]) == (0, True), out
+    assert {(c["device"], c["check"]) for c in report["checks"] if c["ok"]} >= {
+        ("cpu", "reference"), ("cpu", "opcheck")
+    }  # fmt: skip
+
+
+def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
+    file = package / "add_relu" / "add_relu.cpp"
+    text = file.read_text()
+    assert " + " in text
+    file.write_text(text.replace(" + ", " - "))
+    code, out, _ = cli("check", f"{package.parent.name}.kernels.add_relu.kernel")
+    assert code == 1
+    assert re.search(r"FAIL broken\d+::add_relu +cpu  cc        reference\n     sample 1, ", out), (
+        out
+    )
+
+
+def test_check_says_what_it_cannot_try(cli):
+    code, out, _ = cli("check", "softmax_backward")
+    assert code == 0
+    assert ("skip softmax_backward cuda           reference no cuda device here" in out) != (
+        torch.cuda.is_available()
+    )
+
+
+# clangd
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs c++")
+def test_compile_commands_are_written_on_request(cli, package):
+    assert not list(package.rglob("compile_commands.json"))
+    code, out, _ = cli("explain", package.parent.name, "--compile-commands")
+    assert (code, len(out.splitlines())) == (0, 2)
+    entries = json.loads((package / "add_relu" / "compile_commands.json").read_text())
+    (entry,) = [entry for entry in entries if entry["file"].endswith(".cpp")]
+    command = [*entry["arguments"], "-fsyntax-only"]
+    assert subprocess.run(command, cwd=entry["directory"], check=False).returncode == 0
+    entries = json.loads((package / "scale" / "compile_commands.json").read_text())
+    assert {entry["file"].rpartition(".")[2] for entry in entries} == {"cpp", "cu"}
+
+
+# The page of the documentation
+
+
+@pytest.mark.parametrize("command", OWN)
+def test_every_command_has_a_section_whose_flags_exist(cli, command):
+    text = SECTIONS[command]
+    out = cli(*command.split(), "--help")[1]
+    everywhere = cli("--help")[1]
+    for flag in set(
+        re.findall(r"(?<![\w-])--?[a-z][\w-]*", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    ):
+        assert flag in out or flag in everywhere or flag == "--", flag
+
+
+def test_the_screens_fit_80_columns():
+    for screen in re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+        assert max(map(len, screen.splitlines())) <= 80, screen
