@@ -23,6 +23,7 @@ def main() -> int:
             declared = op.sources[device]
             for source in declared:
                 op.sources[device] = (source,)  # else the next one steps in for one that cannot run
+                op.backends[device].forget()  # the source before it, and its stubs
                 with config.using(fallback="raise"):
                     try:
                         count, error = compare(op, device)
