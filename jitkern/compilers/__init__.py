@@ -50,6 +50,10 @@ class Compiler(Protocol):
         """Return the files the artifact depends on. Raises DeclarationError for a missing file."""
         return closure_of(source)
 
+    def completed(self, variant: Variant) -> Variant:
+        """Return the variant with what its element types need beside its files. No raise."""
+        return variant
+
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         """Return `name` and `version` of the compilers here that could build, the likeliest first.
 

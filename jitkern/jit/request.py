@@ -30,8 +30,9 @@ class Request(NamedTuple):
 
         Raises DeclarationError for a file that does not exist.
         """
+        compiler = compiler_for(variant.source)
+        variant = compiler.completed(variant)
         source = variant.source
-        compiler = compiler_for(source)
         exact = compiler.target(source, target)
         closure = compiler.closure(source)
         key = make_key(variant, exact, compiler.flags(source, exact), closure)

@@ -21,6 +21,7 @@ class Dtype(NamedTuple):
     stub: its name in stubs, ctype: its type in ctypes; "" and None if it is passed in tensors only.
     limits: the least integer that a parameter of this type takes, and the first too large; (0, 0)
         if it takes no number.
+    header, host_header: the headers that declare it in CUDA C++ and in C++ for the CPU, if any.
     """
 
     torch: str
@@ -32,6 +33,8 @@ class Dtype(NamedTuple):
     stub: str = ""
     ctype: Any = None
     limits: tuple[int, int] = (0, 0)
+    header: str = ""
+    host_header: str = ""
 
 
 def _integer(torch: str, c: str, number: int, ctype: Any) -> Dtype:
@@ -42,8 +45,14 @@ def _integer(torch: str, c: str, number: int, ctype: Any) -> Dtype:
 
 
 DTYPES = {
-    "f16": Dtype("float16", "__half", "float16", "fp16", "float16", 5),
-    "bf16": Dtype("bfloat16", "__nv_bfloat16", "bfloat16", "bf16", "bfloat16", 15),
+    "f16": Dtype(
+        "float16", "__half", "float16", "fp16", "float16", 5, header="cuda_fp16.h",
+        host_header="float16.h",
+    ),
+    "bf16": Dtype(
+        "bfloat16", "__nv_bfloat16", "bfloat16", "bf16", "bfloat16", 15, header="cuda_bf16.h",
+        host_header="float16.h",
+    ),
     "f32": Dtype(
         "float32", "float", "float", "fp32", "float32", 6, "float", ctypes.c_float, (1 - _F32, _F32)
     ),
@@ -51,8 +60,12 @@ DTYPES = {
         "float64", "double", "double", "fp64", "float64", 7, "double", ctypes.c_double,
         (1 - _F64, _F64),
     ),
-    "f8e4m3": Dtype("float8_e4m3fn", "__nv_fp8_e4m3", "", "fp8e4nv", "float8e4nv", 24),
-    "f8e5m2": Dtype("float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5", "float8e5", 23),
+    "f8e4m3": Dtype(
+        "float8_e4m3fn", "__nv_fp8_e4m3", "", "fp8e4nv", "float8e4nv", 24, header="cuda_fp8.h"
+    ),
+    "f8e5m2": Dtype(
+        "float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5", "float8e5", 23, header="cuda_fp8.h"
+    ),
     "bool": Dtype("bool", "bool", "bool", "i1", "int1", 11, "_Bool", ctypes.c_bool),
     "i8": _integer("int8", "signed char", 1, ctypes.c_int8),
     "i16": _integer("int16", "short", 2, ctypes.c_int16),

@@ -7,14 +7,20 @@ tells of such texts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jitkern import config
 from jitkern.named_tuple import NamedTuple
+from jitkern.source.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from jitkern.source.kinds import Variant
 
 # Compiled on first use, like every pattern here: an import compiles none.
 _DIRECTIVE = (
@@ -212,3 +218,23 @@ def is_loaded(path: str | Path) -> bool:
     with Path(path).open("rb") as file:
         head = file.read(18)
     return head[:4] == b"\x7fELF" and head[16:] in _LOADED
+
+
+def including(variant: Variant, column: str, paths: Iterable[Path]) -> Variant:
+    """Return the variant with `-include` of the headers of its small floats, such as `T=f16`.
+
+    column: the column of the table of dtypes that names the headers. paths: the files of the
+        source; if one of them names a type or its header, its author has seen to the header.
+    """
+    known = [DTYPES[value] for _, value in variant.template if value in DTYPES]
+    wanted = dict.fromkeys(getattr(dtype, column) for dtype in known if getattr(dtype, column))
+    if not wanted:
+        return variant
+    with contextlib.suppress(OSError):  # a missing file is an error of the closure
+        text = b"".join(path.read_bytes() for path in paths).decode(errors="replace")
+        text += " ".join(variant.source.flags)
+        missing = [header for header in wanted if header.removesuffix(".h") not in text]
+        flags = [word for header in missing for word in ("-include", header)]
+        source = variant.source.replace(flags=(*variant.source.flags, *flags))
+        return variant._replace(source=source) if flags else variant
+    return variant

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern.compilers import Compiler, cpp
-from jitkern.source.closure import Closure
+from jitkern.source.closure import Closure, closure_of
+from jitkern.source.includes import including
 from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target
 
@@ -28,6 +29,16 @@ class Cc(Compiler):
         native = (f"-march=x86-64-v{level}",) if source.native and level else ()
         openmp = ("-fopenmp",) if source.openmp else ()
         return ("-O3", "-fPIC", "-shared", *language, *native, *openmp, *source.flags)
+
+    def completed(self, variant: Variant) -> Variant:
+        source = variant.source
+        assert isinstance(source, Cpp)
+        if source.is_c:
+            return variant
+        completed = including(variant, "host_header", source.paths)
+        if completed is not variant:  # headers may define such a type by themselves
+            completed = including(variant, "host_header", closure_of(source).paths)
+        return completed
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return [cpp.cc_build.identity(cpp.cc_build.tool_of(source))]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jitkern.compilers import Compiler, cuda
 from jitkern.source.closure import Closure
+from jitkern.source.includes import including
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
@@ -26,6 +27,9 @@ class Nvrtc(Compiler):
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         return ("-std=c++17", *source.flags)
+
+    def completed(self, variant: Variant) -> Variant:
+        return including(variant, "header", variant.source.paths[:1])
 
     def identities(self, source: Source, target: Target) -> list[dict[str, str]]:
         return cuda.nvrtc_build.identities(target)
