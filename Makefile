@@ -2,6 +2,7 @@
 # make test    set up and run the tests
 # make stress  set up and run the long tests: races, kills, damage
 # make check   set up and run the linter and the type checker
+# make docs    set up and build the documentation in build/site, with any warning as an error
 #
 # Everything is installed into $(VENV); nothing else is touched. Another Torch: make test TORCH=2.15.0
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(TORCH)
 
-.PHONY: demo test stress check clean
+.PHONY: demo test stress check docs clean
 
 demo: $(READY)
 	$(BIN)/jitkern prewarm --keep-going
@@ -26,6 +27,14 @@ check: $(READY)
 	$(BIN)/ruff check jitkern cache_tools kernels_src tests benches examples
 	$(BIN)/ruff format --check jitkern cache_tools kernels_src tests benches examples
 	$(BIN)/mypy
+
+# The variable silences an advertisement of the theme.
+docs: $(VENV)/.docs-$(TORCH)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs-$(TORCH): $(READY)
+	$(BIN)/python -m pip install -q -e ".[docs]"
+	touch $@
 
 # The extra with the CUDA toolchain follows the CUDA version that Torch was built with.
 $(READY): pyproject.toml
