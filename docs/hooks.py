@@ -1,0 +1,74 @@
+"""What the site needs beside mkdocs.yml: pages from the root, public names, lists of parameters."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File
+
+import jitkern
+from jitkern import cache_tools
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that lie at the root of the repository, with links as the site has them."""
+    for name, page in PAGES.items():
+        text = (ROOT / name).read_text()
+        files.append(File.generated(config, page, content=_linked(text.replace("](docs/", "]("))))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Name the module that defines each public name: `::: jitkern.prewarm` is found by its home."""
+    markdown = _linked(markdown.replace("](../", "]("))
+    return re.sub(r"^::: (jitkern(?:\.cache_tools)?)\.(\w+)$", _home, markdown, flags=re.MULTILINE)
+
+
+def _linked(markdown: str) -> str:
+    for name, page in PAGES.items():
+        markdown = markdown.replace(f"]({name}", f"]({page}")
+    return markdown
+
+
+def _home(match: re.Match[str]) -> str:
+    package, name = match.groups()
+    homes, place = (
+        (jitkern._HOMES, "jitkern") if package == "jitkern" else (cache_tools._HOMES, "cache_tools")
+    )
+    if name not in homes:
+        return match.group()
+    return f"::: {place}.{homes[name]}.{name}\n    options:\n      heading: {package}.{name}"
+
+
+class Parameters(griffe.Extension):
+    """Docstrings name each parameter on a line of its own, `name: what it is`: make it a list."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite the docstring of one object."""
+        if obj.docstring:
+            lines = []
+            for line in obj.docstring.value.split("\n"):
+                names, colon, rest = line.partition(": ")
+                if colon and re.fullmatch(r"[a-z_]+(, [a-z_]+)*", names):
+                    spelled = ", ".join(f"`{name}`" for name in names.split(", "))
+                    before = (
+                        [""]
+                        if lines and lines[-1] and not lines[-1].startswith(("- ", " "))
+                        else []
+                    )
+                    lines += [*before, f"- {spelled}: {rest}"]
+                elif line and lines and lines[-1].startswith("- ") and not line.startswith(" "):
+                    lines += ["", line]
+                else:
+                    lines.append(line)
+            obj.docstring.value = "\n".join(lines)

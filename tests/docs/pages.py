@@ -1,0 +1,56 @@
+"""Pages of Markdown as tests read them: code blocks, headings and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from helpers import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(
+    [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *DOCS.glob("*.md")]
+)  # fmt: skip
+
+
+class Block(NamedTuple):
+    """A fenced block of code. file: the path in its first line, `# a/b.py` or `// a/b.cu`, or ""."""
+
+    language: str
+    text: str
+    file: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The code blocks of a page, in order; those in lists count too."""
+    text = page.read_text()
+    blocks = []
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        named = re.match(r"(?:#|//) ([\w.-]+(?:/[\w.-]+)*\.\w+)\n", match[2])
+        line = text.count("\n", 0, match.start()) + 1
+        blocks.append(Block(match[1], match[2], named[1] if named else "", line))
+    return blocks
+
+
+def prose_of(page: Path) -> str:
+    """A page without its code."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "`", text)
+
+
+def headings_of(page: Path) -> list[str]:
+    """The titles of a page, of every level."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MkDocs make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).strip().replace(" ", "-")
+
+
+def links_of(page: Path) -> list[str]:
+    """The targets of the links and images of a page."""
+    return re.findall(r"\]\(([^)\s]+)\)", prose_of(page))

@@ -1,0 +1,92 @@
+"""`make docs`: the site builds without a warning, and no link of it is broken."""
+
+import html.parser
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from helpers import REPOSITORY
+from pages import DOCS
+
+from benches import plots
+
+mkdocs = pytest.mark.skipif(
+    not any(Path(sys.prefix).glob("lib/python*/site-packages/mkdocs_material-*")),
+    reason="needs the extra docs: pip install jitkern[docs]",
+)
+
+
+class Page(html.parser.HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.anchors.add(given.get("id"))
+        self.links += [given[name] for name in ("href", "src") if given.get(name)]
+
+
+@mkdocs
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_no_link_is_broken(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=REPOSITORY, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    pages = {path: Page(path.read_text()) for path in tmp_path.rglob("*.html")}
+    assert {path.name for path in pages} >= {f"{page.stem}.html" for page in DOCS.glob("*.md")}
+    checked = 0
+    for path, page in pages.items():
+        if path.name == "404.html":  # its links begin at the root of a server
+            continue
+        for link in page.links:
+            if link.startswith(("http:", "https:", "data:", "mailto:")):
+                continue
+            file, _, anchor = unquote(link).partition("#")
+            target = (path.parent / file.partition("?")[0]).resolve() if file else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{path.name} links to {link}"
+            assert not anchor or target.suffix != ".html" or anchor in pages[target].anchors, link
+            checked += 1
+        assert '"content.code.copy"' in path.read_text()
+    assert checked > 500
+
+
+def test_plots_show_what_was_measured():
+    """Without drawing them again: names and numbers stand in the files as text."""
+    files = sorted((DOCS / "figures").glob("*.json"))
+    assert files
+    for file in files:
+        output = json.loads(file.read_text())
+        numbers, unit = plots.bars_of(output)
+        drawn = file.with_suffix(".svg").read_text()
+        for name, number in numbers.items():
+            assert f">{name}<" in drawn and f">{plots.label_of(number, unit)}<" in drawn, name
+        assert plots.caption_of(output) in drawn
+        assert file.with_suffix(".svg").name in (DOCS / "performance.md").read_text()
+
+
+@mkdocs
+def test_a_plot_is_drawn_from_the_output_of_a_bench(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra docs: pip install jitkern[docs]")
+    (tmp_path / "a.json").write_text(
+        '{"schema": 1, "device": "a device", "commit": "c0ffee", "versions": {"torch": "2.13"}, '
+        '"cold": {"jitkern.cpp": 0.25, "load_inline": 21.0}, "warm": {"jitkern.cpp": 0.1}}'
+    )
+    command = [sys.executable, "-m", "benches.plots", str(tmp_path)]
+    drawn = []
+    for _ in range(2):
+        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+        drawn.append((tmp_path / "a.svg").read_text())
+    assert drawn[0] == drawn[1]
+    assert ">0.25 s<" in drawn[0] and "a device, commit c0ffee, torch 2.13" in drawn[0]
