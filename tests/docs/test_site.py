@@ -1,11 +1,11 @@
 """`make docs`: the site builds without a warning, and no link of it is broken."""
 
 import html.parser
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -15,7 +15,7 @@ from pages import DOCS
 from benches import plots
 
 mkdocs = pytest.mark.skipif(
-    not any(Path(sys.prefix).glob("lib/python*/site-packages/mkdocs_material-*")),
+    not all(map(importlib.util.find_spec, ("material", "mkdocs", "mkdocstrings"))),
     reason="needs the extra docs: pip install jitkern[docs]",
 )
 
