@@ -23,21 +23,37 @@ PAGES = {
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie at the root of the repository, with links as the site has them."""
     for name, page in PAGES.items():
-        text = (ROOT / name).read_text()
-        files.append(File.generated(config, page, content=_linked(text.replace("](docs/", "]("))))
+        text = _linked((ROOT / name).read_text(), "")
+        files.append(File.generated(config, page, content=text))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name the module that defines each public name: `::: jitkern.prewarm` is found by its home."""
-    markdown = _linked(markdown.replace("](../", "]("))
+    if page.file.src_uri not in PAGES.values():
+        markdown = _linked(markdown, "../")
     return re.sub(r"^::: (jitkern(?:\.cache_tools)?)\.(\w+)$", _home, markdown, flags=re.MULTILINE)
 
 
-def _linked(markdown: str) -> str:
-    for name, page in PAGES.items():
-        markdown = markdown.replace(f"]({name}", f"]({page}")
-    return markdown
+def _linked(markdown: str, root: str) -> str:
+    """Return a page with its links to files of the repository as the site has them.
+
+    root: the way from the page to the root of the repository. What the site lacks is named instead.
+    """
+
+    def link(match: re.Match[str]) -> str:
+        text, path, anchor = match.groups(default="")
+        if path.startswith("docs/"):
+            return f"[{text}]({path.removeprefix('docs/')}{anchor})"
+        if path in PAGES:
+            return f"[{text}]({PAGES[path]}{anchor})"
+        return f"{text} (`{path}` in the repository)"
+
+    return re.sub(
+        rf"\[([^\]\n]+(?:\n[^\]\n]+)?)\]\({re.escape(root)}((?!https?:|#|\.\.)[^)#\s]+)(#[^)\s]*)?\)",
+        link,
+        markdown,
+    )
 
 
 def _home(match: re.Match[str]) -> str:
