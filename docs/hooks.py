@@ -49,10 +49,10 @@ def _linked(markdown: str, root: str) -> str:
             return f"[{text}]({PAGES[path]}{anchor})"
         return f"{text} (`{path}` in the repository)"
 
-    return re.sub(
-        rf"\[([^\]\n]+(?:\n[^\]\n]+)?)\]\({re.escape(root)}((?!https?:|#|\.\.)[^)#\s]+)(#[^)\s]*)?\)",
-        link,
-        markdown,
+    pattern = rf"\[([^\]]+)\]\({re.escape(root)}((?!https?:|#|\.\.)[^)#\s]+)(#[^)\s]*)?\)"
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
+    return "".join(
+        part if part.startswith("```") else re.sub(pattern, link, part) for part in parts
     )
 
 
