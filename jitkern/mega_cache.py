@@ -5,21 +5,30 @@ kernels, stubs, plans and the launch runtime. `load_cache_artifacts()` publishes
 the user's cache, with the same checks as for a bundle. Torch loads registered kinds only, so import
 this module, or a module that declares ops (which imports this module), before you load.
 
+Torch's module of the mega-cache takes longer to import than any of ours, and most processes never
+need it. So our kind of artifact is registered as soon as Torch imports that module, and not before.
 Until the artifacts are saved, each used entry costs only a note of its path.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
 import logging
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from jitkern import jit
 from jitkern.cache import events
 from jitkern.errors import JitkernError
 
 KIND = "jitkern"
+_HOME = "torch.compiler._cache"  # Torch's module of the mega-cache
 _log = logging.getLogger(__name__)
 
 
@@ -86,4 +95,29 @@ def _register() -> None:
     events.follow(note)
 
 
-_register()
+class _Hook:
+    """A finder of modules that only waits for `_HOME`, and registers our kind after its import."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of `_HOME`, whose import registers our kind; None for other modules."""
+        if name != _HOME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _register()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if hasattr(torch.compiler, "_cache"):  # imported before us
+    _register()
+else:
+    sys.meta_path.insert(0, _Hook())

@@ -154,3 +154,21 @@ def test_a_torch_without_it_is_left_alone(run_python):
         "import jitkern.ops, jitkern.cache.events\nassert not jitkern.cache.events._followers"
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("first", ["import jitkern.ops", "import torch.compiler._cache"])
+def test_our_kind_is_registered_whichever_module_comes_first(first, run_python):
+    done = run_python(
+        f"import torch\n{first}\nimport jitkern.ops\n"
+        "from torch.compiler._cache import CacheArtifactFactory\n"
+        "assert 'jitkern' in CacheArtifactFactory._artifact_types"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_import_of_ops_leaves_the_module_of_torch_for_later(run_python):
+    done = run_python(
+        "import sys, torch\nbefore = {*sys.modules}\nimport jitkern.ops\n"
+        "new = {n for n in {*sys.modules} - before if n.startswith('torch.')}\nassert not new, new"
+    )
+    assert done.returncode == 0, done.stderr
