@@ -54,7 +54,12 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Return the target that `text` spells. Raises TargetError."""
+        """Return the target that `text` spells; `sm_90` is one for this machine's Torch and CUDA.
+
+        Raises TargetError.
+        """
+        if re.fullmatch(r"sm_[1-9]\d{1,2}[af]?", text):
+            return cls._of_arch(text)
         match = re.fullmatch(_PATTERN, text)
         if not match:
             raise TargetError(f"`{text}` is not a target: expected something like {EXAMPLES}")
@@ -63,6 +68,18 @@ class Target(NamedTuple):
         return cls(
             device, arch, part["cuda"], short_version(part["torch"]), part["platform"], part["abi"]
         )
+
+    @classmethod
+    def _of_arch(cls, arch: str) -> Target:
+        import torch
+
+        version = short_version(torch.__version__)
+        if not torch.version.cuda:
+            raise TargetError(
+                f"`{arch}` alone means this machine's Torch and CUDA, and its Torch {version} is "
+                f"built without CUDA: write the whole target, `cuda-{arch}-cu130-torch{version}`"
+            )
+        return cls("cuda", arch, torch.version.cuda.replace(".", ""), version)
 
     @classmethod
     def current(cls, device: str = "cpu", index: int | None = None) -> Target:

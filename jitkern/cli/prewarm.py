@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="T",
-        help=f"e.g. {EXAMPLE}; repeatable",
+        help=f"e.g. {EXAMPLE}, or sm_90; repeatable",
     )
     parser.add_argument(
         "--jobs",
