@@ -201,8 +201,8 @@ def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
     first = next(i for i, line in enumerate(lines) if line.startswith(str(file)))
     assert "^" in lines[first + 2]
     assert any(f"the same error as of {name}::scale f" in line for line in lines)
-    assert f"{name}::scale     cpu  2 failed" in shown(text)
-    assert f"{name}::add_relu  cpu  2 kernels" in shown(text)
+    assert f"{name}::scale     cpu  4 failed" in shown(text)
+    assert f"{name}::add_relu  cpu  4 kernels" in shown(text)
 
 
 def test_an_interrupted_prewarm_says_so_and_keeps_what_was_finished():

@@ -391,7 +391,7 @@ def test_what_a_directory_or_a_header_is_missing_for_is_told(build, monkeypatch,
     with pytest.raises(CompileError, match=r"<mylib/extension.h> is in no include root: declare "):
         build(f"#include <mylib/extension.h>\n{K}")
     with pytest.raises(CompileError, match="`__half` comes from a header: #include <cuda_fp16.h>"):
-        build(TEACHING, template=(("T", "f16"),))
+        build("__global__ void k(__half* x) {}")
 
 
 def test_a_host_helper_in_a_kernel_is_told_of(build, monkeypatch):
