@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 import typing
@@ -12,11 +13,12 @@ from helpers import REPOSITORY
 
 from jitkern import config
 from jitkern.config import Config
+from jitkern.source.kinds import SOURCES, Cpp, Extension, Source
 
 USER = """
 import jitkern
 from jitkern import cache, cache_tools, runtime
-from jitkern.declare import Cuda, kernel
+from jitkern.declare import Cpp, Cuda, Extension, Include, Triton, Unit, kernel
 
 jitkern.load_inline
 jitkern.ops.softmax
@@ -24,6 +26,10 @@ cache.events.stats
 cache_tools.pack
 with jitkern.using(compile="never", cache_dir="/c", jobs="3", max_size=1 << 30) as settings:
     settings.jobs + 1
+Cuda(["a.cu", Unit("b.cu", ("-O1",))], flags=["-O2"], include=[Include("cutlass", "4.7")])
+Cpp("k.cpp", native=True, min_compiler="12")
+Triton("k.py", environment=["MINE"])
+Extension("k.cpp", function="f", libraries=["m"], text="")
 
 jitkern.laod_inline  # wrong
 jitkern.named  # wrong
@@ -34,6 +40,13 @@ jitkern.using(complie="never")  # wrong
 jitkern.using(compile="nevr")  # wrong
 jitkern.using(fsync="yes")  # wrong
 settings.jobs = 3  # wrong
+Cuda("k.cu", flag=["-O2"])  # wrong
+Cuda("k.cu", native=True)  # wrong
+Cpp("k.cpp", natvie=True)  # wrong
+Cpp("k.cpp", min_compiler=12)  # wrong
+Triton("k.py", flgas=["x"])  # wrong
+Extension("k.cpp")  # wrong
+Extension("k.cpp", function="f", library=["m"])  # wrong
 """
 
 
@@ -81,3 +94,19 @@ def test_using_is_typed_with_each_setting():
             with pytest.raises(ValueError, match="expected one of"):
                 Config(**{name: "another"})
     assert {s.name for s in config.SETTINGS} < taken.keys()
+
+
+def test_the_options_of_each_kind_of_source_are_those_of_all():
+    (options,) = (
+        node for node in ast.walk(TREES["jitkern.source.kinds"])
+        if isinstance(node, ast.ClassDef) and node.name == "Options"
+    )  # fmt: skip
+    told = {node.target.id: ast.unparse(node.annotation) for node in options.body[1:]}
+    shared = inspect.signature(Source.__init__).parameters.values()
+    assert told == {p.name: p.annotation for p in shared if p.kind == p.KEYWORD_ONLY}
+    for kind in SOURCES.values():
+        listed = inspect.signature(kind).parameters
+        assert list(listed)[0] == "files" and told.keys() < {*listed}
+        assert "rest" not in listed
+    assert inspect.signature(Cpp).parameters["native"].default is False
+    assert {"function", "libraries", "ldflags"} < {*inspect.signature(Extension).parameters}

@@ -11,12 +11,34 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jitkern import config, source as room
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  other modules import it from here
+
+if TYPE_CHECKING:
+    import inspect
+    from typing import TypedDict
+
+    from typing_extensions import Unpack
+
+    class Options(TypedDict, total=False):
+        """What each kind of source takes by name: the parameters of `Source`."""
+
+        text: str
+        include: Sequence[str | Include]
+        flags: Sequence[str]
+        environment: Sequence[str]
+        min_compiler: str
+        folder: str
+        package: str
+        module: str
+        unit_flags: Sequence[Unit]
+        others: Sequence[str]
+        written_at: Sequence[tuple[int, int, str, int]]
+
 
 FUNCTION = "jitkern_function"  # the symbol of a C or C++ kernel's library: a pointer to the kernel
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
@@ -72,6 +94,17 @@ HOST = "host"  # a C function
 ITSELF = "itself"  # a function that takes the arguments of the op: it needs no launch function
 
 
+class _Signature:
+    """The parameters of a kind of source, for `inspect`: its own ones, then those of `Source`."""
+
+    def __get__(self, source: Source | None, kind: type[Source]) -> inspect.Signature:
+        import inspect
+
+        own, shared = (inspect.signature(c.__init__).parameters for c in (kind, Source))
+        _, *listed = {**own, **shared, **own}.values()
+        return inspect.Signature([p for p in listed if p.kind != p.VAR_KEYWORD])
+
+
 class Source:
     """Files of one kind in a kernel's folder, and how to compile them.
 
@@ -94,6 +127,7 @@ class Source:
     runs: ClassVar[str] = ""  # CUDA, HOST or ITSELF
     compiler: ClassVar[str] = ""  # `module:class`, see jitkern.compilers.Compiler
     function: str = ""  # of an Extension
+    __signature__ = _Signature()
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
     def __init__(
@@ -257,7 +291,7 @@ class Cpp(Source):
         *,
         native: bool = False,
         openmp: bool = False,
-        **rest: Any,
+        **rest: Unpack[Options],
     ) -> None:
         super().__init__(files, **rest)
         self.native = native
@@ -284,10 +318,10 @@ class Triton(Source):
     compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     one_file: ClassVar[bool] = True
 
-    def __init__(self, files: Any = (), **rest: Any) -> None:
+    def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
         if hasattr(files, "fn"):  # a JITFunction, or a decorator over it
             files, more = room.triton_function.source_of(files)
-            rest = {**more, **rest}
+            rest = {**more, **rest}  # type: ignore[typeddict-item]
         super().__init__(files, **rest)
 
     def placed(self, folder: str, place: tuple[str, int], **fields: str) -> Source:
@@ -325,27 +359,13 @@ class Extension(Source):
         files: str | Unit | Sequence[str | Unit] = (),
         *,
         function: str,
-        text: str = "",
         name: str = "",
         libraries: Sequence[str] = (),
         library_dirs: Sequence[str] = (),
         ldflags: Sequence[str] = (),
-        include: Sequence[str | Include] = (),
-        flags: Sequence[str] = (),
-        environment: Sequence[str] = (),
-        min_compiler: str = "",
-        folder: str = "",
-        package: str = "",
-        module: str = "",
-        unit_flags: Sequence[Unit] = (),
-        others: Sequence[str] = (),
-        written_at: Sequence[tuple[int, int, str, int]] = (),
+        **rest: Unpack[Options],
     ) -> None:
-        super().__init__(
-            files, text=text, include=include, flags=flags, environment=environment, others=others,
-            min_compiler=min_compiler, folder=folder, package=package, module=module,
-            unit_flags=unit_flags, written_at=written_at,
-        )  # fmt: skip
+        super().__init__(files, **rest)
         self.function = function
         self.name = name
         self.libraries = strings("libraries", libraries)
