@@ -8,6 +8,7 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.op import (
+        about as about,
         autograd as autograd,
         backend as backend,
         check as check,

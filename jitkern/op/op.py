@@ -19,6 +19,7 @@ from jitkern import (
     calls,
     launch,
     mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
+    op as room,
     trace,
 )
 from jitkern.calls.signature import Signature
@@ -59,6 +60,16 @@ class Declaration(NamedTuple):
     samples: Callable[[str], Iterator[Any]] | None = None
 
 
+class _OfEach:
+    """An attribute that each op computes when it is asked for; the class itself has `of_class`."""
+
+    def __init__(self, function: str, of_class: str | None = None) -> None:
+        self.function, self.of_class = function, of_class
+
+    def __get__(self, op: Op | None, kind: type[Op]) -> Any:
+        return self.of_class if op is None else getattr(room.about, self.function)(op)
+
+
 class Op:
     """An op: a PyTorch reference, and kernels that compute it faster.
 
@@ -66,9 +77,14 @@ class Op:
     `backward` and `samples` complete the declaration.
     """
 
+    __doc__: Any = _OfEach("doc", __doc__)
+    __signature__ = _OfEach("signature")
+
     def __init__(self, signature: Signature, declaration: Declaration) -> None:
         self.signature = signature
         self.name, self.schema = signature.name, signature.schema
+        self.__name__ = self.__qualname__ = self.name.split("::")[1]
+        self.__module__ = declaration.module
         self.execution: Any = None  # the code of the module or cell that declared the op
         self.trampolines = Trampolines(signature)
         self.declaration = declaration
