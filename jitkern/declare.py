@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jitkern.calls.signature import Signature
+from jitkern.config import trimmed
 from jitkern.errors import DeclarationError
 from jitkern.op.op import OPS, Declaration, Op
 from jitkern.source.kinds import SOURCES, Cpp, Cuda, Extension, Include, Source, Triton, Unit
@@ -27,6 +28,7 @@ _BODIES = ("<module>", "<cell line")  # names of code that is no function
 MAX_NAME = 100  # files of the cache are named after ops
 
 
+@trimmed
 def kernel(
     schema: str,
     *,
@@ -51,7 +53,7 @@ def kernel(
         raise DeclarationError(
             f"the op name `{name[:40]}...` has {len(name)} characters, more than {MAX_NAME}"
         )
-    frame = sys._getframe(1)
+    frame = sys._getframe(2)  # above `trimmed`
     caller, place = frame.f_globals, (frame.f_code.co_filename, frame.f_lineno)
     folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jitkern import after_fork, on_first_use
 from jitkern.config.settings import (
@@ -30,6 +33,7 @@ from jitkern.config.settings import (
     tools_in,
 )
 from jitkern.config.values import duration_of, nearest, size_of
+from jitkern.errors import SettingError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,9 +46,11 @@ else:
 __all__ = [
     "BUILD_VARIABLES", "KINDS", "SEARCHED", "SETTINGS", "Config", "Setting", "cuda_arch_list",
     "current", "duration_of", "follow_preferences", "nearest", "number_of", "preferences",
-    "preferred", "renew", "size_of", "using",
+    "preferred", "renew", "size_of", "trim", "trimmed", "using",
 ]  # fmt: skip
 
+F = TypeVar("F", bound=Callable[..., Any])
+_OUR_MISTAKES = (AssertionError, AttributeError, LookupError, NameError)
 _current: Config | None = None  # the settings of the process
 _using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern", default=None)
 _listeners: list[Callable[[], None]] = []
@@ -174,14 +180,85 @@ def _forget_blocks() -> None:
 after_fork(_lock, _forget_blocks)
 
 
+class _Unhandled(logging.StreamHandler):  # type: ignore[type-arg]
+    """The handler of records that no handler of the program takes: lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger:
+            if any(handler is not self for handler in logger.handlers):
+                return
+            logger = logger.parent if logger.propagate else None
+        self.stream = sys.stderr  # which a program may replace
+        super().emit(record)
+
+
+_unhandled = _Unhandled(logging.WARNING)
+_unhandled.setFormatter(logging.Formatter("jitkern: %(message)s"))
+logging.getLogger("jitkern").addHandler(_unhandled)
+
+
 def _configure_log(level: str) -> None:
     logger = logging.getLogger("jitkern")
-    if logger.handlers:
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("jitkern: %(message)s"))
-    if level == "warning":  # of a program that handles no log, as with Python's own last resort
-        handler.addFilter(lambda _: not logging.getLogger().handlers)
-    else:
+    if level != "warning" and logger.handlers == [_unhandled]:
         logger.setLevel(level.upper())
-    logger.addHandler(handler)
+        _unhandled.setLevel(level.upper())
+
+
+def trimmed(function: F) -> F:
+    """Return `function`, whose errors show the frames of the user; see `trim`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as e:
+            trim(e)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def trim(error: BaseException) -> None:
+    """Leave our frames out of the traceback of the error that is handled, and of those behind it.
+
+    For the outermost of our functions: `except BaseException as e: trim(e); raise`. What our
+    functions called of Torch and of Python goes, too. Everything stays under JITKERN_TRACEBACK=full
+    and for an error that looks like a mistake of ours.
+    """
+    with contextlib.suppress(SettingError):
+        if current().traceback == "full":
+            return
+    behind: list[BaseException | None] = [error]
+    seen = set()
+    for e in behind:
+        if e is not None and id(e) not in seen:
+            seen.add(id(e))
+            behind += (e.__cause__, e.__context__)
+            kept, ours = _of_the_user(e.__traceback__)
+            if not (ours and isinstance(e, _OUR_MISTAKES)):
+                e.__traceback__ = kept
+    if sys.version_info < (3, 11):  # where `raise` takes the traceback from the thread
+        import ctypes
+
+        handled = [ctypes.py_object(v) for v in (type(error), error, error.__traceback__)]
+        for value in handled:
+            ctypes.pythonapi.Py_IncRef(value)
+        ctypes.pythonapi.PyErr_SetExcInfo(*handled)
+
+
+def _of_the_user(traceback: TracebackType | None) -> tuple[TracebackType | None, bool]:
+    """Return a traceback without frames of ours, and whether its last frame is one of them."""
+    kept, ours = [], False
+    while traceback:
+        name = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        top = name.partition(".")[0]
+        ours = (ours and (top == "torch" or top in sys.stdlib_module_names)) or (
+            top == "jitkern" and not name.startswith("jitkern.kernels_src.")
+        )
+        kept += [] if ours else [traceback]
+        traceback = traceback.tb_next
+    result = None
+    for entry in reversed(kept):
+        result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return result, ours

@@ -17,6 +17,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from jitkern import (
     calls,
+    config,
     launch,
     mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
     op as room,
@@ -125,13 +126,16 @@ class Op:
                 with torch._C._AutoDispatchBelowAutograd():  # Torch need not dispatch
                     return self._direct[device](*args)
             return self._builtin(*args, **kwargs)
-        except RuntimeError as e:
-            cause = cause_of(e)
+        except BaseException as e:  # noqa: BLE001  it is raised again, or its cause
+            cause = cause_of(e) if isinstance(e, RuntimeError) else e
             context = cause.__context__
             try:
-                raise cause
-            finally:
+                raise cause  # noqa: TRY301  this frame goes below
+            except BaseException:
                 cause.__context__ = context  # without the RuntimeError in its place
+                config.trim(cause)
+                raise
+            finally:
                 del cause, context  # the traceback holds this frame, and the arguments
 
     def __repr__(self) -> str:
@@ -160,6 +164,7 @@ class Op:
         self._declare(reference=function)
         return function
 
+    @config.trimmed
     def launch(self, *kinds: str) -> Callable[[Function], Function]:
         """Decorator: `f(k, *args)` checks, allocates and launches, for these devices or kinds."""
         self._check_kinds("launch", kinds)
@@ -172,6 +177,7 @@ class Op:
 
         return keep
 
+    @config.trimmed
     def tune(self, *kinds: str, key: Function | None = None) -> Callable[[Function], Function]:
         """Decorator: `f(*args)` lists configurations for the launch function of these kinds.
 
@@ -212,6 +218,7 @@ class Op:
         self._declare(fake=function)
         return function
 
+    @config.trimmed
     def backward(self, function: Function) -> Function:
         """Decorator: the gradient.
 

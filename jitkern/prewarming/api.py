@@ -18,6 +18,7 @@ from jitkern.source.kinds import ITSELF
 from jitkern.target import EXAMPLE, Target
 
 
+@config.trimmed
 def prewarm(
     ops: Iterable[Op | str | Wanted] = (),
     targets: Iterable[Target | str] = (),

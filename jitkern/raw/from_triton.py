@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jitkern import source
+from jitkern import config, source
 from jitkern.cache.entry import Entry
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch.call import Call, declared_in, every_expansion, variant_of
@@ -34,7 +34,11 @@ class TritonKernel(RawKernel):
         keywords: arguments by name, constexprs among them, and `num_warps` and the like.
         Raises LaunchError.
         """
-        self._start(self._call(args, {"grid": grid, **keywords}))
+        try:
+            self._start(self._call(args, {"grid": grid, **keywords}))
+        except BaseException as e:
+            config.trim(e)
+            raise
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return functools.partial(self.__call__, grid=grid)
@@ -49,6 +53,7 @@ class TritonKernel(RawKernel):
         expanded = every_expansion(self.op, self.source, call)
         return [variant_of(self.op, self.source, expansion)[0] for expansion in expanded]
 
+    @config.trimmed
     def compile(
         self, *args: Any, target: Target | str | None = None, **keywords: Any
     ) -> list[Entry]:
@@ -91,6 +96,7 @@ class TritonKernel(RawKernel):
         return Call(self.function, tuple(template), tuple(rest), options)
 
 
+@config.trimmed
 def triton_kernel(
     function: Any, *, environment: Sequence[str] = (), target: Target | str | None = None
 ) -> TritonKernel:

@@ -130,6 +130,7 @@ class Source:
     __signature__ = _Signature()
 
     # Not a dataclass: an import makes these classes, and each would take half a millisecond.
+    @config.trimmed
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -285,6 +286,7 @@ class Cpp(Source):
     runs: ClassVar[str] = HOST
     compiler: ClassVar[str] = "jitkern.compilers.cpp.cc:Cc"
 
+    @config.trimmed
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),
@@ -318,6 +320,7 @@ class Triton(Source):
     compiler: ClassVar[str] = "jitkern.compilers.triton.compiler:TritonCompiler"
     one_file: ClassVar[bool] = True
 
+    @config.trimmed
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
         if hasattr(files, "fn"):  # a JITFunction, or a decorator over it
             files, more = room.triton_function.source_of(files)
@@ -354,6 +357,7 @@ class Extension(Source):
     runs: ClassVar[str] = ITSELF
     compiler: ClassVar[str] = "jitkern.compilers.torch_extension.extension:ExtensionCompiler"
 
+    @config.trimmed
     def __init__(
         self,
         files: str | Unit | Sequence[str | Unit] = (),

@@ -139,11 +139,8 @@ def test_a_kernel_folder_works_at_once(cli, here, run_python):
     done = command(
         sys.executable, "-W", "ignore", "-m", "jitkern", "prewarm", "twice", "--json", *target
     )
-    assert [row["status"] for row in kernels(last_json(done.stdout))] == [
-        "built"
-    ] * 4, (  # a kernel for each dtype of the samples
-        done.stderr
-    )
+    statuses = [row["status"] for row in kernels(last_json(done.stdout))]
+    assert statuses == ["built"] * 4, done.stderr  # a kernel for each dtype of the samples
 
 
 @pytest.mark.slow

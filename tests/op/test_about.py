@@ -4,7 +4,7 @@ import copy
 import inspect
 import pickle
 import pydoc
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +21,16 @@ def test_the_signature_is_that_of_the_schema():
     found = inspect.signature(op)
     by_name, none = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     assert [(p.name, p.annotation, p.default) for p in found.parameters.values()] == [
-        ("x", torch.Tensor, none), ("y", Optional[torch.Tensor], none), ("n", list[int], [1, 1]),
-        ("a", float, 2.5), ("b", bool, False), ("dtype", Optional[torch.dtype], None),
-        ("rest", list[torch.Tensor], none), ("s", Optional[Any], None),
+        ("x", torch.Tensor, none), ("y", torch.Tensor | None, none), ("n", list[int], [1, 1]),
+        ("a", float, 2.5), ("b", bool, False), ("dtype", torch.dtype | None, None),
+        ("rest", list[torch.Tensor], none), ("s", Any | None, None),
     ]  # fmt: skip
-    assert [p.name for p in found.parameters.values() if p.kind == by_name] == [*"ab", "dtype", "rest", "s"]
+    assert [p.name for p in found.parameters.values() if p.kind == by_name] == [
+        *"ab",
+        "dtype",
+        "rest",
+        "s",
+    ]
     assert found.return_annotation == tuple[torch.Tensor, torch.Tensor]
     assert inspect.signature(op).bind(1, 2, rest=[]).arguments["y"] == 2
     with pytest.raises(TypeError, match="'rest'"):
