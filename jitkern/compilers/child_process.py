@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,18 +91,38 @@ class Child:
         os.close(read_end)
 
 
-def run(command: Sequence[str], *, text: str = "", **options: Any) -> tuple[int, str]:
+def show(text: str) -> None:
+    """Write to stderr, for who asked to see what compilers do."""
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def run(
+    command: Sequence[str], *, text: str = "", shown: bool = False, **options: Any
+) -> tuple[int, str]:
     """Run a command to its end; returns its status and its output, stderr included.
 
-    text: the standard input of the command.
+    text: the standard input of the command. shown: whether the user sees the command, which reads
+        nothing then, and each line of its output as it comes.
     """
     child = Child(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         errors="replace", **options,
     )  # fmt: skip
     try:
-        output, _ = child.process.communicate(text)
-        return child.process.returncode, output
+        if not shown:
+            output, _ = child.process.communicate(text)
+            return child.process.returncode, output
+        show(f"$ {shlex.join(command)}\n")
+        assert child.process.stdin and child.process.stdout
+        child.process.stdin.close()
+        lines = []
+        with child.process.stdout as output_lines:
+            for line in output_lines:
+                show(line)
+                lines.append(line)
+        return child.process.wait(), "".join(lines)
     finally:
         child.close()
 

@@ -42,11 +42,17 @@ class Built(NamedTuple):
 
 
 def run(
-    command: Sequence[str], *, source: Source, folder: Path
+    command: Sequence[str], *, source: Source, folder: Path, shown: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a tool in `folder` in the scrubbed environment; stderr joins stdout."""
-    environment = config.current().build_environment(tuple(source.environment))
-    status, output = child_process.run(command, cwd=folder, env=environment)
+    """Run a tool in `folder` in the scrubbed environment; stderr joins stdout.
+
+    shown: whether the settings may ask to see it.
+    """
+    settings = config.current()
+    environment = settings.build_environment(tuple(source.environment))
+    status, output = child_process.run(
+        command, shown=shown and settings.verbose, cwd=folder, env=environment
+    )
     return subprocess.CompletedProcess(list(command), status, output)
 
 
@@ -66,11 +72,16 @@ def keep_binary(staging: Path, stem: str, binary: bytes, suffix: str = ".so") ->
     return artifact
 
 
-def write_log(staging: Path, command: Sequence[str], output: str) -> None:
-    """Write the command and its output to the log beside the artifacts."""
+def write_log(staging: Path, command: Sequence[str], output: str, *, unseen: bool = False) -> None:
+    """Write the command and its output to the log beside the artifacts.
+
+    unseen: whether it was no process, so that who wants to see it has not seen it yet.
+    """
     _log.debug("$ %s", shlex.join(command))
     text = f"$ {shlex.join(command)}\n{output}"
     (staging / LOG).write_text(text, encoding="utf-8", errors="surrogateescape")
+    if unseen and config.current().verbose:
+        child_process.show(text)
 
 
 def compile_error(

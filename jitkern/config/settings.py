@@ -113,6 +113,7 @@ class Config:
         v.path_or_none, "a file that the calls of a run are appended to", "none", None
     )
     log: str = _setting(*v.choice("warning", "info", "debug"), "warnings only", "warning")
+    verbose: bool = _setting(v.switch, "`1`: show what compilers run and print", "`0`", False)
     traceback: str = _setting(*v.choice("short", "full"), "`short`: without our frames", "short")
     trusted: tuple[Path, ...] = _setting(v.paths, "roots", "none", (), file_only=True)
     trusted_keys: tuple[str, ...] = _setting(v.keys, "public keys", "none", (), file_only=True)

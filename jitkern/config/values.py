@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         lock_timeout: float | str
         record: str | Path | None
         log: Literal["warning", "info", "debug"]
+        verbose: bool | Literal["0", "1"]
         traceback: Literal["short", "full"]
         cuda_home: str | Path | None
         cc: str

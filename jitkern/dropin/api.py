@@ -146,4 +146,7 @@ def _answer(
         answer = memo.recall(digest)
         if answer is not None:
             return answer
-    return dropin.extension.answer(call, digest, os.fspath(build_directory or ""), verbose=verbose)
+    with config.using(verbose=verbose or config.current().verbose):
+        return dropin.extension.answer(
+            call, digest, os.fspath(build_directory or ""), verbose=verbose
+        )

@@ -47,7 +47,7 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
     target = _target(source)
     entry, new = _ensured(variant, target)
     if verbose:
-        log = (entry.path / LOG).read_text(errors="replace")
+        log = "" if new else (entry.path / LOG).read_text(errors="replace")
         sys.stderr.write(f"{'built' if new else 'found'} {entry.path}\n{log}")
     try:
         result = _opened(source, entry)

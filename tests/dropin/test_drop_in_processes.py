@@ -194,7 +194,13 @@ print(jitkern.load_inline("drop_in_moved", {source!r}, no_implicit_headers=True,
 
 def test_verbose_tells_what_was_compiled(capsys):
     module("drop_in_verbose", verbose=True)
-    assert "-DTORCH_EXTENSION_NAME=drop_in_verbose" in capsys.readouterr().err
+    shown = capsys.readouterr().err.splitlines()
+    assert "-DTORCH_EXTENSION_NAME=drop_in_verbose" in shown[0] and shown[-1].startswith("built ")
+    commands = [line for line in shown if line.startswith("$ ")]
+    module("drop_in_verbose", verbose=True)
+    found, *log = capsys.readouterr().err.splitlines()
+    assert found == shown[-1].replace("built", "found")
+    assert commands == [line for line in log if line.startswith("$ ")]
 
 
 def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_path, monkeypatch):

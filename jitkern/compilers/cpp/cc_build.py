@@ -95,7 +95,7 @@ class _Unit:
             raise compile_error(variant, self._target, command, output, hint)
 
     def _run(self, command: list[str]) -> tuple[int, str]:
-        process = run(command, source=self._variant.source, folder=self.path.parent)
+        process = run(command, source=self._variant.source, folder=self.path.parent, shown=True)
         return process.returncode, process.stdout
 
 

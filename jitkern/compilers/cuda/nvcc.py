@@ -67,7 +67,7 @@ def compile_unit(
         *opened.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
         "-o", "out.cubin", "kernel.cu",
     ]  # fmt: skip
-    process = run(command, source=source, folder=build)
+    process = run(command, source=source, folder=build, shown=True)
     write_log(staging, command, process.stdout)
     if process.returncode:
         raise compile_error(variant, target, command, process.stdout, hint(process.stdout))

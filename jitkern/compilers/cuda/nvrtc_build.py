@@ -158,7 +158,7 @@ class _Attempt:
             failed, output = program.compile(options)
             output = output.replace(name, str(variant.source.paths[0]))
             note = "(without the host half of the file)\n" if unit.headers else ""
-            write_log(self.staging, self.command, note + output)
+            write_log(self.staging, self.command, note + output, unseen=True)
             if failed:
                 return None, output
             assembly = program.text("PTX")

@@ -175,8 +175,11 @@ def _work(
             if running:
                 roomy = step.roomy if (parallelism.free_memory() or 0) > _ROOM * running else ()
                 command = [*step.command, *roomy]
-                environment = config.current().build_environment(build.environment)
-                run = functools.partial(child_process.run, cwd=folder, env=environment)
+                settings = config.current()
+                environment = settings.build_environment(build.environment)
+                run = functools.partial(
+                    child_process.run, shown=settings.verbose, cwd=folder, env=environment
+                )
                 command, status, output = opened.run_listed(run, command)
                 ended.put(_Done(number, command, status if step.needed else 0, output))
     except BaseException as e:  # noqa: BLE001  raised again where the result is taken

@@ -53,7 +53,8 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     }
     command = _command()
     answer = _ask(command, request, variant, files)
-    write_log(staging, command, json.dumps(request) + "\n" + answer.get("log", ""))
+    log = json.dumps(request) + "\n" + answer.get("log", "")
+    write_log(staging, command, log, unseen=True)
     if "error" in answer:
         output = f"{answer['error']}\n{answer.get('log', '')}"
         if re.search(_UNKNOWN_ARCH, output):
