@@ -8,15 +8,28 @@ import importlib.metadata
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitkern.calls.signature import Signature
 from jitkern.config import trimmed
 from jitkern.errors import DeclarationError
 from jitkern.op.op import OPS, Declaration, Op
-from jitkern.source.kinds import SOURCES, Cpp, Cuda, Extension, Include, Source, Triton, Unit
+from jitkern.source.kinds import (
+    SOURCES,
+    Cpp,
+    Cuda,
+    Extension,
+    Include,
+    Source,
+    Triton,
+    Unit,
+    unknown_keyword,
+)
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 __all__ = [
     "Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
@@ -24,6 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 ENTRY_POINTS = "jitkern.kernels"
+_KEYWORDS = ("cuda", "cpu", "fusible", "prewarm")
 _BODIES = ("<module>", "<cell line")  # names of code that is no function
 MAX_NAME = 100  # files of the cache are named after ops
 
@@ -36,11 +50,11 @@ def kernel(
     cpu: Source | Sequence[Source] = (),
     fusible: bool = False,
     prewarm: Sequence[Any] = (),
+    **unknown: NoReturn,
 ) -> Op:
     """Declare and register an op, and return the op, which is the public function.
 
-    schema: a Torch schema; `name(...)` goes to the namespace `jitkern`, a package writes
-        `mylib::name(...)`.
+    schema: a Torch schema, `mylib::name(...)`; of the shipped ops alone, without the namespace.
     cuda, cpu: sources of the kernels, best first; files are relative to the calling file's folder.
     fusible: whether torch.compile replaces the op by its reference, for Inductor to fuse.
     prewarm: calls, beside the samples, to prewarm: tuples of arguments where a string like
@@ -48,17 +62,47 @@ def kernel(
 
     Raises DeclarationError.
     """
+    frame = sys._getframe(2)  # above `trimmed`
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}: "
+    try:
+        _check(schema, frame.f_globals, unknown)
+        sources = _placed({"cuda": cuda, "cpu": cpu}, schema, frame)
+        module = str(frame.f_globals.get("__name__", ""))
+        declaration = Declaration(
+            sources, fusible=fusible, module=module, place=place, prewarm=prewarm
+        )
+        return _declared(schema, declaration, _execution_of(frame))
+    except DeclarationError as e:
+        raise DeclarationError(f"{place}{e}") from None
+
+
+def _check(schema: str, caller: dict[str, Any], unknown: Mapping[str, Any]) -> None:
+    """Refuse a name that the op cannot have, and keywords that there are not."""
     name = schema.partition("(")[0]
     if len(name) > MAX_NAME:
         raise DeclarationError(
             f"the op name `{name[:40]}...` has {len(name)} characters, more than {MAX_NAME}"
         )
-    frame = sys._getframe(2)  # above `trimmed`
+    module = str(caller.get("__name__", ""))
+    if "::" not in name and not f"{module}.".startswith("jitkern."):
+        package = module.partition(".")[0].strip("_")
+        example = package if package.isidentifier() and package != "main" else "mylib"
+        raise DeclarationError(
+            f"`{schema}` has no namespace, and only the ops of jitkern itself go without: write "
+            f"`{example}::{schema}`"
+        )
+    if unknown:
+        raise DeclarationError(f"`{schema}`: {unknown_keyword('kernel()', unknown, _KEYWORDS)}")
+
+
+def _placed(
+    declared: dict[str, Any], schema: str, frame: types.FrameType
+) -> dict[str, tuple[Source, ...]]:
+    """Return the sources for each device, with the folder and the module that declare them."""
     caller, place = frame.f_globals, (frame.f_code.co_filename, frame.f_lineno)
     folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""
     module = str(caller.get("__name__", ""))
-    declared: dict[str, Any] = {"cuda": cuda, "cpu": cpu}
     sources: dict[str, tuple[Source, ...]] = {}
     for device, value in declared.items():
         items = (value,) if isinstance(value, Source) else tuple(value)
@@ -68,12 +112,13 @@ def kernel(
         wrong = [source for source in items if not isinstance(source, _allowed(device))]
         if wrong:
             names = ", ".join(kind.__name__ for kind in _allowed(device))
-            raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}")
+            fitting = " or ".join(f"{d}=" for d in getattr(wrong[0], "devices", ()))
+            remedy = f": write {fitting}" if fitting else ""
+            raise DeclarationError(f"`{schema}`: {device}= takes {names}, got {wrong[0]!r}{remedy}")
         sources[device] = tuple(
             source.placed(folder, place, package=package, module=module) for source in items
         )
-    declaration = Declaration(sources, fusible=fusible, module=module, prewarm=prewarm)
-    return _declared(schema, declaration, _execution_of(frame))
+    return sources
 
 
 def _declared(schema: str, declaration: Declaration, execution: types.CodeType | None) -> Op:
@@ -91,7 +136,7 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
         modules = dict.fromkeys(f"`{m}`" for m in (op.module, module) if m)
         raise DeclarationError(
             f"{name} is declared twice, by {' and '.join(modules) or 'one module'}: give one of "
-            f"them another name, or a namespace, as in `mylib::{name.split('::')[1]}(...)`"
+            "them another name, or another namespace"
         )
     elif op.schema != signature.schema:
         raise DeclarationError(

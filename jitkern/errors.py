@@ -18,15 +18,25 @@ attributes of the error. Every error can be pickled.
 
 from __future__ import annotations
 
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  every import pays for this
+
 
 class JitkernError(RuntimeError):
     """The base of all errors; keyword arguments become attributes.
 
     launched: number of kernels that the failed call had started; 0 means that it changed no tensor.
+    place: the line of the op's author at fault, `kernel.py:19: `; "" if unknown.
     variant: the source.kinds.Variant at fault, or None.
     """
 
     launched: int = 0
+    place: str = ""
     variant: object = None
 
     def __init__(self, message: str, **data: object) -> None:
@@ -97,3 +107,40 @@ class NotCached(CacheError):
 
 class UntrustedCache(CacheError):
     """Another user could have written a directory, so native code is not loaded from it."""
+
+
+def called_at(file: str = "") -> str:
+    """The innermost line of a file that is being run, as `kernel.py:12: `; "" if there is none.
+
+    file: by default, any that is no part of jitkern.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == file or not (file or name.startswith(_HERE)):
+            return f"{name}:{frame.f_lineno}: "
+        frame = frame.f_back
+    return ""
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """The line where a function begins, as `kernel.py:12: `; "" if it is not of Python."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+
+
+def raised_at(e: BaseException, function: Callable[..., Any]) -> str:
+    """The innermost line of the function's file that an error passed, else where it begins."""
+    code = getattr(function, "__code__", None)
+    place, trace = defined_at(function), e.__traceback__
+    while trace is not None:
+        if code and trace.tb_frame.f_code.co_filename == code.co_filename:
+            place = f"{code.co_filename}:{trace.tb_lineno}: "
+        trace = trace.tb_next
+    return place
+
+
+def told(text: str, op: str, place: str = "") -> str:
+    """A message with the op and the line at fault, if it lacks them."""
+    named = text if op in text else f"{op}: {text}"
+    return named if place in named else place + named

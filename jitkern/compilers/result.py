@@ -31,6 +31,7 @@ MISSING_HEADER = (
     r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"
 )
 _WIDEST = 200  # of a source line in a message
+_NOT_THE_AUTHORS = ("jitkern probe:", "__nv_name_map(")  # files
 _LINKER_FAILED = ("ld returned", "linker command failed")  # other lines of the linker say why
 
 
@@ -96,13 +97,18 @@ def compile_error(
     lines = output.strip().splitlines()
     errors = list(re.finditer(_ERROR, output))
     errors.sort(key=lambda error: any(word in error.group() for word in _LINKER_FAILED))
-    summary = "\n".join(e.group().strip() + _excerpt(output, e.end()) for e in errors[:3]) or (
-        lines[-1] if lines else "the compiler printed nothing"
-    )
+    if hint:  # which tells more than what the compiler says of code that is not the author's
+        errors = [error for error in errors if not error.group().startswith(_NOT_THE_AUTHORS)]
+    said = [e.group().strip() + _excerpt(output, e.end()) for e in errors[:3]]
+    if not said and not hint:
+        said = lines[-1:] or ["the compiler printed nothing"]
+    flags = [flag for flag in variant.source.flags if any(flag in line for line in said)]
+    if flags and not hint:
+        hint = f"{variant.source.files[0]} is declared with flags={flags}: correct them"
+    summary = "\n".join(filter(None, [*said, hint]))
     what = f"`{variant.function}`" if variant.function else "its Extension"
     return CompileError(
-        f"could not compile {what} of {variant.op} for {target}: {summary}"
-        + (f"\n{hint}" if hint else ""),
+        f"could not compile {what} of {variant.op} for {target}: {summary}",
         op=variant.op,
         target=str(target),
         command=shlex.join(command),
@@ -148,8 +154,13 @@ def no_function(variant: Variant, functions: Iterable[cpp_text.Function]) -> str
 
 def no_kernel(variant: Variant) -> CompileError:
     """The error for a function of a CUDA file that is no kernel."""
+    path = variant.source.paths[0]
+    name = re.escape(cpp_text.last_name(variant.function))
+    text = cpp_text.read(path)
+    found = re.search(rf"\b{name}\s*\(", text)  # none if a macro spells it
+    line = text.count("\n", 0, found.start() if found else 0) + 1
     return CompileError(
-        f"{variant.op}: `{variant.function}` in {variant.source.paths[0]} is no kernel: write "
+        f"{variant.op}: {path}:{line}: `{variant.function}` in {path} is no kernel: write "
         "`__global__` before its `void`",
         op=variant.op,
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from jitkern import source as room
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
@@ -79,7 +80,7 @@ def declared_in(op: str, source: Source, function: str) -> Function:
     """
     path = source.paths[0]
     if not path.is_file():
-        raise DeclarationError(f"{op}: the kernel source {path} does not exist")
+        raise DeclarationError(f"{op}: {room.closure.missing(path)}")
     known = functions(str(path), path.stat().st_mtime_ns)
     if function not in known:
         raise LaunchError(
@@ -107,10 +108,13 @@ def variant_of(
     unset = [name for name in names if name in declared.constexprs]
     unknown = [name for name, _ in template if name not in declared.parameters]
     if unset or unknown or len(names) != len(call.args):
+        what = f"{where}: `{call.function}({', '.join(declared.parameters)})`"
+        if unset or unknown:
+            wrong = [f"needs the constexpr `{name}`, so pass it" for name in unset]
+            wrong += [f"has no parameter `{name}`" for name in unknown]
+            raise LaunchError(f"{what} {', and '.join(wrong)}")
         raise LaunchError(
-            f"{where}: `{call.function}({', '.join(declared.parameters)})` got {len(call.args)} "
-            f"arguments and the constexprs {[name for name, _ in template]}; missing or unknown: "
-            f"{unset + unknown or 'a number of arguments'}"
+            f"{what} takes {len(names)} arguments ({', '.join(names)}), got {len(call.args)}"
         )
     annotated = dict(declared.annotated)
     signature = tuple(
@@ -138,7 +142,7 @@ def _constant(op: str, name: str, value: Any) -> Constant:
     dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in codes)
     raise LaunchError(
         f"{op}: template argument {name}={value!r} must be a dtype, bool, int or finite float; "
-        f"dtypes that kernels know are {dtypes}"
+        f"dtypes that kernels know are {dtypes}: convert the tensor, or refuse its dtype"
     )
 
 

@@ -27,6 +27,7 @@ from jitkern.errors import (
     LaunchError,
     NotCached,
     TargetError,
+    defined_at,
 )
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
@@ -205,11 +206,10 @@ def check_result(op: str, function: Any, wanted: int | None, result: Any) -> Non
     if len(results) == wanted > 1:
         kind = f"{_kind_of(results[wrong[0]])} as result {wrong[0] + 1}"
     schema = {0: "nothing is returned", 1: "one tensor"}.get(wanted, f"{wanted} tensors")
-    code = getattr(function, "__code__", None)
-    place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
     raise LaunchError(
-        f"{op}: {place}its launch function returned {kind}, and its schema says {schema}"
-        + ": does it lack a `return`?" * (result is None)
+        f"{op}: {defined_at(function)}its launch function returned {kind}, and its schema says "
+        f"{schema}: "
+        + ("does it lack a `return`?" if result is None else "return that, or correct the schema")
     )
 
 
@@ -489,5 +489,10 @@ def _three_sizes(what: str, name: str, value: Any) -> tuple[int, int, int]:
     if not 1 <= len(sizes) <= 3 or not all(
         isinstance(size, int) and 0 <= size < 2**31 for size in sizes
     ):
-        raise LaunchError(f"{what}: `{name}` must be one to three sizes, got {value!r}")
+        remedy = (
+            f": pass {name}=" if value is None
+            else ": divide with //, for whole sizes" if isinstance(value, float)
+            else ""
+        )  # fmt: skip
+        raise LaunchError(f"{what}: `{name}` must be one to three sizes, got {value!r}{remedy}")
     return (*sizes, 1, 1)[:3]

@@ -15,10 +15,13 @@ from jitkern.errors import (
     CacheError,
     CompileError,
     CompilerNotFound,
+    DeclarationError,
     JitkernError,
     LaunchError,
     NotCached,
     TargetError,
+    raised_at,
+    told,
 )
 from jitkern.launch.devices import Devices
 from jitkern.op.autograd import recording
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from jitkern.launch.kernels import Runner
     from jitkern.op.backend import Backend
 
+_MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
 _log = logging.getLogger(__name__)
 
 
@@ -134,9 +138,8 @@ class Implementation:
             result = runner.extension(*args, **kwargs)
             self._check_results(result, args, kwargs)
             return result
-        kernels = launch.kernels.Kernels(runner)
+        kernels, function = launch.kernels.Kernels(runner), self._function(source)
         try:
-            function = self._function(source)
             result = trace.quick.runnable(function)(kernels, *args, **kwargs)
             launch.kernels.check_result(op.name, function, op.signature.tensors, result)
             self._check_results(result, args, kwargs)
@@ -145,10 +148,24 @@ class Implementation:
                 self._note_changes(args, kwargs)
             if isinstance(e, JitkernError):
                 e.launched = kernels.launched
+            self._place(e, function)
             raise
         if self.slot:
             self._link(self.slot, source, runner, args, kwargs)
         return result
+
+    def _place(self, e: Exception, function: Callable[..., Any]) -> None:
+        """Tell the op and the line of its author that an error comes from.
+
+        What an author raises on purpose, as by `torch._check`, stays as it is.
+        """
+        place = raised_at(e, function)
+        if isinstance(e, _MISTAKES):
+            if hasattr(e, "add_note"):  # from Python 3.11
+                e.add_note(f"{place}raised in the launch function of {self.op.name}")
+        elif isinstance(e, (CompileError, DeclarationError, LaunchError)) and not e.place:
+            e.place = self.op.place if isinstance(e, DeclarationError) else place
+            e.args = (told(str(e), self.op.name, e.place),)
 
     def _launcher(self, source: Source, device: torch.device) -> Launcher:
         target = self._devices.target(device.index)
@@ -243,11 +260,15 @@ class Implementation:
             raise self._error(reasons)
         if waiting and recording():
             self._pinned = True  # the numerics would change between two steps
-        why = "; ".join(map(str, reasons)) or f"no kernel is declared for {self.device}"
+        why = "; ".join(map(str, reasons)) or self._lacking()
         if why not in self._announced and not self._pinned:
             self._announced.add(why)
             _log.warning("%s on %s runs its PyTorch reference: %s", self.op.name, self.device, why)
         return self._reference(args, kwargs)
+
+    def _lacking(self) -> str:
+        remedy = f"give one as {self.device}= in {self.op.place.removesuffix(': ')}"
+        return f"no kernel is declared for {self.device}: {remedy}"
 
     def _error(self, reasons: list[JitkernError]) -> JitkernError:
         if not reasons:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from jitkern.errors import DeclarationError
+from jitkern.errors import DeclarationError, defined_at
 
 
 class _Depth(threading.local):
@@ -36,7 +36,7 @@ class Gradient:
     """
 
     def __init__(self, name: str, schema: Any, function: Callable[..., Any]) -> None:
-        self.name = name
+        self.name, self.place = name, defined_at(function)
         self.inputs = [argument.name for argument in schema.arguments]
         self.tensors = [
             a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")
@@ -50,20 +50,23 @@ class Gradient:
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
-                f"{name}: an op that changes its arguments cannot have a backward"
+                f"{name}: {self.place}an op that changes its arguments cannot have a backward"
             )
         clash = {*self.inputs} & {*self.outputs, *self.grads, "needs"}
         if clash:
             raise DeclarationError(
-                f"{name}: a backward cannot tell the input `{min(clash)}` from a gradient or an "
-                "output of that name; rename the argument, or name the returns in the schema"
+                f"{name}: {self.place}a backward cannot tell the input `{min(clash)}` from a "
+                "gradient or an output of that name; rename the argument, or name the returns in "
+                "the schema"
             )
         if any("Tensor" in str(a.type) and a.name not in self.tensors for a in schema.arguments):
-            raise DeclarationError(f"{name}: an op with a list of tensors cannot have a backward")
+            raise DeclarationError(
+                f"{name}: {self.place}an op with a list of tensors cannot have a backward"
+            )
         if not known.issuperset(self.asked):
             unknown = ", ".join(sorted({*self.asked} - known))
             raise DeclarationError(
-                f"{name}: its backward has the unknown parameters {unknown}; "
+                f"{name}: {self.place}its backward has the unknown parameters {unknown}; "
                 f"it may have: {', '.join(sorted(known))}"
             )
 
@@ -87,8 +90,8 @@ class Gradient:
         gradients = result if isinstance(result, tuple) else (result,)
         if len(gradients) != len(self.tensors):
             raise DeclarationError(
-                f"{self.name}: its backward returned {len(gradients)} gradients "
-                f"for the tensors {', '.join(self.tensors)}"
+                f"{self.name}: {self.place}its backward returned {len(gradients)} gradients for "
+                f"the tensors {', '.join(self.tensors)}: return one gradient, or None, for each"
             )
         for name, gradient, needed, expected in zip(self.tensors, gradients, needs, inputs):
             if gradient is not None and described(gradient) != expected:
@@ -97,9 +100,7 @@ class Gradient:
 
     def _check(self, name: str, gradient: Any, expected: Any, *, needed: bool) -> None:
         """Refuse what Torch refuses: Torch sums over broadcast dimensions, and converts dtypes."""
-        code = getattr(self.function, "__code__", None)
-        place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
-        failure = f"{self.name}: {place}its backward returned, for `{name}`, "
+        failure = f"{self.name}: {self.place}its backward returned, for `{name}`, "
         if not isinstance(gradient, torch.Tensor):
             raise DeclarationError(
                 f"{failure}a {type(gradient).__name__} in place of a gradient: return a tensor or "

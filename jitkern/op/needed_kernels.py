@@ -7,9 +7,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jitkern import trace
 from jitkern.calls.samples import Sample, ShapesAlone
-from jitkern.errors import DeclarationError, JitkernError
+from jitkern.errors import DeclarationError, JitkernError, called_at, raised_at, told
 from jitkern.launch.autotune import configs_of
 from jitkern.launch.call import Call, every_expansion, variant_of
 from jitkern.launch.kernels import Choose, Kernels, check_result
@@ -22,9 +21,12 @@ if TYPE_CHECKING:
 
 
 class Unit(NamedTuple):
-    """Kernels, and the calls that use all of them; without calls for an Extension."""
+    """Kernels, and the calls that use all of them; without calls for an Extension.
 
-    variants: tuple[Variant, ...]
+    variants: each with the line that launches it, `kernel.py:19: `.
+    """
+
+    variants: dict[Variant, str]
     calls: list[tuple[Any, ...]]
 
 
@@ -52,31 +54,36 @@ def units_of(
 ) -> tuple[list[Unit], list[str]]:
     """Group the samples by the kernels of `source` that they use; also return the problems."""
     if source.runs == ITSELF:
-        return [Unit((Variant(op.name, source),), [])] if samples else [], []
+        return [Unit({Variant(op.name, source): ""}, [])] if samples else [], []
     units: dict[frozenset[Variant], Unit] = {}
     problems: dict[str, None] = {}
     for sample in samples:
-        used: dict[Variant, None] = {}
+        used: dict[Variant, str] = {}
         problem = sample.problem or _problem(op, source, device, sample, used)
         if problem:
-            problems[f"{op.name}: {problem}"] = None
+            problems[told(problem, op.name)] = None
         else:
-            unit = units.setdefault(frozenset(used), Unit(tuple(used), []))
+            unit = units.setdefault(frozenset(used), Unit(used, []))
             unit.calls.append(sample.args)
     return list(units.values()), list(problems)
 
 
-def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, None]) -> str:
+def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, str]) -> str:
     """Add the variants that a sample uses to `used`; return why they are unknown, or ""."""
+
+    def add(variant: Variant) -> None:
+        used.setdefault(variant, called_at(file))
+
     try:
+        function = op.written(source, device)
+        file = getattr(getattr(function, "__code__", None), "co_filename", "")
         for run in runs_of(op, source, device, sample.args):
-            run(_variants_to(op, source, used.setdefault))
+            run(_variants_to(op, source, add))
     except DeclarationError as e:
-        return str(e)
+        return told(str(e), op.name, op.place)
     except Exception as e:  # noqa: BLE001  whatever its author's code raises
         text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
-        place = trace.trace.place_of(e, op.written(source, device))
-        return f"{place}its launch function failed on {sample.origin}: {text}"
+        return f"{raised_at(e, function)}its launch function failed on {sample.origin}: {text}"
     return ""
 
 

@@ -24,7 +24,7 @@ from jitkern import (
     trace,
 )
 from jitkern.calls.signature import Signature
-from jitkern.errors import DeclarationError
+from jitkern.errors import DeclarationError, called_at, defined_at, raised_at
 from jitkern.named_tuple import NamedTuple
 from jitkern.op import compile_caches
 from jitkern.op.autograd import Autograd, plainly_on
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 OPS: dict[str, Op] = {}
 DEVICES = ("cuda", "cpu")
+_YIELD = "yield all of its arguments, as a tuple"
 _libraries: dict[str, torch.library.Library] = {}
 _is_compiling = torch.compiler.is_compiling
 
@@ -48,11 +49,13 @@ class Declaration(NamedTuple):
     """All that was declared of an op. It does not change: a decorator of `Op` makes another one.
 
     sources: by device type, in order of preference. launchers, tunings: by device type or kind.
+    place: the line of the declaration, `kernel.py:8: `.
     """
 
     sources: dict[str, tuple[Source, ...]]
     fusible: bool = False
     module: str = ""
+    place: str = ""
     prewarm: Sequence[Any] = ()
     launchers: Mapping[str, Function] = MappingProxyType({})
     tunings: Mapping[str, tuple[Function, Function | None]] = MappingProxyType({})
@@ -155,6 +158,11 @@ class Op:
         """The name of the module that declares the op."""
         return self.declaration.module
 
+    @property
+    def place(self) -> str:
+        """The line that declares the op, as `kernel.py:8: `; "" if unknown."""
+        return self.declaration.place
+
     def _declare(self, **parts: Any) -> None:
         """Complete the declaration."""
         self.declaration = self.declaration._replace(**parts)
@@ -209,8 +217,8 @@ class Op:
 
             near = difflib.get_close_matches(str(wrong[0]), known, 1) if wrong else []
             raise DeclarationError(
-                f"{self.name}: {method}() takes {', '.join(sorted(known))}, got {kinds}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                f"{self.name}: {called_at()}{method}() takes {', '.join(sorted(known))}, "
+                f"got {kinds}" + (f"; did you mean {near[0]!r}?" if near else "")
             )
 
     def fake(self, function: Function) -> Function:
@@ -262,14 +270,17 @@ class Op:
     def _draw(self) -> list[calls.samples.Sample]:
         """Return the samples, up to the first error."""
         drawn: list[calls.samples.Sample] = []
+        function: Any = self.declaration.samples
         try:
             with calls.samples.ShapesAlone():
                 for args in self._each_sample("meta"):
-                    drawn.append(calls.samples.Sample(f"sample {len(drawn) + 1}", args))
+                    origin, why = f"sample {len(drawn) + 1}", self.signature.misfit(args)
+                    problem = f"{defined_at(function)}{origin} does not fit the op: {why}; {_YIELD}"
+                    drawn.append(calls.samples.Sample(origin, args, problem if why else ""))
         except Exception as e:  # noqa: BLE001  whatever its author's code raises
-            drawn.append(
-                calls.samples.Sample("", problem=f"its samples failed after {len(drawn)}: {e}")
-            )
+            place, what = raised_at(e, function), f"{type(e).__name__}: {e}"
+            problem = f"{place}its samples failed after {len(drawn)}: {what}"
+            drawn.append(calls.samples.Sample("", problem=problem))
         return drawn
 
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
@@ -293,7 +304,7 @@ class Op:
         function = launchers.get(source.kind) or launchers.get(device)
         if not function:
             raise DeclarationError(
-                f"{self.name} has no launch function for {source.kind}: "
+                f"{self.name}: {self.place}it has no launch function for {source.kind}: "
                 f"add @{self.name.split('::')[1]}.launch({device!r})"
             )
         return self._tuned(function, source.kind, device)

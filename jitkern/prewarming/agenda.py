@@ -25,13 +25,16 @@ class Agenda:
         self._missing: dict[int, set[int]] = {}
         self._waiting: dict[int, list[int]] = defaultdict(list)
 
-    def kernel(self, op: str, variant: Variant, target: Target) -> int:
-        """Return the number of the task that compiles a variant; each build has one task."""
+    def kernel(self, op: str, variant: Variant, target: Target, place: str = "") -> int:
+        """Return the number of the task that compiles a variant; each build has one task.
+
+        place: the line that launches it, for messages.
+        """
         key: tuple[Any, ...] = op, variant, target
         if isinstance(variant.source, Extension):
             key = variant.source.shared_build, target
         if key not in self._kernels:
-            self._kernels[key] = self._enter(Kernel(op, variant, target))
+            self._kernels[key] = self._enter(Kernel(op, variant, target, place))
         return self._kernels[key]
 
     def launchers(self, group: Group, calls: list[tuple[Any, ...]], kernels: Iterable[int]) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from jitkern import jit
 from jitkern.cache.entry import Entry
-from jitkern.errors import LaunchError, NotCached
+from jitkern.errors import LaunchError, NotCached, raised_at
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, every_expansion
 from jitkern.launch.kernels import CachedKernels
@@ -24,7 +24,7 @@ from jitkern.runtime.plans import Plans, class_of, reference_to
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace.recorder import described
-from jitkern.trace.trace import Traced, place_of, trace
+from jitkern.trace.trace import Traced, trace
 from jitkern.trace.world import World
 
 
@@ -60,7 +60,7 @@ def refused_by(
             try:
                 run(check)
             except LaunchError as e:
-                refused.append(f"{place_of(e, op.written(source, target.device))}{e}")
+                refused.append(f"{raised_at(e, op.written(source, target.device))}{e}")
             else:
                 break
         else:

@@ -117,7 +117,7 @@ def _without_calls(
             if wanted.of(kernels[0], device):
                 continue
             reason = (
-                f'{op.name}: no sample calls: add `@op.samples` (called with "meta"), '
+                f'{op.place}{op.name}: no sample calls: add `@op.samples` (called with "meta"), '
                 "`prewarm=[...]`, or use `--from RECORDING`"
             )
             lacking.append(Result(op.name, "", device, "skipped", reason=reason))

@@ -63,7 +63,10 @@ class _Work:
         self.runtime = agenda.kernel("jitkern::runtime", binding.variant(), host)
         here = target.for_host_code().platform == this_platform()
         for unit in units:
-            kernels = [agenda.kernel(op.name, variant, target) for variant in unit.variants]
+            kernels = [
+                agenda.kernel(op.name, variant, target, place)
+                for variant, place in unit.variants.items()
+            ]
             self.kernels |= dict.fromkeys(kernels)
             if here and unit.calls:
                 self.launchers.append(agenda.launchers(group, unit.calls, kernels))

@@ -11,8 +11,16 @@ from typing import Any, NamedTuple
 
 from jitkern import config, jit
 from jitkern.calls.samples import Sample
-from jitkern.errors import CacheError, CompilerNotFound, JitkernError, NotCached, TargetError
-from jitkern.op.op import Op
+from jitkern.errors import (
+    CacheError,
+    CompilerNotFound,
+    DeclarationError,
+    JitkernError,
+    NotCached,
+    TargetError,
+    told,
+)
+from jitkern.op.op import OPS, Op
 from jitkern.prewarming.ahead import Stub, keep_plans, refused_by, stubs_of
 from jitkern.prewarming.wanted import Wanted
 from jitkern.source.kinds import Source, Variant
@@ -91,11 +99,12 @@ Message = Result | Note | More | Plans | Broken
 
 
 class Kernel(NamedTuple):
-    """A variant to compile, which several groups may need."""
+    """A variant to compile, which several groups may need. place: the line that launches it."""
 
     op: str
     variant: Variant
     target: Target
+    place: str = ""
 
     def perform(self, manner: Manner) -> Iterator[Message]:
         """Compile the variant if it is not in the cache."""
@@ -112,7 +121,9 @@ class Kernel(NamedTuple):
         except JitkernError as e:
             if isinstance(e, CacheError) and not isinstance(e, NotCached):
                 raise  # the cache is unusable, so nothing could be kept
-            return self.result("failed", reason=str(e))
+            declared = isinstance(e, DeclarationError) and self.op in OPS
+            place = OPS[self.op].place if declared else self.place
+            return self.result("failed", reason=told(str(e), self.op, place))
         seconds = round(time.perf_counter() - started, 4)
         return self.result("built" if new else "hit", seconds=seconds, path=str(entry.path))
 

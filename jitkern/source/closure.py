@@ -57,10 +57,19 @@ def closure_of(source: Source) -> Closure:
         return Closure({source.files[0]: digest}, {}, frozenset())
     for path in source.paths:
         if not path.is_file():
-            raise DeclarationError(f"the kernel source {path} does not exist")
+            raise DeclarationError(missing(path))
     files = list(_modules(source) if source.kind == "triton" else _Headers(source).files())
     paths = frozenset(Path(path) for _, path, _ in files if path)
     return Closure(digests(files), _versions(source), paths)
+
+
+def missing(path: Path) -> str:
+    """The message for a source that is not there, with the files of its kind that are."""
+    beside = ", ".join(sorted(p.name for p in path.parent.glob(f"*{path.suffix}"))) or "none"
+    return (
+        f"the kernel source {path} does not exist; {path.suffix} files in its folder: {beside}: "
+        "correct the name in the declaration"
+    )
 
 
 def digests(files: Iterable[tuple[str, str, bytes]]) -> dict[str, str]:

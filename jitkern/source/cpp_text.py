@@ -135,9 +135,11 @@ def overloads(functions: Iterable[Function], name: str) -> str:
     templates = [f.template for f in matches if f.template]
     if len(matches) == len(templates) == 1:
         listed = ", ".join(templates[0])
+        given = ", ".join(f'"{parameter}": ...' for parameter in templates[0])
+        plain = plain_name(name)
         return (
-            f"`{plain_name(name)}` is a template of <{listed}>: name all of them, as "
-            "`k[torch.float32, 32]` does"
+            f"`{plain}` is a template of <{listed}>: name all of them, as "
+            f"`{plain}[{{{given}}}](...)` does"
         )
     listed = ", ".join(dict.fromkeys(f"`{f.name}({f.parameters})`" for f in matches))
     return listed and f"`{name}` is overloaded; name one: {listed}"

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jitkern import config, source as room
-from jitkern.errors import DeclarationError
+from jitkern.errors import DeclarationError, called_at
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  other modules import it from here
 
 if TYPE_CHECKING:
     import inspect
-    from typing import TypedDict
+    from typing import NoReturn, TypedDict
 
     from typing_extensions import Unpack
 
@@ -71,21 +71,36 @@ def shared_include() -> str:
     return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
 
 
+def _refusal(text: str) -> DeclarationError:
+    """The error for a source that is declared wrongly, with the line that declares it."""
+    return DeclarationError(called_at() + text)
+
+
+def unknown_keyword(what: str, given: Iterable[str], known: Iterable[str]) -> str:
+    """The message for keywords that a call does not take. what: the call, e.g. `Cpp('f.cpp')`."""
+    import difflib
+
+    name, known = next(iter(given)), sorted(known)
+    near = difflib.get_close_matches(name.lower(), known, 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"{what} takes {', '.join(known)}, got {name}{meant}"
+
+
 def strings(name: str, value: Sequence[Any], among: tuple[type, ...] = ()) -> tuple[str, ...]:
     """The strings of the list that was given as `name`. Raises DeclarationError.
 
     among: types of items that may stand among the strings.
     """
     if isinstance(value, str):
-        raise DeclarationError(f"{name}={value!r} is a string: give a list, [{value!r}]")
+        raise _refusal(f"{name}={value!r} is a string: give a list, [{value!r}]")
     if isinstance(value, Mapping):
         remedy = 'what is for one file alone goes to its Unit("file.cu", flags=[...])'
-        raise DeclarationError(f"{name}={value!r} is a dict: give a list; {remedy}")
+        raise _refusal(f"{name}={value!r} is a dict: give a list; {remedy}")
     if not isinstance(value, Iterable):
-        raise DeclarationError(f"{name}={value!r} is no list: give a list of strings")
+        raise _refusal(f"{name}={value!r} is no list: give a list of strings")
     wrong = [item for item in value if not isinstance(item, (str, *among))]
     if wrong:
-        raise DeclarationError(f"{name} lists strings, and {wrong[0]!r} is none: write it as str()")
+        raise _refusal(f"{name} lists strings, and {wrong[0]!r} is none: write it as str()")
     return tuple(value)
 
 
@@ -146,7 +161,11 @@ class Source:
         unit_flags: Sequence[Unit] = (),
         others: Sequence[str] = (),
         written_at: Sequence[tuple[int, int, str, int]] = (),
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            kind = type(self).__name__
+            raise _refusal(unknown_keyword(f"{kind}({files!r})", unknown, self._keywords()))
         if text and not files:
             files = f"text{self.suffixes[0]}"
         units = [files] if isinstance(files, (str, Unit)) else list(files)
@@ -159,9 +178,7 @@ class Source:
         self.flags = strings("flags", flags)
         self.environment = strings("environment", environment)
         if not isinstance(min_compiler, str):
-            raise DeclarationError(
-                f"min_compiler={min_compiler!r} is no string: write '{min_compiler}'"
-            )
+            raise _refusal(f"min_compiler={min_compiler!r} is no string: write '{min_compiler}'")
         self.min_compiler = min_compiler
         self.text = text
         self.written_at = tuple(written_at)
@@ -169,17 +186,24 @@ class Source:
         self.package = package
         self.module = module
         if text and len(self.files) != 1:
-            raise DeclarationError(f"a text is one file, got names for {len(self.files)}")
+            raise _refusal(f"a text is one file, got names for {len(self.files)}")
         wrong = [file for file in self.files if not file.endswith(self.suffixes)]
         if wrong or not self.files or (self.one_file and len(self.files) > 1):
-            raise DeclarationError(
+            raise _refusal(
                 f"{type(self).__name__} takes {'one file' if self.one_file else 'files'} ending in "
                 f"{' or '.join(self.suffixes)}, got `{', '.join(self.files)}`"
             )
         if len(set(self.files)) != len(self.files):
-            raise DeclarationError(f"a file is given twice: `{', '.join(self.files)}`")
+            raise _refusal(f"a file is given twice: `{', '.join(self.files)}`")
         if len(self.files) == 1:
             self.flags, self.unit_flags = self.flags_of(self.files[0]), ()
+
+    @classmethod
+    def _keywords(cls) -> list[str]:
+        """The keywords that authors write."""
+        own = [cls.__init__, Source.__init__]
+        names = {name for init in own for name in init.__kwdefaults__ or ()}
+        return sorted(names - {"folder", "package", "module", "unit_flags", "others", "written_at"})
 
     def flags_of(self, file: str) -> tuple[str, ...]:
         """The flags for one of the files: the flags for all files, then its own."""
@@ -377,15 +401,15 @@ class Extension(Source):
         self.ldflags = strings("ldflags", ldflags)
         parts = function.split("::") if isinstance(function, str) else ()
         if len(parts) not in (1, 2) or not all(map(str.isidentifier, parts)):
-            raise DeclarationError(
+            raise _refusal(
                 f"function={function!r}: write `ns::name` for an op that the source registers, or "
                 "`name` for a function that its PYBIND11_MODULE binds"
             )
         if name and not (isinstance(name, str) and all(map(str.isidentifier, name.split(".")))):
-            raise DeclarationError(f"name={name!r} is no name of a module, such as `mylib._C`")
+            raise _refusal(f"name={name!r} is no name of a module, such as `mylib._C`")
         for library in self.libraries:
             if library.startswith("-") or "/" in library:
-                raise DeclarationError(
+                raise _refusal(
                     f"libraries=[{library!r}]: write `foo` for libfoo.so, its directory in "
                     "library_dirs, and flags and whole paths in ldflags"
                 )

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import re
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from jitkern.calls.signature import Parameter, Signature
-from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError
+from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, raised_at
 from jitkern.launch.kernels import Compiled, Kernels
 from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
@@ -100,7 +99,7 @@ def trace(
     except (CompilerNotFound, TargetError, CacheError, LoadError):
         raise  # a kernel is not available now
     except Exception as e:
-        raise Unsupported(f"{place_of(e, function)}{_reason_of(e)}") from e
+        raise Unsupported(f"{raised_at(e, function)}{_reason_of(e)}") from e
     finally:
         running.facts, running.problem = outer
     return Traced(
@@ -161,17 +160,6 @@ def _arguments(
             value_name = recorder.facts.value(type(number), text, name)
             proxies.append(recorder.symbol(value_name, number, f"`{parameter.name}`"))
     return proxies, tensors
-
-
-def place_of(e: BaseException, function: Any) -> str:
-    """Return `kernel.py:12: `, the line of the launch function at fault, or "" if unknown."""
-    code = getattr(function, "__code__", None)
-    frames = [
-        f for f in traceback.extract_tb(e.__traceback__) if code and f.filename == code.co_filename
-    ]
-    if frames:
-        return f"{frames[-1].filename}:{frames[-1].lineno}: "
-    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
 def _reason_of(e: BaseException) -> str:

@@ -275,13 +275,14 @@ def test_a_bad_sample_takes_no_good_one_away(cli, package, compiler, tmp_path):
         f"mixed::f: {tmp_path / 'mixed' / 'kernel.py'}:7: its launch function failed on sample {{}}: "
         "AttributeError: 'int' object has no attribute 'shape'"
     )
+    broken = f"mixed::f: {tmp_path / 'mixed' / 'kernel.py'}:12: its samples failed after 3: ValueError: trouble"
     assert [row["reason"] for row in rows if row["status"] == "failed"] == [
-        failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
+        failed.format(1), failed.format(3), broken
     ]  # fmt: skip
     assert (code, [v.label for v in compiler.compiles]) == (1, ["f32"])
     explained = last_json(cli("explain", "mixed::f", "--json")[1])["ops"][0]["variants"]
     assert [row["reason"] for row in explained if row["reason"].startswith("mixed::f: ")] == [
-        failed.format(1), failed.format(3), "mixed::f: its samples failed after 3: trouble"
+        failed.format(1), failed.format(3), broken
     ]  # fmt: skip
 
 

@@ -117,11 +117,21 @@ def test_declaring_twice_is_refused(declare):
 
 
 @pytest.mark.parametrize("module", ["mypkg.scale.kernel", "__main__"])
-def test_who_takes_the_name_of_a_shipped_op_is_told_to_write_a_namespace(module):
+@pytest.mark.parametrize("name", ["softmax", "scale"])
+def test_who_writes_no_namespace_is_told_which(module, name):
+    package = {"__main__": "mylib"}.get(module, "mypkg")
+    says = rf"^kernel.py:2: `{name}\(.*has no namespace, .*: write `{package}::{name}\(Tensor x\) -"
+    code = compile(f"\nkernel('{name}(Tensor x) -> Tensor')", "kernel.py", "exec")
+    with pytest.raises(DeclarationError, match=says):
+        exec(code, {"__name__": module, "kernel": kernel})
+
+
+def test_two_modules_that_declare_one_op_are_named():
     importlib.import_module("jitkern.ops")
-    by = rf"twice, by `jitkern\.kernels_src\.softmax\.kernel` and `{module}`: .* `mylib::softmax"
+    by = r"twice, by `jitkern\.kernels_src\.softmax\.kernel` and `mypkg`: .* another namespace"
+    code = "kernel('jitkern::softmax(Tensor x) -> Tensor')"
     with pytest.raises(DeclarationError, match=by):
-        exec("kernel('softmax(Tensor x) -> Tensor')", {"__name__": module, "kernel": kernel})
+        exec(code, {"__name__": "mypkg", "kernel": kernel})
 
 
 @pytest.mark.parametrize(
