@@ -125,12 +125,18 @@ class Worker:
     __del__ = close
 
 
+def _import_path(package: str) -> list[str]:
+    """`sys.path`, and the folder of a package that was imported from elsewhere, as prewarm does."""
+    folders = getattr(sys.modules.get(package.partition(".")[0]), "__path__", ())
+    return list(dict.fromkeys([*sys.path, *(str(Path(folder).parent) for folder in folders)]))
+
+
 def _ask(
     command: list[str], request: dict[str, Any], variant: Variant, files: dict[str, str]
 ) -> dict[str, Any]:
     """Send one request to this thread's worker; start a worker if none is usable."""
     environment = config.current().build_environment(tuple(variant.source.environment))
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, _import_path(variant.source.package)))
     for _ in range(2):
         worker: Worker | None = getattr(_workers, "worker", None)
         if worker is None or not worker.usable(environment, files):
