@@ -140,6 +140,14 @@ def raised_at(e: BaseException, function: Callable[..., Any]) -> str:
     return place
 
 
+def is_ours(e: BaseException) -> bool:
+    """Whether jitkern raised an error, and not code that it runs."""
+    trace = e.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE)
+
+
 def told(text: str, op: str, place: str = "") -> str:
     """A message with the op and the line at fault, if it lacks them."""
     named = text if op in text else f"{op}: {text}"

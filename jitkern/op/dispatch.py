@@ -20,6 +20,7 @@ from jitkern.errors import (
     LaunchError,
     NotCached,
     TargetError,
+    is_ours,
     raised_at,
     told,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from jitkern.op.backend import Backend
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
+_PLACED = (CompileError, DeclarationError, LaunchError)
 _log = logging.getLogger(__name__)
 
 
@@ -163,7 +165,7 @@ class Implementation:
         if isinstance(e, _MISTAKES):
             if hasattr(e, "add_note"):  # from Python 3.11
                 e.add_note(f"{place}raised in the launch function of {self.op.name}")
-        elif isinstance(e, (CompileError, DeclarationError, LaunchError)) and not e.place:
+        elif isinstance(e, _PLACED) and not e.place and is_ours(e):
             e.place = self.op.place if isinstance(e, DeclarationError) else place
             e.args = (told(str(e), self.op.name, e.place),)
 
