@@ -73,7 +73,7 @@ def kernel(
         )
         return _declared(schema, declaration, _execution_of(frame))
     except DeclarationError as e:
-        raise DeclarationError(f"{place}{e}") from None
+        raise DeclarationError(f"{place}{e}") from e.__cause__
 
 
 def _check(schema: str, caller: dict[str, Any], unknown: Mapping[str, Any]) -> None:
@@ -105,6 +105,8 @@ def _placed(
     module = str(caller.get("__name__", ""))
     sources: dict[str, tuple[Source, ...]] = {}
     for device, value in declared.items():
+        if not isinstance(value, (str, Source, Sequence)):
+            raise DeclarationError(f"`{schema}`: {device}={value!r} is no source")
         items = (value,) if isinstance(value, Source) else tuple(value)
         if isinstance(value, str):
             remedy = f"{device}={_source_of(value, device)}"
@@ -132,7 +134,12 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
     op = OPS.get(name)
     if op is None:
         op = Op(signature, declaration)
-    elif op.module != module or execution is None or execution is op.execution:
+    elif (
+        op.module != module
+        or execution is None
+        or execution is op.execution
+        or (module != "__main__" and _file_of(op.place) != _file_of(declaration.place))
+    ):
         modules = dict.fromkeys(f"`{m}`" for m in (op.module, module) if m)
         raise DeclarationError(
             f"{name} is declared twice, by {' and '.join(modules) or 'one module'}: give one of "
@@ -148,6 +155,11 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
         op.declare_again(declaration)
     op.execution = execution
     return op
+
+
+def _file_of(place: str) -> str:
+    """Return the file of a place, `kernel.py:12: `."""
+    return place.rsplit(":", 2)[0]
 
 
 def _execution_of(frame: types.FrameType) -> types.CodeType | None:

@@ -5,8 +5,10 @@ kernels, stubs, plans and the launch runtime. `load_cache_artifacts()` publishes
 the user's cache, with the same checks as for a bundle. Torch loads registered kinds only, so import
 this module, or a module that declares ops (which imports this module), before you load.
 
-Torch's module of the mega-cache takes longer to import than any of ours, and most processes never
-need it. So our kind of artifact is registered as soon as Torch imports that module, and not before.
+Torch 2.11 imports its module of the mega-cache when that is first used, and the module takes longer
+to import than any of ours. So our kind of artifact is registered as soon as Torch imports that
+module, and not before.
+
 Until the artifacts are saved, each used entry costs only a note of its path.
 """
 
@@ -104,14 +106,15 @@ class _Hook:
         """Return the spec of `_HOME`, whose import registers our kind; None for other modules."""
         if name != _HOME:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec and spec.loader:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _register()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _register()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -158,7 +158,7 @@ def test_the_image_runs_with_no_compiler_no_home_and_nothing_to_write(image):
     stats = json.loads(done.stdout)
     assert (stats["compiles"], stats["stubs"], stats["failures"]) == (0, 0, 0)
     assert stats["hits"] >= 4
-    lacking = "import torch, mypkg; mypkg.scale(torch.ones(3, dtype=torch.bfloat16), 2.0)"
+    lacking = "import torch, mypkg; mypkg.add_relu(*[torch.ones(3, dtype=torch.int32)] * 2)"
     done = stage.run(*prefix, sys.executable, "-W", "ignore", "-c", lacking)
     assert (
         "compiling is off (JITKERN_COMPILE=never). Prewarm it: jitkern prewarm mypkg" in done.stderr

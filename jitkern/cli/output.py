@@ -24,6 +24,7 @@ human_bytes: Callable[[float], str] = check.human_bytes
 RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
 _HEARTBEAT = 30.0  # seconds between lines of progress where no line can be redrawn
 _ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
+_OF_A_COMPILER = _ERROR.replace(": .*)", r": (?:\w+ )?error: .*)")  # rather than of a launch
 _NARROWEST = 6
 _color = "auto"
 
@@ -88,7 +89,7 @@ def say(message: str, *, code: str = RED) -> None:
 def headline(text: str) -> tuple[str, str]:
     """Return the line of an error that names a line of a file, first in it, and the other lines."""
     first, _, more = text.strip().partition("\n")
-    found = re.match(_ERROR, first)
+    found = re.match(_OF_A_COMPILER, first) or re.match(_ERROR, first)
     if not found:
         return first, more
     rest = (more, found["before"].rstrip(": "))

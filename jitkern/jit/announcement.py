@@ -43,7 +43,8 @@ def announced(what: str) -> Iterator[None]:
 
     timer = threading.Timer(PATIENCE, announce)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no more threads
+        timer.start()
     try:
         yield
     finally:
@@ -54,9 +55,10 @@ def announced(what: str) -> Iterator[None]:
 
 def _tell(text: str) -> None:
     """Write a line to the terminal; log it at INFO if there is none, or if the log shows INFO."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
+    terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
     if terminal and _log.getEffectiveLevel() == logging.WARNING:
-        sys.stderr.write(f"jitkern: {text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the terminal is gone
+            sys.stderr.write(f"jitkern: {text}\n")
+            sys.stderr.flush()
     else:
         _log.info("%s", text)

@@ -90,14 +90,14 @@ def _told(e: Exception) -> str:
 @contextlib.contextmanager
 def _only(op: Op, device: str, source: Source) -> Iterator[None]:
     """Let nothing but this source serve the op on a device."""
-    declared = op.sources[device]
-    op.sources[device] = (source,)
+    declared = op.declaration
+    op.declaration = declared._replace(sources={**declared.sources, device: (source,)})
     op.backends[device].forget()
     try:
         with config.using(fallback="raise"):
             yield
     finally:
-        op.sources[device] = declared
+        op.declaration = declared
         op.backends[device].forget()
 
 
@@ -137,6 +137,7 @@ def compared(op: Op, sample: Sequence[Any]) -> tuple[float, float]:
         raise AssertionError(
             f"{_shapes(sample)}: gave {_shapes(got)}, the reference {_shapes(own)}"
         )
+    want = [_wanted(a, b) for a, b in zip(own, want)]
     pairs = [[_error(a, b) for a, b in zip(side, want)] for side in (got, own)]
     return max(pairs[0], default=0.0), max(ROUNDINGS, ROUNDINGS * max(pairs[1], default=0.0))
 
@@ -159,6 +160,17 @@ def _copied(sample: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
         return clone.to(dtype) if dtype and value.is_floating_point() else clone
 
     return tuple(copied(value) for value in sample)
+
+
+def _wanted(own: torch.Tensor, precise: torch.Tensor) -> torch.Tensor:
+    """Return the numbers to compare with: the precise ones, but for those that its dtype lacks.
+
+    own: what the reference gives in the dtype of the sample: integers, infinity and NaN count.
+    """
+    if not (own.is_floating_point() or own.is_complex()):
+        return own
+    widest = torch.complex128 if own.is_complex() else torch.float64
+    return torch.where(own.isfinite(), precise.to(widest), own.to(widest))
 
 
 def _error(got: torch.Tensor, want: torch.Tensor) -> float:

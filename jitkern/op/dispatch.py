@@ -56,18 +56,20 @@ class Implementation:
         elif backend.launches:
             say_why_not()
         self._devices = Devices(op.name, self.device)
-        self._functions: dict[int, Callable[..., Any]] = {}  # by the ids of sources
-        self._sorted: dict[str, list[Source]] = {}  # by the preferred kind
+        self._generation = 0  # of the declaration: a call that began under another builds nothing
+        self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
+        self._sorted: dict[tuple[int, str], list[Source]] = {}  # by generation and preferred kind
         self._announced: set[str] = set()
         self._pinned = False  # to the reference, through which gradients were recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        generation = self._generation
         args, kwargs = self.signature.complete(args, kwargs)
         device = self._devices.device_of((*args, *kwargs.values()))
         if self.slot and self._recalled(self.slot, device, args, kwargs):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op.overload(*args, **kwargs)  # comes here again on another miss
-        result = self._compute(device, args, kwargs)
+        result = self._compute(generation, device, args, kwargs)
         if self.signature.changed:
             self._note_changes(args, kwargs)
         return result
@@ -86,18 +88,22 @@ class Implementation:
         prepare()
         if config.current().record is not None:
             return False  # recordings need each call to come here once
+        generation = self._generation
         source = next(iter(self._sources()), None)
         if self._pinned or source is None or source.runs == ITSELF:
             return False
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, device)
-        return slot.recall(slot.calls(launcher, ordered), launcher, ordered)
+        state = slot.calls(launcher, ordered)
+        return generation == self._generation and slot.recall(state, launcher, ordered)
 
-    def _compute(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compute(
+        self, generation: int, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         reasons: list[JitkernError] = []
         for source in () if self._pinned else self._sources():
             try:
-                result = self._run(source, device, args, kwargs)
+                result = self._run(generation, source, device, args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
                 if e.launched:
                     raise  # a second try could apply an in-place change twice
@@ -127,14 +133,16 @@ class Implementation:
 
     def _sources(self) -> list[Source]:
         preferred = config.preferred()
-        if preferred not in self._sorted:
+        key = self._generation, preferred  # read before the sources, which are replaced before it
+        if key not in self._sorted:
             listed = self.op.sources.get(self.device, ())
-            self._sorted[preferred] = sorted(listed, key=lambda s: s.kind != preferred)
-        return self._sorted[preferred]
+            self._sorted[key] = sorted(listed, key=lambda s: s.kind != preferred)
+        return self._sorted[key]
 
     def _run(
-        self, source: Source, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+        self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
         op, runner = self.op, self._devices.runner(source, device)
         if source.runs == ITSELF:
             result = runner.extension(*args, **kwargs)
@@ -153,7 +161,7 @@ class Implementation:
             self._place(e, function)
             raise
         if self.slot:
-            self._link(self.slot, source, runner, args, kwargs)
+            self._link(self.slot, generation, source, runner, args, kwargs)
         return result
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
@@ -175,11 +183,15 @@ class Implementation:
 
     def _function(self, source: Source) -> Callable[..., Any]:
         if id(source) not in self._functions:
-            self._functions[id(source)] = self.op.written(source, self.device)
-        return self._functions[id(source)]
+            self._functions[id(source)] = source, self.op.written(source, self.device)
+        return self._functions[id(source)][1]
 
     def forget(self) -> None:
-        """Forget all that was made from an earlier declaration."""
+        """Forget all that was made from an earlier declaration.
+
+        A call that is under way may still end with the earlier one's result.
+        """
+        self._generation += 1
         self._functions.clear()
         self._sorted.clear()
         self._announced.clear()
@@ -191,6 +203,7 @@ class Implementation:
     def _link(
         self,
         slot: Slot,
+        generation: int,
         source: Source,
         runner: Runner,
         args: Sequence[Any],
@@ -200,6 +213,8 @@ class Implementation:
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)
         calls = slot.calls(launcher, ordered)
+        if generation != self._generation:
+            return  # the op was declared again while the call ran; `calls` may be of the new one
         if slot.wants_stub(calls, ordered) and not jit.capturing():
             linker, keywords, settings = runtime.linker, frozenset(kwargs), config.current()
             linker.link(

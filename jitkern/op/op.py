@@ -111,12 +111,17 @@ class Op:
         self.declaration, self._drawn = declaration, None
         self.autograd.gradient = None
         self._forget()
+        self._forget_compiled()
+
+    def _forget_compiled(self) -> None:
+        """Drop all that Torch has traced of an earlier declaration."""
         table = self.overload.python_key_table
         table.pop(FunctionalTensorMode, None)
         self.overload._dispatch_cache.clear()
-        if declaration.fusible:
+        if self.declaration.fusible:
             self.overload.py_impl(FunctionalTensorMode)(self._decomposed)
         FakeTensorMode.cache_clear()
+        room.compile_cache_key.forget()
         if "_dynamo" in vars(torch):  # an attribute that Torch makes when it compiles
             torch.compiler.reset()
 
@@ -169,7 +174,10 @@ class Op:
 
     def reference(self, function: Function) -> Function:
         """Decorator: the op in plain Torch, its oracle and its fallback."""
+        again = self.declaration.reference is not None
         self._declare(reference=function)
+        if again:
+            self._forget_compiled()
         return function
 
     @config.trimmed
@@ -179,8 +187,11 @@ class Op:
 
         def keep(function: Function) -> Function:
             launchers = self.declaration.launchers
+            again = not launchers.keys().isdisjoint(kinds)  # it may be the op's fake
             self._declare(launchers={**launchers, **dict.fromkeys(kinds, function)})
             self._forget()
+            if again:
+                self._forget_compiled()
             return function
 
         return keep
@@ -223,7 +234,10 @@ class Op:
 
     def fake(self, function: Function) -> Function:
         """Decorator: `f(*args)` returns empty outputs, in place of the launch function."""
+        again = self.declaration.fake is not None
         self._declare(fake=function)
+        if again:
+            self._forget_compiled()
         return function
 
     @config.trimmed

@@ -166,8 +166,12 @@ class Source:
         if unknown:
             kind = type(self).__name__
             raise _refusal(unknown_keyword(f"{kind}({files!r})", unknown, self._keywords()))
+        if not isinstance(text, str):
+            raise _refusal(f"text={text!r:.80} is no string: give the content of a file")
         if text and not files:
             files = f"text{self.suffixes[0]}"
+        if not isinstance(files, (str, Unit, list, tuple)):
+            raise _refusal(f"{type(self).__name__} takes names of files, got {files!r:.80}")
         units = [files] if isinstance(files, (str, Unit)) else list(files)
         own = [*(unit for unit in units if not isinstance(unit, str)), *unit_flags]
         self.files = tuple(unit if isinstance(unit, str) else unit[0] for unit in units)
@@ -185,8 +189,8 @@ class Source:
         self.home = folder
         self.package = package
         self.module = module
-        if text and len(self.files) != 1:
-            raise _refusal(f"a text is one file, got names for {len(self.files)}")
+        if text and (len(self.files) != 1 or Path(self.files[0]).name != self.files[0]):
+            raise _refusal(f"a text is one file, with a name and no folder, got {self.files}")
         wrong = [file for file in self.files if not file.endswith(self.suffixes)]
         if wrong or not self.files or (self.one_file and len(self.files) > 1):
             raise _refusal(
@@ -201,8 +205,7 @@ class Source:
     @classmethod
     def _keywords(cls) -> list[str]:
         """The keywords that authors write."""
-        own = [cls.__init__, Source.__init__]
-        names = {name for init in own for name in init.__kwdefaults__ or ()}
+        names = {p.name for p in cls.__signature__.parameters.values() if p.kind == p.KEYWORD_ONLY}
         return sorted(names - {"folder", "package", "module", "unit_flags", "others", "written_at"})
 
     def flags_of(self, file: str) -> tuple[str, ...]:
@@ -346,17 +349,20 @@ class Triton(Source):
 
     @config.trimmed
     def __init__(self, files: Any = (), **rest: Unpack[Options]) -> None:
-        if hasattr(files, "fn"):  # a JITFunction, or a decorator over it
+        if callable(files) or hasattr(files, "fn"):  # a JITFunction, or a decorator over it
             files, more = room.triton_function.source_of(files)
             rest = {**more, **rest}  # type: ignore[typeddict-item]
         super().__init__(files, **rest)
 
     def placed(self, folder: str, place: tuple[str, int], **fields: str) -> Source:
-        """A copy as the folder declares it; the file of a function stays where it is."""
+        """A copy as the folder declares it; a function stays where it is, and in its package."""
         placed = super().placed(folder, place, **fields)
         if self.text:
-            return placed.replace(written_at=self.written_at)
-        return placed.replace(files=(os.path.relpath(Path(folder, self.files[0]), folder),))
+            return placed.replace(written_at=self.written_at or placed.written_at, package="")
+        if Path(self.files[0]).is_absolute():
+            file = os.path.relpath(self.files[0], folder)
+            return placed.replace(files=(file,), package=self.package)
+        return placed
 
 
 class Extension(Source):

@@ -11,6 +11,7 @@ import hashlib
 import linecache
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,23 @@ class Span(NamedTuple):
 
 
 def folder_of(text: str, file: str) -> str:
-    """Return the folder of a file with this text, which is written at the first call.
+    """Return the folder of a file with this text, which is written if it is not there.
 
     Raises CacheError where no directory can be written.
     """
-    return _folder_of(private_root(), text, file)
+    folder = private_root() / ".text" / _digest(text)
+    if not (folder / file).is_file():  # the first call, or somebody cleaned up
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, staged = tempfile.mkstemp(dir=folder, prefix=".")
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(text.encode(errors="surrogateescape"))
+        Path(staged).replace(folder / file)
+    return str(folder)
 
 
 @functools.lru_cache(maxsize=1024)
-def _folder_of(root: Path, text: str, file: str) -> str:
-    data = text.encode(errors="surrogateescape")
-    folder = root / ".text" / hashlib.sha256(data).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    staged = folder / f".{os.getpid()}.{file}"
-    staged.write_bytes(data)
-    staged.replace(folder / file)
-    return str(folder)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def with_places(message: str, source: Source, op: str) -> str:

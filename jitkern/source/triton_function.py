@@ -8,18 +8,20 @@ globals the values they have now. The source comes from `linecache`, as for trac
 from __future__ import annotations
 
 import ast
-import builtins
 import inspect
 import math
 import os
+import sys
+import sysconfig
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jitkern.errors import DeclarationError
 from jitkern.source import texts
 
+_TRITON = "import triton as jitkern_triton"
 _LANGUAGE = "import triton.language as jitkern_tl"
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -38,10 +40,12 @@ def source_of(function: Any) -> tuple[str, dict[str, Any]]:
     give to a module: others than modules, numbers, strings, tuples, dtypes and functions.
     """
     plain = inner(function)
-    if isinstance(plain, types.FunctionType) and in_file(plain):
-        return os.path.abspath(plain.__code__.co_filename), {}  # noqa: PTH100  as the code has it
-    if not isinstance(plain, types.FunctionType):
+    if plain is function or not isinstance(plain, types.FunctionType):
         raise DeclarationError(f"{function!r} is not a `@triton.jit` function")
+    if in_file(plain):
+        package = plain.__globals__.get("__package__") or ""
+        path = os.path.abspath(plain.__code__.co_filename)  # noqa: PTH100  as the code has it
+        return path, {"package": package}
     writer = _Writer()
     writer.add_function(plain)
     text, written_at = writer.module()
@@ -71,6 +75,7 @@ class _Writer:
     def add_function(self, function: types.FunctionType) -> None:
         """Add a function, after all that its source names."""
         text = _source_of(function)
+        self._check(function.__name__, function, function)
         self._named[function.__name__] = function
         known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         for name in _names_in(text):
@@ -79,21 +84,25 @@ class _Writer:
         code = function.__code__
         self.functions.append((text, code.co_filename, code.co_firstlineno))
 
+    def _check(self, name: str, value: Any, user: types.FunctionType) -> None:
+        """Refuse a name that has two meanings."""
+        known = self._named.get(name, value)
+        alike = type(known) is type(value) and type(value) in _PLAIN and repr(known) == repr(value)
+        if known is not value and not alike:
+            raise DeclarationError(
+                f"`{name}` means two things in the functions that `{user.__name__}` calls: put "
+                "them into a file each"
+            )
+
     def _add(self, name: str, value: Any, user: types.FunctionType) -> None:
         plain = inner(value)
         if name in self._named:
-            if self._named[name] not in (value, plain):
-                raise DeclarationError(
-                    f"`{name}` means two things in the functions that `{user.__name__}` calls: "
-                    "put them into a file each"
-                )
+            self._check(name, plain, user)
             return
         self._named[name] = plain
         if isinstance(value, types.ModuleType):
             self.imports.append(f"import {value.__name__} as {name}")
-        elif isinstance(plain, type) or (
-            isinstance(plain, types.FunctionType) and in_file(plain) and not _is_main(plain)
-        ):
+        elif isinstance(plain, (type, types.FunctionType)) and _is_installed(plain):
             self.imports.append(f"from {plain.__module__} import {plain.__qualname__} as {name}")
         elif isinstance(plain, types.FunctionType):
             self.add_function(plain)
@@ -104,12 +113,32 @@ class _Writer:
 
     def _written(self, name: str, value: Any, user: types.FunctionType) -> str:
         """Return a value as an expression. Raises DeclarationError if there is none."""
-        if isinstance(value, _PLAIN):
+        if type(value) in _PLAIN:
             finite = not isinstance(value, float) or math.isfinite(value)
             return repr(value) if finite else f'float("{value}")'
-        if isinstance(value, tuple):
-            return f"({''.join(f'{self._written(name, item, user)}, ' for item in value)})"
         kind = type(value)
+        if kind in (tuple, list):
+            items = "".join(f"{self._written(name, item, user)}, " for item in value)
+            return f"({items})" if kind is tuple else f"[{items}]"
+        if kind is dict:
+            pairs = [
+                (self._written(name, k, user), self._written(name, v, user))
+                for k, v in value.items()
+            ]
+            return f"{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}"
+        if (
+            kind.__module__.startswith("triton.")
+            and kind.__name__ == "Config"
+            and not value.pre_hook
+        ):
+            if _TRITON not in self.imports:
+                self.imports.append(_TRITON)
+            options = {
+                n: getattr(value, n, None)
+                for n in ("num_warps", "num_stages", "num_ctas", "maxnreg")
+            }
+            shown = "".join(f", {n}={v!r}" for n, v in options.items() if v is not None)
+            return f"jitkern_triton.Config({self._written(name, value.kwargs, user)}{shown})"
         if kind.__module__.startswith("triton.") and kind.__name__ in ("constexpr", "dtype"):
             if _LANGUAGE not in self.imports:
                 self.imports.append(_LANGUAGE)
@@ -128,8 +157,17 @@ def in_file(function: types.FunctionType) -> bool:
     return os.path.isfile(file) and "ipykernel" not in file  # noqa: PTH113  a name may be `<cell>`
 
 
-def _is_main(function: types.FunctionType) -> bool:
-    return function.__module__ == "__main__"
+def _is_installed(value: Any) -> bool:
+    """Whether a function or class can be imported anywhere: of Triton, Python or a package."""
+    module, name = sys.modules.get(value.__module__), value.__qualname__
+    code = getattr(value, "__code__", None)
+    file = code.co_filename if code else str(getattr(module, "__file__", ""))
+    paths = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    return (
+        value.__module__ != "__main__"
+        and "." not in name
+        and file.startswith(tuple(f"{path}{os.sep}" for path in paths))
+    )
 
 
 def _source_of(function: types.FunctionType) -> str:
@@ -143,22 +181,31 @@ def _source_of(function: types.FunctionType) -> str:
 
 
 def _names_in(text: str) -> Iterator[str]:
-    """Yield the globals that a function's source reads, without those of Python, each once."""
+    """Yield the globals that a function's source reads, each once; builtins are among them."""
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
     inside = [node for statement in function.body for node in ast.walk(statement)]
     inside += ast.walk(function.args)
-    local = {node.arg for node in inside if isinstance(node, ast.arg)}
-    local |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    local = _bound_in(inside)
     outside = [
         node
         for part in (*function.decorator_list, function.args, function.returns)
         if part
         for node in ast.walk(part)
     ]
-    names = [node.id for node in outside if isinstance(node, ast.Name)]
+    bound = _bound_in(outside) - {
+        argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)
+    }
+    names = [n.id for n in outside if isinstance(n, ast.Name) and n.id not in bound]
     names += [node.id for node in inside if isinstance(node, ast.Name) and node.id not in local]
-    yield from (name for name in dict.fromkeys(names) if not hasattr(builtins, name))
+    yield from dict.fromkeys(names)
+
+
+def _bound_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names that arguments, assignments and loops among these nodes bind."""
+    nodes = list(nodes)
+    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
 def _name_in_triton(dtype: Any) -> str:

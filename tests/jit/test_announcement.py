@@ -87,3 +87,14 @@ def test_commands_with_their_own_progress_silence_it(compiler, variant, target, 
         jit.ensure(variant, target)
     assert not timers
     assert terminal.getvalue() == ""
+
+
+def test_a_terminal_that_is_gone_fails_no_compile(compiler, variant, target, monkeypatch):
+    terminal = _terminal(monkeypatch)
+    monkeypatch.setattr(announcement, "PATIENCE", 0.0)
+    for gone in (OSError("broken pipe"), None):
+        monkeypatch.setattr(terminal, "write", lambda _, gone=gone: (_ for _ in ()).throw(gone))
+        if gone is None:
+            terminal.close()
+        with announcement.announced("x for y"):
+            time.sleep(0.05)

@@ -99,7 +99,7 @@ def test_prewarm_builds_every_configuration_and_says_that_none_is_chosen(
     process, run_python, tmp_path
 ):
     process(ways="(1,)")
-    code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', 'jitkern_tuned::scaled'])"
+    code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', '-v', 'jitkern_tuned::scaled'])"
     (tmp_path / "tuned.py").write_text(MODULE.format(ways="(5, 3, 4)", key="None"))
     done = run_python(code, JITKERN_CACHE_DIR=str(tmp_path / "other"), PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
     process(ways)
     for plan in (tmp_path / "cache").rglob("*.plan.*"):
         plan.rename(tmp_path / plan.name)
-    code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', 'jitkern_tuned::scaled'])"
+    code = "import tuned\nfrom jitkern.cli import main; main(['prewarm', '-v', 'jitkern_tuned::scaled'])"
     done = run_python(code, PYTHONPATH=str(tmp_path))
     assert "plan" in done.stdout, done.stderr
     assert process(ways, warm=True, JITKERN_COMPILE="never") == "[6.0, 6.0, 6.0] 0"
@@ -128,6 +128,6 @@ def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
 def test_a_recorded_call_is_made_ready_in_every_configuration(process, run_python, tmp_path):
     calls = str(tmp_path / "calls")
     process(JITKERN_RECORD=calls)
-    code = f"from jitkern.cli import main; main(['prewarm', '--from', {calls!r}, 'tuned'])"
+    code = f"from jitkern.cli import main; main(['prewarm', '-v', '--from', {calls!r}, 'tuned'])"
     done = run_python(code, JITKERN_CACHE_DIR=str(tmp_path / "other"), PYTHONPATH=str(tmp_path))
     assert {"scale.f32.WAY3", "scale.f32.WAY5"} <= set(done.stdout.split()), done.stderr

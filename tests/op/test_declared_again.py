@@ -5,6 +5,7 @@ import linecache
 import os
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 from jitkern import config
 from jitkern.declare import kernel
 from jitkern.errors import CompileError, DeclarationError
+from jitkern.op import compile_cache_key
 from jitkern.op.op import OPS
+from jitkern.runtime import linker
 from tests.helpers import served
 
 _CELL = """
@@ -218,3 +221,44 @@ def test_ops_stay_as_they_were_in_the_registry(notebook):
     op = OPS["nb::registry"]
     notebook.declare("nb::registry", 3)
     assert OPS["nb::registry"] is op
+
+
+def test_a_call_under_way_builds_nothing_for_the_new_declaration(notebook):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hook():
+        inside.set()
+        go_on.wait(60)
+
+    notebook.globals["hook"] = hook
+    text = _CELL.format(name="nb::under_way", factor=2, fusible=False)
+    notebook.run(text.replace("    out =", "    hook()\n    out ="))
+    op, x, results = notebook.globals["scale"], torch.ones(3), []
+    thread = threading.Thread(target=lambda: results.append(op(x)))
+    thread.start()
+    assert inside.wait(60)
+    notebook.declare("nb::under_way", 3)
+    go_on.set()
+    thread.join()
+    linker.settle()
+    assert torch.equal(results[0], x * 2)
+    for _ in range(4):
+        assert torch.equal(op(x), x * 3)
+        linker.settle()
+
+
+def test_the_digest_for_compile_caches_tells_functions_of_cells_apart(notebook):
+    digests = set()
+    for body in ("x.sin()", "x.cos()", "x * ALPHA", "x * ALPHA"):
+        notebook.globals["ALPHA"] = len(digests)
+        notebook.declare("nb::digest", 2)
+        notebook.run(f"@scale.backward\ndef _(grad, x):\n    return grad * {body}")
+        digests.add(compile_cache_key.digest({"nb::digest": OPS["nb::digest"]}))
+    assert len(digests) == 4
+
+
+def test_a_file_of_another_module_is_refused(notebook):
+    notebook.globals["__name__"] = "kernel"
+    notebook.declare("nb::file", 2)
+    with pytest.raises(DeclarationError, match="declared twice"):
+        notebook.declare("nb::file", 3)

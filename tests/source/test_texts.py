@@ -4,6 +4,7 @@ import linecache
 import multiprocessing
 import os
 import re
+import threading
 
 import pytest
 import torch
@@ -181,9 +182,9 @@ def test_an_error_of_triton_names_the_cell_and_the_line():
 
 def test_a_global_that_no_text_can_hold_is_refused_by_name():
     pytest.importorskip("triton")
-    text = _TRITON.replace("tl.constexpr(3)", "{}") + _KERNEL
+    text = _TRITON.replace("tl.constexpr(3)", "object()") + _KERNEL
     variables = _cell("<triton global>", text, {"__name__": "__main__"})
-    with pytest.raises(DeclarationError, match="`times` reads the global `FACTOR`, a dict"):
+    with pytest.raises(DeclarationError, match="`times` reads the global `FACTOR`, a object"):
         _compiled(variables)
 
 
@@ -193,6 +194,68 @@ def test_a_triton_function_without_a_text_is_refused():
     linecache.cache.pop("<no text>", None)
     text = _TRITON.replace("@triton.jit\n", "")  # Triton itself wants the text
     exec(compile(text, "<no text>", "exec"), variables)
-    variables["times"].fn = variables["times"]
     with pytest.raises(DeclarationError, match=re.escape("<no text>")):
         Triton(type("Jit", (), {"fn": staticmethod(variables["times"])})())
+
+
+def test_a_function_that_is_called_as_a_builtin_is_not_that_builtin():
+    pytest.importorskip("triton")
+    text = _TRITON + "@triton.jit\ndef max(a, b):\n    return a * 100 + b\n"
+    text += _KERNEL.replace("times(", "max(1.0, ")
+    (source,) = (Triton(_cell("<triton max>", text, {"__name__": "__main__"})["scale"]),)
+    assert "a * 100 + b" in source.text
+
+
+def test_configurations_of_a_cell_are_written_out():
+    pytest.importorskip("triton")
+    text = _TRITON + "CONFIGS = [triton.Config({'BLOCK': 16}, num_warps=2)]\n"
+    text += _KERNEL.replace("@triton.jit", "@triton.autotune(CONFIGS, key=[])\n@triton.jit")
+    source = Triton(_cell("<triton configs>", text, {"__name__": "__main__"})["scale"])
+    assert "CONFIGS = [jitkern_triton.Config({'BLOCK': 16}, num_warps=2" in source.text
+
+
+def test_threads_may_write_one_text_at_once():
+    errors = []
+
+    def read(text):
+        try:
+            assert Cpp(text=text).paths[0].read_text() == text
+        except Exception as e:  # noqa: BLE001
+            errors.append(e)
+
+    for number in range(20):
+        text = f"// {number} of {os.getpid()}"
+        threads = [threading.Thread(target=read, args=(text,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+
+
+def test_a_text_is_written_again_if_its_file_is_gone():
+    source = Cpp(text=_SCALE)
+    source.paths[0].unlink()
+    assert source.paths[0].read_text() == _SCALE
+
+
+@pytest.mark.parametrize("wrong", [b"bytes", 5, None])
+def test_a_text_that_is_no_string_is_refused(wrong):
+    with pytest.raises(DeclarationError, match="is no string"):
+        Cpp(text=wrong)
+
+
+def test_a_name_with_a_folder_is_refused_for_a_text():
+    with pytest.raises(DeclarationError, match="no folder"):
+        Cpp("sub/x.cpp", text=_SCALE)
+
+
+@pytest.mark.parametrize("wrong", [5, {"a": 1}])
+def test_what_is_no_file_is_refused(wrong):
+    with pytest.raises(DeclarationError, match="takes names of files"):
+        Cuda(wrong)
+
+
+def test_a_function_without_triton_jit_is_refused():
+    with pytest.raises(DeclarationError, match=r"is not a `@triton\.jit` function"):
+        Triton(test_what_is_no_file_is_refused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import torch
 from helpers import slot_of
@@ -123,7 +124,7 @@ def outcome(function, args):
     try:
         result = function(*args)
     except Exception as e:
-        return type(e), str(e)
+        return type(e), re.sub(r"^\S+\.py:\d+: ", "", str(e))  # which an op adds
     results = result if isinstance(result, (tuple, list)) else [result]
     return [described(value) for value in (*results, *args)]
 
