@@ -21,6 +21,7 @@ from jitkern import cache_tools, config, jit, op as room, prewarming, trace
 from jitkern.cache.store import Cache
 from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
+from jitkern.cli.hints import Row
 from jitkern.cli.output import BOLD, YELLOW, counted, print_json, say, styled
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -76,7 +77,14 @@ def run(args: argparse.Namespace) -> int:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
         texts = [hint for target, source in places for hint in hints.hints(op, source, target)]
-        ops.append({"op": op.name, "schema": op.schema, "variants": rows, "hints": texts})
+        ops.append(
+            {
+                "op": op.name,
+                "schema": op.schema,
+                "variants": [row._asdict() for row in rows],
+                "hints": texts,
+            }
+        )
         if args.json:
             continue
         print(f"{styled(op.schema, BOLD)}\n  declared in {_folder(op.sources)}")
@@ -93,30 +101,30 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(chosen.broken))
 
 
-def _grouped(rows: list[dict[str, str]]) -> dict[tuple[str, str], list[dict[str, str]]]:
-    groups: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+def _grouped(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row["kind"], row["target"]].append(row)
+        groups[row.kind, row.target].append(row)
     return groups
 
 
-def _print_group(rows: list[dict[str, str]], *, whole: bool, source: bool) -> None:
+def _print_group(rows: list[Row], *, whole: bool, source: bool) -> None:
     """Print rows of one kind for one target: those cached, then the others by their reasons."""
-    cached = [row for row in rows if row["path"]]
-    short = cached and cached[0]["stub"] and not (whole or source)
+    cached = [row for row in rows if row.path]
+    short = cached and cached[0].stub and not (whole or source)
     if short:
         print(f"    {counted(len(cached), 'stub')} cached")
     for row in () if short else cached:
-        digest = row["path"].rpartition("-")[2][:SHORT]
-        print(f"    {row['path'] if whole else digest}  {row['variant']}")
-        if source and row["stub"]:
-            print(textwrap.indent(row["stub"], "    "))
-    for note in dict.fromkeys(row["note"] for row in cached if row["note"]):
+        digest = row.path.rpartition("-")[2][:SHORT]
+        print(f"    {row.path if whole else digest}  {row.variant}")
+        if source and row.stub:
+            print(textwrap.indent(row.stub, "    "))
+    for note in dict.fromkeys(row.note for row in cached if row.note):
         print(f"      {note}")
     reasons: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        if not row["path"]:
-            reasons[row["reason"]].append(row["variant"])
+        if not row.path:
+            reasons[row.reason].append(row.variant)
     for reason, variants in reasons.items():
         names = ", ".join(dict.fromkeys(filter(None, variants)))
         if names:
@@ -131,7 +139,7 @@ def _folder(sources: dict[str, Any]) -> str:
     )
 
 
-def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
+def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
     """Yield rows for a source: its kernels, the chosen configurations, and then its stubs.
 
     Calls without a stub get a row that says why the Python launcher runs.
@@ -141,24 +149,16 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[dict[str
     for variant in variants:
         yield _explain(variant, target, here)
     for problem in problems:
-        yield _row(source.kind, target, problem)
+        yield Row(source.kind, "", str(target), reason=problem)
     yield from hints.choices(op, source, target)
     stubs, reasons = prewarming.ahead.stubs_of(op, source, target, calls)
     here = hints.installed([stub.variant for stub in stubs], target)
     written = op.written(source, target.device) if stubs else None
     for variant, traced in {stub.variant: stub.traced for stub in stubs}.items():
         row = _explain(variant, target, here)
-        yield {**row, "stub": _beside(op.schema, traced, written)}
+        yield row._replace(stub=_beside(op.schema, traced, written))
     for reason in reasons:
-        yield _row("python", target, f"its Python launcher runs: {reason}")
-
-
-def _row(kind: str, target: Target, reason: str) -> dict[str, str]:
-    """Return a row without an entry, with the reason."""
-    return {
-        "kind": kind, "variant": "", "target": str(target), "key": "", "path": "",
-        "reason": reason, "note": "", "stub": "",
-    }  # fmt: skip
+        yield Row("python", "", str(target), reason=f"its Python launcher runs: {reason}")
 
 
 def _beside(schema: str, traced: Traced, written: Any) -> str:
@@ -174,20 +174,16 @@ def _beside(schema: str, traced: Traced, written: Any) -> str:
     return "\n".join(shown)
 
 
-def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> dict[str, str]:
+def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> Row:
     key = jit.key_of(variant, target)
     entry = Cache.open(config.current()).find(key)
     reason = "" if entry else _nearest(key.inputs, target)
-    return {
-        "kind": variant.source.kind,
-        "variant": variant.label,
-        "target": key.target,
-        "key": key.digest,
-        "path": str(entry.path) if entry else "",
-        "reason": reason,
-        "note": hints.newer(entry.manifest.compiler, here) if entry else "",
-        "stub": "",
-    }
+    path, note = (
+        (str(entry.path), hints.newer(entry.manifest.compiler, here)) if entry else ("", "")
+    )
+    return Row(
+        variant.source.kind, variant.label, key.target, key.digest, path, reason=reason, note=note
+    )
 
 
 def _nearest(inputs: dict[str, Any], target: Target) -> str:

@@ -12,6 +12,7 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.key import canonical
 from jitkern.compilers import compiler_for
 from jitkern.errors import CompilerNotFound, TargetError
+from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Extension, Source, Variant
 from jitkern.target import Target
 
@@ -21,7 +22,23 @@ if TYPE_CHECKING:
 MANY = 3  # variants that differ in the class of one argument alone
 
 
-def choices(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
+class Row(NamedTuple):
+    """A row of `explain`: an entry, or what there is instead of one.
+
+    path: of the entry, "" if it is not cached, for this reason. stub: its C, for a stub.
+    """
+
+    kind: str
+    variant: str
+    target: str
+    key: str = ""
+    path: str = ""
+    reason: str = ""
+    note: str = ""
+    stub: str = ""
+
+
+def choices(op: Op, source: Source, target: Target) -> Iterator[Row]:
     """Yield a row for each choice: device model, situation, configuration, and the times of all."""
     if isinstance(source, Extension):
         return
@@ -32,12 +49,11 @@ def choices(op: Op, source: Source, target: Target) -> Iterator[dict[str, str]]:
             for config, time in zip(choice["configs"], choice["milliseconds"])
         ]
         chosen = listed.pop(choice["choice"])
-        yield {
-            "kind": "choice", "variant": entry.variant, "target": entry.path.parent.name,
-            "key": entry.manifest.digest, "path": str(entry.path), "reason": "",
-            "note": f"on {choice['model']}, {situation}: {'; not '.join([chosen, *listed])}",
-            "stub": "",
-        }  # fmt: skip
+        yield Row(
+            "choice", entry.variant, entry.path.parent.name, entry.manifest.digest,
+            str(entry.path),
+            note=f"on {choice['model']}, {situation}: {'; not '.join([chosen, *listed])}",
+        )  # fmt: skip
 
 
 def hints(op: Op, source: Source, target: Target) -> Iterator[str]:
