@@ -176,3 +176,18 @@ def test_a_mistake_that_prewarm_meets(mistake, prewarmed):
     assert code == 1
     assert row["status"] == ("skipped" if mistake.name == "samples_none" else "failed")
     assert_told(mistake, folder / mistake.name, row["reason"])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("wrong_sum", "rounding errors from the reference"), ("wrong_shape", "gave")]
+)
+def test_check_tells_of_a_reference_that_is_not_what_the_kernel_computes(name, says, imported, cli):
+    (mistake,) = (mistake for mistake in CALLS if mistake.name == name)
+    _, module = imported(mistake)
+    module()
+    code, out, err = cli("check", f"{name}::scale")
+    (line,) = (line for line in out.splitlines() if "cpu" in line and "reference" in line)
+    assert code == 1, err
+    assert line.startswith("FAIL")
+    assert f"{name}::scale" in line
+    assert says in out
