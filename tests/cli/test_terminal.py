@@ -46,6 +46,11 @@ numbers = itertools.count()
 BROKEN = 'extern "C" void scale(T* out, const T* x, double alpha, long long n) { nonsense; }\n'
 
 
+def _heed_interrupts():
+    """Undo what a shell does for the commands that it starts in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def in_terminal(*arguments, cwd=None, interrupt="", columns=80):
     """Run the command in a terminal of 80 columns; returns (exit code, what it wrote).
 
@@ -60,6 +65,7 @@ def in_terminal(*arguments, cwd=None, interrupt="", columns=80):
     process = subprocess.Popen(
         [sys.executable, "-m", "jitkern", *arguments],
         stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, start_new_session=True,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509  it sets a handler alone
     )  # fmt: skip
     os.close(theirs)
     written = b""

@@ -1,10 +1,6 @@
 """Ops that are declared again: by a cell that runs again, or a module that is reloaded."""
 
-import importlib
 import linecache
-import os
-import sys
-import textwrap
 import threading
 
 import pytest
@@ -163,46 +159,49 @@ def test_a_compile_error_names_the_line_of_the_cell(notebook):
         notebook.globals["scale"](torch.ones(2))
 
 
-def test_reload_picks_up_edited_files(tmp_path, monkeypatch):
-    folder = tmp_path / "reloaded_kernels"
-    folder.mkdir()
+_RELOADED = """
+import torch
+from jitkern.declare import Cpp, kernel
 
-    def write(factor, seconds):
-        (folder / "scale.cpp").write_text(
-            f"void scale(float* out, const float* x, long n) "
-            f"{{ for (long i = 0; i < n; i++) out[i] = x[i] * {factor}; }}"
-        )
-        module = folder / "__init__.py"
-        module.write_text(
-            textwrap.dedent(f"""\
-                import torch
-                from jitkern.declare import Cpp, kernel
-
-                FACTOR = {factor}
-                scale = kernel("reloaded::scale(Tensor x) -> Tensor", cpu=Cpp("scale.cpp"))
+FACTOR = {factor}
+scale = kernel("reloaded::scale(Tensor x) -> Tensor", cpu=Cpp("scale.cpp"))
 
 
-                @scale.launch("cpu")
-                def _(k, x):
-                    out = torch.empty_like(x)
-                    k.scale(out, x, x.numel())
-                    return out
-            """)
-        )
-        os.utime(module, (seconds, seconds))  # else Python may read its old bytecode
+@scale.launch("cpu")
+def _(k, x):
+    out = torch.empty_like(x)
+    k.scale(out, x, x.numel())
+    return out
+"""
+_RELOADING = """
+import importlib, pathlib, sys, torch
+sys.dont_write_bytecode = True  # its time has seconds alone
+sys.path.insert(0, "")
+folder = pathlib.Path("reloaded")
+folder.mkdir()
 
-    monkeypatch.syspath_prepend(tmp_path)
-    write(2, 1e9)
-    module = importlib.import_module("reloaded_kernels")
-    try:
-        x = torch.arange(4.0)
-        for _ in range(3):
-            assert torch.equal(module.scale(x), x * 2)
-        write(3, 1.1e9)
-        importlib.reload(module)
-        assert torch.equal(module.scale(x), x * 3)
-    finally:
-        del sys.modules["reloaded_kernels"]
+def write(factor):
+    loop = f"for (long i = 0; i < n; i++) out[i] = x[i] * {{factor}};"
+    (folder / "scale.cpp").write_text(
+        f"void scale(float* out, const float* x, long n) {{{{ {{loop}} }}}}"
+    )
+    (folder / "__init__.py").write_text({module!r}.replace("FACTOR = 2", f"FACTOR = {{factor}}"))
+
+write(2)
+import reloaded
+x = torch.arange(4.0)
+for _ in range(3):
+    assert torch.equal(reloaded.scale(x), x * 2)
+write(3)
+importlib.reload(reloaded)
+assert reloaded.FACTOR == 3
+assert torch.equal(reloaded.scale(x), x * 3)
+"""
+
+
+def test_reload_picks_up_edited_files(run_python):
+    done = run_python(_RELOADING.format(module=_RELOADED.format(factor=2)))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_background_build_of_the_old_declaration_never_serves(notebook):
