@@ -41,7 +41,13 @@ def example(tmp_path):
     return shutil.copytree(EXAMPLE, tmp_path / "example")
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.stress),  # a minute: Torch's headers, five times
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_readme_is_what_runs(example, cache_dir, device):
     """The whole migration; on a machine with a GPU, the ops run on it, too."""
     hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": "", "TORCH_CUDA_ARCH_LIST": "9.0"}
