@@ -23,7 +23,7 @@ from jitkern.compilers.cpp.stub import StubCompiler
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding
-from jitkern.runtime.slot import Calls, Slot
+from jitkern.runtime.slot import Calls, Loaded, Slot
 from jitkern.trace.shim import shim
 from jitkern.trace.stub_text import lines_of
 from jitkern.trace.trace import trace
@@ -282,7 +282,8 @@ def compared(op, stub, traced, author, text, module, args):
     op.launch("cpu")(module["launch"])
     slot = slot_of(op)
     addresses = [kernel.function.address for kernel in traced.kernels]
-    slot.append(Calls(), stub, "", addresses, torch.device("cpu"), config.current(), traced.world)
+    variant = Loaded(stub, "", addresses, traced.world)
+    slot.append(Calls(), variant, torch.device("cpu"), config.current())
     calls = [
         args,
         *(author.near(args) for _ in range(NEAR)),
