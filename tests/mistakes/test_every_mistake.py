@@ -39,15 +39,16 @@ def assert_told(mistake, package, text, *, op=True):
 def imported(tmp_path, monkeypatch):
     """Write and import the package with a mistake; returns its folder and the module."""
     monkeypatch.syspath_prepend(tmp_path)
-    before = {*OPS}
+    written = set()
 
     def run(mistake):
+        written.add(f"{mistake.name}.kernel")
         package = mistake.write(tmp_path)
         return package, lambda: importlib.import_module(f"{mistake.name}.kernel")
 
     yield run
-    for name in OPS.keys() - before:
-        del OPS[name]
+    for op in [op for op in OPS.values() if op.module in written]:
+        del OPS[op.name]
 
 
 @named(CALLS)
