@@ -65,9 +65,9 @@ def kernel(
     frame = sys._getframe(2)  # above `trimmed`
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}: "
     try:
-        _check(schema, frame.f_globals, unknown)
-        sources = _placed({"cuda": cuda, "cpu": cpu}, schema, frame)
         module = str(frame.f_globals.get("__name__", ""))
+        _check(schema, module, unknown)
+        sources = _placed({"cuda": cuda, "cpu": cpu}, schema, module, frame)
         declaration = Declaration(
             sources, fusible=fusible, module=module, place=place, prewarm=prewarm
         )
@@ -76,14 +76,13 @@ def kernel(
         raise DeclarationError(f"{place}{e}") from e.__cause__
 
 
-def _check(schema: str, caller: dict[str, Any], unknown: Mapping[str, Any]) -> None:
+def _check(schema: str, module: str, unknown: Mapping[str, Any]) -> None:
     """Refuse a name that the op cannot have, and keywords that there are not."""
     name = schema.partition("(")[0]
     if len(name) > MAX_NAME:
         raise DeclarationError(
             f"the op name `{name[:40]}...` has {len(name)} characters, more than {MAX_NAME}"
         )
-    module = str(caller.get("__name__", ""))
     if "::" not in name and not f"{module}.".startswith("jitkern."):
         package = module.partition(".")[0].strip("_")
         example = package if package.isidentifier() and package != "main" else "mylib"
@@ -96,13 +95,12 @@ def _check(schema: str, caller: dict[str, Any], unknown: Mapping[str, Any]) -> N
 
 
 def _placed(
-    declared: dict[str, Any], schema: str, frame: types.FrameType
+    declared: dict[str, Any], schema: str, module: str, frame: types.FrameType
 ) -> dict[str, tuple[Source, ...]]:
     """Return the sources for each device, with the folder and the module that declare them."""
     caller, place = frame.f_globals, (frame.f_code.co_filename, frame.f_lineno)
     folder = _folder_of(caller.get("__file__", "kernel.py"))
     package = caller.get("__package__") or ""
-    module = str(caller.get("__name__", ""))
     sources: dict[str, tuple[Source, ...]] = {}
     for device, value in declared.items():
         if not isinstance(value, (str, Source, Sequence)):

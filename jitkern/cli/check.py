@@ -12,7 +12,7 @@ import sys
 import textwrap
 
 from jitkern import op as room
-from jitkern.cli.choose import choose_ops
+from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import (
     GREEN,
     RED,
@@ -27,12 +27,7 @@ from jitkern.cli.output import (
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        nargs="+",
-        metavar="OP",
-        help="an op, a namespace, a package or a module of one",
-    )
+    take_ops(parser, metavar="OP", required=True)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 

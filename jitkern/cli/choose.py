@@ -6,6 +6,7 @@ the current directory too. Nothing else of that directory is imported, whatever 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -44,6 +45,19 @@ class Chosen(NamedTuple):
 
     ops: list[Op]
     broken: dict[str, str]
+
+
+def take_ops(
+    parser: argparse.ArgumentParser, *, metavar: str = "WHAT", required: bool = False
+) -> None:
+    """Add the argument `what`, the names that `choose_ops` takes."""
+    parser.add_argument(
+        "what",
+        nargs="+" if required else "*",
+        metavar=metavar,
+        help="an op, a namespace, a package or a module of one"
+        + " (default: all)" * (not required),
+    )
 
 
 def choose_ops(names: list[str]) -> Chosen:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from jitkern.cli.choose import choose_ops
+from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import print_json
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        nargs="*",
-        metavar="WHAT",
-        help="an op, a namespace, a package or a module of one (default: all)",
-    )
+    take_ops(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 

@@ -105,7 +105,7 @@ def columns(stream: TextIO) -> int:
 
 
 class Progress:
-    """One redrawn line on a terminal, and now and then a line elsewhere; all on stderr.
+    """A redrawn line on a terminal, and now and then a line elsewhere; all on stderr.
 
     every: print a line for each step instead. quiet: print nothing of steps and remarks.
     """

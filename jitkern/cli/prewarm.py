@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jitkern import config, prewarming
 from jitkern.cache_tools.listing import RUNTIME
-from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets
+from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
 from jitkern.cli.output import (
     RED,
     YELLOW,
@@ -31,12 +31,7 @@ from jitkern.target import EXAMPLE, Target
 
 
 def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        nargs="*",
-        metavar="WHAT",
-        help="an op, a namespace, a package or a module of one (default: all)",
-    )
+    take_ops(parser)
     parser.add_argument(
         "--target",
         action="append",
@@ -128,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Failures:
-    """What failed: each error is printed when it happens, and errors alike are counted."""
+    """The failures: each error is printed when it happens, and errors alike are counted."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

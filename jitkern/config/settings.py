@@ -174,7 +174,7 @@ class Config:
 
     @property
     def cache_dir_origin(self) -> str:
-        """What names the cache directory: "environment", a file, an option, or "default"."""
+        """The origin of the cache directory: "environment", a file, an option, or "default"."""
         return self.origins.get("cache_dir", "default")
 
     def build_environment(self, extra: tuple[str, ...] = ()) -> dict[str, str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypedDict
 
     class Settings(TypedDict, total=False):
-        """What `using` takes: the fields of `Config`, in each type that a check accepts."""
+        """The keywords of `using`: the fields of `Config`, in each type that a check accepts."""
 
         cache_dir: str | Path
         system_cache: str | Path | list[str | Path] | tuple[str | Path, ...]

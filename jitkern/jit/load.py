@@ -61,5 +61,5 @@ def load_entry(source: Source, entry: Entry) -> Any:
 
 
 def _content(entry: Entry, source: Source) -> str:
-    """What tells the loaded content of an entry: an Extension has several functions."""
+    """The name of the loaded content of an entry, of which an Extension has several functions."""
     return f"{entry.manifest.digest} {source.function}"

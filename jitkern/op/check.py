@@ -26,8 +26,9 @@ _LARGEST = 4096  # numbers in an input whose gradient is checked
 
 
 class Check(NamedTuple):
-    """One row: `ok` is True, False, or None if it could not be tried here, for the reason `note`.
+    """A row of results: `ok` is True or False, or None for what cannot be tried here.
 
+    note: the reason, or a remark.
     source: the kind of source, or "" for a check of the op as a whole.
     """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     class Options(TypedDict, total=False):
-        """What each kind of source takes by name: the parameters of `Source`."""
+        """The keywords that each kind of source takes: the parameters of `Source`."""
 
         text: str
         include: Sequence[str | Include]

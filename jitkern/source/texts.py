@@ -6,16 +6,15 @@ folder, so a text has one key wherever it lies.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import hashlib
 import linecache
-import os
 import re
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from jitkern.cache.process_root import private_root
+from jitkern.files import atomic
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import Source
 
@@ -41,10 +40,7 @@ def folder_of(text: str, file: str) -> str:
     folder = private_root() / ".text" / _digest(text)
     if not (folder / file).is_file():  # the first call, or somebody cleaned up
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, staged = tempfile.mkstemp(dir=folder, prefix=".")
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(text.encode(errors="surrogateescape"))
-        Path(staged).replace(folder / file)
+        atomic.write(folder / file, text.encode(errors="surrogateescape"))
     return str(folder)
 
 
@@ -94,7 +90,5 @@ def shown(file: str) -> str:
 
 def _notebook() -> Any:
     """Return the shell of IPython that runs this process, or None."""
-    import builtins
-
     get_shell = getattr(builtins, "get_ipython", None)
     return get_shell() if get_shell else None

@@ -20,9 +20,8 @@ from typing import Any
 
 from jitkern.errors import DeclarationError
 from jitkern.source import texts
+from jitkern.source.kinds import TRITON_OPTIONS
 
-_TRITON = "import triton as jitkern_triton"
-_LANGUAGE = "import triton.language as jitkern_tl"
 _PLAIN = (int, float, str, bool, type(None))
 
 
@@ -37,7 +36,8 @@ def source_of(function: Any) -> tuple[str, dict[str, Any]]:
     """Return the file of a function for `Triton`, and further arguments: the text if it is in none.
 
     Raises DeclarationError for a function without a source, or with globals that no statement can
-    give to a module: others than modules, numbers, strings, tuples, dtypes and functions.
+    give to a module: others than modules, functions, classes of packages, numbers, strings, lists,
+    tuples, dicts, and Triton's dtypes, constexprs and configurations.
     """
     plain = inner(function)
     if plain is function or not isinstance(plain, types.FunctionType):
@@ -126,29 +126,29 @@ class _Writer:
                 for k, v in value.items()
             ]
             return f"{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}"
-        if (
-            kind.__module__.startswith("triton.")
-            and kind.__name__ == "Config"
-            and not value.pre_hook
-        ):
-            if _TRITON not in self.imports:
-                self.imports.append(_TRITON)
-            options = {
-                n: getattr(value, n, None)
-                for n in ("num_warps", "num_stages", "num_ctas", "maxnreg")
-            }
+        of_triton = kind.__name__ if kind.__module__.startswith("triton.") else ""
+        if of_triton == "Config" and not value.pre_hook:
+            options = {option: getattr(value, option, None) for option in TRITON_OPTIONS}
             shown = "".join(f", {n}={v!r}" for n, v in options.items() if v is not None)
-            return f"jitkern_triton.Config({self._written(name, value.kwargs, user)}{shown})"
-        if kind.__module__.startswith("triton.") and kind.__name__ in ("constexpr", "dtype"):
-            if _LANGUAGE not in self.imports:
-                self.imports.append(_LANGUAGE)
-            if kind.__name__ == "dtype":
-                return f"jitkern_tl.{_name_in_triton(value)}"
-            return f"jitkern_tl.constexpr({self._written(name, value.value, user)})"
+            constexprs = self._written(name, value.kwargs, user)
+            return f"{self._module('triton')}.Config({constexprs}{shown})"
+        if of_triton == "dtype":
+            return f"{self._module('triton.language')}.{_name_in_triton(value)}"
+        if of_triton == "constexpr":
+            inside = self._written(name, value.value, user)
+            return f"{self._module('triton.language')}.constexpr({inside})"
         raise DeclarationError(
             f"`{user.__name__}` reads the global `{name}`, a {kind.__name__}, which cannot be "
             "written into a module: pass it as an argument, or put the kernel into a file"
         )
+
+    def _module(self, module: str) -> str:
+        """Return the name of a module of Triton for expressions, which is imported once."""
+        name = f"jitkern_{module.replace('.', '_')}"
+        statement = f"import {module} as {name}"
+        if statement not in self.imports:
+            self.imports.append(statement)
+        return name
 
 
 def in_file(function: types.FunctionType) -> bool:

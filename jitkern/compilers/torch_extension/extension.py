@@ -36,7 +36,7 @@ class ExtensionCompiler(Compiler):
         return (_OPTIMIZED, "-fPIC", "-shared", *source.flags, *linking)
 
     def closure(self, source: Source) -> Closure:
-        """What the units include, and what they are linked with, except for the system's."""
+        """The files that the units include or are linked with, except for those of the system."""
         assert isinstance(source, Extension)
         found = super().closure(source)
         if not source.link_words:
