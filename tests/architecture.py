@@ -15,11 +15,10 @@ ROOT = Path(__file__).parent.parent
 # From the ground up: a room, or a module beside the rooms, imports from its own room and from those
 # before it.
 ORDER = (
-    "errors", "named_tuple", "files", "config", "target", "cache", "source", "calls", "compilers",
-    "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw", "dropin", "declare",
-    "prewarming", "ops", "cache_tools", "cli",
+    "errors", "named_tuple", "files", "config", "target", "cache", "source", "cache_tools", "remote",
+    "calls", "compilers", "loading", "jit", "mega_cache", "launch", "trace", "runtime", "op", "raw",
+    "dropin", "declare", "prewarming", "ops", "service", "cli",
 )  # fmt: skip
-OF_CACHE_TOOLS = {*ORDER[: ORDER.index("calls")], "cache_tools"}  # neither Torch nor a compiler
 PACKAGES = {"jitkern": ROOT / "jitkern", "jitkern.cache_tools": ROOT / "cache_tools"}
 
 
@@ -73,10 +72,7 @@ def upward() -> list[tuple[str, str]]:
             continue
         for _, other in imports(tree):
             reached = room_of(other)
-            down = ORDER.index(reached) <= ORDER.index(own)
-            if own == "cache_tools":
-                down = reached in OF_CACHE_TOOLS
-            if not down or (reached == "cache_tools" and own not in ("cache_tools", "cli")):
+            if ORDER.index(reached) > ORDER.index(own):
                 found.append((name, other))
     return found
 

@@ -85,6 +85,7 @@ class Config:
     trusted: roots that are used although others could write them.
     trusted_keys: public keys whose signature makes an entry trusted.
     signed: roots of which only entries with a trusted signature are used.
+    trusted_remotes: remotes whose entries are used although no trusted key has signed them.
     origins: where fields come from that are not at their default: "environment", "using", a path.
     """
 
@@ -112,12 +113,25 @@ class Config:
     record: Path | None = _setting(  # noqa: RUF009
         v.path_or_none, "a file that the calls of a run are appended to", "none", None
     )
+    remote: tuple[str, ...] = _setting(
+        v.urls, "URLs of remotes, asked in this order, separated by spaces", "none", ()
+    )
+    remote_timeout: float = _setting(v.number(float), "seconds for one request", "5", 5.0)
+    remote_budget: float = _setting(v.number(float), "most seconds for one miss", "30", 30.0)
+    offline: bool = _setting(v.switch, "`1`: no remote is asked", "`0`", False)
     log: str = _setting(*v.choice("warning", "info", "debug"), "warnings only", "warning")
     verbose: bool = _setting(v.switch, "`1`: show what compilers run and print", "`0`", False)
     traceback: str = _setting(*v.choice("short", "full"), "`short`: without our frames", "short")
     trusted: tuple[Path, ...] = _setting(v.paths, "roots", "none", (), file_only=True)
     trusted_keys: tuple[str, ...] = _setting(v.keys, "public keys", "none", (), file_only=True)
     signed: tuple[Path, ...] = _setting(v.paths, "roots", "none", (), file_only=True)
+    trusted_remotes: tuple[str, ...] = _setting(v.urls, "URLs", "none", (), file_only=True)
+    remote_token_file: Path | None = _setting(  # noqa: RUF009
+        v.path_or_none, "a file with the token for https remotes", "none", None, file_only=True
+    )
+    sign_key: Path | None = _setting(  # noqa: RUF009
+        v.path_or_none, "the private key that signs what is pushed", "none", None, file_only=True
+    )
     # What follows is read from the environment as it is, and stands in no settings file.
     cuda_home: Path | None = field(default=None, metadata={"check": v.path_or_none})
     cc: str = "cc"
@@ -224,7 +238,7 @@ def _gathered(environment: Mapping[str, str], files: Sequence[Path]) -> dict[str
             origins |= dict.fromkeys(found, str(path))
     for setting in SETTINGS:
         if setting.variable and (text := environment.get(setting.variable)):
-            several = setting.type.startswith("tuple")
+            several = setting.type == "tuple[Path, ...]"
             values[setting.name] = list(filter(None, text.split(os.pathsep))) if several else text
             origins[setting.name] = "environment"
     return {**values, "origins": origins}

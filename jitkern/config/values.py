@@ -36,6 +36,13 @@ if TYPE_CHECKING:
         max_age: int | str
         jobs: int | str
         lock_timeout: float | str
+        remote: str | list[str] | tuple[str, ...]
+        remote_timeout: float | str
+        remote_budget: float | str
+        offline: bool | Literal["0", "1"]
+        trusted_remotes: str | list[str] | tuple[str, ...]
+        remote_token_file: str | Path | None
+        sign_key: str | Path | None
         record: str | Path | None
         log: Literal["warning", "info", "debug"]
         verbose: bool | Literal["0", "1"]
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
         origins: Mapping[str, str]
 
 
+REMOTES = "https://…, s3://…, gs://…, az://… or file:///…"
 _SIZES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TIMES = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86400, "W": 7 * 86400}
 
@@ -155,6 +163,17 @@ def keys(value: object) -> tuple[str, ...]:
     return tuple(
         key if re.fullmatch(bare, key) else files.signature.public_key(key) for key in value
     )
+
+
+def urls(value: object) -> tuple[str, ...]:
+    """Check a list of URLs of remotes, or a text with spaces between them."""
+    several = value.split() if isinstance(value, str) else value
+    if not isinstance(several, (list, tuple)) or not all(isinstance(url, str) for url in several):
+        raise ValueError("expected a list of URLs")
+    for url in several:
+        if not re.fullmatch(r"(https?|s3|gs|az|file)://[^\s/?#]*(/[^\s?#]*)?", url):
+            raise ValueError(f"expected {REMOTES}")
+    return tuple(url.rstrip("/") for url in several)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -1,0 +1,21 @@
+"""Caches elsewhere: names that can be read below a URL. No compiler and no Torch.
+
+A bucket, a static web server, a directory and `jitkern serve` look the same. `layout` says what
+lies under which name; `store` is the contract of what holds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.remote import (
+        directory as directory,
+        index as index,
+        layout as layout,
+        store as store,
+    )
+else:
+    __getattr__ = on_first_use(__name__)

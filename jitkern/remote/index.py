@@ -1,0 +1,86 @@
+"""The index of a machine: which entries its bundles hold.
+
+    {"bundles":[{"bytes":…,"entries":[…],"file":…,"package":…,"version":…}, …],"loose":…,"schema":1}
+
+The JSON is canonical. An index is not signed and only a hint: a wrong one causes misses, or bundles
+that are then refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from jitkern.named_tuple import NamedTuple
+from jitkern.remote.layout import is_bundle
+
+SCHEMA = 1
+_DIGEST = re.compile("[0-9a-f]{16}")
+
+
+class Bundle(NamedTuple):
+    """A bundle in an index.
+
+    file: its name. bytes: its size. package, version: whose kernels it holds. entries: the digests
+    in the names of its entries, sorted.
+    """
+
+    file: str
+    bytes: int
+    package: str
+    version: str
+    entries: tuple[str, ...]
+
+
+class Index(NamedTuple):
+    """An index.
+
+    bundles: the newest of a package first. loose: whether entries may be there that no bundle
+    holds, so that a miss asks for the entry by its name.
+    """
+
+    bundles: tuple[Bundle, ...] = ()
+    loose: bool = True
+
+    @classmethod
+    def decode(cls, data: bytes) -> Index:
+        """Return the index in `data`. Raises ValueError for what `encode` would not have made."""
+        try:
+            value = json.loads(data)
+            if value["schema"] != SCHEMA:
+                raise ValueError(f"it has schema {value['schema']!r:.40}, not {SCHEMA}")
+            bundles = tuple(
+                Bundle(**{**row, "entries": tuple(row["entries"])}) for row in value["bundles"]
+            )
+            index = cls(bundles, value["loose"])
+            if not all(map(_is_usable, bundles)) or index.encode() != data:
+                raise ValueError("it is not as jitkern writes it")
+        except (KeyError, TypeError, RecursionError) as e:
+            raise ValueError("it is not as jitkern writes it") from e
+        return index
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON."""
+        value = {
+            "schema": SCHEMA,
+            "loose": self.loose,
+            "bundles": [bundle._asdict() for bundle in self.bundles],
+        }
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+    def holding(self, digest: str) -> Iterable[Bundle]:
+        """Yield the bundles that hold an entry. digest: the 16 hex digits in the entry's name."""
+        return (bundle for bundle in self.bundles if digest in bundle.entries)
+
+
+def _is_usable(bundle: Bundle) -> bool:
+    return (
+        isinstance(bundle.file, str)
+        and is_bundle(bundle.file)
+        and type(bundle.bytes) is int
+        and bundle.bytes > 0
+        and isinstance(bundle.package, str)
+        and isinstance(bundle.version, str)
+        and all(isinstance(text, str) and _DIGEST.fullmatch(text) for text in bundle.entries)
+    )

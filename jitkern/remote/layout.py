@@ -1,0 +1,61 @@
+"""Names below the URL of a remote.
+
+    jitkern.json                               {"schema":1}, to tell a remote from any other place
+    v1/<machine>/index.json                    which entries lie in which bundle; see `index`
+    v1/<machine>/<SHA-256>.tar[.zst]           a bundle of a package for a machine, never changed
+    v1/entries/<target>/<folder name>.tar      a bundle of one entry, never changed
+
+A machine is a target with its platform, e.g. `cuda-sm_90-cu130-torch2.13.0-linux_x86_64`: all that
+its processes may miss, be it for the kernels, the stubs or the Extensions, is in its bundles.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from jitkern.cache import VERSION
+from jitkern.cache.layout import check_place
+from jitkern.target import Target, this_platform
+
+ROOT = "jitkern.json"
+ROOT_CONTENT = json.dumps({"schema": 1}, separators=(",", ":")).encode()
+ENTRIES = f"{VERSION}/entries"
+LARGEST_INDEX = 4 << 20  # bytes
+LARGEST_BUNDLE = 64 << 20  # bytes; a package that needs more has several bundles
+LARGEST_BUNDLED = 1 << 20  # bytes of an entry; a larger one is an object of its own
+_BUNDLE = re.compile(r"[0-9a-f]{64}\.tar(\.zst)?")
+
+
+def machine_of(target: str) -> str:
+    """Return the machine whose processes use entries of this target. Raises TargetError.
+
+    Targets of kernels name no platform: theirs is the platform of this process. The instruction set
+    and the ABI of a target are left out, since the processes of one machine differ in them.
+    """
+    parsed = Target.parse(target)
+    arch = parsed.arch
+    if parsed.device == "cpu":
+        arch = arch.partition("_v")[0]
+    return str(parsed._replace(arch=arch, platform=parsed.platform or this_platform(), abi=""))
+
+
+def index_of(machine: str) -> str:
+    """Return the name of a machine's index."""
+    return f"{VERSION}/{machine}/index.json"
+
+
+def bundle_of(machine: str, file: str) -> str:
+    """Return the name of a bundle: `file` is `<SHA-256>.tar` or `<SHA-256>.tar.zst`."""
+    return f"{VERSION}/{machine}/{file}"
+
+
+def is_bundle(file: str) -> bool:
+    """Return whether a file of a machine's folder has the name of a bundle."""
+    return _BUNDLE.fullmatch(file) is not None
+
+
+def entry_of(target: str, name: str) -> str:
+    """Return the name of the bundle of one entry. Raises ValueError for what is no entry."""
+    check_place(target, name)
+    return f"{ENTRIES}/{target}/{name}.tar"
