@@ -7,15 +7,18 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from jitkern.calls.signature import Signature
 from jitkern.config import trimmed
 from jitkern.errors import DeclarationError
-from jitkern.op.op import OPS, Declaration, Op
+from jitkern.op.op import ANNOUNCED, OPS, Declaration, Op
 from jitkern.source.kinds import (
     SOURCES,
     Cpp,
@@ -33,12 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cpp", "Cuda", "Extension", "Include", "Op", "Triton", "Unit",
-    "discover", "installed", "kernel",
+    "attach", "discover", "installed", "kernel",
 ]  # fmt: skip
 
 ENTRY_POINTS = "jitkern.kernels"
 _KEYWORDS = ("cuda", "cpu", "fusible", "prewarm")
 _BODIES = ("<module>", "<cell line")  # names of code that is no function
+_registering = threading.local()  # `op`: Torch asks its namespace for an op that is not there yet
 MAX_NAME = 100  # files of the cache are named after ops
 
 
@@ -131,7 +135,11 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
     name, module = signature.name, declaration.module
     op = OPS.get(name)
     if op is None:
-        op = Op(signature, declaration)
+        _registering.op = name
+        try:
+            op = Op(signature, declaration)
+        finally:
+            del _registering.op
     elif (
         op.module != module
         or execution is None
@@ -202,6 +210,57 @@ def discover(package: str) -> list[Op]:
             importlib.import_module(".".join((package, *folders, "kernel")))
     ops = (op for op in OPS.values() if op.name not in before or op.module in modules)
     return sorted(ops, key=lambda op: op.name)
+
+
+def attach(
+    module: str, package: str, namespace: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a module whose attributes are the ops of a package.
+
+    The files `kernel.py` of the package are imported when their ops are first asked for, by the
+    module or by `torch.ops.<namespace>`: the import of the module takes no longer for 200 ops than
+    for 4. Put an op into a folder of its name, as `softmax/kernel.py`, or of the first words of its
+    name, as `softmax_backward`; to find other ops, the whole package is imported.
+    """
+
+    def found(name: str) -> Op | None:
+        op = f"{namespace}::{name}"
+        for folder in _folders_for(package, name):
+            if op not in OPS:
+                importlib.import_module(f"{package}.{folder}.kernel")
+        if op not in OPS:
+            discover(package)
+        return OPS.get(op)
+
+    def attribute(name: str) -> Op:
+        op = None if name.startswith("__") else found(name)
+        if op is None:
+            raise AttributeError(f"module `{module}` has no op `{name}`")
+        vars(sys.modules[module])[name] = op
+        return op
+
+    def names() -> list[str]:
+        return sorted(op.__name__ for op in discover(package))
+
+    namespace_of_torch = getattr(torch.ops, namespace)
+    plain: Any = type(namespace_of_torch)
+
+    def op_of_torch(self: Any, name: str) -> Any:
+        if not name.startswith("__") and not hasattr(_registering, "op"):
+            found(name)
+        return vars(self)[name] if name in vars(self) else plain.__getattr__(self, name)
+
+    namespace_of_torch.__class__ = type("Namespace", (plain,), {"__getattr__": op_of_torch})
+    ANNOUNCED[package] = lambda: discover(package)
+    return attribute, names
+
+
+def _folders_for(package: str, name: str) -> list[str]:
+    """Return the folders that may declare an op, by their names, the likeliest first."""
+    words = name.split("_")
+    named = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    roots = importlib.import_module(package).__path__
+    return [f for f in named if any(Path(root, f, "kernel.py").is_file() for root in roots)]
 
 
 def _folders_of_kernels(root: str) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The shipped ops, which this module declares and registers; each compiles on its first call.
+"""The shipped ops; each is declared when it is first asked for, and compiles on its first call.
 
 `jitkern.ops.softmax` is the op as a function, `torch.ops.jitkern.softmax` the same op in Torch.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jitkern.declare import discover
+from jitkern.declare import attach
 
 if TYPE_CHECKING:
     from jitkern.declare import Op
 
     def __getattr__(name: str) -> Op: ...
 
-
-globals().update({op.name.split("::")[1]: op for op in discover("jitkern.kernels_src")})
+else:
+    __getattr__, __dir__ = attach(__name__, "jitkern.kernels_src", namespace="jitkern")

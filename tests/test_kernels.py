@@ -7,9 +7,9 @@ import torch
 
 import jitkern.ops
 from jitkern import config
-from jitkern.op.op import OPS, Op
+from jitkern.op.op import Op, all_ops
 
-SHIPPED = [op for name, op in sorted(OPS.items()) if name.startswith("jitkern::")]
+SHIPPED = [op for name, op in sorted(all_ops().items()) if name.startswith("jitkern::")]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # The error against float64 in units of the dtype's epsilon, scaled by the magnitude of the result.
 ROUNDINGS = 4

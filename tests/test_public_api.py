@@ -45,6 +45,7 @@ def test_declare_has_all_that_a_kernel_author_needs():
         "Op",
         "Triton",
         "Unit",
+        "attach",
         "discover",
         "installed",
         "kernel",

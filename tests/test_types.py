@@ -86,7 +86,7 @@ def test_using_is_typed_with_each_setting():
         node for node in ast.walk(TREES["jitkern.config.values"]) if isinstance(node, ast.ClassDef)
     )
     taken = {node.target.id: ast.unparse(node.annotation) for node in typed.body[1:]}
-    assert taken.keys() == Config.__dataclass_fields__.keys()
+    assert taken.keys() == Config.__annotations__.keys()
     for name, annotation in taken.items():
         if annotation.startswith("Literal"):
             for value in typing.get_args(eval(annotation, vars(typing))):

@@ -77,7 +77,7 @@ def choose_recorded(path: Path, names: list[str]) -> tuple[list[Wanted], dict[st
     raising = _import_installed()
     recorded = prewarming.wanted.read_recording(path)
     for call in recorded:
-        if call.op not in room.op.OPS:
+        if call.op not in room.op.all_ops():
             _declare(call, path, names)
     ops, broken = _choose(names, raising)  # after the imports, which may declare the ops
     return prewarming.wanted.recorded_calls(ops, recorded, path), broken
@@ -173,15 +173,19 @@ def _choose(names: list[str], raising: dict[str, str]) -> Chosen:
                 broken[name] = _leave_out(name, e)
                 ops = room.op.ops_named(name)
         if not ops and name not in broken:
+            known = room.op.all_ops()
             raise UnknownOp(
                 f"`{name}` is not an op, a namespace or a package with kernels"
-                + near(name, [n for op in room.op.OPS for n in (op, op.removeprefix("jitkern::"))])
-                + f"; there are: {', '.join(sorted(room.op.OPS))}"
+                + near(
+                    name,
+                    [n for op in known for n in (op, op.removeprefix("jitkern::"))],
+                )
+                + f"; there are: {', '.join(sorted(known))}"
                 + _OF_A_PACKAGE * ("::" in name)
                 + _NO_KERNEL_FILE * (name in sys.modules)
             )
         chosen.update((op.name, op) for op in ops)
-    result = chosen if names else room.op.OPS
+    result = chosen if names else room.op.all_ops()
     return Chosen(sorted(result.values(), key=lambda op: op.name), broken)
 
 
@@ -212,7 +216,7 @@ def _declare(call: Call, path: Path, names: list[str]) -> None:
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever its author's code raises
         if not _is_absent(e, call.module):
             reason = f"which cannot be imported: {e!r}"
-    if call.op not in room.op.OPS:
+    if call.op not in room.op.all_ops():
         raise DeclarationError(f"{calls}, {reason}")
 
 

@@ -14,7 +14,6 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,7 +89,7 @@ def renew(also: Sequence[str] = ()) -> None:
     after = Snapshot({k: v for k, v in {**before, **values}.items() if v is not None})
     old = tools_in(before)
     tools = {k: tool for k, tool in tools_in(after).items() if vars(settings)[k] == old[k]}
-    renewed = replace(settings, **tools, environment=after)
+    renewed = settings.with_changes(**tools, environment=after)
     if _using.get():
         _using.set(renewed)
     else:
@@ -112,7 +111,7 @@ def using(**settings: Unpack[Settings]) -> Iterator[Config]:
         near = nearest(name, vars(outer))
         raise TypeError(f"there is no setting {name}" + (near and f": did you mean {near}?"))
     origins = {**outer.origins, **dict.fromkeys(changes, "using"), **changes.get("origins", {})}
-    changed = replace(outer, **{**changes, "origins": origins})
+    changed = outer.with_changes(**{**changes, "origins": origins})
     differs = changed.prefer != _process_settings().prefer
     _using.set(changed)
     _count_blocks(+differs)

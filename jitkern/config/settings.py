@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jitkern import config
 from jitkern.config import values as v
@@ -28,6 +27,7 @@ SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # directories for 
 BUILD_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "USER", "LOGNAME")
 TOOL_VARIABLES = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "MAX_JOBS")
 KINDS: dict[str, Any] = {}  # what `prefer` may name; `source.kinds.SOURCES` is this table
+T = TypeVar("T")
 SYSTEM_FILE = Path("/etc/jitkern/config.toml")
 
 
@@ -56,6 +56,31 @@ def _default_cache_dir() -> Path:
     return Path(tempfile.gettempdir(), f"jitkern-cache-{os.geteuid()}")
 
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+
+    @dataclass_transform(kw_only_default=True, frozen_default=True)
+    def frozen(cls: type[T]) -> type[T]: ...
+else:
+
+    def frozen(cls: type) -> type:
+        """Return the class, as it is."""
+        return cls
+
+
+class _Field(NamedTuple):
+    """A field of `Config`. takes, shown: its values and its default, for readers; "" if internal.
+
+    file_only: whether no variable sets it, since it decides where native code is loaded from.
+    """
+
+    check: Callable[[object], object] | None
+    takes: str
+    shown: str
+    default: Any
+    file_only: bool = False
+
+
 def _setting(
     check: Callable[[object], object],
     takes: str,
@@ -64,16 +89,15 @@ def _setting(
     *,
     file_only: bool = False,
 ) -> Any:
-    """Return the field of a setting. takes, shown: its values and its default, for readers.
-
-    file_only: whether no variable sets it, since it decides where native code is loaded from.
-    """
-    about = {"check": check, "takes": takes, "shown": shown, "file_only": file_only}
-    return field(**{"default_factory" if callable(default) else "default": default}, metadata=about)
+    return _Field(check, takes, shown, default, file_only)
 
 
-# Without what nobody uses (==, repr, match), which would double the time that an import takes.
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False, match_args=False)
+def _internal(default: Any, check: Callable[[object], object] | None = None) -> Any:
+    return _Field(check, "", "", default)
+
+
+# A dataclass for type checkers alone: an import makes this class, which would take 2 ms.
+@frozen
 class Config:
     """An immutable set of settings: `Config.from_env()` makes it, `current()` returns it.
 
@@ -89,7 +113,7 @@ class Config:
     origins: where fields come from that are not at their default: "environment", "using", a path.
     """
 
-    cache_dir: Path = _setting(  # noqa: RUF009  it makes a field
+    cache_dir: Path = _setting(
         v.path, "path of the user root", "the user's cache directory", _default_cache_dir
     )
     system_cache: tuple[Path, ...] = _setting(
@@ -110,7 +134,7 @@ class Config:
     max_age: int = _setting(*v.quantity(v.duration_of, "60 d"), "60 days", 60 * 86400)
     jobs: int = _setting(v.number(int), "number", "`MAX_JOBS`, else cores and memory", 0)
     lock_timeout: float = _setting(v.number(float), "seconds", "1800", 1800.0)
-    record: Path | None = _setting(  # noqa: RUF009
+    record: Path | None = _setting(
         v.path_or_none, "a file that the calls of a run are appended to", "none", None
     )
     remote: tuple[str, ...] = _setting(
@@ -126,32 +150,47 @@ class Config:
     trusted_keys: tuple[str, ...] = _setting(v.keys, "public keys", "none", (), file_only=True)
     signed: tuple[Path, ...] = _setting(v.paths, "roots", "none", (), file_only=True)
     trusted_remotes: tuple[str, ...] = _setting(v.urls, "URLs", "none", (), file_only=True)
-    remote_token_file: Path | None = _setting(  # noqa: RUF009
+    remote_token_file: Path | None = _setting(
         v.path_or_none, "a file with the token for https remotes", "none", None, file_only=True
     )
-    sign_key: Path | None = _setting(  # noqa: RUF009
+    sign_key: Path | None = _setting(
         v.path_or_none, "the private key that signs what is pushed", "none", None, file_only=True
     )
     # What follows is read from the environment as it is, and stands in no settings file.
-    cuda_home: Path | None = field(default=None, metadata={"check": v.path_or_none})
-    cc: str = "cc"
-    cxx: str = "c++"
-    visible_devices: str | None = None
-    runtime_dir: Path | None = field(default=None, metadata={"check": v.path_or_none})
-    color: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict)
-    origins: Mapping[str, str] = field(default_factory=dict)
+    cuda_home: Path | None = _internal(None, v.path_or_none)
+    cc: str = _internal("cc")
+    cxx: str = _internal("c++")
+    visible_devices: str | None = _internal(None)
+    runtime_dir: Path | None = _internal(None, v.path_or_none)
+    color: bool = _internal(True)
+    environment: Mapping[str, str] = _internal({})
+    origins: Mapping[str, str] = _internal({})
 
-    def __post_init__(self) -> None:
-        for name, (check, default) in _CHECKS.items():
-            value = self.__dict__[name]
-            if value is not default:
+    def __init__(self, **values: Any) -> None:
+        unknown = values.keys() - _FIELDS.keys()
+        if unknown:
+            raise TypeError(f"there is no setting {min(unknown)}")
+        chosen = self.__dict__
+        for name, field in _FIELDS.items():
+            chosen[name] = values[name] if name in values else _default_of(field)
+        for name, value in values.items():
+            check = _FIELDS[name].check
+            if check:
                 try:
-                    self.__dict__[name] = check(value)
+                    chosen[name] = check(value)
                 except ValueError as e:
                     raise self._refusal(name, value, e) from None
         if KINDS and self.origins.get("prefer", "using") == "using":
             self.check_kind()  # but not of the process: it may name a kind that is declared later
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(f"settings do not change: use jitkern.using({name}=...)")
+
+    def with_changes(self, **changes: Any) -> Config:
+        """Return these settings with some changed. Raises SettingError and TypeError."""
+        return Config(**{**self.__dict__, **changes})
 
     def check_kind(self) -> None:
         """Raise SettingError if `prefer` names no kind of source that is declared by now."""
@@ -215,15 +254,16 @@ def _variable(name: str) -> str:
     return f"JITKERN_{name.upper()}"
 
 
+def _default_of(field: _Field) -> Any:
+    return field.default() if callable(field.default) else field.default
+
+
+_FIELDS: dict[str, _Field] = {name: vars(Config)[name] for name in Config.__annotations__}
 # Made of the fields of `Config`: what files, variables, `doctor` and the README know of settings.
 SETTINGS = tuple(
-    Setting(
-        f.name, str(f.type), "" if f.metadata["file_only"] else _variable(f.name),
-        f.metadata["takes"], f.metadata["shown"],
-    )
-    for f in fields(Config) if "takes" in f.metadata
+    Setting(name, type_, "" if f.file_only else _variable(name), f.takes, f.shown)
+    for (name, f), type_ in zip(_FIELDS.items(), Config.__annotations__.values()) if f.takes
 )  # fmt: skip
-_CHECKS = {f.name: (f.metadata["check"], f.default) for f in fields(Config) if f.metadata}
 
 
 def _gathered(environment: Mapping[str, str], files: Sequence[Path]) -> dict[str, Any]:

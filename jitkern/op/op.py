@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jitkern.calls.samples import Sample
 
 OPS: dict[str, Op] = {}
+ANNOUNCED: dict[str, Callable[[], object]] = {}  # packages, with what declares all of their ops
 DEVICES = ("cuda", "cpu")
 _YIELD = "yield all of its arguments, as a tuple"
 _libraries: dict[str, torch.library.Library] = {}
@@ -440,11 +441,19 @@ def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None
             )
 
 
+def all_ops() -> dict[str, Op]:
+    """Return all ops by name, also those that are announced and were not needed yet."""
+    for package in [*ANNOUNCED]:
+        ANNOUNCED[package]()
+        del ANNOUNCED[package]
+    return OPS
+
+
 def ops_named(name: str) -> list[Op]:
     """Return the ops of this name, of this namespace, or declared in this package or module."""
     return [
         op
-        for op in OPS.values()
+        for op in all_ops().values()
         if op.name in (name, f"jitkern::{name}")
         or op.name.split("::")[0] == name
         or f"{op.module}.".startswith(f"{name}.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from jitkern import config
 from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError
-from jitkern.op.op import OPS, Op, ops_named
+from jitkern.op.op import Op, all_ops, ops_named
 from jitkern.prewarming.builder import Builder, Step
 from jitkern.prewarming.shards import shard_of
 from jitkern.prewarming.tasks import Group, Result
@@ -85,18 +85,18 @@ def _chosen(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:
             if not matches:
                 raise DeclarationError(
                     f"`{item}` is no declared op or namespace: import its module first. There "
-                    f"are: {', '.join(sorted(OPS))}"
+                    f"are: {', '.join(sorted(all_ops()))}"
                 )
             chosen.update({op.name: Wanted(op) for op in matches})
         else:
             wanted = item if isinstance(item, Wanted) else Wanted(item)
             chosen[wanted.op.name] = wanted
-    return [*chosen.values()] or [Wanted(OPS[name]) for name in sorted(OPS)]
+    return [*chosen.values()] or [Wanted(op) for _, op in sorted(all_ops().items())]
 
 
 def _check_declared(path: Path, modules: dict[str, str]) -> None:
     for op, module in modules.items():
-        if op not in OPS:
+        if op not in all_ops():
             raise DeclarationError(
                 f"{path} has calls of {op}, which is not declared: import {module} first"
             )

@@ -8,14 +8,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import threading
+from collections.abc import Callable
 from ctypes import c_longlong, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from jitkern.trace.shim import shim
 
+T = TypeVar("T")
 # Exported since before Torch 2.11, but not promised: if one is missing, Python serves the calls.
 _MANGLED = {
     "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
@@ -67,7 +70,7 @@ class Symbols:
     @functools.cached_property
     def keys_at(self) -> int | None:
         """The byte offset of the dispatch keys in a TensorImpl; None if that is not clear."""
-        return _place_of_keys(torch.empty(0))
+        return _in_a_thread(lambda: _place_of_keys(torch.empty(0, device="cpu")))
 
     @functools.cached_property
     def abi_version(self) -> c_ulonglong:
@@ -101,7 +104,7 @@ class Symbols:
         cuda = torch._C.DispatchKeySet(known["CUDA"]) | torch._C.DispatchKeySet(
             known["AutocastCUDA"]
         )
-        return _keys(torch.empty(0)) | int(cuda.raw_repr())
+        return _in_a_thread(lambda: _keys(torch.empty(0, device="cpu"))) | int(cuda.raw_repr())
 
     def autograd(self) -> tuple[Any, ...]:
         """Return the arguments of `jitkern_autograd`, by which C may skip the dispatcher."""
@@ -141,6 +144,15 @@ def symbols() -> Symbols:
     return Symbols()
 
 
+def _in_a_thread(function: Callable[[], T]) -> T:
+    """Call a function without the modes, transforms and the default device of this thread."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
 def _keys(tensor: torch.Tensor) -> int:
     return int(torch._C._dispatch_keys(tensor).raw_repr())
 
@@ -151,13 +163,13 @@ def _place_of_keys(plain: torch.Tensor) -> int | None:
     Torch has no function for this offset: search several kinds of tensors for their keys.
     """
     with torch.inference_mode():
-        inference = torch.empty(0)
+        inference = torch.empty(0, device="cpu")
     tensors = (
         plain,
         inference,
         torch.empty(0, device="meta"),
-        torch.nn.Parameter(torch.empty(0)),
-        torch.empty(0, dtype=torch.complex64).conj(),
+        torch.nn.Parameter(torch.empty(0, device="cpu")),
+        torch.empty(0, dtype=torch.complex64, device="cpu").conj(),
     )
     common = None
     for tensor in tensors:

@@ -127,7 +127,7 @@ def test_who_writes_no_namespace_is_told_which(module, name):
 
 
 def test_two_modules_that_declare_one_op_are_named():
-    importlib.import_module("jitkern.ops")
+    importlib.import_module("jitkern.kernels_src.softmax.kernel")
     by = r"twice, by `jitkern\.kernels_src\.softmax\.kernel` and `mypkg`: .* another namespace"
     code = "kernel('jitkern::softmax(Tensor x) -> Tensor')"
     with pytest.raises(DeclarationError, match=by):

@@ -18,7 +18,7 @@ from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
 from jitkern.declare import Cpp, kernel
 from jitkern.op.needed_kernels import needs_of
-from jitkern.op.op import OPS
+from jitkern.op.op import all_ops
 from jitkern.prewarming import ahead
 from jitkern.runtime import binding, builds, linker, plans
 from jitkern.runtime.slot import Launcher
@@ -152,7 +152,7 @@ def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypa
 def test_shipped_launch_functions_have_plans():
     import jitkern.ops  # noqa: F401
 
-    for name, op in OPS.items():
+    for name, op in all_ops().items():
         if name.startswith("jitkern::"):
             assert all(identity_of(function) for function in op.declaration.launchers.values()), (
                 name
