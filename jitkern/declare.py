@@ -250,7 +250,9 @@ def attach(
             found(name)
         return vars(self)[name] if name in vars(self) else plain.__getattr__(self, name)
 
-    namespace_of_torch.__class__ = type("Namespace", (plain,), {"__getattr__": op_of_torch})
+    # Torch finds pickled ops by the module of their namespace.
+    body = {"__getattr__": op_of_torch, "__module__": plain.__module__}
+    namespace_of_torch.__class__ = type(plain.__name__, (plain,), body)
     ANNOUNCED[package] = lambda: discover(package)
     return attribute, names
 

@@ -85,6 +85,7 @@ def test_ops_are_listed_and_others_are_absent(run_python):
         assert not hasattr(jitkern.ops, "nothing") and not hasattr(torch.ops.jitkern, "nothing")
         from jitkern.ops import muladd
         assert muladd.overload is torch.ops.jitkern.muladd.default
+        assert muladd.overload.__module__ == torch.ops.aten.add.default.__module__.replace("aten", "jitkern")
         """)
     )
     assert done.returncode == 0, done.stderr
