@@ -123,3 +123,17 @@ def test_drop_in_reports_both_contenders_of_a_kind(cache_dir: Path) -> None:
     assert set(output["ratio"]) == {"cold.stable", "warm.stable"}
     assert positive(output["cold"]) and positive(output["warm"]) and positive(output["ratio"])
     assert not cache_dir.exists()
+
+
+def test_the_simulation_of_a_fleet_compares_ways_to_fetch(cache_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `docs` is not installed")
+    plot = tmp_path / "plot.svg"
+    options = ("--hosts", "200", "--entries", "20", "--plot", str(plot), "--json")
+    done = run(cache_dir, "benches.fleet_simulation", *options)
+    outcomes = json.loads(done.stdout.splitlines()[-1])["outcomes"]
+    assert {"each entry", "index and 5 bundles", "index and 1 bundle"} < set(outcomes)
+    for name, outcome in outcomes.items():
+        assert outcome["median_s"] <= outcome["p99_s"] < float("inf")
+        assert bool(outcome["compiles"]) <= ("failure" in name)
+        assert outcome["requests"] * outcome["served"] <= 200 * 48 + 1
+    assert plot.read_text().count("hosts ready") == 1
