@@ -189,10 +189,11 @@ def test_shards_of_a_job_make_a_whole(project, tmp_path):
     packed = []
     for index in range(2):
         shard = {"JITKERN_CACHE_DIR": str(tmp_path / f"shard-{index}")}
-        pod = {"JOB_COMPLETION_INDEX": str(index), "COMPLETIONS": "2"}
+        pod = {"JOB_COMPLETION_INDEX": str(index), "JOB_COMPLETIONS": "2"}
         assert " 0 failed, 0 skipped" in shell(f"#{kubernetes}", project, **shard, **pod)
         packed.append(f"jitkern cache unpack part-{index}.tar\n")
-        task = {"SLURM_ARRAY_TASK_ID": str(index + 1), "SLURM_ARRAY_TASK_COUNT": "2"}
+        task = {"ID": index, "COUNT": 2, "MIN": 0, "MAX": 1, "STEP": 1}
+        task = {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in task.items()}
         assert "0 built" in shell(slurm, project, **shard, **task)
     shell("".join(packed), project)
     assert "0 built" in shell("jitkern prewarm mypkg", project, JITKERN_COMPILE="never")

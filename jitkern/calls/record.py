@@ -172,14 +172,20 @@ def _decoded(value: Any) -> Any:
         return value
     if "tensor" in value:
         shape, stride, offset = value["shape"], value["stride"], value["offset"]
-        dtype = _dtype(value["tensor"])
-        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride)) if 0 not in shape else 0
-        memory = torch.empty(span + offset, dtype=dtype, device="meta")
-        return memory.as_strided(shape, stride, offset)
+        return meta_tensor(_dtype(value["tensor"]), shape, stride, offset)
     ((kind, text),) = value.items()
     if kind == "float":
         return float(text)
     return torch.device(text) if kind == "device" else _dtype(text)
+
+
+def meta_tensor(
+    dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """Return a meta tensor with these strides and storage offset, in elements."""
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, stride)) if 0 not in shape else 0
+    memory = torch.empty(span + offset, dtype=dtype, device="meta")
+    return memory.as_strided(shape, stride, offset)
 
 
 def _dtype(text: str) -> torch.dtype:

@@ -11,10 +11,8 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jitkern
 from jitkern import op as room, prewarming
@@ -126,31 +124,13 @@ def _leave_out(what: str, e: BaseException) -> str:
     return reason
 
 
-class _Named:
-    """A finder of one package, and nothing else, in folders that are not on the module path."""
-
-    def __init__(self, package: str, folders: list[str]) -> None:
-        self._package = package
-        self._folders = folders
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        """Return the spec of the package, for an import that no other finder satisfies."""
-        return PathFinder.find_spec(name, self._folders) if name == self._package else None
-
-
-@contextlib.contextmanager
-def _found_here(module: str) -> Iterator[None]:
+def _found_here(module: str) -> contextlib.AbstractContextManager[None]:
     """Let imports find the package of `module` in the current directory or a project there."""
     package = _package_of(module)
-    folders = [Path.cwd()]
+    folders = [str(Path.cwd())]
     if Path(package, package, "__init__.py").is_file():  # what `jitkern init` wrote here
-        folders.append(Path(package).absolute())
-    finder: Any = _Named(package, [str(folder) for folder in folders])
-    sys.meta_path.append(finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
+        folders.append(str(Path(package).absolute()))
+    return prewarming.parts.found_in(package, folders)
 
 
 def _package_of(module: str) -> str:

@@ -6,11 +6,13 @@ A second run compiles nothing. What this machine cannot build is skipped, with t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from jitkern import config, prewarming
 from jitkern.cache_tools.listing import RUNTIME
@@ -26,6 +28,7 @@ from jitkern.cli.output import (
     say,
     styled,
 )
+from jitkern.cli.parser import UsageError
 from jitkern.errors import TargetError
 from jitkern.target import EXAMPLE, Target
 
@@ -43,7 +46,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--jobs",
         type=_positive,
         metavar="N",
-        help="builds at once (default: from cores and free memory)",
+        help="builds at once (default: from cores and free memory; with --engine, 1 in each part)",
     )
     parser.add_argument("--keep-going", action="store_true", help="go on after a failed build")
     parser.add_argument(
@@ -51,7 +54,19 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         type=_shard,
         default=(1, 1),
         metavar="I/N",
-        help="build only part I (from 1) of N",
+        help="build only part I (from 1) of N; `auto`: as Slurm, Kubernetes, torchrun, MPI and "
+        "others number the processes of a job",
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="E",
+        help=f"build in the workers of {prewarming.engines.FORMS}; the entries come back here",
+    )
+    parser.add_argument(
+        "--parts",
+        type=_positive,
+        metavar="P",
+        help="how many parts an engine gets (default: 4 for each worker)",
     )
     parser.add_argument(
         "--from",
@@ -77,17 +92,29 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
+    if not args.engine and args.parts:
+        raise UsageError("--parts is for --engine")
+    if args.engine and args.refresh:
+        raise UsageError("--refresh is not for --engine: remove entries by `jitkern cache clear`")
+    if args.shard == "auto":
+        *args.shard, whose = prewarming.shards.announced()
+        if args.level >= 0:
+            say(f"part {args.shard[0]} of {args.shard[1]}, by the variables of {whose}", code="")
+    engine = _engine(args)
     targets = choose_targets(args.target)
     if args.recording:
         wanted, broken = choose_recorded(args.recording, args.what)
     else:
         ops, broken = choose_ops(args.what)
         wanted = choose_calls(ops, args.call, targets)
-    with Progress(every=args.level > 0, quiet=args.level < 0) as progress:
+    with (
+        Progress(every=args.level > 0, quiet=args.level < 0) as progress,
+        engine as executor,
+    ):
         failures = Failures(progress)
         results = prewarming.api.prewarm(
             wanted, targets, shard=args.shard, jobs=args.jobs, keep_going=args.keep_going,
-            refresh=args.refresh, progress=failures.step,
+            refresh=args.refresh, progress=failures.step, executor=executor, parts=args.parts,
         ) if wanted else []  # fmt: skip
     failures.rest(results)
     results += [
@@ -229,14 +256,22 @@ def _print_rows(results: list[prewarming.tasks.Result]) -> None:
         print_table(("status", "op", "variant", "target", "time"), rows, whole=True)
 
 
+def _engine(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    if not args.engine:
+        return contextlib.nullcontext()
+    return prewarming.engines.Engine(args.engine, jobs=args.jobs or 1)
+
+
 def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
     return int(text)
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _shard(text: str) -> tuple[int, int] | str:
+    if text == "auto":
+        return text
     part, _, parts = text.partition("/")
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"`{text}` is not I/N with I from 1 to N")
+        raise argparse.ArgumentTypeError(f"`{text}` is not I/N with I from 1 to N, nor `auto`")
     return int(part), int(parts)

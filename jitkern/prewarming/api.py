@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jitkern import config
+from jitkern import config, prewarming
 from jitkern.compilers import parallelism
-from jitkern.errors import DeclarationError
+from jitkern.errors import DeclarationError, SettingError
 from jitkern.op.op import Op, all_ops, ops_named
 from jitkern.prewarming.builder import Builder, Step
-from jitkern.prewarming.shards import shard_of
+from jitkern.prewarming.shards import announced, shard_of
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.prewarming.wanted import Wanted, read_recording, recorded_calls
 from jitkern.source.kinds import ITSELF
 from jitkern.target import EXAMPLE, Target
+
+if TYPE_CHECKING:
+    from jitkern.prewarming.fleet import Executor
 
 
 @config.trimmed
@@ -24,27 +28,41 @@ def prewarm(
     targets: Iterable[Target | str] = (),
     *,
     recording: str | os.PathLike[str] | None = None,
-    shard: tuple[int, int] = (1, 1),
+    shard: tuple[int, int] | str = (1, 1),
     jobs: int | None = None,
     keep_going: bool = False,
     refresh: bool = False,
     progress: Callable[[Step], object] | None = None,
+    executor: Executor | None = None,
+    parts: int | None = None,
 ) -> list[Result]:
     """Compile all that calls of ops need, for this machine or for any target, without its device.
 
     ops: ops, or names of ops, namespaces, packages or modules; by default all declared ops.
     targets: targets or their texts; by default the targets of this machine.
     recording: a file that JITKERN_RECORD wrote: build only for the calls in this file.
-    shard: (part from 1, parts): do only this part of the work.
-    jobs: the number of builds at once; by default from cores and free memory.
+    shard: (part from 1, parts): do only this part of the work; "auto": the part that the engine
+        says which started this process (Slurm, Kubernetes, torchrun, MPI and others).
+    jobs: the number of builds at once; by default from cores and free memory, and 1 in each part
+        of an executor.
     keep_going: whether to go on after a failed build.
-    refresh: whether to compile cached entries again.
+    refresh: whether to compile cached entries again; not with an executor.
     progress: called in this thread with a Step after each task, and for remarks.
+    executor: builds in the workers of a `concurrent.futures.Executor`, or of submitit's, which
+        import the packages of the ops by name. The entries come back into the cache of this
+        process. What this cache has is given to no worker.
+    parts: the number of parts for the executor; by default 4 for each worker.
 
     Returns a Result for each entry, and for each task that failed or was skipped, with the reason.
     Raises DeclarationError for an op that is not declared and for a file that is no recording,
     TargetError for a text that is no target, SettingError, and CacheError for an unusable cache.
     """
+    if executor and refresh:
+        raise SettingError("refresh is not for an executor: workers build into caches of their own")
+    if isinstance(shard, str):
+        if shard != "auto":
+            raise SettingError(f"shard={shard!r} is neither (part, parts) nor 'auto'")
+        shard = announced()[:2]
     parsed = [Target.parse(t) if isinstance(t, str) else t for t in targets] or Target.visible()
     chosen = _chosen(ops)
     if recording is not None:
@@ -65,11 +83,13 @@ def prewarm(
     ]
     # A fallback to a private cache would keep nothing.
     with config.using(fallback="raise", jobs=jobs or config.current().jobs):
-        builder = Builder(
-            parallelism.limit(),
-            progress or (lambda _: None),
-            keep_going=keep_going,
-            refresh=refresh,
+        tell = progress or (lambda _: None)
+        builder = (
+            prewarming.fleet.Fleet(
+                executor, tell, parts=parts or 0, jobs=jobs or 1, keep_going=keep_going
+            )
+            if executor
+            else Builder(parallelism.limit(), tell, keep_going=keep_going, refresh=refresh)
         )
         results = builder.build(groups)
     if lacking is None:

@@ -77,6 +77,7 @@ class Builder:
 
     keep_going: go on after a failed build. refresh: build cached entries again.
     found: the groups whose entries are all in the cache according to a record.
+    known: the results of each group, once it is built.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Builder:
         refresh: bool = False,
     ) -> None:
         self.found: set[Group] = set()
+        self.known: dict[Group, Known] = {}
         self._jobs = jobs
         self._progress = progress
         self._done = 0
@@ -105,22 +107,20 @@ class Builder:
         Raises CacheError if the cache is unusable.
         """
         records = Records()
-        known = {}
         for group in groups:
             record = records.find(group)  # with --refresh, too: this fixes the fingerprint
             if record and not self._manner.refresh:
-                known[group] = record
-        self.found = {*known}
-        works = self._make([group for group in groups if group not in known])
+                self.known[group] = record
+        self.found = {*self.known}
+        works = self._make([group for group in groups if group not in self.known])
         for group, work in works.items():
-            known[group] = Known(self._steps(work), [*work.notes])
+            self.known[group] = Known(self._steps(work), [*work.notes])
             if not self._stopped:
-                records.keep(group, known[group])
+                records.keep(group, self.known[group])
         for group in self.found:
-            for note in known[group].notes:
+            for note in self.known[group].notes:
                 self._tell(note)
-        steps = zip(*(known[group].steps for group in groups))
-        return list(_once([result for step in steps for results in step for result in results]))
+        return in_steps([self.known[group] for group in groups])
 
     def _make(self, groups: Iterable[Group]) -> dict[Group, _Work]:
         """Perform all tasks of the groups."""
@@ -246,6 +246,12 @@ class Builder:
 
     def _gathered(self, numbers: Iterable[int]) -> list[Result]:
         return [result for number in numbers for result in self._rows.get(number, [])]
+
+
+def in_steps(known: Iterable[Known]) -> list[Result]:
+    """Return the results of groups: all kernels first, then all stubs, then all plans."""
+    steps = zip(*(group.steps for group in known))
+    return list(_once([result for step in steps for results in step for result in results]))
 
 
 def _once(results: list[Result]) -> Iterator[Result]:

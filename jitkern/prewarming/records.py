@@ -110,27 +110,21 @@ class Records:
 
     def _parts(self, group: Group) -> list[Any] | None:
         op, (wanted, source, target) = group.op, group
-        variant = Variant(op.name, source)
-        try:
-            compiler, exact = compiler_for(source), jit.exact_target(variant, target)
-            key = make_key(variant, exact, compiler.flags(source, exact), compiler.closure(source))
-            function = None if source.runs == ITSELF else op.written(source, target.device)
-        except (DeclarationError, JitkernError, OSError):
-            return None  # the build will report it
-        launch = ""
+        found = identity_of(group)
+        if found is None:
+            return None
+        function, launch, inputs = found
         calls: list[str] | None = []
         if function is None and wanted.calls is not None:
             calls = ["some"] if group.samples else ["none"]
         if function:
-            world = world_of(parts_of(function))
-            launch = world.identity if world.kept and world.closed() else ""
             calls = calls_of(group) if launch else None
         if calls is None:
             return None
         tunable = isinstance(function, Tuned) or source.kind == "triton"
         return [
             code_of_jitkern(), torch.__version__, sys.implementation.cache_tag, this_platform(),
-            str(torch.get_default_dtype()), op.schema, str(target), key.inputs,
+            str(torch.get_default_dtype()), op.schema, str(target), inputs,
             launch, calls, self._chosen(target, label_of(op.name, "choice")) if tunable else [],
         ]  # fmt: skip
 
@@ -145,6 +139,36 @@ class Records:
         entries = [path for path in self._listed[place] if path.name.startswith(label)]
         manifests = [path / NAME for path in entries if (path / NAME).is_file()]
         return [hashlib.sha256(path.read_bytes()).hexdigest() for path in manifests]
+
+
+class Identity(NamedTuple):
+    """What decides the keys of a group's entries, beside its calls.
+
+    function: the launch function as it was written, or None for a source that runs itself.
+    launch: the identity of the launch function and of all that it reads; "" if that is open.
+    inputs: the inputs of the keys that all variants of the source have in common.
+    """
+
+    function: Any
+    launch: str
+    inputs: dict[str, Any]
+
+
+def identity_of(group: Group) -> Identity | None:
+    """Return the identity of a group; None if it is unknown, which the build will report."""
+    op, (_, source, target) = group.op, group
+    variant = Variant(op.name, source)
+    try:
+        compiler, exact = compiler_for(source), jit.exact_target(variant, target)
+        key = make_key(variant, exact, compiler.flags(source, exact), compiler.closure(source))
+        function = None if source.runs == ITSELF else op.written(source, target.device)
+    except (DeclarationError, JitkernError, OSError):
+        return None
+    launch = ""
+    if function:
+        world = world_of(parts_of(function))
+        launch = world.identity if world.kept and world.closed() else ""
+    return Identity(function, launch, key.inputs)
 
 
 def _name(group: Group) -> str:

@@ -1,14 +1,115 @@
-"""Divide the calls to prewarm among machines."""
+"""Divide the calls to prewarm among machines, as many as an engine says that there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
+from jitkern import config
 from jitkern.calls.samples import Sample
+from jitkern.errors import SettingError
 from jitkern.op.needed_kernels import digest_of
 from jitkern.prewarming.wanted import Wanted
 
 Unit = tuple[str, str, str]  # device, kind of source, and the digest of a set of kernels
+
+
+class Engine(NamedTuple):
+    """The variables by which an engine numbers the processes of a job.
+
+    number, of: the variables with the number of this process, and with how many there are.
+    first: the number of the first process. remedy: what to do where `of` is not set.
+    """
+
+    name: str
+    number: str
+    of: str
+    first: int = 0
+    remedy: str = "set it to the number of processes"
+
+
+SLURM_ARRAY = Engine("Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT")
+SRUN = Engine("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+# In this order: the tasks of an array, for one, have the variables of `srun`, too.
+ENGINES = (
+    SLURM_ARRAY,
+    Engine(
+        "Kubernetes indexed Job", "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS",
+        remedy="Kubernetes does not set it, so the manifest does: beside `completions: 8`, give "
+        'the container `env: [{name: JOB_COMPLETIONS, value: "8"}]`',
+    ),
+    Engine("AWS Batch array", "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+    Engine("Cloud Run job", "CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
+    Engine("Google Batch", "BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),
+    Engine("Buildkite", "BUILDKITE_PARALLEL_JOB", "BUILDKITE_PARALLEL_JOB_COUNT"),
+    Engine("GitLab CI", "CI_NODE_INDEX", "CI_NODE_TOTAL", first=1),
+    Engine("torchrun", "RANK", "WORLD_SIZE"),
+    Engine("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Engine("PMI", "PMI_RANK", "PMI_SIZE"),
+    SRUN,
+)  # fmt: skip
+
+
+class Announced(NamedTuple):
+    """The shard that an engine gives to this process: the part, from 1, of so many parts."""
+
+    part: int
+    parts: int
+    engine: str
+
+
+def announced(environ: Mapping[str, str] | None = None) -> Announced:
+    """Return the shard of this process, from the variables that its engine has set.
+
+    environ: by default, the environment of this process. Raises SettingError if no engine has set
+    its variables, or if they do not number the processes one after the other.
+    """
+    environ = config.current().environment if environ is None else environ
+    present = [engine for engine in ENGINES if environ.get(engine.number)]
+    shards = [_announced(engine, environ) for engine in present if environ.get(engine.of)]
+    if shards:
+        return next((shard for shard in shards if shard.parts > 1), shards[0])
+    for engine in present:
+        if engine is not SRUN:  # it numbers the one process of a job's script as well
+            raise SettingError(
+                f"--shard auto: {engine.number} says that this is a process of a {engine.name}, "
+                f"but {engine.of} does not say of how many: {engine.remedy}"
+            )
+    read = ", ".join(f"{engine.number} and {engine.of} ({engine.name})" for engine in ENGINES)
+    raise SettingError(
+        f"--shard auto: no engine numbers this process; what is read: {read}. Name the shard "
+        "instead, as in --shard 1/4"
+    )
+
+
+def _announced(engine: Engine, environ: Mapping[str, str]) -> Announced:
+    """Return the shard that one engine announces. Raises SettingError."""
+    number, count = (_number(engine, name, environ) for name in (engine.number, engine.of))
+    first, step = engine.first, 1
+    if engine is SLURM_ARRAY:
+        first, last, step = (
+            _number(engine, f"SLURM_ARRAY_TASK_{name}", environ) for name in ("MIN", "MAX", "STEP")
+        )
+        if not step or (last - first) // step + 1 != count:
+            raise SettingError(
+                f"--shard auto: the Slurm array has {count} tasks from {first} to {last} with "
+                "gaps, and no task is told which numbers are left out: submit an array without "
+                f"gaps, as in `sbatch --array=0-{count - 1}`"
+            )
+    place, off = divmod(number - first, step)
+    if off or not 0 <= place < count:
+        raise SettingError(
+            f"--shard auto: {engine.number}={number} is none of the {count} processes of this "
+            f"{engine.name}, which are numbered from {first}"
+        )
+    return Announced(place + 1, count, engine.name)
+
+
+def _number(engine: Engine, name: str, environ: Mapping[str, str]) -> int:
+    text = environ.get(name, "")
+    if not (text.isascii() and text.isdigit()):
+        raise SettingError(f"--shard auto: {name}=`{text}` of {engine.name} is not a number")
+    return int(text)
 
 
 def shard_of(every: Iterable[Wanted], part: int, parts: int) -> list[Wanted]:

@@ -179,16 +179,14 @@ class _Worker:
 
 def _work(connection: Connection, others: list[Connection], perform: Perform, parent: int) -> None:
     """Perform the tasks that come through the pipe, until it is closed."""
-    signal.signal(signal.SIGINT, _ignore)  # a Ctrl-C reaches all processes: our parent ends us
-    signal.signal(signal.SIGTERM, _interrupt)
-    _end_with(parent)
+    follow(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     for other in others:
         other.close()  # else the pipes would stay open after the end of our parent
     import torch
 
     torch.set_num_threads(1)  # a fork does not copy the threads of Torch
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             task = connection.recv()
             try:
@@ -200,6 +198,16 @@ def _work(connection: Connection, others: list[Connection], perform: Perform, pa
             except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
                 connection.send(_portable(e))
     usage.flush()
+
+
+def follow(parent: int) -> None:
+    """Let this process end with its parent, and leave a Ctrl-C, which reaches both, to the parent.
+
+    SIGTERM ends what the process does: no compiler outlives it.
+    """
+    signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGTERM, _interrupt)
+    _end_with(parent)
 
 
 def _end_with(parent: int) -> None:
@@ -216,7 +224,7 @@ def _ignore(*_: object) -> None:
 
 def _interrupt(*_: object) -> NoReturn:
     child_process.end()
-    raise KeyboardInterrupt
+    raise SystemExit(1)  # which `multiprocessing` takes without a traceback
 
 
 def _portable(e: Exception) -> Exception:
@@ -228,5 +236,7 @@ def _portable(e: Exception) -> Exception:
 
 
 def workers(count: int, perform: Perform) -> Alone | Crew:
-    """Return a performer of tasks, `count` at once if this system can fork."""
-    return Crew(count, perform) if count > 1 and hasattr(os, "fork") else Alone(perform)
+    """Return a performer of tasks, `count` at once if this process can fork."""
+    # A daemon, as the workers of Dask are, may have no children.
+    forks = count > 1 and hasattr(os, "fork") and not multiprocessing.current_process().daemon
+    return Crew(count, perform) if forks else Alone(perform)

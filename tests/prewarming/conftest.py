@@ -1,0 +1,36 @@
+"""Fixtures of this room."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from fleet_packages import KERNEL, MODULE
+
+from jitkern.op.op import OPS
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def fleet_package(tmp_path, monkeypatch):
+    """Write a package of one op, with three kernels; returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DRIVER", str(os.getpid()))
+    monkeypatch.setattr("jitkern.config._current", None)
+    made = []
+
+    def write(before="", flags="[]", inside="pass"):
+        name = f"fleet{next(numbers)}"
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+        text = MODULE.format(name=name, before=before, flags=flags, inside=inside)
+        (tmp_path / name / "kernel.py").write_text(text)
+        (tmp_path / name / "k.cpp").write_text(KERNEL)
+        made.append(name)
+        return name
+
+    yield write
+    for name in made:
+        OPS.pop(f"{name}::f", None)

@@ -1,0 +1,281 @@
+"""Prewarming in the workers of an executor: the parts together are the whole, and none is built twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from fleet_packages import DIES_ONCE, places
+from helpers import last_json
+
+import jitkern
+from jitkern import config
+from jitkern.calls import record
+from jitkern.calls.samples import Sample
+from jitkern.errors import SettingError
+from jitkern.op.op import OPS
+from jitkern.prewarming import engines, parts
+from jitkern.prewarming.builder import Builder
+from jitkern.prewarming.wanted import spelt_calls
+from jitkern.runtime import binding
+
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+
+
+def rows(report):
+    return sorted((r["op"], r["variant"], Path(r["path"]).name) for r in report["results"])
+
+
+def refuse(*_, **__):
+    raise AssertionError("there is nothing to do")
+
+
+def test_processes_build_the_whole_and_a_second_prewarm_nothing(
+    cli, fleet_package, cache_dir, tmp_path, monkeypatch
+):
+    name = fleet_package()
+    code, out, err = cli("prewarm", name, "--engine", "processes:2", "--parts", "3", "--json", "-v")
+    report = last_json(out)
+    assert (code, report["failed"], report["skipped"]) == (0, 0, 0), err
+    assert sum(" of 3" in line or "/3] part " in line for line in err.splitlines()) == 3, err
+    assert all(Path(row["path"]).is_relative_to(cache_dir) for row in report["results"])
+    alone = last_json(cli("prewarm", name, "--json", "--cache-dir", str(tmp_path / "alone"))[1])
+    assert (rows(report), places(cache_dir)) == (rows(alone), places(tmp_path / "alone"))
+    assert report["built"] == alone["built"] == len(places(cache_dir))
+    monkeypatch.setattr(engines.Engine, "_start", refuse)  # not even an engine is started
+    monkeypatch.setattr(Builder, "_perform", refuse)
+    for more in (("--engine", "processes:2"), ()):
+        code, out, err = cli("prewarm", name, *more, "--json")
+        again = last_json(out)
+        assert (code, again["built"], again["hits"]) == (0, 0, report["built"]), err
+        assert rows(again) == rows(report)
+
+
+def test_a_worker_that_dies_is_replaced(cli, fleet_package, cache_dir, tmp_path):
+    name = fleet_package(DIES_ONCE)
+    code, out, err = cli("prewarm", name, "--engine", "processes:2", "--parts", "3", "--json")
+    assert (code, (tmp_path / name / "died").exists()) == (0, True), err
+    assert last_json(out)["built"] == len(places(cache_dir)) > 3
+    with config.using(compile="never"):
+        assert last_json(cli("prewarm", name, "--json")[1])["failed"] == 0
+
+
+def test_a_part_that_kills_twice_fails_alone(cli, fleet_package):
+    name = fleet_package(inside="if AWAY and x.dtype == torch.int32: os.kill(os.getpid(), 9)")
+    arguments = ("--engine", "processes:1", "--json", "--keep-going")
+    code, out, err = cli("prewarm", name, *arguments)
+    rows = last_json(out)["results"]
+    (failed,) = [row for row in rows if row["status"] == "failed"]
+    assert (code, failed["op"]) == (1, f"{name}::f") and "terminated abruptly" in failed[
+        "reason"
+    ], err
+    assert {row["variant"] for row in rows if row["status"] == "built"} >= {"f32", "f64"}
+
+
+def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package):
+    name = fleet_package("if AWAY: import time; time.sleep(1); raise RuntimeError('broken here')")
+    code, out, err = cli("prewarm", name, "--engine", "processes:1", "--parts", "3", "--json")
+    report = last_json(out)
+    reasons = {row["reason"] for row in report["results"]}
+    assert (code, report["built"]) == (1, 0) and "not tried after a failed build" in str(reasons)
+    assert "broken here" in err and f"install the same {name} there" in err
+
+
+def test_a_worker_with_other_sources_builds_nothing(cli, fleet_package, cache_dir):
+    name = fleet_package(flags="['-DOTHER'] if AWAY else []")
+    code, out, err = cli("prewarm", name, "--engine", "processes:1", "--json", "--keep-going")
+    assert (code, last_json(out)["built"], places(cache_dir)) == (1, 0, [])
+    assert "is not the op that was to be built: flag -DOTHER only there" in err
+
+
+class Threads(ThreadPoolExecutor):
+    """An executor of this process, which counts."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.submitted = 0
+
+    def submit(self, *args, **kwargs):
+        self.submitted += 1
+        return super().submit(*args, **kwargs)
+
+
+def declared(name):
+    sys.path.append(os.getcwd())
+    try:
+        __import__(f"{name}.kernel")
+    finally:
+        sys.path.remove(os.getcwd())
+    return OPS[f"{name}::f"]
+
+
+def test_what_the_cache_has_is_built_by_no_worker(cli, fleet_package, cache_dir):
+    name = fleet_package()
+    cli("prewarm", name, "--call", "f32[3]")
+    before = places(cache_dir)
+    with Threads() as executor:
+        results = jitkern.prewarm([OPS[f"{name}::f"]], executor=executor, parts=2)
+        old = [r for r in results if f"{Path(r.path).parent.name}/{Path(r.path).name}" in before]
+        assert {r.status for r in old} == {"hit"} and len(old) == len(before)
+        assert {r.status for r in results if r not in old} == {"built"}
+        assert executor.submitted == 2
+        assert {r.status for r in jitkern.prewarm([name], executor=executor)} == {"hit"}
+        assert executor.submitted == 2
+
+
+def test_calls_and_recordings_are_sent(cli, fleet_package, tmp_path):
+    name = fleet_package()
+    op = declared(name)
+    file = tmp_path / "calls.jsonl"
+    with config.using(record=file):
+        for size in (4, 5):
+            record.note(
+                op.name, f"{name}.kernel", "cpu", "cc", [torch.ones(size, dtype=torch.float64)]
+            )
+    code, out, err = cli("prewarm", name, "--from", str(file), "--engine", "processes:1", "--json")
+    built = {row["variant"] for row in last_json(out)["results"] if row["op"] == op.name}
+    assert code == 0 and "f64" in built and not built & {"f32", "i32"}, err
+    again = last_json(cli("prewarm", name, "--from", str(file), "--json")[1])
+    assert again["built"] == 0
+    for text, statuses in (("i32[7]", {"built"}), ("i32[7], 1", {"failed"})):
+        wanted = spelt_calls(op, [text], ["cpu"])
+        with Threads() as executor:
+            results = jitkern.prewarm([wanted], executor=executor)
+        assert {r.status for r in results if not r.op.endswith("runtime")} == statuses, results
+        variants = {r.variant for r in results}
+        assert "f64" not in variants and ("i32" in variants or text in results[0].reason)
+
+
+class Later:
+    """What submitit returns: no Future, and lost at first."""
+
+    def __init__(self, future, lost):
+        self.future, self.lost = future, lost
+
+    def done(self):
+        return self.future.done()
+
+    def cancel(self):
+        self.future.cancel()
+
+    def result(self):
+        if self.lost:
+            raise RuntimeError("the node went away")
+        return self.future.result()
+
+
+class LikeSubmitit:
+    def __init__(self, losses):
+        self.threads, self.losses, self.jobs = ThreadPoolExecutor(1), losses, 0
+
+    def submit(self, function, /, *args):
+        self.jobs += 1
+        return Later(self.threads.submit(function, *args), self.jobs <= self.losses)
+
+
+@pytest.mark.parametrize(
+    ("losses", "jobs", "status"), [(0, 1, "built"), (1, 2, "built"), (2, 2, "failed")]
+)
+def test_a_lost_job_is_submitted_once_more(fleet_package, losses, jobs, status):
+    op, executor = declared(fleet_package()), LikeSubmitit(losses)
+    results = jitkern.prewarm([op], executor=executor, parts=1)
+    assert (executor.jobs, {r.status for r in results}) == (jobs, {status})
+    assert status == "built" or "the node went away" in results[0].reason
+
+
+def test_an_engine_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_dir):
+    class Bad(ThreadPoolExecutor):
+        def submit(self, function, /, *args):
+            done = super().submit(function, *args).result()
+            future = Future()
+            future.set_result(done._replace(bundle=done.bundle[:-600] + b"x" + done.bundle[-599:]))
+            return future
+
+    results = jitkern.prewarm([declared(fleet_package())], executor=Bad(1), parts=1)
+    assert {r.status for r in results} == {"failed"} and "is refused" in results[0].reason
+    assert places(cache_dir) == []
+
+
+def test_arguments_arrive_as_they_were():
+    base = torch.empty(40, device="meta", dtype=torch.float16)
+    tensors = [
+        base,
+        base[3:],
+        base.view(8, 5).T,
+        base[:0],
+        base[0],
+        torch.empty(2, device="meta", requires_grad=True),
+    ]
+    args = (tensors, tensors[1], 2.5, None, "s", torch.int32, torch.channels_last, float("inf"))
+    share = parts.Share("a::b", "m", "", "cpu", 0, "cpu", [Sample("here", args)], {})
+    (found,) = parts.pickle.loads(parts.packed([share]))
+    (sample,) = found.calls
+    for old, new in zip(tensors, sample.args[0]):
+        same = [
+            (t.shape, t.stride(), t.storage_offset(), t.dtype, t.requires_grad, t.is_meta)
+            for t in (old, new)
+        ]
+        assert same[0] == same[1]
+    assert sample.args[1] is sample.args[0][1] and sample.args[2:] == args[2:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--engine", "nothing"), 2, "`nothing` is not an engine: expected one of processes[:N]"),
+        (("--engine", "processes:0"), 2, "is not an engine"),
+        (("--engine", "dask://"), 2, "is not an engine"),
+        (("--engine", "dask://auto"), 2, "is not an engine"),
+        (("--engine", "dask://host"), 2, "is not an engine"),
+        (("--engine", "ray://host:port"), 2, "is not an engine"),
+        (("--engine", "slurm:3"), 2, "is not an engine"),
+        (("--parts", "3"), 2, "--parts is for --engine"),
+        (("--engine", "processes", "--refresh"), 2, "--refresh is not for --engine"),
+    ],
+)
+def test_a_wrong_engine_exits_2(cli, arguments, code, says):
+    found, out, err = cli("prewarm", "vec_add", *arguments)
+    assert (found, out, says in err) == (code, "", True), err
+
+
+@pytest.mark.parametrize(
+    ("engine", "pip"), [("dask", "'dask[distributed]'"), ("ray", "'ray'"), ("slurm", "'submitit'")]
+)
+def test_an_engine_that_is_not_installed_says_what_to_install(cli, monkeypatch, engine, pip):
+    for module in ("distributed", "ray", "submitit"):
+        monkeypatch.setitem(sys.modules, module, None)
+    code, out, err = cli("prewarm", "vec_add", "--engine", engine)
+    assert (code, out, f"pip install {pip}" in err) == (1, "", True), err
+
+
+def test_an_executor_takes_no_refresh(fleet_package):
+    with Threads() as executor, pytest.raises(SettingError, match="refresh is not for an executor"):
+        jitkern.prewarm(executor=executor, refresh=True)
+
+
+def test_a_ctrl_c_ends_the_processes(fleet_package, tmp_path):
+    name = fleet_package(
+        "if AWAY: import time; (HERE / f'pid-{os.getpid()}').touch(); time.sleep(600)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", "import os, signal, sys; os.environ['DRIVER'] = str(os.getpid()); signal.signal(signal.SIGINT, signal.default_int_handler); from jitkern.cli import main; sys.exit(main(sys.argv[1:]))"]  # fmt: skip
+    process = subprocess.Popen(
+        [*command, "prewarm", name, "--engine", "processes:2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while len(pids := [*(tmp_path / name).glob("pid-*")]) < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "interrupted" in err, "Traceback" in err) == (130, True, False), err
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.name.removeprefix("pid-")), 0)
