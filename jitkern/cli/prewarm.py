@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         "--shard",
         type=_shard,
         default=(1, 1),
-        metavar="I/N",
+        metavar="I/N|auto",
         help="build only part I (from 1) of N; `auto`: as Slurm, Kubernetes, torchrun, MPI and "
         "others number the processes of a job",
     )

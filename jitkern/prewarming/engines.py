@@ -30,7 +30,7 @@ from jitkern.compilers import parallelism
 from jitkern.errors import JitkernError, SettingError
 from jitkern.prewarming import workers
 
-FORMS = "processes[:N], dask, dask://HOST:PORT, ray, ray://HOST:PORT, slurm"
+FORMS = "processes[:N], dask[://HOST:PORT], ray[://HOST:PORT], ray://auto, slurm"
 TRIES = 2  # of a task whose process dies
 MINUTES = 240  # for a task on Slurm, where SBATCH_TIMELIMIT says nothing else
 _SECONDS_OF_A_TASK = 1.0  # to remove its files when it is ended

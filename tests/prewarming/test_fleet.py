@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from jitkern.calls import record
 from jitkern.calls.samples import Sample
 from jitkern.errors import SettingError
 from jitkern.op.op import OPS
-from jitkern.prewarming import engines, parts
+from jitkern.prewarming import engines, parts, workers
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.wanted import spelt_calls
 from jitkern.runtime import binding
@@ -279,3 +280,10 @@ def test_a_ctrl_c_ends_the_processes(fleet_package, tmp_path):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid.name.removeprefix("pid-")), 0)
+
+
+def test_a_daemon_builds_in_its_own_process(monkeypatch):
+    """As the workers of Dask are: a daemon may have no children."""
+    assert isinstance(workers.workers(2, refuse), workers.Crew)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    assert isinstance(workers.workers(2, refuse), workers.Alone)
