@@ -13,7 +13,7 @@ from jitkern.cli import main
 from jitkern.compilers import COMPILERS, Compiler, compiler_for, cpp
 from jitkern.config import Config
 from jitkern.declare import discover, kernel
-from jitkern.op.op import OPS
+from jitkern.op.op import OPS, all_ops
 from jitkern.source.kinds import SOURCES, Cpp, Generated, Variant
 from jitkern.target import Target
 
@@ -27,7 +27,7 @@ def snippets(language):
 @pytest.fixture
 def undone(monkeypatch):
     """Ops, kinds and compilers that a test adds are gone after it."""
-    before = {id(table): dict(table) for table in (OPS, SOURCES, COMPILERS)}
+    before = {id(table): dict(table) for table in (all_ops(), SOURCES, COMPILERS)}
     yield
     for table in (OPS, SOURCES, COMPILERS):
         table.clear()

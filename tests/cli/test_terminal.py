@@ -19,7 +19,7 @@ from helpers import REPOSITORY, last_json
 
 from jitkern import cli as commands, config
 from jitkern.errors import NotCached
-from jitkern.op.op import OPS
+from jitkern.op.op import OPS, all_ops
 
 PAGE = (REPOSITORY / "docs" / "command_line.md").read_text()
 SECTIONS = dict(
@@ -100,7 +100,7 @@ def package(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     importlib.import_module("jitkern.ops")
-    before = set(OPS)
+    before = set(all_ops())
     assert cli("init", name)[0] == 0
     folder = tmp_path / name / name / "kernels"
     (folder / "scale" / "scale.cpp").write_text(BROKEN)

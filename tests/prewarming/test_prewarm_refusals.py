@@ -10,7 +10,7 @@ import torch
 from helpers import H100, last_json, needs_nvrtc
 
 from jitkern.errors import LaunchError
-from jitkern.op.op import OPS
+from jitkern.op.op import OPS, all_ops
 from jitkern.target import short_version
 
 NUMBERS = itertools.count()  # Torch keeps an op for good, so each test declares another one
@@ -62,7 +62,7 @@ class Package:
 def package(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     importlib.import_module("jitkern.ops")
-    before = set(OPS)
+    before = set(all_ops())
     yield Package(tmp_path, cli)
     for name in OPS.keys() - before:
         del OPS[name]
