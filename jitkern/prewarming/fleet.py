@@ -123,6 +123,7 @@ class Fleet:
                 Part(packed([*share.values()]), given, self._settings, self._keep_going, code)
                 for share in dealt
             ]
+            self._progress(Step(0, len(parts), "the parts are with the workers", finished=True))
             for done, (number, outcome) in enumerate(self._outcomes(parts), 1):
                 found = self._taken([*dealt[number]], outcome, Path(folder))
                 for group, more in zip(dealt[number], found):

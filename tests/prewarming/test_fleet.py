@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from jitkern.prewarming import engines, parts, workers
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.wanted import spelt_calls
 from jitkern.runtime import binding
+from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 
@@ -287,3 +289,15 @@ def test_a_daemon_builds_in_its_own_process(monkeypatch):
     assert isinstance(workers.workers(2, refuse), workers.Crew)
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     assert isinstance(workers.workers(2, refuse), workers.Alone)
+
+
+@pytest.mark.stress
+def test_an_extension_that_the_cache_has_is_sent_to_nobody(cli, cache_dir):
+    """It may be too large to be sent along, as what workers need not build is."""
+    target = str(Target.current("cpu"))
+    first = last_json(cli("prewarm", "muladd", "--target", target, "--json")[1])
+    assert first["built"] >= 1 and first["failed"] == first["skipped"] == 0
+    shutil.rmtree(cache_dir / "v1" / "prewarm")
+    with Threads() as executor:
+        results = jitkern.prewarm(["jitkern::muladd"], [target], executor=executor)
+    assert ({r.status for r in results}, executor.submitted) == ({"hit"}, 0)
