@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         index as index,
         layout as layout,
         store as store,
+        trust as trust,
     )
 else:
     __getattr__ = on_first_use(__name__)

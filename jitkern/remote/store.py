@@ -87,6 +87,12 @@ class Store(Readable, Protocol):
         ...
 
 
+def shown(url: str) -> str:
+    """Return a URL for messages, without user name and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 def opened(url: str) -> Readable:
     """Return the store that a URL names; nothing is connected yet.
 

@@ -1,0 +1,69 @@
+"""Who must have signed what comes from a remote: settings files say it, and the environment cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jitkern import config
+from jitkern.errors import JitkernError
+from jitkern.remote import trust
+
+KEY = "A" * 43 + "="
+BUCKET = "s3://kernels/team"
+
+
+def settings(tmp_path: Path, text: str, **environ: str) -> config.Config:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return config.Config.from_env(environ, [file])
+
+
+def test_without_any_trust_a_remote_is_refused_with_one_line_that_says_what_to_do(tmp_path):
+    with pytest.raises(JitkernError) as e:
+        trust.keys_for(BUCKET, settings(tmp_path, ""))
+    text = str(e.value)
+    assert "\n" not in text
+    assert all(word in text for word in (BUCKET, "trusted_keys", "trusted_remotes", "config.toml"))
+
+
+def test_trusted_keys_must_have_signed_what_comes_from_any_remote(tmp_path):
+    found = settings(tmp_path, f'trusted_keys = ["ed25519 {KEY}"]')
+    assert trust.keys_for(BUCKET, found) == (KEY,)
+    assert trust.keys_for("http://10.0.0.1/kernels", found) == (KEY,)
+
+
+def test_a_trusted_remote_needs_no_signature_and_another_one_does(tmp_path):
+    found = settings(tmp_path, f'trusted_remotes = ["{BUCKET}/"]\ntrusted_keys = ["ed25519 {KEY}"]')
+    assert trust.keys_for(BUCKET, found) == trust.keys_for(f"{BUCKET}/", found) == ()
+    assert trust.keys_for(f"{BUCKET}/pull-requests", found) == (KEY,)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://kernels.example/v", "http://10.0.0.1:80/v", "http://127.0.0.1.example/"]
+)
+def test_http_to_another_machine_cannot_be_trusted_unsigned(url, tmp_path):
+    with pytest.raises(JitkernError, match="https"):
+        trust.keys_for(url, settings(tmp_path, f'trusted_remotes = ["{url}"]'))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:8/v", "http://localhost/v", "http://[::1]:80", "https://kernels.example"],
+)
+def test_http_to_this_machine_can(url, tmp_path):
+    assert trust.keys_for(url, settings(tmp_path, f'trusted_remotes = ["{url}"]')) == ()
+
+
+def test_the_environment_cannot_trust(tmp_path):
+    found = settings(tmp_path, "", JITKERN_TRUSTED_REMOTES=BUCKET, JITKERN_TRUSTED_KEYS=KEY)
+    with pytest.raises(JitkernError, match="vouches"):
+        trust.keys_for(BUCKET, found)
+
+
+def test_a_password_in_a_url_is_not_printed(tmp_path):
+    with pytest.raises(JitkernError) as e:
+        trust.keys_for("https://me:secret@kernels.example/v", settings(tmp_path, ""))
+    assert "secret" not in str(e.value) and "https://kernels.example/v" in str(e.value)
