@@ -84,6 +84,24 @@ def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
     return signed
 
 
+def public_key_of(key: Path) -> str:
+    """Return the public key, in base64, of a private key's file. Raises JitkernError."""
+    return _public_of(_load(key))
+
+
+def signers(data: bytes, signatures: bytes) -> list[str]:
+    """Return the public keys that have signed the manifest in `data`, sorted.
+
+    The keys are those that the lines of `manifest.sig` name, so trust does not follow from them.
+    """
+    named = {
+        line.split(" ")[1]
+        for line in signatures.decode("ascii", "replace").splitlines()
+        if line.count(" ") == 2
+    }
+    return sorted(key for key in named if not signature.distrust(data, signatures, (key,)))
+
+
 def manifest_bytes(entry: Entry) -> bytes:
     """Return the content of an entry's `manifest.json`. Raises ValueError if it was changed."""
     data = (entry.path / NAME).read_bytes()

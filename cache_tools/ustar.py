@@ -149,6 +149,15 @@ def inflated(file: BinaryIO) -> Iterator[bytes]:
         raise BundleError("something follows its Zstandard frame")
 
 
+def has_zstd() -> bool:
+    """Return whether this Python can read and write a .tar.zst."""
+    try:
+        _zstd()
+    except JitkernError:
+        return False
+    return True
+
+
 def _zstd() -> ModuleType:
     """Return the Zstandard module of Python 3.14, or its backport for earlier versions."""
     try:

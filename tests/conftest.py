@@ -25,7 +25,15 @@ from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
 
 pytest.register_assert_rewrite(
-    "helpers", "bundling", "calls_of_ops", "inline_modules", "publishing", "subject", "tuning"
+    "helpers",
+    "bundling",
+    "calls_of_ops",
+    "inline_modules",
+    "publishing",
+    "servers",
+    "stocked",
+    "subject",
+    "tuning",
 )
 from helpers import FakeCompiler, replaced  # noqa: E402
 

@@ -12,9 +12,14 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.remote import (
+        conditions as conditions,
         directory as directory,
         index as index,
         layout as layout,
+        objects as objects,
+        prune as prune,
+        publish as publish,
+        pull as pull,
         store as store,
         trust as trust,
     )

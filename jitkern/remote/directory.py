@@ -46,6 +46,17 @@ class DirectoryStore:
             raise Unchanged
         return Object(data, tag)
 
+    def stat(self, name: str) -> Listed | None:
+        """Return size and age of an object, as Store says."""
+        with _told(name):
+            try:
+                status = (self.root / name).lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return Listed(name, status.st_size, status.st_mtime)
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a new object, as Store says."""
         return self._write(name, data, os.link)
@@ -65,13 +76,12 @@ class DirectoryStore:
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose names begin with `prefix`, sorted."""
         with _told(prefix):
-            for path in sorted((self.root / prefix).parent.rglob("*")):
+            for path in sorted((self.root / prefix.rpartition("/")[0]).rglob("*")):
                 name = path.relative_to(self.root).as_posix()
                 if name.startswith(prefix) and not path.name.startswith("."):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = path.lstat()
-                        if stat.S_ISREG(status.st_mode):
-                            yield Listed(name, status.st_size, status.st_mtime)
+                    found = self.stat(name)
+                    if found:
+                        yield found
 
     def _write(self, name: str, data: bytes, publish: Callable[[Path, Path], object]) -> bool:
         final = self.root / name

@@ -1,6 +1,7 @@
 """The index of a machine: which entries its bundles hold.
 
-    {"bundles":[{"bytes":…,"entries":[…],"file":…,"package":…,"version":…}, …],"loose":…,"schema":1}
+    {"bundles":[{"bytes":…,"entries":[…],"file":…,"package":…,"push":…,"version":…}, …],
+     "loose":…,"schema":1}
 
 The JSON is canonical. An index is not signed and only a hint: a wrong one causes misses, or bundles
 that are then refused.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote.layout import is_bundle
@@ -23,7 +24,7 @@ class Bundle(NamedTuple):
     """A bundle in an index.
 
     file: its name. bytes: its size. package, version: whose kernels it holds. entries: the digests
-    in the names of its entries, sorted.
+    in the names of its entries, sorted. push: what the bundles of one push have in common.
     """
 
     file: str
@@ -31,6 +32,7 @@ class Bundle(NamedTuple):
     package: str
     version: str
     entries: tuple[str, ...]
+    push: str = ""
 
 
 class Index(NamedTuple):
@@ -69,6 +71,33 @@ class Index(NamedTuple):
         }
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
+    def merged(self, new: Sequence[Bundle], keep: int, *, loose: bool = False) -> Index:
+        """Return this index with new bundles in front, and each package of theirs `trimmed`."""
+        bundles = tuple(dict.fromkeys((*new, *self.bundles)))
+        packages = {bundle.package for bundle in new}
+        return Index(bundles, self.loose or loose).trimmed(keep, packages)
+
+    def trimmed(self, keep: int, packages: Collection[str] | None = None) -> Index:
+        """Return this index without outdated bundles of some packages, by default of all.
+
+        A bundle is outdated if newer ones of its package hold all its entries, or if `keep` newer
+        pushes of its package are there.
+        """
+        kept: list[Bundle] = []
+        for bundle in self.bundles:
+            newer = [other for other in kept if other.package == bundle.package]
+            pushes = {other.push for other in newer} - {bundle.push}
+            known = {digest for other in newer for digest in other.entries}
+            outdated = len(pushes) >= keep or known.issuperset(bundle.entries)
+            if not outdated or (packages is not None and bundle.package not in packages):
+                kept.append(bundle)
+        return Index(tuple(kept), self.loose)
+
+    def without(self, files: Collection[str]) -> Index:
+        """Return this index without the bundles of these names."""
+        kept = tuple(bundle for bundle in self.bundles if bundle.file not in files)
+        return Index(kept, self.loose)
+
     def holding(self, digest: str) -> Iterable[Bundle]:
         """Yield the bundles that hold an entry. digest: the 16 hex digits in the entry's name."""
         return (bundle for bundle in self.bundles if digest in bundle.entries)
@@ -82,5 +111,6 @@ def _is_usable(bundle: Bundle) -> bool:
         and bundle.bytes > 0
         and isinstance(bundle.package, str)
         and isinstance(bundle.version, str)
+        and isinstance(bundle.push, str)
         and all(isinstance(text, str) and _DIGEST.fullmatch(text) for text in bundle.entries)
     )

@@ -21,6 +21,8 @@ from jitkern.target import Target, this_platform
 ROOT = "jitkern.json"
 ROOT_CONTENT = json.dumps({"schema": 1}, separators=(",", ":")).encode()
 ENTRIES = f"{VERSION}/entries"
+RUNTIME_PACKAGE = "jitkern-runtime"  # what an index calls the package of the launch runtime
+PROBES = f"{VERSION}/probe"  # what pushes and prunes write to learn about the store
 LARGEST_INDEX = 4 << 20  # bytes
 LARGEST_BUNDLE = 64 << 20  # bytes; a package that needs more has several bundles
 LARGEST_BUNDLED = 1 << 20  # bytes of an entry; a larger one is an object of its own
@@ -40,6 +42,13 @@ def machine_of(target: str) -> str:
     return str(parsed._replace(arch=arch, platform=parsed.platform or this_platform(), abi=""))
 
 
+def host_of(machine: str) -> str:
+    """Return a machine without its GPU, where the launch runtime lies. Raises TargetError."""
+    parsed = Target.parse(machine)
+    arch = parsed.platform.partition("_")[2]
+    return str(parsed._replace(device="cpu", arch=arch, cuda=""))
+
+
 def index_of(machine: str) -> str:
     """Return the name of a machine's index."""
     return f"{VERSION}/{machine}/index.json"
@@ -53,6 +62,12 @@ def bundle_of(machine: str, file: str) -> str:
 def is_bundle(file: str) -> bool:
     """Return whether a file of a machine's folder has the name of a bundle."""
     return _BUNDLE.fullmatch(file) is not None
+
+
+def cache_control(name: str) -> str:
+    """Return the header `Cache-Control` of an object: what holds bundles is never changed."""
+    changing = name == ROOT or name.endswith("/index.json")
+    return "max-age=30" if changing else "public, max-age=31536000, immutable"
 
 
 def entry_of(target: str, name: str) -> str:

@@ -70,6 +70,10 @@ class Readable(Protocol):
 class Store(Readable, Protocol):
     """A store that can be written: a bucket or a directory."""
 
+    def stat(self, name: str) -> Listed | None:
+        """Return size and age of an object, or None if there is none."""
+        ...
+
     def create(self, name: str, data: bytes) -> bool:
         """Write an object that is not there yet; return False, and write nothing, if it is."""
         ...
@@ -101,4 +105,6 @@ def opened(url: str) -> Readable:
     scheme = urlsplit(url).scheme
     if scheme == "file":
         return remote.directory.DirectoryStore(url)
+    if scheme in ("s3", "gs", "az"):
+        return remote.objects.ObjectStore(url)
     raise SettingError(f"`{url}` names no remote: expected {REMOTES}")

@@ -1,0 +1,165 @@
+"""S3, GCS and Azure as stores, by the synchronous calls of the package obstore.
+
+obstore itself reads credentials and endpoints from the environment: AWS_*, GOOGLE_* and AZURE_*.
+Its asynchronous calls can abort the interpreter at exit, so none of them is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from jitkern import config
+from jitkern.errors import JitkernError, SettingError
+from jitkern.remote.layout import cache_control
+from jitkern.remote.store import Listed, Object, Refused, Tag, Throttled, Unavailable, Unchanged
+
+REMEDY = 'pip install "jitkern[remote]"'
+VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # how those of a scheme begin
+_STATUS = re.compile(r"status code: (\d{3})")
+_SLOW_DOWN = ("429", "503")
+_owner = 0  # the first process that asked: obstore's threads stay in it
+
+
+class ObjectStore:
+    """A bucket, or what lies below a prefix in it.
+
+    A tag is what an update is conditional on: the ETag in S3 and Azure, the generation in GCS.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raise SettingError for a URL without a bucket, and JitkernError without obstore."""
+        parts = urlsplit(url)
+        if not parts.netloc:
+            raise SettingError(f"`{url}` names no bucket: expected {parts.scheme}://BUCKET/PREFIX")
+        self.url = url
+        self._obs = _obstore()
+        self._errors = self._obs.exceptions
+        self._lost = (self._errors.AlreadyExistsError, self._errors.PreconditionError)
+        settings = config.current()
+        allowed = settings.environment.get(f"{VARIABLES[parts.scheme]}_ALLOW_HTTP", "")
+        options = {  # given options replace all that the environment says, so one is repeated here
+            "timeout": f"{max(1, int(settings.remote_timeout * 1000))}ms",
+            "allow_http": allowed.lower() in ("1", "true"),
+        }
+        try:
+            self._store = self._obs.store.from_url(
+                url, client_options=options, retry_config={"max_retries": 0}
+            )
+        except (self._errors.BaseError, ValueError) as e:
+            raise SettingError(f"`{url}` cannot be used: {_reason(e)}") from e
+
+    def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
+        """Return an object, as Readable says. A missing bucket looks like a missing object."""
+        options = {"if_none_match": unless["e_tag"]} if unless and unless.get("e_tag") else {}
+        with self._told(name):
+            try:
+                found = self._obs.get(self._store, name, options=options)
+                size = found.meta["size"]  # which is known before the content
+                if size > limit:
+                    raise Unavailable(f"{name} has {size} bytes, over {limit}")
+                return Object(bytes(found.bytes()), _tag_of(found.meta))
+            except FileNotFoundError:
+                return None
+            except self._errors.NotModifiedError:
+                raise Unchanged from None
+
+    def stat(self, name: str) -> Listed | None:
+        """Return size and age of an object, as Store says."""
+        with self._told(name):
+            try:
+                return _listed(self._obs.head(self._store, name))
+            except FileNotFoundError:
+                return None
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new object, as Store says."""
+        try:
+            return self._put(name, data, "create")
+        except FileNotFoundError:
+            raise Unavailable(f"{name}: there is no such bucket") from None
+
+    def replace(self, name: str, data: bytes, tag: Tag) -> bool:
+        """Replace a version of an object, as Store says."""
+        try:
+            return self._put(name, data, tag)
+        except FileNotFoundError:
+            return False  # the object was deleted
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if there is one."""
+        with self._told(name), contextlib.suppress(FileNotFoundError):
+            self._obs.delete(self._store, name)
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        """Yield the objects whose names begin with `prefix`."""
+        folder = prefix.rpartition("/")[0]  # obstore compares whole parts of names
+        with self._told(prefix):
+            try:
+                for batch in self._obs.list(self._store, folder or None):
+                    yield from map(_listed, (m for m in batch if m["path"].startswith(prefix)))
+            except FileNotFoundError:
+                raise Unavailable("there is no such bucket") from None
+
+    def _put(self, name: str, data: bytes, mode: Any) -> bool:
+        attributes = {"Cache-Control": cache_control(name)}
+        with self._told(name):
+            try:
+                self._obs.put(
+                    self._store, name, data, mode=mode, attributes=attributes, use_multipart=False
+                )
+            except self._lost:  # also 409, by which S3 says that another writer is faster
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Raise Unavailable for each error of obstore, but for FileNotFoundError."""
+        global _owner  # noqa: PLW0603  one runtime serves all stores of a process
+        _owner = _owner or os.getpid()
+        if _owner != os.getpid():  # a call would hang for good
+            raise Unavailable("a bucket cannot be used after a fork: its threads are in the parent")
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as e:
+            raise Refused(f"{name}: {_reason(e)}") from e
+        except (self._errors.BaseError, OSError, NotImplementedError, TypeError, ValueError) as e:
+            status = _STATUS.search(str(e))  # which has no other place
+            slow = status is not None and status[1] in _SLOW_DOWN
+            raise (Throttled if slow else Unavailable)(f"{name}: {_reason(e)}") from e
+        except BaseException as e:
+            if type(e).__name__ != "PanicException":  # of Rust code; it has no public class
+                raise
+            raise Unavailable(f"{name}: obstore failed: {_reason(e)}") from e
+
+
+def _obstore() -> ModuleType:
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as e:
+        raise JitkernError(f"a bucket needs the package obstore: {REMEDY}", remedy=REMEDY) from e
+    return obstore
+
+
+def _tag_of(meta: Any) -> dict[str, str]:
+    """Return what an update is conditional on; obstore refuses None in it."""
+    return {key: meta[key] for key in ("e_tag", "version") if meta.get(key)}
+
+
+def _listed(meta: Any) -> Listed:
+    return Listed(meta["path"], meta["size"], meta["last_modified"].timestamp())
+
+
+def _reason(e: BaseException) -> str:
+    """Return the first line of an error, without the query of a URL, which may hold a token."""
+    line = str(e).partition("\n")[0]
+    return re.sub(r"\?\S*", "", line)[:300]

@@ -1,0 +1,136 @@
+"""Remove from a store what no machine needs any more.
+
+Buckets have no eviction of their own. A bundle is deleted only when no index names it and it is a
+day old by the store's own clock: a push that is under way writes what it names again if that is
+older than `publish.FRESH`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import uuid
+from collections.abc import Iterable
+
+from jitkern.cache import VERSION
+from jitkern.cache_tools import bundle as packing
+from jitkern.errors import JitkernError
+from jitkern.files import signature
+from jitkern.named_tuple import NamedTuple
+from jitkern.remote import layout
+from jitkern.remote.conditions import insist, read_index, update_index
+from jitkern.remote.index import Index
+from jitkern.remote.store import Listed, Store
+
+AGE = 24 * 3600  # seconds: what is younger may be of a push that is under way
+
+
+class Pruned(NamedTuple):
+    """What a prune removed, or would remove.
+
+    dropped: names of bundles that indexes no longer name. deleted: objects.
+    """
+
+    dropped: tuple[str, ...]
+    deleted: tuple[Listed, ...]
+
+
+def prune(
+    store: Store, *, keep: int, older_than: float = 0, signer: str = "", dry_run: bool = False
+) -> Pruned:
+    """Trim the indexes of a store, and delete what no index names.
+
+    keep: how many pushes of a package an index keeps naming. older_than: seconds after which
+    entries that are objects of their own are deleted; 0 for never. signer: a public key in base64
+    that is revoked: bundles with entries that it signed are named no longer, and loose entries
+    that it signed are deleted at once. dry_run: change nothing. Raises Unavailable, and
+    JitkernError for an index that cannot be used.
+    """
+    now = _now(store)
+    there = {found.name: found for found in store.list(f"{VERSION}/")}
+    revoked = {name for name in there if signer and _is_signed(store, name, signer)}
+    named: set[str] = set()
+    dropped: list[str] = []
+    for machine in machines_of(there):
+
+        def change(old: Index | None, machine: str = machine) -> Index | None:
+            if old is None:
+                return None
+            names = {layout.bundle_of(machine, bundle.file) for bundle in old.bundles}
+            gone = {name for name in names - there.keys() if insist(store.stat, name) is None}
+            files = {name.rpartition("/")[2] for name in names & revoked | gone}
+            return old.without(files).trimmed(keep)
+
+        if dry_run:
+            old = read_index(store, machine)[0] or Index()
+            new = change(old) or old
+        else:
+            old, new = update_index(store, machine, change)
+        dropped += [
+            layout.bundle_of(machine, bundle.file)
+            for bundle in old.bundles
+            if bundle not in new.bundles
+        ]
+        named |= {layout.bundle_of(machine, bundle.file) for bundle in new.bundles}
+    going = [
+        found
+        for found in there.values()
+        if found.name not in named
+        and _may_go(found, now - found.modified, older_than, revoked=found.name in revoked)
+    ]
+    deleted = []
+    for found in going:
+        if dry_run:
+            deleted.append(found)
+        elif _is_untouched(insist(store.stat, found.name), found):
+            insist(store.delete, found.name)
+            deleted.append(found)
+    return Pruned(tuple(dropped), tuple(deleted))
+
+
+def machines_of(names: Iterable[str]) -> list[str]:
+    """Return the machines whose indexes are among the names of objects, sorted."""
+    folders = (name.split("/") for name in names)
+    return sorted(parts[1] for parts in folders if len(parts) == 3 and parts[2] == "index.json")
+
+
+def _is_untouched(there: Listed | None, listed: Listed) -> bool:
+    """Return whether no push has written an object again since it was listed.
+
+    Listings may tell a time more exactly than a look at one object, which has whole seconds.
+    """
+    return there is not None and there.modified < listed.modified + 1
+
+
+def _may_go(found: Listed, age: float, older_than: float, *, revoked: bool) -> bool:
+    if found.name.startswith(f"{layout.ENTRIES}/"):
+        return revoked or (older_than > 0 and age > max(older_than, AGE))
+    of_ours = layout.is_bundle(found.name.rpartition("/")[2])
+    return age > AGE and (of_ours or found.name.startswith(f"{layout.PROBES}/"))
+
+
+def _now(store: Store) -> float:
+    """Return the time by the clock of the store: when an object was written just now."""
+    name = f"{layout.PROBES}/{uuid.uuid4().hex}"
+    insist(store.create, name, b"")
+    try:
+        found = insist(store.stat, name)
+    finally:
+        insist(store.delete, name)
+    if found is None:
+        raise JitkernError(f"{store.url} does not return what was just written: nothing is pruned")
+    return found.modified
+
+
+def _is_signed(store: Store, name: str, signer: str) -> bool:
+    """Return whether a key signed an entry of a bundle, as the entry's own lines say."""
+    compressed = name.endswith(".zst")
+    if not name.endswith((".tar", ".tar.zst")):
+        return False
+    found = insist(store.get, name, limit=packing.MAX_ENTRY)
+    with contextlib.suppress(packing.BundleError):  # what is damaged serves nobody
+        for packed in packing.read(io.BytesIO(found.data if found else b""), compressed=compressed):
+            lines = packed.files.get(signature.NAME, b"").decode("ascii", "replace").splitlines()
+            if any(line.split(" ")[1:2] == [signer] for line in lines):
+                return True
+    return False

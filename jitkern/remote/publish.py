@@ -1,0 +1,285 @@
+"""Push entries of a cache to a store: signed, in bundles, and then named by the machine's index.
+
+A bundle is there before an index names it. The index is the one object that changes, and only by
+conditional writes, so that pushes from many machines at once lose nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from jitkern.cache.entry import Entry
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import bundle as packing, signing
+from jitkern.cache_tools.listing import RUNTIME, Row
+from jitkern.cache_tools.ustar import BLOCK, BundleError, has_zstd
+from jitkern.errors import JitkernError
+from jitkern.named_tuple import NamedTuple
+from jitkern.remote import layout
+from jitkern.remote.conditions import RETRIES, insist, probe, update_index
+from jitkern.remote.index import Bundle, Index
+from jitkern.remote.store import Refused, Store, Unavailable
+
+KEEP = 3  # pushes of a package that an index names
+FRESH = 12 * 3600  # seconds; an older object is written again before an index names it
+_AT_ONCE = 8
+_HEADERS = 8 * BLOCK  # bytes of an entry's headers and padding in a bundle, about
+Chosen = Sequence[tuple[Row, Entry]]
+
+
+class Pushed(NamedTuple):
+    """What a push did for one machine.
+
+    bundles: now in the index. loose: entries that are objects of their own. uploaded: bytes sent.
+    dropped: bundles of these packages that the index no longer names.
+    """
+
+    machine: str
+    bundles: tuple[Bundle, ...]
+    loose: int
+    uploaded: int
+    dropped: tuple[Bundle, ...]
+
+
+def push(
+    cache: Cache,
+    chosen: Iterable[tuple[Row, Entry]],
+    store: Store,
+    *,
+    key: Path | None = None,
+    unsigned: bool = False,
+    keep: int = KEEP,
+    tell: Callable[[str], object] = lambda _: None,
+) -> list[Pushed]:
+    """Push entries to a store, and return what was done for each machine.
+
+    key: a private key, which signs the entries that it has not signed yet. unsigned: whether to
+    push entries without any signature, which machines take only from `trusted_remotes`. keep: how
+    many pushes of a package an index names. tell: called with a line of text before each step.
+    Raises JitkernError, and Unavailable if the store fails for good.
+    """
+    entries = list(chosen)
+    if not entries:
+        raise BundleError(f"nothing to push: no entry of {cache.root} is chosen")
+    trusted = _signed(cache, entries, key, unsigned=unsigned)
+    _prepare(store)
+    done = []
+    for machine, groups in sorted(_grouped(entries).items()):
+        loose = groups.pop("", [])
+        tell(f"{machine}: {sum(map(len, groups.values()))} entries")
+        with tempfile.TemporaryDirectory(prefix="jitkern-push-") as folder:
+            packed = [
+                packed
+                for package, members in sorted(groups.items())
+                for packed in _packed(cache, package, members, Path(folder))
+            ]
+            uploaded = _push_loose(cache, loose, store, trusted, Path(folder))
+            done.append(_push_bundles(store, machine, packed, len(loose), uploaded, keep))
+    return done
+
+
+def _signed(cache: Cache, entries: Chosen, key: Path | None, *, unsigned: bool) -> tuple[str, ...]:
+    """Sign the entries that the key has not signed; return the key that readers will check."""
+    if key is None:
+        for _, entry in () if unsigned else entries:
+            if not signing.signers(entry.manifest.encode(), entry.signatures()):
+                raise JitkernError(
+                    f"{entry.path.name} is not signed, and machines would not use it: push with "
+                    "--key FILE (`jitkern cache keygen` makes a key), or with --unsigned, and then "
+                    "put the URL into `trusted_remotes` of every machine's settings file"
+                )
+        return ()
+    public = signing.public_key_of(key)
+
+    def lacking() -> list[tuple[Row, Entry]]:
+        return [
+            (row, entry)
+            for row, entry in entries
+            if public not in signing.signers(entry.manifest.encode(), entry.signatures())
+        ]
+
+    signing.sign(cache, lacking(), key)
+    for _, entry in lacking():
+        if entry.path.exists():
+            raise JitkernError(
+                f"{entry.path} is not signed with {key}, and lies in a read-only layer: leave it "
+                f"out with --layer {cache.root}, or sign it where it was made"
+            )
+    return (public,)
+
+
+def _prepare(store: Store) -> None:
+    """Make a store a remote. Raises JitkernError if conditional writes cannot be relied on.
+
+    `jitkern.json` is written after the probe, and so shows later pushes that it passed.
+    """
+    if insist(store.get, layout.ROOT, limit=1 << 16) is not None:
+        return
+    problem = insist(probe, store)
+    if problem:
+        raise JitkernError(
+            f"{store.url} is no place to push to: {problem}, and pushes of several machines would "
+            "lose each other's bundles. Push to a store that honours If-None-Match and If-Match, "
+            "or copy a directory there that file:// has filled"
+        )
+    insist(store.create, layout.ROOT, layout.ROOT_CONTENT)
+
+
+def _grouped(entries: Chosen) -> dict[str, dict[str, list[tuple[Row, Entry]]]]:
+    """Return the entries by machine and package; large ones under the package ""."""
+    groups: dict[str, dict[str, list[tuple[Row, Entry]]]] = defaultdict(lambda: defaultdict(list))
+    for row, entry in sorted(entries, key=lambda item: (item[0].op, item[1].path)):
+        package = layout.RUNTIME_PACKAGE if entry.op == RUNTIME else entry.op.partition("::")[0]
+        large = entry.size > layout.LARGEST_BUNDLED
+        groups[layout.machine_of(row.target)]["" if large else package].append((row, entry))
+    return groups
+
+
+def _split(members: Chosen) -> Iterator[Chosen]:
+    """Yield parts of a package that fit into a bundle; an op is mostly in one."""
+    part: list[tuple[Row, Entry]] = []
+    left = layout.LARGEST_BUNDLE
+    for row, entry in members:
+        size = row.bytes + _HEADERS
+        if part and size > left:
+            yield part
+            part, left = [], layout.LARGEST_BUNDLE
+        part.append((row, entry))
+        left -= size
+    yield part
+
+
+def _packed(cache: Cache, package: str, members: Chosen, folder: Path) -> list[tuple[Bundle, Path]]:
+    """Pack the bundles of a package into a folder; return what the index says, and their files."""
+    packed = [_packed_part(cache, package, part, folder) for part in _split(members)]
+    names = "".join(sorted(bundle.file for bundle, _ in packed))
+    push = hashlib.sha256(names.encode()).hexdigest()[:16]
+    return [(bundle._replace(push=push), path) for bundle, path in packed]
+
+
+def _packed_part(cache: Cache, package: str, members: Chosen, folder: Path) -> tuple[Bundle, Path]:
+    compressed = has_zstd()
+    suffix = ".tar.zst" if compressed else ".tar"
+    path = folder / f"packed{suffix}"
+    packing.pack(cache, members, path)
+    data = path.read_bytes()
+    file = f"{hashlib.sha256(data).hexdigest()}{suffix}"
+    there = list(packing.read(io.BytesIO(data), compressed=compressed))
+    entries = sorted({packed.name.rpartition("-")[2] for packed in there})
+    version = _newest(packed.manifest.package for packed in there)
+    return Bundle(file, len(data), package, version, tuple(entries)), path.rename(folder / file)
+
+
+def _newest(packages: Iterable[object]) -> str:
+    """Return the newest version of the packages that entries say they come from."""
+    versions = {}
+    for found in packages:
+        own = isinstance(found, dict) and found.get("name") != "jitkern"  # stubs are of jitkern
+        text = found.get("version", "") if isinstance(found, dict) else ""
+        versions[own, tuple(map(int, re.findall(r"\d+", text))), text] = text
+    return versions[max(versions)]
+
+
+def _push_loose(
+    cache: Cache, loose: Chosen, store: Store, keys: tuple[str, ...], folder: Path
+) -> int:
+    """Push entries as objects of their own; return the bytes that were sent."""
+
+    def push_one(item: tuple[Row, Entry]) -> int:
+        row, entry = item
+        path = folder / f"{uuid.uuid4().hex}.tar"
+        packing.pack(cache, [item], path)
+        data = path.read_bytes()
+        path.unlink()
+        name = layout.entry_of(row.target, entry.path.name)
+        return len(data) if _healed(store, name, data, keys) else 0
+
+    with ThreadPoolExecutor(_AT_ONCE) as senders:
+        return sum(senders.map(push_one, loose))
+
+
+def _healed(store: Store, name: str, data: bytes, keys: tuple[str, ...]) -> bool:
+    """Write the bundle of one entry unless a good one is there; return whether it was written.
+
+    What is not good is replaced, so that nobody can occupy the name of an entry with garbage.
+    """
+    for _ in range(RETRIES):
+        if insist(store.create, name, data):
+            return True
+        found = insist(store.get, name, limit=packing.MAX_ENTRY)
+        if found is None:
+            continue
+        if found.data == data or _is_good(found.data, name, keys):
+            return False
+        if insist(store.replace, name, data, found.tag):
+            return True
+    raise Unavailable(f"{name} is neither there nor can it be created")
+
+
+def _is_good(data: bytes, name: str, keys: tuple[str, ...]) -> bool:
+    """Return whether a machine that trusts `keys` would take the entry of this name from `data`."""
+    try:
+        there = [*packing.read(io.BytesIO(data), compressed=False, keys=keys)]
+    except BundleError:
+        return False
+    return [layout.entry_of(packed.target, packed.name) for packed in there] == [name]
+
+
+def _push_bundles(
+    store: Store,
+    machine: str,
+    packed: Sequence[tuple[Bundle, Path]],
+    loose: int,
+    uploaded: int,
+    keep: int,
+) -> Pushed:
+    """Write the bundles of a machine, and name them in its index."""
+    bundles = tuple(bundle for bundle, _ in packed)
+
+    def write_all() -> int:
+        return sum(
+            bundle.bytes
+            for bundle, path in packed
+            if _is_written(store, layout.bundle_of(machine, bundle.file), path)
+        )
+
+    def change(old: Index | None) -> Index:
+        nonlocal uploaded
+        uploaded += write_all()  # each time: they may be gone since the last attempt
+        return (old or Index(loose=False)).merged(bundles, keep, loose=bool(loose))
+
+    old, new = update_index(store, machine, change)
+    uploaded += write_all()  # a `prune` may have met the objects before they were written again
+    dropped = tuple(bundle for bundle in old.bundles if bundle not in new.bundles)
+    return Pushed(machine, bundles, loose, uploaded, dropped)
+
+
+def _is_written(store: Store, name: str, path: Path) -> bool:
+    """Write a bundle that is not there, or that `prune` might take for old; return whether."""
+    for _ in range(RETRIES):
+        there = insist(store.stat, name)
+        if there is None:
+            if insist(store.create, name, path.read_bytes()):
+                return True
+            continue
+        whole = there.bytes == path.stat().st_size
+        if whole and 0 <= time.time() - there.modified < FRESH:
+            return False
+        try:
+            found = insist(store.get, name, limit=packing.MAX_ENTRY)
+            if found and insist(store.replace, name, path.read_bytes(), found.tag):
+                return True
+        except Refused:
+            if whole:  # a policy allows nobody to write a bundle again
+                return False
+            raise
+    raise Unavailable(f"{name} is neither there nor can it be created")

@@ -1,0 +1,115 @@
+"""Stores of every kind: a directory, stubs in this process, and servers, as far as they are installed."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+
+import pytest
+import servers
+from bucket_stubs import BUCKET, serving
+from stocked import stock
+
+from jitkern import config
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import signing
+from jitkern.remote.store import opened
+
+STUBS = {"s3-stub": "s3", "gcs-stub": "gs"}
+SERVERS = {"moto": ("s3", servers.moto), "azurite": ("az", servers.azurite)}
+KINDS = [
+    "directory",
+    *STUBS,
+    *(pytest.param(name, marks=pytest.mark.conformance) for name in SERVERS),
+]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """The variables by which a server is found, by its name; it is started when it is first asked for."""
+    with contextlib.ExitStack() as running:
+        found = {}
+
+        def server(name):
+            if name not in found:
+                folder = tmp_path_factory.mktemp(name)
+                found[name] = running.enter_context(SERVERS[name][1](folder))
+            return found[name]
+
+        yield server
+
+
+@pytest.fixture
+def set_environment(monkeypatch):
+    def set_environment(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+
+    return set_environment
+
+
+@pytest.fixture
+def stub(request, tmp_path, set_environment):
+    """The stub of an S3 that does all right, unless the test has it do otherwise."""
+    pytest.importorskip("obstore")
+    with serving(getattr(request, "param", "s3")) as stub:
+        set_environment(stub.environment(tmp_path))
+        yield stub
+
+
+@pytest.fixture
+def bucket(stub):
+    """A store in that bucket."""
+    return opened(f"{stub.dialect}://{BUCKET}/team")
+
+
+@pytest.fixture(params=KINDS)
+def url(request, tmp_path, set_environment, server):
+    """The URL of an empty remote, of each kind."""
+    kind, prefix = request.param, uuid.uuid4().hex
+    if kind == "directory":
+        (tmp_path / "remote").mkdir()
+        yield (tmp_path / "remote").as_uri()
+        return
+    pytest.importorskip("obstore")
+    if kind in STUBS:
+        with serving(STUBS[kind]) as stub:
+            set_environment(stub.environment(tmp_path))
+            yield f"{STUBS[kind]}://{BUCKET}/{prefix}"
+        return
+    set_environment(server(kind))
+    yield f"{SERVERS[kind][0]}://{servers.BUCKET}/{prefix}"
+
+
+@pytest.fixture
+def store(url):
+    return opened(url)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "remote").mkdir()
+    return opened((tmp_path / "remote").as_uri())
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A cache with the entries of the package alpha."""
+    return stock(Cache(tmp_path / "full", fsync=False))
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return Cache(tmp_path / "empty", fsync=False)
+
+
+@pytest.fixture
+def key(tmp_path):
+    signing.keygen(tmp_path / "key")
+    return tmp_path / "key"
+
+
+@pytest.fixture
+def public(key):
+    return signing.public_key_of(key)
