@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": "what works on this machine, and for each problem a remedy",
     "init": "write a new package of kernels, or one kernel folder",
     "cache": "look at the cache directory and clean it",
+    "remote": "push kernels to a bucket or directory, and pull kernels from there",
 }
 EXIT_CODES = """\
 exit codes: 0 ok; 1 problems found, or some builds failed; 2 usage, a misspelt name too; 3 the cache

@@ -1,0 +1,17 @@
+"""Fill a remote with kernels, take kernels from it, and look after it.
+
+A remote is a bucket, a directory or a web server, named by a URL: by default the first of the
+setting `remote`. Credentials and endpoints of buckets come from AWS_*, GOOGLE_* and AZURE_*.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from jitkern.cli.remote import check, look, transfer
+
+
+def configure(parser: argparse.ArgumentParser, shared: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for part in (check, transfer, look):
+        part.configure(commands, shared)

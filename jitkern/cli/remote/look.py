@@ -1,0 +1,145 @@
+"""Show what a remote holds, and remove what no machine needs any more."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from jitkern import remote
+from jitkern.cli.cache.choose import duration
+from jitkern.cli.output import counted, human_age, human_bytes, print_json, print_table, say
+from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
+from jitkern.cli.remote.transfer import at_least_one
+from jitkern.config import values
+from jitkern.errors import SettingError
+from jitkern.remote.conditions import read_index
+from jitkern.remote.prune import Pruned
+from jitkern.remote.publish import KEEP
+from jitkern.remote.store import Listed, Readable, Store
+
+_SHORT = 12  # digits of a bundle's name
+
+
+def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
+    """Add the commands `ls` and `prune`."""
+    text = "list the bundles that the indexes name; of a web server, those of this machine alone"
+    listing = commands.add_parser("ls", help=text, description=text, parents=[shared])
+    listing.set_defaults(run=run_ls)
+    text = (
+        "let each index name fewer pushes, and delete the bundles that no index names and that are "
+        "older than a day by the store's own clock"
+    )
+    prune = commands.add_parser("prune", help=text, description=text, parents=[shared])
+    prune.set_defaults(run=run_prune)
+    for parser in (listing, prune):
+        parser.add_argument(
+            "url", nargs="?", metavar="URL", help="default: the first of JITKERN_REMOTE"
+        )
+    prune.add_argument(
+        "--keep", type=at_least_one, default=KEEP, metavar="N",
+        help=f"how many pushes of a package an index keeps naming (default: {KEEP})",
+    )  # fmt: skip
+    prune.add_argument(
+        "--older-than", type=duration, default=0, metavar="TIME",
+        help="also delete large entries, which lie by themselves, after this time: 90d",
+    )  # fmt: skip
+    prune.add_argument(
+        "--signed-by", type=_key, default="", metavar="KEY",
+        help="drop what this public key signed, as after its private key was lost",
+    )  # fmt: skip
+    prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
+    prune.add_argument("--yes", action="store_true", help="do not ask")
+    for parser in (listing, prune):
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    with connected(url_of(args.url)) as store:
+        objects = _objects(store)
+        machines = remote.prune.machines_of(objects) if objects else machines_of([])
+        indexes = {machine: read_index(store, machine)[0] for machine in machines}
+    rows, now = [], time.time()
+    for machine, index in indexes.items():
+        for bundle in index.bundles if index else ():
+            found = objects.get(remote.layout.bundle_of(machine, bundle.file))
+            age = None if found is None else now - found.modified
+            rows.append({"machine": machine, **bundle._asdict(), "age_s": age})
+    loose = [found for name, found in objects.items() if name.startswith(remote.layout.ENTRIES)]
+    if args.json:
+        print_json(url=store.url, bundles=rows, loose=[found._asdict() for found in loose])
+        return 0
+    whole = args.level > 0
+    print_table(
+        ("machine", "package", "version", "entries", "size", "age", "bundle"),
+        [
+            (
+                row["machine"], row["package"], row["version"], len(row["entries"]),
+                human_bytes(row["bytes"]), "" if row["age_s"] is None else human_age(row["age_s"]),
+                row["file"] if whole else row["file"][:_SHORT],
+            )
+            for row in rows
+        ],
+        whole=whole,
+    )  # fmt: skip
+    if args.level >= 0:
+        size = human_bytes(sum(row["bytes"] for row in rows) + sum(f.bytes for f in loose))
+        told = f"{counted(len(rows), 'bundle')} and {counted(len(loose), 'large entry')}, {size}"
+        print(f"{told}, in {store.url}", file=sys.stderr)
+    return 0
+
+
+def run_prune(args: argparse.Namespace) -> int:
+    with connected(url_of(args.url)) as readable:
+        store = writable(readable)
+
+        def prune(*, dry_run: bool) -> Pruned:
+            return remote.prune.prune(
+                store, keep=args.keep, older_than=args.older_than, signer=args.signed_by,
+                dry_run=dry_run,
+            )  # fmt: skip
+
+        plan = prune(dry_run=True)
+        if (plan.dropped or plan.deleted) and not (args.yes or args.dry_run):
+            if not sys.stdin.isatty():
+                say(f"cannot ask whether to remove {_told(plan)}: add --yes")
+                return 2
+            text = f"Remove {_told(plan)}, of {store.url}? [y/N] "
+            print(text, end="", file=sys.stderr, flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                return 1
+        done = plan if args.dry_run else prune(dry_run=False)
+    verb = "would be removed" if args.dry_run else "removed"
+    print(f"{_told(done)} {verb}, of {store.url}", file=sys.stderr)
+    if args.json:
+        deleted = [found._asdict() for found in done.deleted]
+        print_json(url=store.url, dropped=done.dropped, deleted=deleted, dry_run=args.dry_run)
+    else:
+        for name in done.dropped:
+            print(f"dropped  {name}")
+        for found in done.deleted:
+            print(f"deleted  {found.name}")
+    return 0
+
+
+def _told(done: Pruned) -> str:
+    size = human_bytes(sum(found.bytes for found in done.deleted))
+    return (
+        f"{counted(len(done.dropped), 'bundle')} from indexes, and "
+        f"{counted(len(done.deleted), 'object')} with {size}"
+    )
+
+
+def _objects(store: Readable) -> dict[str, Listed]:
+    """Return the objects of a remote by name; none where they cannot be listed."""
+    if not isinstance(store, Store):
+        return {}
+    return {found.name: found for found in store.list("")}
+
+
+def _key(text: str) -> str:
+    """Return the base64 of a public key: a line of a .pub file, or its base64 alone."""
+    try:
+        return values.keys([text])[0]
+    except (ValueError, SettingError) as e:
+        raise argparse.ArgumentTypeError(str(e)) from None

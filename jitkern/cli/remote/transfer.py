@@ -1,0 +1,137 @@
+"""Carry entries to a remote, and from a remote."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from jitkern import cache_tools, config, remote
+from jitkern.cli.cache.choose import add_filters, opened, wanted
+from jitkern.cli.output import counted, human_bytes, print_json, say
+from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
+from jitkern.remote.publish import KEEP, Pushed
+
+
+def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
+    """Add the commands `push` and `pull`."""
+    text = "sign entries, and put them on a remote: a bundle for each package and machine"
+    push = commands.add_parser("push", help=text, description=text, parents=[shared])
+    add_filters(push)
+    push.add_argument(
+        "--to", "--url", dest="url", metavar="URL",
+        help="s3://…, gs://…, az://… or file:///… (default: the first of JITKERN_REMOTE)",
+    )  # fmt: skip
+    signing = push.add_mutually_exclusive_group()
+    signing.add_argument(
+        "--key", type=Path, metavar="FILE", help="a private key (default: the setting sign_key)"
+    )
+    signing.add_argument(
+        "--unsigned",
+        action="store_true",
+        help="push without a signature: only machines whose `trusted_remotes` name the URL read it",
+    )
+    push.add_argument(
+        "--keep", type=at_least_one, default=KEEP, metavar="N",
+        help=f"how many pushes of a package the index names (default: {KEEP})",
+    )  # fmt: skip
+    push.set_defaults(run=run_push)
+    text = "add what a remote has for this machine to the cache, as an init container does"
+    pull = commands.add_parser("pull", help=text, description=text, parents=[shared])
+    pull.add_argument("packages", nargs="*", metavar="PACKAGE", help="only these packages")
+    pull.add_argument(
+        "--target", action="append", default=[], metavar="T",
+        help="for this target; may be repeated (default: the targets of this machine)",
+    )  # fmt: skip
+    pull.add_argument(
+        "--from", "--url", dest="url", metavar="URL",
+        help="of the remote (default: the first of JITKERN_REMOTE)",
+    )  # fmt: skip
+    pull.set_defaults(run=run_pull)
+    for parser in (push, pull):
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run_push(args: argparse.Namespace) -> int:
+    url = url_of(args.url)
+    cache = opened()
+    key = None if args.unsigned else args.key or config.current().sign_key
+    with connected(url) as readable:
+        store = writable(readable)
+        chosen = cache_tools.chosen(cache, wanted(args))
+        done = remote.publish.push(
+            cache, chosen, store, key=key, unsigned=args.unsigned, keep=args.keep,
+            tell=_teller(args),
+        )  # fmt: skip
+    for pushed in done:
+        _print_pushed(pushed, quiet=args.level < 0)
+    sent = sum(pushed.uploaded for pushed in done)
+    print(f"{human_bytes(sent)} sent to {store.url}", file=sys.stderr)
+    if args.json:
+        machines = [
+            {
+                "machine": pushed.machine,
+                "bundles": [bundle._asdict() for bundle in pushed.bundles],
+                "loose": pushed.loose,
+                "uploaded": pushed.uploaded,
+                "dropped": [bundle.file for bundle in pushed.dropped],
+            }
+            for pushed in done
+        ]
+        print_json(url=store.url, machines=machines, uploaded=sent, signed=key is not None)
+    return 0
+
+
+def run_pull(args: argparse.Namespace) -> int:
+    url = url_of(args.url)
+    keys = remote.trust.keys_for(url, config.current())
+    with connected(url) as store:
+        done = remote.pull.pull(
+            opened(), store, machines_of(args.target), keys, packages=args.packages,
+            tell=_teller(args),
+        )  # fmt: skip
+    for line in done.failed:
+        say(line)
+    print(
+        f"{counted(done.new, 'entry')} added from {counted(done.bundles, 'object')}, "
+        f"{human_bytes(done.bytes)}; {done.present} were already there",
+        file=sys.stderr,
+    )
+    nothing = not (done.new or done.present or done.failed)
+    if nothing:
+        say(f"{store.url} has nothing for {', '.join(machines_of(args.target))}")
+    if args.json:
+        print_json(url=store.url, **done._asdict(), signed=bool(keys))
+    return 1 if done.failed or nothing else 0
+
+
+def at_least_one(text: str) -> int:
+    """Return a whole number from 1 up."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not usable: expected a number from 1 up")
+    return int(text)
+
+
+def _teller(args: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    """Return what prints a line of progress: always with -v, and else on a terminal."""
+    silent = args.level < 0 or not (args.level > 0 or sys.stderr.isatty())
+    return (lambda _: None) if silent else lambda text: print(text, file=sys.stderr, flush=True)
+
+
+def _print_pushed(pushed: Pushed, *, quiet: bool) -> None:
+    if quiet:
+        return
+    for bundle in pushed.bundles:
+        version = f" {bundle.version}" if bundle.version else ""
+        print(
+            f"{pushed.machine}  {bundle.package}{version}  "
+            f"{counted(len(bundle.entries), 'entry')}  {human_bytes(bundle.bytes)}"
+        )
+    if pushed.loose:
+        print(f"{pushed.machine}  {counted(pushed.loose, 'large entry')} by themselves")
+    for bundle in pushed.dropped:
+        print(
+            f"{pushed.machine}: the index no longer names {bundle.file[:12]}…, an older bundle of "
+            f"{bundle.package}",
+            file=sys.stderr,
+        )
