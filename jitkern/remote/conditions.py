@@ -94,18 +94,38 @@ def probe(store: Store) -> str:
     name = f"{layout.PROBES}/{uuid.uuid4().hex}"
     bodies = [f"{i}".encode() for i in range(WRITERS)]
     try:
-        with ThreadPoolExecutor(WRITERS) as writers:
-            won = [*writers.map(lambda body: store.create(name, body), bodies)]
-            if won.count(True) != 1:
-                return f"{won.count(True)} of {WRITERS} writers created the same object"
-            found = store.get(name, limit=1 << 10)
-            if found is None or found.data != bodies[won.index(True)]:
-                return "it does not return the object that was just created"
-            bodies = [b"new " + body for body in bodies]  # equal content may have an equal tag
-            won = [*writers.map(lambda body: store.replace(name, body, found.tag), bodies)]
-            if won.count(True) != 1:
-                return f"{won.count(True)} of {WRITERS} writers replaced the same version"
+        won = _winners(functools.partial(store.create, name), bodies)
+        if len(won) != 1:
+            return f"{len(won)} of {WRITERS} writers created the same object"
+        found = insist(store.get, name, limit=1 << 10)
+        if found is None or found.data != won[0]:
+            return "it does not return the object that was just created"
+        bodies = [b"new " + body for body in bodies]  # equal content may have an equal tag
+        won = _winners(lambda body: store.replace(name, body, found.tag), bodies)
+        if len(won) != 1:
+            return f"{len(won)} of {WRITERS} writers replaced the same version"
         return ""
     finally:
         with contextlib.suppress(Unavailable):
             store.delete(name)
+
+
+def _winners(write: Callable[[bytes], bool], bodies: list[bytes]) -> list[bytes]:
+    """Return what was written of what as many writers wrote at once.
+
+    Raises Unavailable where nobody knows: no writer won, and one of them got no answer.
+    """
+
+    def attempt(body: bytes) -> bool | Unavailable:
+        try:
+            return write(body)
+        except Unavailable as e:
+            return e
+
+    with ThreadPoolExecutor(WRITERS) as writers:
+        answers = [*writers.map(attempt, bodies)]
+    won = [body for body, answer in zip(bodies, answers) if answer is True]
+    for answer in answers:
+        if not won and isinstance(answer, Unavailable):
+            raise answer
+    return won

@@ -22,7 +22,7 @@ from jitkern.remote.store import Listed, Object, Refused, Tag, Throttled, Unavai
 REMEDY = 'pip install "jitkern[remote]"'
 VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # how those of a scheme begin
 _STATUS = re.compile(r"status code: (\d{3})")
-_SLOW_DOWN = ("429", "503")
+_ERRORS = {"401": Refused, "403": Refused, "429": Throttled, "503": Throttled}
 _owner = 0  # the first process that asked: obstore's threads stay in it
 
 
@@ -128,12 +128,10 @@ class ObjectStore:
             yield
         except FileNotFoundError:
             raise
-        except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as e:
-            raise Refused(f"{name}: {_reason(e)}") from e
         except (self._errors.BaseError, OSError, NotImplementedError, TypeError, ValueError) as e:
-            status = _STATUS.search(str(e))  # which has no other place
-            slow = status is not None and status[1] in _SLOW_DOWN
-            raise (Throttled if slow else Unavailable)(f"{name}: {_reason(e)}") from e
+            status = _STATUS.search(str(e))  # most statuses have no type, and a listing's have none
+            error = _ERRORS.get(status[1], Unavailable) if status else Unavailable
+            raise error(f"{name}: {_reason(e)}") from e
         except BaseException as e:
             if type(e).__name__ != "PanicException":  # of Rust code; it has no public class
                 raise

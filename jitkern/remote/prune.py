@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from jitkern.cache import VERSION
 from jitkern.cache_tools import bundle as packing
@@ -52,40 +52,50 @@ def prune(
     named: set[str] = set()
     dropped: list[str] = []
     for machine in machines_of(there):
-
-        def change(old: Index | None, machine: str = machine) -> Index | None:
-            if old is None:
-                return None
-            names = {layout.bundle_of(machine, bundle.file) for bundle in old.bundles}
-            gone = {name for name in names - there.keys() if insist(store.stat, name) is None}
-            files = {name.rpartition("/")[2] for name in names & revoked | gone}
-            return old.without(files).trimmed(keep)
-
-        if dry_run:
-            old = read_index(store, machine)[0] or Index()
-            new = change(old) or old
-        else:
-            old, new = update_index(store, machine, change)
-        dropped += [
-            layout.bundle_of(machine, bundle.file)
-            for bundle in old.bundles
-            if bundle not in new.bundles
-        ]
+        old, new = _trimmed(store, machine, keep, there.keys(), revoked, dry_run=dry_run)
+        gone = set(old.bundles) - set(new.bundles)
+        dropped += sorted(layout.bundle_of(machine, bundle.file) for bundle in gone)
         named |= {layout.bundle_of(machine, bundle.file) for bundle in new.bundles}
-    going = [
-        found
-        for found in there.values()
-        if found.name not in named
-        and _may_go(found, now - found.modified, older_than, revoked=found.name in revoked)
-    ]
     deleted = []
-    for found in going:
-        if dry_run:
-            deleted.append(found)
-        elif _is_untouched(insist(store.stat, found.name), found):
+    for found in there.values():
+        may_go = _may_go(found, now - found.modified, older_than, revoked=found.name in revoked)
+        if found.name in named or not may_go:
+            continue
+        if not dry_run:
+            if not _is_untouched(insist(store.stat, found.name), found):
+                continue
             insist(store.delete, found.name)
-            deleted.append(found)
+        deleted.append(found)
+    if not dry_run:  # a push that was faster than the deletion named what is gone
+        left = there.keys() - {found.name for found in deleted}
+        for machine in {found.name.split("/")[1] for found in deleted} & {*machines_of(there)}:
+            _trimmed(store, machine, keep, left, set(), dry_run=False)
     return Pruned(tuple(dropped), tuple(deleted))
+
+
+def _trimmed(
+    store: Store,
+    machine: str,
+    keep: int,
+    there: Collection[str],
+    revoked: set[str],
+    *,
+    dry_run: bool,
+) -> tuple[Index, Index]:
+    """Let a machine's index name less, and nothing that is missing; return it before and after."""
+
+    def change(old: Index | None) -> Index | None:
+        if old is None:
+            return None
+        names = {layout.bundle_of(machine, bundle.file) for bundle in old.bundles}
+        gone = {name for name in names.difference(there) if insist(store.stat, name) is None}
+        files = {name.rpartition("/")[2] for name in names & revoked | gone}
+        return old.without(files).trimmed(keep)
+
+    if not dry_run:
+        return update_index(store, machine, change)
+    old = read_index(store, machine)[0]
+    return old or Index(), change(old) or Index()
 
 
 def machines_of(names: Iterable[str]) -> list[str]:

@@ -258,7 +258,12 @@ def _push_bundles(
         return (old or Index(loose=False)).merged(bundles, keep, loose=bool(loose))
 
     old, new = update_index(store, machine, change)
-    uploaded += write_all()  # a `prune` may have met the objects before they were written again
+    for _ in range(RETRIES):
+        sent = write_all()
+        if not sent:
+            break
+        uploaded += sent  # a `prune` met a bundle just before it was written again
+        new = update_index(store, machine, change)[1]
     dropped = tuple(bundle for bundle in old.bundles if bundle not in new.bundles)
     return Pushed(machine, bundles, loose, uploaded, dropped)
 
@@ -272,7 +277,7 @@ def _is_written(store: Store, name: str, path: Path) -> bool:
                 return True
             continue
         whole = there.bytes == path.stat().st_size
-        if whole and 0 <= time.time() - there.modified < FRESH:
+        if whole and time.time() - there.modified < FRESH:
             return False
         try:
             found = insist(store.get, name, limit=packing.MAX_ENTRY)

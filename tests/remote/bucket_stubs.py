@@ -43,7 +43,7 @@ class Stub:
         Handler.stub = stub
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -120,7 +120,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name in names:
             self.stub.objects.pop(name, None)
         rows = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
-        text = f'<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{rows}</DeleteResult>'
+        text = (
+            f'<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{rows}</DeleteResult>'
+        )
         self._end(200, text.encode())
 
     def do_DELETE(self) -> None:

@@ -1,0 +1,191 @@
+"""Buckets by obstore: how their errors are told, and the traps that cost hangs and aborts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from bucket_stubs import BUCKET
+from helpers import REPOSITORY, replaced
+
+from jitkern.errors import JitkernError, SettingError
+from jitkern.remote.store import Refused, Throttled, Unavailable, opened
+
+NAME = "v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
+DIALECTS = pytest.mark.parametrize("stub", ["s3", "gs"], indirect=True)
+
+
+def asked(store):
+    """Every verb, as functions without arguments."""
+    return {
+        "get": lambda: store.get(NAME, limit=100),
+        "stat": lambda: store.stat(NAME),
+        "create": lambda: store.create(NAME, b"1"),
+        "replace": lambda: store.replace(NAME, b"1", {"e_tag": '"x"', "version": "1"}),
+        "delete": lambda: store.delete(NAME),
+        "list": lambda: list(store.list("v1/")),
+    }
+
+
+@DIALECTS
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (503, Throttled),
+        (429, Throttled),
+        (401, Refused),
+        (403, Refused),
+        (500, Unavailable),
+        (502, Unavailable),
+    ],
+)
+def test_the_status_of_an_answer_decides_which_error_it_is(stub, bucket, status, error):
+    """obstore tells 429, 500 and 503 apart in the text of an error alone: another version may word it otherwise."""
+    stub.status = status
+    for verb, ask in asked(bucket).items():
+        stub.requests.clear()
+        with pytest.raises(Unavailable) as e:
+            ask()
+        assert type(e.value) is error, verb
+        assert len(stub.requests) == 1, f"{verb} asked again by itself"
+        assert "\n" not in str(e.value) and len(str(e.value)) < 400
+
+
+def test_a_conflict_is_a_lost_race(stub, bucket):
+    stub.status, stub.error = 409, "<Error><Code>ConditionalRequestConflict</Code></Error>"
+    assert asked(bucket)["create"]() is False
+    assert asked(bucket)["replace"]() is False
+    assert len(stub.requests) == 2
+
+
+def test_a_missing_bucket_looks_like_a_missing_object_until_something_is_written_or_listed(
+    stub, bucket
+):
+    stub.status, stub.error = 404, "<Error><Code>NoSuchBucket</Code></Error>"
+    assert asked(bucket)["get"]() is None
+    assert asked(bucket)["stat"]() is None
+    for verb in ("create", "list"):
+        with pytest.raises(Unavailable):
+            asked(bucket)[verb]()
+    assert asked(bucket)["replace"]() is False
+
+
+def test_a_server_that_cannot_do_conditions_is_unavailable(stub, bucket):
+    stub.status = 501
+    with pytest.raises(Unavailable):
+        asked(bucket)["create"]()
+
+
+def test_no_query_of_a_url_is_in_an_error(stub, bucket):
+    stub.status, stub.verb = 500, "GET"
+    with pytest.raises(Unavailable) as e:
+        asked(bucket)["list"]()
+    assert "127.0.0.1" in str(e.value) and "prefix=" not in str(e.value)
+
+
+def test_a_request_has_a_deadline(stub, monkeypatch):
+    monkeypatch.setattr("jitkern.config._current", replaced(remote_timeout=0.2))
+    stub.delay = 30
+    started = time.monotonic()
+    with pytest.raises(Unavailable):
+        opened(f"s3://{BUCKET}").get(NAME, limit=10)
+    assert time.monotonic() - started < 15
+
+
+def test_an_object_over_the_limit_is_refused_before_it_is_read(stub, bucket, monkeypatch):
+    bucket.create(NAME, bytes(100))
+    stub.objects[f"team/{NAME}"] = (_Endless(), *stub.objects[f"team/{NAME}"][1:])
+    with pytest.raises(Unavailable, match=f"{10**12} bytes"):
+        bucket.get(NAME, limit=1000)
+
+
+class _Endless(bytes):
+    """A terabyte that is announced."""
+
+    def __len__(self):
+        return 10**12
+
+
+def test_what_holds_bundles_is_immutable_and_an_index_is_not(stub, bucket):
+    names = {"jitkern.json": "max-age=30", NAME: "max-age=30"}
+    immutable = "public, max-age=31536000, immutable"
+    names |= dict.fromkeys(
+        ["v1/m/" + "0" * 64 + ".tar.zst", "v1/entries/t/op-0123456789abcdef.tar"], immutable
+    )
+    for name, control in names.items():
+        bucket.create(name, b"")
+        assert stub.objects[f"team/{name}"][3] == control
+
+
+def test_http_needs_to_be_allowed_by_the_variable_of_obstore(stub, set_environment):
+    set_environment({"AWS_ALLOW_HTTP": "0"})
+    with pytest.raises(Unavailable):
+        opened(f"s3://{BUCKET}").get(NAME, limit=10)
+    assert stub.requests == []
+
+
+@pytest.mark.parametrize("url", ["s3://", "gs:///prefix"])
+def test_a_url_without_a_bucket_is_refused(url):
+    pytest.importorskip("obstore")
+    with pytest.raises(SettingError, match="names no bucket"):
+        opened(url)
+
+
+def test_without_obstore_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(JitkernError, match=re.escape('pip install "jitkern[remote]"')):
+        opened("s3://kernels")
+
+
+def test_a_fork_after_use_is_unavailable_at_once_and_one_before_it_is_fine(stub, run_python):
+    """A call would hang for ever: the threads of obstore's runtime are in the parent."""
+    done = run_python(
+        "import os, signal, sys\n"
+        "from jitkern.remote.store import Unavailable, opened\n"
+        f"store = opened('s3://{BUCKET}/team')\n"
+        "def child(what):\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        signal.alarm(60)\n"
+        "        try:\n"
+        "            print(what, store.get('a', limit=1), flush=True)\n"
+        "        except Unavailable as e:\n"
+        "            print(what, 'unavailable:', e, flush=True)\n"
+        "        try:\n"
+        f"            opened('s3://{BUCKET}/other').get('a', limit=1)\n"
+        "        except Unavailable:\n"
+        "            print('a new store is, too', flush=True)\n"
+        "        os._exit(0)\n"
+        "    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        "assert child('before') == 0\n"
+        "store.get('a', limit=1)\n"
+        "assert child('after') == 0\n"
+        "print(store.get('a', limit=1))\n"
+    )
+    assert done.stdout.splitlines() == [
+        "before None",
+        "after unavailable: a bucket cannot be used after a fork: its threads are in the parent",
+        "a new store is, too",
+        "None",
+    ], done.stderr
+
+
+def test_processes_that_asked_just_before_their_exit_end_well(stub):
+    code = f"from jitkern.remote.store import opened; assert opened('s3://{BUCKET}').get('a', limit=1) is None"
+    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    assert [process.wait(120) for process in started] == [0] * 4
+
+
+def test_no_asynchronous_call_of_obstore_is_named():
+    for path in (REPOSITORY / "jitkern").rglob("*.py"):
+        text = path.read_text()
+        if "obstore" in text or "_obs." in text:
+            assert not re.findall(r"\b\w+_async\b", text), path
+
+
+def test_the_environment_of_a_bucket_is_read_by_obstore_alone():
+    text = (REPOSITORY / "jitkern/remote/objects.py").read_text()
+    assert "environ[" not in text and "getenv" not in text
