@@ -45,7 +45,7 @@ def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentPar
         help="also delete large entries, which lie by themselves, after this time: 90d",
     )  # fmt: skip
     prune.add_argument(
-        "--signed-by", type=_key, default="", metavar="KEY",
+        "--signed-by", type=_key, metavar="KEY",
         help="drop what this public key signed, as after its private key was lost",
     )  # fmt: skip
     prune.add_argument("--dry-run", action="store_true", help="only list what would be removed")
@@ -95,7 +95,7 @@ def run_prune(args: argparse.Namespace) -> int:
 
         def prune(*, dry_run: bool) -> Pruned:
             return remote.prune.prune(
-                store, keep=args.keep, older_than=args.older_than, signer=args.signed_by,
+                store, keep=args.keep, older_than=args.older_than, signer=args.signed_by or "",
                 dry_run=dry_run,
             )  # fmt: skip
 

@@ -1,0 +1,282 @@
+"""`jitkern remote`: what its commands say, print as JSON, and exit with."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from bucket_stubs import BUCKET
+from helpers import last_json
+from stocked import add, names, stock
+
+from jitkern import config
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import signing
+from jitkern.remote import layout
+from jitkern.remote.store import opened
+from jitkern.target import Target
+
+CPU = str(Target.current("cpu"))
+HOST = str(Target.current("cpu").for_host_code())
+
+
+@pytest.fixture
+def stocked(cache_dir, monkeypatch):
+    """The cache of the settings, with entries for this machine."""
+    monkeypatch.setattr("stocked.CPU", CPU)
+    monkeypatch.setattr("stocked.HOST", HOST)
+    cache = Cache(cache_dir, fsync=False)
+    for number in range(2):
+        add(cache, f"alpha::op{number}", CPU)
+    add(
+        cache,
+        "alpha::op0",
+        HOST,
+        variant={"template": [], "kind": "stub"},
+        kind="stub",
+        package="jitkern",
+    )
+    add(cache, "jitkern::runtime", HOST)
+    return cache
+
+
+@pytest.fixture
+def remote_url(directory, monkeypatch):
+    monkeypatch.setenv("JITKERN_REMOTE", directory.url)
+    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    return directory.url
+
+
+@pytest.fixture
+def trusting(tmp_path, monkeypatch):
+    """Settings that a file sets."""
+
+    def trusting(**values):
+        file = tmp_path / "settings" / "jitkern" / "config.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+        )
+        file.chmod(0o600)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+        monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+
+    return trusting
+
+
+@pytest.fixture
+def pushed(cli, stocked, remote_url, key, public, trusting):
+    """The remote holds what the cache holds, signed by a key that is trusted; and the cache is empty."""
+    code, out, err = cli("remote", "push", "--key", str(key))
+    assert (code, out.count("alpha")) == (0, 1), err
+    trusting(trusted_keys=[f"ed25519 {public}"])
+    there = names(stocked)
+    assert cli("cache", "clear", "--yes")[0] == 0
+    return there
+
+
+def test_without_a_remote_or_with_a_wrong_one_the_command_is_misused(cli):
+    for command in ("check", "push", "pull", "ls", "prune"):
+        code, _, err = cli("remote", command)
+        assert (code, "JITKERN_REMOTE" in err) == (2, True), err
+    code, _, err = cli("remote", "ls", "ftp://kernels")
+    assert (code, "`ftp://kernels` names no remote: expected https://…" in err) == (2, True)
+
+
+def test_push_then_pull_then_nothing_to_pull(cli, pushed, stocked):
+    code, out, err = cli("remote", "pull", "--json")
+    assert code == 0, err
+    found = last_json(out)
+    assert (found["new"], found["present"], found["bundles"], found["signed"]) == (4, 0, 2, True)
+    assert "4 entries added from 2 objects" in err
+    assert names(stocked) == pushed
+    assert last_json(cli("remote", "pull", "--json")[1])["new"] == 0
+
+
+def test_push_names_what_it_sent(cli, stocked, remote_url):
+    found = last_json(cli("remote", "push", "--unsigned", "--json")[1])
+    (machine,) = found["machines"]
+    assert (machine["machine"], found["signed"]) == (layout.machine_of(CPU), False)
+    assert found["uploaded"] == sum(bundle["bytes"] for bundle in machine["bundles"]) > 0
+    again = last_json(cli("remote", "push", "--unsigned", "--to", remote_url, "--json")[1])
+    assert again["uploaded"] == 0
+
+
+def test_push_takes_the_filters_of_cache_pack(cli, stocked, remote_url):
+    found = last_json(cli("remote", "push", "--unsigned", "--op", "alpha::op1", "--json")[1])
+    assert [len(b["entries"]) for b in found["machines"][0]["bundles"]] == [1]
+    assert cli("remote", "push", "--unsigned", "--op", "nothing")[0] == 1
+
+
+def test_push_signs_with_the_key_of_the_settings(cli, stocked, remote_url, key, public, trusting):
+    assert cli("remote", "push")[0] == 1
+    trusting(sign_key=str(key))
+    assert last_json(cli("remote", "push", "--json")[1])["signed"]
+    entry = next(e for _, e in stocked.entries())
+    assert signing.signers(entry.manifest.encode(), entry.signatures()) == [public]
+
+
+def test_an_untrusted_remote_is_not_pulled_from(cli, pushed, trusting, remote_url):
+    trusting()
+    code, _, err = cli("remote", "pull")
+    assert code == 1 and "trusted_keys" in err and "trusted_remotes" in err
+    signer = json.dumps(["ed25519 " + "A" * 43 + "="])
+    trusting(trusted_keys=json.loads(signer))
+    code, out, err = cli("remote", "pull", "--json")
+    assert code == 1 and "is not trusted" in err and "jitkern-pull" not in err
+    assert len(last_json(out)["failed"]) == 2
+    trusting(trusted_remotes=[remote_url])
+    assert cli("remote", "pull")[0] == 0
+
+
+def test_a_bundle_with_other_content_than_its_name_says_is_refused(cli, pushed, directory, stocked):
+    bundles = [f.name for f in directory.list("v1/") if ".tar" in f.name]
+    (directory.root / bundles[0]).write_bytes((directory.root / bundles[1]).read_bytes()[: 10**9])
+    (directory.root / bundles[1]).unlink()
+    code, _, err = cli("remote", "pull")
+    assert code == 1 and names(stocked) == []
+    assert "is missing" in err and ("over" in err or "its name says" in err)
+
+
+def test_pull_chooses_targets_and_packages(cli, pushed, stocked):
+    assert cli("remote", "pull", "beta")[0] == 0  # the runtime comes with every package
+    assert [n.rpartition("-")[0].rpartition("/")[2] for n in names(stocked)] == ["runtime"]
+    code, _, err = cli("remote", "pull", "--target", "cuda-sm_90-cu130-torch9.9.9")
+    assert code == 1 and "has nothing for cuda-sm_90-cu130-torch9.9.9-linux_" in err
+    assert cli("remote", "pull", "--target", "sm90")[0] == 2
+    assert cli("remote", "pull", "--target", CPU, "alpha")[0] == 0
+    assert names(stocked) == pushed
+
+
+def test_ls_lists_bundles(cli, pushed):
+    found = last_json(cli("remote", "ls", "--json")[1])
+    assert [row["package"] for row in found["bundles"]] == ["alpha", layout.RUNTIME_PACKAGE]
+    assert 0 <= found["bundles"][0]["age_s"] < 1000
+    out, err = cli("remote", "ls")[1:]
+    assert out.splitlines()[0].split() == [
+        "machine",
+        "package",
+        "version",
+        "entries",
+        "size",
+        "age",
+        "bundle",
+    ]
+    assert "2 bundles and 0 large entries" in err
+
+
+def test_prune_asks_and_tells(cli, pushed, directory, stocked):
+    for version in range(4):
+        stock(stocked, version=f"{version}.0")
+        cli("cache", "clear", "--op", "alpha*", "--yes")
+        stock(stocked, version=f"{version}.5")
+        assert cli("remote", "push", "--unsigned", "--keep", "9")[0] == 0
+    code, _, err = cli("remote", "prune")
+    assert (code, "add --yes" in err) == (2, True)
+    plan = last_json(cli("remote", "prune", "--dry-run", "--json")[1])
+    assert plan["dry_run"] and len(plan["dropped"]) == 2 and plan["deleted"] == []
+    done = last_json(cli("remote", "prune", "--yes", "--json")[1])
+    assert done["dropped"] == plan["dropped"]
+    for name in done["dropped"]:
+        os.utime(directory.root / name, (1, 1))
+    code, out, err = cli("remote", "prune", "--yes")
+    assert code == 0 and out.count("deleted  v1/") == 2 and "2 objects with" in err
+    assert cli("remote", "prune", "--keep", "0")[0] == 2
+    assert cli("remote", "prune", "--signed-by", "no key")[0] == 2
+
+
+def test_check_passes_where_all_is_well(cli, pushed, public):
+    code, out, err = cli("remote", "check", "--write")
+    assert code == 0, out + err
+    for words in (
+        "signatures of 1 key",
+        "ms for a small object",
+        "3 entries",
+        "written 0 s ago",
+        public,
+        "conditional writes are honoured",
+    ):
+        assert words in out.replace("4 entries", "3 entries"), (words, out)
+    found = last_json(cli("remote", "check", "--json")[1])
+    assert found["ok"] and all(check["ok"] for check in found["checks"])
+
+
+def problems(out):
+    return {check["name"]: check for check in last_json(out)["checks"] if not check["ok"]}
+
+
+def test_check_names_what_is_wrong(cli, pushed, directory, trusting, key, tmp_path):
+    trusting()
+    code, out, _ = cli("remote", "check", "--json")
+    assert code == 1 and "trusted_remotes" in problems(out)["trust"]["remedy"]
+    signing.keygen(tmp_path / "another")
+    line = " ".join((tmp_path / "another.pub").read_text().split()[:2])
+    trusting(trusted_keys=[line])
+    code, out, _ = cli("remote", "check", "--json")
+    assert code == 1 and "signed by" in problems(out)["signature"]["value"]
+    trusting(trusted_remotes=[directory.url])
+    for found in list(directory.list("v1/")):
+        if ".tar" in found.name:
+            (directory.root / found.name).unlink()
+    code, out, _ = cli("remote", "check", "--json")
+    assert code == 1 and "named and missing" in problems(out)["bundle"]["value"]
+    machine = layout.machine_of(CPU)
+    (directory.root / layout.index_of(machine)).write_bytes(b"{}")
+    assert "cannot be used" in problems(cli("remote", "check", "--json")[1])[machine]["value"]
+    (directory.root / layout.index_of(machine)).unlink()
+    assert machine in problems(cli("remote", "check", "--json")[1])["content"]["value"]
+    (directory.root / layout.ROOT).unlink()
+    assert "nothing was pushed" in problems(cli("remote", "check", "--json")[1])["content"]["value"]
+
+
+def test_check_names_a_bucket_that_is_missing_refused_or_gone(cli, stub, trusting):
+    url = f"s3://{BUCKET}/team"
+    trusting(trusted_remotes=[url])
+    for status, error, words in (
+        (404, "<Error><Code>NoSuchBucket</Code></Error>", "404 Not Found"),
+        (403, "", "check the credentials"),
+        (503, "", "asked too often"),
+        (500, "", "did not answer as a remote"),
+    ):
+        stub.status, stub.error = status, error
+        code, out, _ = cli("remote", "check", url, "--json")
+        assert code == 1 and words in problems(out)["answer"]["value"], status
+        code, _, err = cli("remote", "ls", url)
+        assert (code, words in err) == (1, True)
+
+
+@pytest.mark.parametrize("verb", ["check", "push"])
+def test_a_store_that_ignores_conditions_is_named(cli, stub, trusting, verb, stocked):
+    url = f"s3://{BUCKET}/team"
+    trusting(trusted_remotes=[url])
+    stub.honours = False
+    options = ("--write", "--json") if verb == "check" else ("--unsigned",)
+    code, out, err = cli("remote", verb, *([url] if verb == "check" else ["--to", url]), *options)
+    assert code == 1 and "8 of 8 writers" in out + err
+    assert not stub.objects
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_packed(cli, stocked, monkeypatch):
+    class ReadOnly:
+        url = "https://kernels.example"
+
+        def get(self, name, *, limit, unless=None):
+            return None
+
+    monkeypatch.setattr("jitkern.remote.store.opened", lambda _: ReadOnly())
+    for command in (["push", "--unsigned", "--to"], ["prune"]):
+        code, _, err = cli("remote", *command, "https://kernels.example")
+        assert code == 2 and "can only be read" in err
+    assert cli("remote", "ls", "https://kernels.example", "--json")[0] == 0
+
+
+def test_a_push_has_more_patience_than_a_miss(cli, stocked, remote_url, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "jitkern.remote.store.opened",
+        lambda url: seen.append(config.current().remote_timeout) or opened(url),
+    )
+    cli("remote", "push", "--unsigned")
+    cli("remote", "check")
+    assert seen == [60.0, 5.0]
