@@ -2,6 +2,7 @@
 # make test    set up and run the tests
 # make stress  set up and run the long tests: races, kills, damage
 # make check   set up and run the linter and the type checker
+# make conformance  set up and run the tests of remotes on every server that is installed; see CONTRIBUTING.md
 # make docs    set up and build the documentation in build/site, with any warning as an error
 #
 # Everything is installed into $(VENV); nothing else is touched. Another Torch: make test TORCH=2.15.0
@@ -11,7 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(TORCH)
 
-.PHONY: demo test stress check docs clean
+.PHONY: demo test stress conformance check docs clean
 
 demo: $(READY)
 	$(BIN)/jitkern prewarm --keep-going
@@ -22,6 +23,13 @@ test: $(READY)
 
 stress: $(READY)
 	$(BIN)/python -m pytest -m stress
+
+conformance: $(VENV)/.conformance-$(TORCH)
+	$(BIN)/python -m pytest tests/remote -m "not stress"
+
+$(VENV)/.conformance-$(TORCH): $(READY)
+	$(BIN)/python -m pip install -q -e ".[conformance]"
+	touch $@
 
 check: $(READY)
 	$(BIN)/ruff check jitkern cache_tools kernels_src tests benches examples

@@ -17,10 +17,18 @@ from urllib.parse import urlsplit
 from jitkern import config
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.layout import cache_control
-from jitkern.remote.store import Listed, Object, Refused, Tag, Throttled, Unavailable, Unchanged
+from jitkern.remote.store import (
+    VARIABLES,
+    Listed,
+    Object,
+    Refused,
+    Tag,
+    Throttled,
+    Unavailable,
+    Unchanged,
+)
 
 REMEDY = 'pip install "jitkern[remote]"'
-VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # how those of a scheme begin
 _STATUS = re.compile(r"status code: (\d{3})")
 _ERRORS = {"401": Refused, "403": Refused, "429": Throttled, "503": Throttled}
 _owner = 0  # the first process that asked: obstore's threads stay in it

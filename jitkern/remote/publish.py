@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def _signed(cache: Cache, entries: Chosen, key: Path | None, *, unsigned: bool) 
     """Sign the entries that the key has not signed; return the key that readers will check."""
     if key is None:
         for _, entry in () if unsigned else entries:
-            if not signing.signers(entry.manifest.encode(), entry.signatures()):
+            if not _signers_of(entry) and entry.path.exists():
                 raise JitkernError(
                     f"{entry.path.name} is not signed, and machines would not use it: push with "
                     "--key FILE (`jitkern cache keygen` makes a key), or with --unsigned, and then "
@@ -99,22 +99,24 @@ def _signed(cache: Cache, entries: Chosen, key: Path | None, *, unsigned: bool) 
                 )
         return ()
     public = signing.public_key_of(key)
-
-    def lacking() -> list[tuple[Row, Entry]]:
-        return [
-            (row, entry)
-            for row, entry in entries
-            if public not in signing.signers(entry.manifest.encode(), entry.signatures())
-        ]
-
-    signing.sign(cache, lacking(), key)
-    for _, entry in lacking():
-        if entry.path.exists():
+    lacking = [(row, entry) for row, entry in entries if public not in _signers_of(entry)]
+    signing.sign(cache, lacking, key)
+    for _, entry in lacking:
+        if public not in _signers_of(entry) and entry.path.exists():
             raise JitkernError(
                 f"{entry.path} is not signed with {key}, and lies in a read-only layer: leave it "
                 f"out with --layer {cache.root}, or sign it where it was made"
             )
     return (public,)
+
+
+def _signers_of(entry: Entry) -> list[str]:
+    """Return the keys that signed an entry; none if it was removed meanwhile."""
+    try:
+        found: list[str] = signing.signers(entry.manifest.encode(), entry.signatures())
+    except (OSError, ValueError):
+        return []
+    return found
 
 
 def _prepare(store: Store) -> None:
@@ -175,18 +177,15 @@ def _packed_part(cache: Cache, package: str, members: Chosen, folder: Path) -> t
     file = f"{hashlib.sha256(data).hexdigest()}{suffix}"
     there = list(packing.read(io.BytesIO(data), compressed=compressed))
     entries = sorted({packed.name.rpartition("-")[2] for packed in there})
-    version = _newest(packed.manifest.package for packed in there)
+    version = _newest(package, (packed.manifest.package for packed in there))
     return Bundle(file, len(data), package, version, tuple(entries)), path.rename(folder / file)
 
 
-def _newest(packages: Iterable[object]) -> str:
-    """Return the newest version of the packages that entries say they come from."""
-    versions = {}
-    for found in packages:
-        own = isinstance(found, dict) and found.get("name") != "jitkern"  # stubs are of jitkern
-        text = found.get("version", "") if isinstance(found, dict) else ""
-        versions[own, tuple(map(int, re.findall(r"\d+", text))), text] = text
-    return versions[max(versions)]
+def _newest(package: str, made_by: Iterable[Mapping[str, str]]) -> str:
+    """Return the newest version of a package, by what its entries say; "" if they say none."""
+    own = package.startswith("jitkern")  # jitkern makes the stubs of every package
+    texts = {m.get("version", "") for m in made_by if own or m.get("name") != "jitkern"}
+    return max(texts, key=lambda text: [*map(int, re.findall(r"\d+", text))], default="")
 
 
 def _push_loose(

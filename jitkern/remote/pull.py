@@ -54,7 +54,7 @@ def pull(
         if present == len(digests):
             done = done._replace(present=done.present + present)
             continue
-        tell(name)
+        tell(f"{name.rpartition('/')[2][:12]}…, entries: {len(digests)}")
         try:
             data = _fetched(store, name, size)
             with tempfile.TemporaryDirectory(prefix="jitkern-pull-") as folder:

@@ -15,6 +15,7 @@ from jitkern.config.values import REMOTES
 from jitkern.errors import SettingError
 from jitkern.named_tuple import NamedTuple
 
+VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # how those of a bucket's scheme begin
 Tag = Any  # of the store's own type; equal tags are equal versions
 
 
@@ -105,6 +106,6 @@ def opened(url: str) -> Readable:
     scheme = urlsplit(url).scheme
     if scheme == "file":
         return remote.directory.DirectoryStore(url)
-    if scheme in ("s3", "gs", "az"):
+    if scheme in VARIABLES:
         return remote.objects.ObjectStore(url)
     raise SettingError(f"`{url}` names no remote: expected {REMOTES}")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from jitkern.config import Config
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
-from jitkern.remote.store import shown
+from jitkern.remote.store import VARIABLES, shown
 
 
 def keys_for(url: str, config: Config) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def keys_for(url: str, config: Config) -> tuple[str, ...]:
             "its signer to `trusted_keys`, or the URL to `trusted_remotes`, in "
             f"~/.config/jitkern/config.toml or {SYSTEM_FILE}"
         )
-    if _can_be_changed_on_the_way(url):
+    if _can_be_changed_on_the_way(url, config):
         raise JitkernError(
             f"the remote {shown(url)} is not used: `trusted_remotes` names it, and others could "
             "change what comes over http. Name an https:// URL there, or sign with a key in "
@@ -39,12 +39,21 @@ def keys_for(url: str, config: Config) -> tuple[str, ...]:
     return ()
 
 
-def _can_be_changed_on_the_way(url: str) -> bool:
-    """Return whether a URL is of http to another machine."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname == "localhost":
+def _can_be_changed_on_the_way(url: str, config: Config) -> bool:
+    """Return whether a URL is of http to another machine, or of a bucket that is reached so."""
+    scheme = urlsplit(url).scheme
+    if scheme not in VARIABLES:
+        return scheme == "http" and not _is_here(url)
+    about, prefix = config.environment, VARIABLES[scheme]
+    if about.get(f"{prefix}_ALLOW_HTTP", "").lower() not in ("1", "true"):
         return False
+    endpoints = [v for n, v in about.items() if n.startswith(prefix) and "ENDPOINT" in n]
+    return not endpoints or not all(v.startswith("https:") or _is_here(v) for v in endpoints)
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
     try:
-        return not ipaddress.ip_address(parts.hostname or "").is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return True
+        return False

@@ -41,7 +41,12 @@ CACHE = [
     "sign",
     "keygen",
 ]
-OWN = [*commands.COMMANDS, *(f"cache {verb}" for verb in CACHE)]
+REMOTE = ["check", "push", "pull", "ls", "prune"]
+OWN = [
+    *commands.COMMANDS,
+    *(f"cache {verb}" for verb in CACHE),
+    *(f"remote {verb}" for verb in REMOTE),
+]
 numbers = itertools.count()
 BROKEN = 'extern "C" void scale(T* out, const T* x, double alpha, long long n) { nonsense; }\n'
 
@@ -112,7 +117,7 @@ def package(tmp_path, monkeypatch, cli):
 # Help
 
 
-@pytest.mark.parametrize("arguments", [(), ("cache",)])
+@pytest.mark.parametrize("arguments", [(), ("cache",), ("remote",)])
 def test_a_bare_command_prints_help(cli, arguments):
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "")

@@ -1,4 +1,4 @@
-"""The servers that remotes are tested against, as far as they are installed: docs/fleet.md says how.
+"""The servers that remotes are tested against, as far as they are installed: CONTRIBUTING.md says how.
 
 A server is started once for a run of the tests; every test has a prefix of its own in it.
 """
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import REPOSITORY
 
 BIN = Path(sys.executable).parent
 AZURE_ACCOUNT = "devstoreaccount1"  # Azurite's own, with its published key
@@ -38,7 +39,8 @@ def free_port() -> int:
 def program(name: str, install: str) -> str:
     """The path of a program; the test is skipped, and says how to install it, where it is missing."""
     found = next(
-        (str(p) for p in (BIN / name, Path("node_modules/.bin", name)) if p.exists()), None
+        (str(p) for p in (BIN / name, REPOSITORY / "node_modules" / ".bin" / name) if p.exists()),
+        None,
     ) or shutil.which(name)
     if not found:
         pytest.skip(f"{name} is not installed: {install}")

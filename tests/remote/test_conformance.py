@@ -9,12 +9,13 @@ import threading
 import time
 
 import pytest
+from helpers import last_json
 from stocked import CPU, everything, names, stock
 
 from jitkern.cache.store import Cache
 from jitkern.remote import layout, publish, pull
 from jitkern.remote.conditions import probe, read_index
-from jitkern.remote.store import Store, Unavailable, Unchanged
+from jitkern.remote.store import Store, Unavailable, Unchanged, opened
 
 NAME = "v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
 LIMIT = 1 << 20
@@ -111,6 +112,18 @@ def test_a_second_push_of_the_same_sends_and_changes_nothing(store, full, key):
     done = publish.push(full, everything(full), store, key=key)
     assert [(p.uploaded, p.dropped) for p in done] == [(0, ())]
     assert {f.name: f for f in store.list("")} == before
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("url", ["moto", "azurite"], indirect=True)
+def test_a_missing_bucket_is_named_by_check_although_reads_call_it_a_miss(url, cli):
+    url = url.replace("//kernels/", "//no-such-bucket/")
+    assert opened(url).get(layout.ROOT, limit=LIMIT) is None
+    code, out, _ = cli("remote", "check", url, "--json")
+    (problem,) = [c for c in last_json(out)["checks"] if not c["ok"] and c["name"] == "answer"]
+    assert code == 1 and "404" in problem["value"] and "bucket exists" in problem["remedy"]
+    code, _, err = cli("remote", "prune", url, "--yes")
+    assert code == 1 and "no such bucket" in err
 
 
 def test_sixteen_pushes_at_once_lose_nothing(store, tmp_path):

@@ -173,10 +173,28 @@ def test_a_fork_after_use_is_unavailable_at_once_and_one_before_it_is_fine(stub,
     ], done.stderr
 
 
-def test_processes_that_asked_just_before_their_exit_end_well(stub):
+@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.stress)])
+def test_processes_that_asked_just_before_their_exit_end_well(stub, count):
+    """Asynchronous calls of obstore abort one process of seven there."""
     code = f"from jitkern.remote.store import opened; assert opened('s3://{BUCKET}').get('a', limit=1) is None"
-    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
-    assert [process.wait(120) for process in started] == [0] * 4
+    for _ in range(0, count, 4):
+        started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+        assert [process.wait(120) for process in started] == [0] * 4
+
+
+def test_a_panic_of_its_rust_code_is_an_unavailable_store(stub, bucket, monkeypatch):
+    """Such an error is no Exception: it would end the program that called a kernel."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail(*_, **__):
+        raise panic("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr("obstore.get", fail)
+    with pytest.raises(Unavailable, match="unwrap"):
+        bucket.get(NAME, limit=10)
+    monkeypatch.setattr("obstore.get", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        bucket.get(NAME, limit=10)
 
 
 def test_no_asynchronous_call_of_obstore_is_named():

@@ -190,7 +190,7 @@ def test_check_passes_where_all_is_well(cli, pushed, public):
     code, out, err = cli("remote", "check", "--write")
     assert code == 0, out + err
     for words in (
-        "signatures of 1 key",
+        "1 trusted key signed",
         "ms for a small object",
         "3 entries",
         "written 0 s ago",

@@ -57,6 +57,28 @@ def test_http_to_this_machine_can(url, tmp_path):
     assert trust.keys_for(url, settings(tmp_path, f'trusted_remotes = ["{url}"]')) == ()
 
 
+@pytest.mark.parametrize(
+    ("environ", "trusted"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9000", "AWS_ALLOW_HTTP": "true"}, True),
+        ({"AWS_ENDPOINT_URL": "https://minio.example", "AWS_ALLOW_HTTP": "true"}, True),
+        ({"AWS_ENDPOINT_URL": "http://minio.example"}, True),  # obstore refuses to use it
+        ({"AWS_ENDPOINT_URL": "http://minio.example", "AWS_ALLOW_HTTP": "true"}, False),
+        ({"AWS_ENDPOINT_URL_S3": "http://10.0.0.1", "AWS_ALLOW_HTTP": "1"}, False),
+        ({"AWS_ALLOW_HTTP": "true"}, False),
+    ],
+)
+def test_a_bucket_that_is_reached_by_http_cannot_be_trusted_unsigned_either(
+    environ, trusted, tmp_path
+):
+    found = settings(tmp_path, f'trusted_remotes = ["{BUCKET}"]', **environ)
+    if trusted:
+        assert trust.keys_for(BUCKET, found) == ()
+    else:
+        with pytest.raises(JitkernError, match="https"):
+            trust.keys_for(BUCKET, found)
+
+
 def test_the_environment_cannot_trust(tmp_path):
     found = settings(tmp_path, "", JITKERN_TRUSTED_REMOTES=BUCKET, JITKERN_TRUSTED_KEYS=KEY)
     with pytest.raises(JitkernError, match="vouches"):

@@ -81,8 +81,10 @@ def _trust(url: str) -> Check:
     except JitkernError as e:
         text, _, remedy = str(e).partition(". ")
         return Check("trust", ok=False, value=text, remedy=remedy)
-    told = f"signatures of {counted(len(keys), 'key')}" if keys else "without signatures"
-    return Check("trust", ok=True, value=f"entries are used {told}")
+    told = "the URL is trusted, and entries need no signature"
+    if keys:
+        told = f"entries are used if one of {counted(len(keys), 'trusted key')} signed them"
+    return Check("trust", ok=True, value=told)
 
 
 def _reached(url: str, store: Readable) -> Iterator[Check]:
