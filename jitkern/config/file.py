@@ -1,7 +1,7 @@
 """Settings files: `/etc/jitkern/config.toml`, then the user's own file, which wins.
 
-Each key is a field of `Config`. Three keys have no environment variable, since they decide where
-native code may be loaded from: `trusted`, `trusted_keys` and `signed`.
+Each key is a field of `Config`. Keys that decide where native code may be loaded from have no
+environment variable: `trusted`, `trusted_keys`, `signed` and `trusted_remotes`.
 """
 
 from __future__ import annotations
