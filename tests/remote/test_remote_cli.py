@@ -139,6 +139,31 @@ def test_a_bundle_with_other_content_than_its_name_says_is_refused(cli, pushed, 
     assert "is missing" in err and ("over" in err or "its name says" in err)
 
 
+def test_pull_mends_what_is_damaged(cli, pushed, stocked):
+    assert cli("remote", "pull")[0] == 0
+    path = next(stocked.paths())
+    (path / "out.so").write_bytes(b"")
+    assert last_json(cli("remote", "pull", "--json")[1])["new"] == 1
+    assert names(stocked) == pushed
+    assert (path / "out.so").read_bytes()
+
+
+def test_pull_waits_for_the_disk_only_where_no_reader_would_see_a_loss(
+    cli, pushed, stocked, monkeypatch
+):
+    synced = []
+    monkeypatch.setattr("jitkern.files.atomic.sync", synced.append)
+    monkeypatch.setattr("jitkern.cache.root.sync", synced.append, raising=False)
+    assert cli("remote", "pull")[0] == 0
+    assert synced == []
+    assert cli("cache", "clear", "--yes")[0] == 0
+    monkeypatch.setenv("JITKERN_VERIFY", "size")
+    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    monkeypatch.setattr("jitkern.remote.trust.keys_for", lambda *_: ())
+    assert cli("remote", "pull")[0] == 0
+    assert len(synced) > 4
+
+
 def test_pull_chooses_targets_and_packages(cli, pushed, stocked):
     assert cli("remote", "pull", "beta")[0] == 0  # the runtime comes with every package
     assert [n.rpartition("-")[0].rpartition("/")[2] for n in names(stocked)] == ["runtime"]
@@ -280,3 +305,27 @@ def test_a_push_has_more_patience_than_a_miss(cli, stocked, remote_url, monkeypa
     cli("remote", "push", "--unsigned")
     cli("remote", "check")
     assert seen == [60.0, 5.0]
+
+
+def test_a_pulled_cache_serves_a_machine_that_may_not_compile(
+    cli, remote_url, key, public, trusting, tmp_path, run_python
+):
+    """As an init container does it: kernel, stub, plan and launch runtime are all there."""
+    assert cli("prewarm", "vec_add", "--call", "f32[3], f32[3]", "--target", CPU)[0] == 0
+    assert cli("remote", "push", "--key", str(key))[0] == 0
+    trusting(trusted_keys=[f"ed25519 {public}"])
+    other = str(tmp_path / "other")
+    code, out, err = cli("remote", "pull", "--cache-dir", other, "--json")
+    assert code == 0 and last_json(out)["new"] >= 4, err
+    done = run_python(
+        "import json, torch, jitkern, jitkern.ops\n"
+        "x = torch.ones(3)\n"
+        "assert torch.equal(jitkern.ops.vec_add(x, x), x + x)\n"
+        "print(json.dumps(jitkern.stats()))\n",
+        JITKERN_CACHE_DIR=other, JITKERN_COMPILE="never",
+    )  # fmt: skip
+    stats = json.loads(done.stdout or "{}")
+    assert (stats.get("compiles"), stats.get("stubs"), stats.get("failures")) == (0, 0, 0), (
+        done.stderr
+    )
+    assert stats["hits"] >= 1
