@@ -6,8 +6,11 @@ Commands ask a store again after a failure; what a process asks at run time has 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
+import queue
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -29,7 +32,7 @@ def insist(ask: Callable[..., T], *args: Any, **options: Any) -> T:
     """Return what `ask` returns, asked again after some failures. Raises Unavailable."""
     for attempt in range(RETRIES):
         try:
-            return ask(*args, **options)
+            return _interruptible(functools.partial(ask, *args, **options))
         except Refused:
             raise
         except Unavailable:
@@ -37,6 +40,24 @@ def insist(ask: Callable[..., T], *args: Any, **options: Any) -> T:
                 raise
             time.sleep(random.uniform(0, min(2.0, 0.2 * 2**attempt)))  # noqa: S311
     raise AssertionError
+
+
+def _interruptible(ask: Callable[[], T]) -> T:
+    """Return what `ask` returns, by a thread, so that Ctrl-C does not wait for a request."""
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as e:  # noqa: BLE001  it is raised below
+            answers.put((None, e))
+
+    context = contextvars.copy_context()  # the settings of a block of `using`, too
+    threading.Thread(target=context.run, args=(run,), daemon=True).start()
+    answer, error = answers.get()
+    if error is not None:
+        raise error
+    return answer  # type: ignore[return-value]
 
 
 def update_index(

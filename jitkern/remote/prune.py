@@ -47,7 +47,7 @@ def prune(
     JitkernError for an index that cannot be used.
     """
     now = _now(store)
-    there = {found.name: found for found in store.list(f"{VERSION}/")}
+    there = {found.name: found for found in insist(lambda: [*store.list(f"{VERSION}/")])}
     revoked = {name for name in there if signer and _is_signed(store, name, signer)}
     named: set[str] = set()
     dropped: list[str] = []

@@ -15,7 +15,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote import layout
 from jitkern.remote.conditions import insist, read_index
 from jitkern.remote.index import Bundle
-from jitkern.remote.store import Readable, Store
+from jitkern.remote.store import Readable, Store, Unavailable
 
 
 class Pulled(NamedTuple):
@@ -67,7 +67,7 @@ def pull(
                 path = Path(folder, name.rpartition("/")[2])
                 path.write_bytes(data)
                 added = packing.unpack(cache, path, keys=keys)
-        except packing.BundleError as e:
+        except (packing.BundleError, Unavailable) as e:  # the other bundles may be good
             done = done._replace(failed=(*done.failed, _without_folder(str(e), name)))
             continue
         have.update(digests)
@@ -104,7 +104,7 @@ def _objects(
         if index is None or index.loose:
             has_loose += [machine] if only is packages else []
     if has_loose and not packages and isinstance(store, Store):
-        for found in store.list(f"{layout.ENTRIES}/"):
+        for found in insist(lambda: [*store.list(f"{layout.ENTRIES}/")]):
             target, _, file = found.name.removeprefix(f"{layout.ENTRIES}/").partition("/")
             if _machine_or_none(target) in has_loose:
                 digest = file.removesuffix(".tar").rpartition("-")[2]

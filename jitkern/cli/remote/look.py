@@ -13,7 +13,7 @@ from jitkern.cli.remote.connection import connected, machines_of, url_of, writab
 from jitkern.cli.remote.transfer import at_least_one
 from jitkern.config import values
 from jitkern.errors import SettingError
-from jitkern.remote.conditions import read_index
+from jitkern.remote.conditions import insist, read_index
 from jitkern.remote.prune import Pruned
 from jitkern.remote.publish import KEEP
 from jitkern.remote.store import Listed, Readable, Store
@@ -134,7 +134,7 @@ def _objects(store: Readable) -> dict[str, Listed]:
     """Return the objects of a remote by name; none where they cannot be listed."""
     if not isinstance(store, Store):
         return {}
-    return {found.name: found for found in store.list("")}
+    return {found.name: found for found in insist(lambda: [*store.list("")])}
 
 
 def _key(text: str) -> str:

@@ -78,7 +78,7 @@ def run_push(args: argparse.Namespace) -> int:
             }
             for pushed in done
         ]
-        print_json(url=store.url, machines=machines, uploaded=sent, signed=key is not None)
+        print_json(url=store.url, machines=machines, uploaded=sent, signed=not args.unsigned)
     return 0
 
 
