@@ -127,6 +127,25 @@ def test_http_needs_to_be_allowed_by_the_variable_of_obstore(stub, set_environme
     assert stub.requests == []
 
 
+def test_credentials_come_from_variables_and_not_from_profiles(
+    stub, set_environment, tmp_path, monkeypatch
+):
+    """docs/command_line.md says so; a public bucket needs none."""
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        "[default]\naws_access_key_id = x\naws_secret_access_key = y\n"
+    )
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    set_environment({"HOME": str(tmp_path), "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"})
+    with pytest.raises(Unavailable):
+        opened(f"s3://{BUCKET}").get(NAME, limit=10)
+    assert stub.requests == []
+    set_environment({"AWS_SKIP_SIGNATURE": "true"})
+    assert opened(f"s3://{BUCKET}").get(NAME, limit=10) is None
+    assert "Authorization" not in stub.requests[0][2]
+
+
 @pytest.mark.parametrize("url", ["s3://", "gs:///prefix"])
 def test_a_url_without_a_bucket_is_refused(url):
     pytest.importorskip("obstore")
