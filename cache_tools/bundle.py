@@ -25,7 +25,6 @@ from jitkern.cache.layout import is_entry_name, is_target
 from jitkern.cache.manifest import MAX_BYTES, NAME, Artifact, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
-from jitkern.cache_tools.listing import Row
 from jitkern.cache_tools.ustar import BLOCK, CHUNK, BundleError, Stream, deflating, inflated, write
 from jitkern.files import signature
 
@@ -69,7 +68,7 @@ class Unpacked(NamedTuple):
     bytes: int
 
 
-def pack(cache: Cache, chosen: Iterable[tuple[Row, Entry]], output: Path) -> int:
+def pack(cache: Cache, chosen: Iterable[tuple[object, Entry]], output: Path) -> int:
     """Write entries to `output`, a `.tar` or `.tar.zst`, and return their number.
 
     Raises BundleError, and then leaves no file.
@@ -85,13 +84,13 @@ T = TypeVar("T")
 
 
 def written_without_gone(
-    cache: Cache, chosen: Iterable[tuple[Row, Entry]], write_all: Callable[[Entries], T]
+    cache: Cache, chosen: Iterable[tuple[object, Entry]], write_all: Callable[[Entries], T]
 ) -> T:
     """Call `write_all` with the chosen entries; if some were removed meanwhile, again without them.
 
     Raises BundleError, also if no entry is left.
     """
-    entries = {(row.target, entry.path.name): entry for row, entry in chosen}
+    entries = {(entry.path.parent.name, entry.path.name): entry for _, entry in chosen}
     while entries:
         try:
             return write_all(entries)

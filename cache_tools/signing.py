@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from jitkern.cache.entry import Entry
 from jitkern.cache.manifest import NAME
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.listing import Row
 from jitkern.errors import JitkernError
 from jitkern.files import atomic, signature
 
@@ -55,7 +54,7 @@ def keygen(path: Path, comment: str = "") -> str:
     return line
 
 
-def sign(cache: Cache, chosen: Iterable[tuple[Row, Entry]], key: Path) -> int:
+def sign(cache: Cache, chosen: Iterable[tuple[object, Entry]], key: Path) -> int:
     """Sign the chosen entries that lie in the user root, and return their number.
 
     An earlier signature by the same key is replaced; signatures by other keys stay. Raises

@@ -29,6 +29,9 @@ ALIGNMENT = 16  # bytes: what kernels ask of an address
 MOST = 64  # calls of an op that differ in sizes and numbers alone, and need the same kernels
 ENOUGH = 16 * MOST  # calls skipped in a row, after which no call is asked for its kernels any more
 MAX_LINE = 1 << 24
+MAX_DIMS = 64  # of a tensor: Torch's own limit for most functions
+_DIGITS = 20  # of a number: enough for 64 bits
+_TENSOR = {"tensor", "shape", "stride", "offset"}
 _log = logging.getLogger(__name__)
 _BEGINNING = f'{{"schema":{SCHEMA},'.encode()
 _seen: set[str] = set()
@@ -99,13 +102,13 @@ def note(
     _skipped[outline] = 0
     _seen.add(line)
     try:
-        _append(path, line.encode() + b"\n")
+        append(path, line.encode() + b"\n")
     except OSError as e:
         _log.warning("cannot record a call of %s in %s: %s", op, path, e)
 
 
-def _append(path: Path, line: bytes) -> None:
-    """Append a line to a file whose last line may have been cut off. Raises OSError."""
+def append(path: Path, line: bytes) -> None:
+    """Append a line and its end to a file whose last line may be cut off. Raises OSError."""
     if len(line) > MAX_LINE:
         raise OSError(errno.EFBIG, f"its line takes more than {MAX_LINE >> 20} MiB")
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -130,15 +133,32 @@ def read(path: Path) -> list[Call]:
     with path.open("rb") as lines:
         for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE), b""), 1):
             try:
-                calls[line] = _decoded_call(json.loads(line))._replace(line=number)
-            except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as e:
+                calls[line] = parsed(line)._replace(line=number)
+            except ValueError as e:
                 if isinstance(e, json.JSONDecodeError) and _is_begun(line):
                     _log.warning("%s, line %d was cut off; leaving it out", path, number)
                     continue
                 raise DeclarationError(
-                    f"{path}, line {number} is not a recorded call: {e!r:.200}"
+                    f"{path}, line {number} is not a recorded call: {e!s:.200}"
                 ) from e
     return list(calls.values())
+
+
+def parsed(line: bytes | str) -> Call:
+    """Return the call in a line, which may come from anybody. Raises ValueError.
+
+    Sizes allocate nothing, whatever they are; numbers, ranks and the forms of values are bounded.
+    """
+    try:
+        return _decoded_call(json.loads(line, parse_int=_integer))
+    except (TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as e:
+        raise ValueError(f"{e!r:.200}") from e
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"it has a number of {len(text)} digits")
+    return int(text)
 
 
 def _is_begun(line: bytes) -> bool:
@@ -172,6 +192,11 @@ def _decoded(value: Any) -> Any:
         return value
     if "tensor" in value:
         shape, stride, offset = value["shape"], value["stride"], value["offset"]
+        numbers = (*shape, *stride, offset)
+        if value.keys() != _TENSOR or len(shape) != len(stride) or len(shape) > MAX_DIMS:
+            raise ValueError("it has a tensor of an unknown form")
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("it has a tensor whose sizes, strides or offset are no sizes")
         return meta_tensor(_dtype(value["tensor"]), shape, stride, offset)
     ((kind, text),) = value.items()
     if kind == "float":
@@ -189,7 +214,7 @@ def meta_tensor(
 
 
 def _dtype(text: str) -> torch.dtype:
-    dtype = getattr(torch, text)
+    dtype = vars(torch)[text]  # getattr() would import modules of Torch that have such a name
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"`{text}` is not a dtype of Torch")
     return dtype
@@ -201,6 +226,8 @@ def _decoded_call(fields: dict[str, Any]) -> Call:
     op, module, device, kind = (fields[name] for name in ("op", "module", "device", "kind"))
     if not all(isinstance(text, str) for text in (op, module, device, kind)):
         raise ValueError("one of its names is not a string")
+    if not isinstance(fields["args"], list):
+        raise TypeError("its arguments are no list")
     return Call(op, module, device, kind, tuple(_decoded(fields["args"])))
 
 

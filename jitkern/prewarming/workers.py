@@ -27,7 +27,7 @@ from jitkern.errors import JitkernError
 
 PATIENCE = 5.0  # seconds that a worker has for its end, after which it is killed
 _PR_SET_PDEATHSIG = 1
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Perform = Callable[[int], Iterator[Any]]
 
 
@@ -137,7 +137,7 @@ class Crew:
         )  # fmt: skip
         for stream in (sys.stdout, sys.stderr):  # else the worker would write buffered text, too
             stream.flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the worker unblocks them
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the worker unblocks them
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' threads
@@ -179,13 +179,9 @@ class _Worker:
 
 def _work(connection: Connection, others: list[Connection], perform: Perform, parent: int) -> None:
     """Perform the tasks that come through the pipe, until it is closed."""
-    follow(parent)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    begin(parent)
     for other in others:
         other.close()  # else the pipes would stay open after the end of our parent
-    import torch
-
-    torch.set_num_threads(1)  # a fork does not copy the threads of Torch
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             task = connection.recv()
@@ -198,6 +194,15 @@ def _work(connection: Connection, others: list[Connection], perform: Perform, pa
             except Exception as e:  # noqa: BLE001  the edge of this process: the parent raises it
                 connection.send(_portable(e))
     usage.flush()
+
+
+def begin(parent: int) -> None:
+    """Make a forked process a worker, as `follow` says. The signals may be blocked before."""
+    follow(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    import torch
+
+    torch.set_num_threads(1)  # a fork does not copy the threads of Torch
 
 
 def follow(parent: int) -> None:

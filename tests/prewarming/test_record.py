@@ -454,3 +454,28 @@ def test_prewarm_in_the_declaration_adds_calls(cli, tmp_path, monkeypatch, compi
         code, _, err = cli("prewarm", "warmed", *shard)
         assert code == told
         assert ("warmed::twice: call 1 of prewarm=: `f33[4]`" in err) == bool(told)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [4, 4]}, {"shape": [-4]}, {"shape": [True]}, {"shape": [1] * 65, "stride": [1] * 65}, {"offset": -1},
+        {"offset": 1.5}, {"more": 0}, {"shape": [10**30]}, {"shape": [10**25]}, {"tensor": "_inductor"}, {"shape": 4},
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_a_line_from_anybody_is_read_within_bounds(change):
+    fields = json.loads(recorded_line("a::b", 1))
+    assert record.parsed(json.dumps(fields)).args[0].shape == (4,)
+    fields["args"][0].update(change)
+    before = set(sys.modules)
+    with pytest.raises(ValueError):
+        record.parsed(json.dumps(fields))
+    assert not {name for name in set(sys.modules) - before if name.startswith("torch")}
+
+
+def test_arguments_are_a_list_and_no_tensor_of_which_each_row_would_be_read():
+    fields = json.loads(recorded_line("a::b", 1))
+    fields["args"] = {"tensor": "float32", "shape": [10**12], "stride": [1], "offset": 0}
+    with pytest.raises(ValueError, match="its arguments are no list"):
+        record.parsed(json.dumps(fields))
