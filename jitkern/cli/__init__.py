@@ -22,6 +22,7 @@ from jitkern.errors import CacheError, JitkernError, NotCached, SettingError, Ta
 
 COMMANDS = {
     "prewarm": "fill the cache, for this machine or any target",
+    "serve": "hand the cache out over HTTP, and build what is missing for other machines",
     "check": "compare every kernel of an op with its reference",
     "record": "run a program, and record its calls for `prewarm --from`",
     "list": "the ops that are installed",

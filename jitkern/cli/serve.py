@@ -1,0 +1,161 @@
+"""Serve the cache over HTTP, and build what is missing from the packages that are installed here.
+
+Machines that set JITKERN_REMOTE to the URL get their kernels from it, and need no compiler. A
+request names an op and describes its arguments; no source, flag or path of a client is compiled.
+SIGTERM and Ctrl-C let builds end, and then end the service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from jitkern import cache_tools, config, jit, service
+from jitkern.cli.choose import choose_ops, take_ops
+from jitkern.cli.output import YELLOW, counted, say
+from jitkern.compilers import parallelism
+from jitkern.errors import JitkernError, SettingError
+from jitkern.op.op import Op
+
+DEFAULT = "127.0.0.1:8757"
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_LONGEST_TOKEN = 4096
+
+
+def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
+    take_ops(parser, metavar="PACKAGE", required=True)
+    parser.add_argument(
+        "--listen", type=_address, default=_address(DEFAULT), metavar="HOST:PORT",
+        help=f"where to listen (default: {DEFAULT}); port 0 takes a free one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="builds at once (default: from cores and free memory)",
+    )
+    parser.add_argument("--key", type=Path, metavar="FILE", help="sign entries with this key")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE",
+        help="append each distinct call that is asked for, for `prewarm --from`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE",
+        help="serve only clients that show the token in this file",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    ops, broken = choose_ops(args.what)
+    if broken:
+        raise JitkernError(f"not serving, since {', '.join(broken)} cannot be imported")
+    with config.using(fallback="raise"):
+        if args.key:
+            cache_tools.sign(jit.open_cache(), [], args.key)  # fails now, and not after a build
+    options = service.server.Options(
+        args.listen,
+        args.jobs or parallelism.limit(),
+        args.key,
+        args.record,
+        _token(args.token_file),
+        (lambda line: print(line, file=sys.stderr, flush=True))
+        if args.level > 0
+        else lambda _: None,
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
+    try:
+        server = _opened(ops, options)
+        thread = threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True)
+        thread.start()
+        try:
+            _announce(server, ops, options, quiet=args.level < 0)
+            got = signal.sigwait(_SIGNALS)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a second signal ends at once
+            server.drain()
+        if args.level >= 0:
+            print(f"{signal.Signals(got).name}: ended after its builds", file=sys.stderr)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0
+
+
+def _opened(ops: Sequence[Op], options: service.server.Options) -> service.server.Server:
+    try:
+        return service.server.Server(ops, options)
+    except OSError as e:
+        host, port = options.address
+        raise JitkernError(
+            f"cannot listen on {host}:{port}: {e.strerror or e}; name another address by --listen"
+        ) from e
+
+
+def _announce(
+    server: service.server.Server,
+    ops: Sequence[Op],
+    options: service.server.Options,
+    *,
+    quiet: bool,
+) -> None:
+    names = ", ".join(op.name for op in ops)
+    print(
+        f"serving {counted(len(ops), 'op')} at {server.url}, out of {config.current().cache_dir}, "
+        f"{counted(options.jobs, 'build')} at once: {names}",
+        flush=True,
+    )
+    if quiet:
+        return
+    if not options.key:
+        say(
+            "entries are not signed: machines use them only if `trusted_remotes` in their settings "
+            "file names this service; --key FILE signs them",
+            code=YELLOW,
+        )
+    if not options.token and not _is_loopback(options.address[0]):
+        say(
+            f"whoever reaches {server.url} can read the entries and have the ops built: "
+            "--token-file FILE asks for a token",
+            code=YELLOW,
+        )
+
+
+def _token(path: Path | None) -> bytes:
+    """Return the token in a file. Raises SettingError for a file without a usable one."""
+    if path is None:
+        return b""
+    try:
+        with path.open("rb") as file:
+            token = file.read(_LONGEST_TOKEN).strip()
+    except OSError as e:
+        raise SettingError(f"--token-file {path} cannot be read: {e.strerror}") from e
+    text = token.decode("ascii", "replace")
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise SettingError(f"--token-file {path} holds no token: expected one line of ASCII")
+    return token
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"`{text}` is not HOST:PORT, as {DEFAULT} is")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
+    return int(text)

@@ -1,0 +1,29 @@
+"""The build service: a cache over HTTP that also builds what is missing. Nothing here prints.
+
+`server` and `handler` speak HTTP, `catalog` answers from the cache, and `flights` has `workers`
+build what `request` asks for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.service import (
+        build as build,
+        catalog as catalog,
+        connection as connection,
+        flights as flights,
+        handler as handler,
+        metrics as metrics,
+        publisher as publisher,
+        recorder as recorder,
+        request as request,
+        server as server,
+        shelf as shelf,
+        workers as workers,
+    )
+else:
+    __getattr__ = on_first_use(__name__)

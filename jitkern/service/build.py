@@ -1,0 +1,141 @@
+"""A build of the service, as a worker performs it: prewarm for one call, and pack the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jitkern import cache_tools, config, jit
+from jitkern.cache.store import Cache, Entry
+from jitkern.calls import record
+from jitkern.calls.record import Call
+from jitkern.calls.samples import Sample
+from jitkern.errors import CacheError, JitkernError, NotCached
+from jitkern.named_tuple import NamedTuple
+from jitkern.op.op import Op
+from jitkern.prewarming.api import prewarm
+from jitkern.prewarming.tasks import Result
+from jitkern.prewarming.wanted import Wanted
+from jitkern.service.request import Asked
+
+LONGEST_REASON = 4000  # letters of what a client is told
+
+
+class Outcome(NamedTuple):
+    """The end of a build.
+
+    status: 200, 422 if it cannot be built, or 503 if nothing can be built now.
+    reason: why not all was built, or "". failed: whether a build failed, and not only lacked a
+    compiler. bundle: the name of the file with all entries, or "". digests: theirs. files: SHA-256
+    of the files of the kernels, by their names. kernels: digests of the kernels alone.
+    """
+
+    status: int
+    reason: str = ""
+    failed: bool = False
+    bundle: str = ""
+    digests: frozenset[str] = frozenset()
+    files: Mapping[str, str] = {}
+    kernels: tuple[str, ...] = ()
+    built: int = 0
+
+
+class Build:
+    """Builds what requests ask for, one after the other.
+
+    ops: the ops that may be built. folder: the directory for bundles. key: the private key that
+    signs entries, or None.
+    """
+
+    def __init__(self, ops: Mapping[str, Op], folder: Path, key: Path | None) -> None:
+        self._ops = ops
+        self._folder = folder
+        self._sign = Signer(key)
+
+    def __call__(self, asked: Asked, jobs: int) -> Outcome:
+        """Build what a request asks for with `jobs` compilers at once."""
+        try:
+            return self._performed(asked, jobs)
+        except JitkernError as e:
+            unusable = isinstance(e, CacheError) and not isinstance(e, NotCached)
+            return Outcome(503 if unusable else 422, str(e)[:LONGEST_REASON], failed=True)
+
+    def _performed(self, asked: Asked, jobs: int) -> Outcome:
+        try:
+            call = record.parsed(asked.line)
+        except ValueError as e:
+            return Outcome(422, f"the call is not a line of a recording: {e}", failed=True)
+        # Servers are no remotes of a service: it might ask itself, and wait.
+        remote = tuple(url for url in config.current().remote if not url.startswith("http"))
+        with config.using(remote=remote):
+            results = prewarm([self._wanted(call)], asked.targets, jobs=jobs, keep_going=True)
+        entries = _entries(results)
+        reasons = dict.fromkeys(r.reason for r in results if r.status in ("failed", "skipped"))
+        reason = "\n".join(reasons)[:LONGEST_REASON]
+        failed = any(result.status == "failed" for result in results)
+        if not entries:
+            return Outcome(422, reason or "there is nothing to build for this call", failed)
+        cache = jit.open_cache()
+        self._sign(cache, entries)
+        bundle = f"{asked.id}.tar"
+        cache_tools.pack(cache, ((None, entry) for entry in entries), self._folder / bundle)
+        kernels = [entry for entry in entries if _files_of(entry)]
+        return Outcome(
+            200, reason, failed, bundle,
+            frozenset(digest_of(entry) for entry in entries),
+            {name: sha for entry in kernels for name, sha in _files_of(entry).items()},
+            tuple(sorted(map(digest_of, kernels))),
+            sum(result.status == "built" for result in results),
+        )  # fmt: skip
+
+    def _wanted(self, call: Call) -> Wanted:
+        op = self._ops[call.op]
+        misfit = op.signature.misfit(call.args)
+        sample = Sample("the call", call.args, misfit and f"the call does not fit the op: {misfit}")
+        return Wanted(op, {(call.device, call.kind): [sample]})
+
+
+class Signer:
+    """Signs entries of the user root, each once. key: the file of the private key, if any."""
+
+    def __init__(self, key: Path | None) -> None:
+        self._key = key
+        self._signed: set[tuple[Path, int]] = set()
+
+    def __call__(self, cache: Cache, entries: Sequence[Entry]) -> None:
+        """Sign the entries that were not signed by this object. Raises JitkernError."""
+        if self._key is None:
+            return
+        places = {(entry.path, _generation(entry)): entry for entry in entries}
+        new = {place: entry for place, entry in places.items() if place not in self._signed}
+        if new:
+            signed = ((None, entry) for entry in new.values())
+            cache_tools.sign(cache, signed, self._key)
+            self._signed.update(new)
+
+
+def _generation(entry: Entry) -> int:
+    """Return a number that differs once the entry was built again."""
+    try:
+        return entry.path.stat().st_ino
+    except OSError:
+        return 0  # it was removed
+
+
+def digest_of(entry: Entry) -> str:
+    """Return the digest in the name of an entry."""
+    return entry.path.name.rpartition("-")[2]
+
+
+def _entries(results: Sequence[Result]) -> list[Entry]:
+    cache = jit.open_cache()
+    paths = dict.fromkeys(Path(result.path) for result in results if result.path)
+    found = (cache.look_up(path.parent.name, path.name).entry for path in paths)
+    return [entry for entry in found if entry]
+
+
+def _files_of(entry: Entry) -> dict[str, str]:
+    """Return the SHA-256 of each file that a kernel was compiled from; {} for other entries."""
+    source = entry.manifest.inputs.get("source", {})
+    generated = source.get("kind") == "stub" or entry.op == "jitkern::runtime"
+    return {} if generated else {str(k): str(v) for k, v in source.get("closure", {}).items()}

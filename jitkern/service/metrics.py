@@ -1,0 +1,70 @@
+"""Figures of the service in the text format of Prometheus: `pip install "jitkern[serve]"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jitkern.service.build import Outcome
+
+REMEDY = 'pip install "jitkern[serve]"'
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 180, 600)
+_NONE: Any = None
+
+
+class Metrics:
+    """The figures of one server, in a registry of their own; none without prometheus-client."""
+
+    def __init__(self) -> None:
+        try:
+            import prometheus_client as client
+        except ImportError:
+            self._registry = _NONE
+            return
+        registry = self._registry = client.CollectorRegistry()
+        self._text = client.generate_latest
+        self.content_type: str = client.CONTENT_TYPE_LATEST
+        counter, gauge, prefix = client.Counter, client.Gauge, "jitkern_serve"
+        self._requests = counter(
+            f"{prefix}_requests", "Requests.", ["route", "status"], registry=registry
+        )
+        self._hits = counter(f"{prefix}_hits", "GETs of what is there.", registry=registry)
+        self._misses = counter(f"{prefix}_misses", "GETs of what is not.", registry=registry)
+        self._sent = counter(f"{prefix}_sent_bytes", "Bytes of answers.", registry=registry)
+        self._builds = counter(f"{prefix}_builds", "Builds.", ["status"], registry=registry)
+        self._entries = counter(f"{prefix}_built_entries", "Entries built.", registry=registry)
+        self._seconds = client.Histogram(
+            f"{prefix}_build_seconds", "Seconds of builds.", buckets=_SECONDS, registry=registry
+        )
+        self._in_flight = gauge(f"{prefix}_in_flight", "Requests now.", registry=registry)
+        self._running = gauge(f"{prefix}_builds_running", "Builds now.", registry=registry)
+        self._queue = gauge(f"{prefix}_queue", "Builds that wait.", registry=registry)
+
+    def watch(
+        self, requests: Callable[[], int], running: Callable[[], int], queue: Callable[[], int]
+    ) -> None:
+        """Take the present requests, builds and waiting builds from these functions."""
+        if self._registry:
+            self._in_flight.set_function(requests)
+            self._running.set_function(running)
+            self._queue.set_function(queue)
+
+    def answered(self, route: str, status: int, sent: int, *, from_cache: bool) -> None:
+        """Count an answer. from_cache: whether it is of a GET that the cache answers."""
+        if not self._registry:
+            return
+        self._requests.labels(route, str(status)).inc()
+        self._sent.inc(sent)
+        if from_cache:
+            (self._misses if status == 404 else self._hits).inc()
+
+    def built(self, outcome: Outcome, seconds: float) -> None:
+        """Count a build."""
+        if self._registry:
+            self._builds.labels(str(outcome.status)).inc()
+            self._entries.inc(outcome.built)
+            self._seconds.observe(seconds)
+
+    def text(self) -> bytes | None:
+        """Return all figures, or None without prometheus-client."""
+        return bytes(self._text(self._registry)) if self._registry else None

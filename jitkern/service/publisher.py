@@ -1,0 +1,56 @@
+"""What the service has built, pushed to a store for those who cannot reach the service."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from jitkern.errors import JitkernError
+from jitkern.remote.store import Unavailable
+
+REST = 5.0  # seconds after a build, in which others may end: each push writes an index
+LAST = 30.0  # seconds for the last push
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """A thread that calls `push` with the machines that have new entries."""
+
+    def __init__(self, push: Callable[[Sequence[str]], object], rest: float = REST) -> None:
+        self._push = push
+        self._rest = rest
+        self._machines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="jitkern push", daemon=True)
+        self._thread.start()
+
+    def note(self, machines: Sequence[str]) -> None:
+        """Have the entries of these machines pushed soon."""
+        for machine in machines:
+            self._machines.put(machine)
+
+    def close(self) -> None:
+        """Push what is left."""
+        self._closing.set()
+        self._machines.put("")
+        self._thread.join(LAST)
+
+    def _run(self) -> None:
+        failed: set[str] = set()
+        while not self._closing.is_set():
+            machines = {self._machines.get()} | failed
+            self._closing.wait(self._rest)
+            while not self._machines.empty():
+                machines.add(self._machines.get())
+            machines.discard("")
+            failed = set() if not machines or self._is_pushed(sorted(machines)) else machines
+
+    def _is_pushed(self, machines: Sequence[str]) -> bool:
+        try:
+            self._push(machines)
+        except (JitkernError, Unavailable, OSError) as e:
+            _log.warning("what was built is not pushed, and will be with the next build: %s", e)
+            return False
+        return True

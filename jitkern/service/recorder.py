@@ -1,0 +1,59 @@
+"""What the fleet asked for, written down for `jitkern prewarm --from` of the next release."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from jitkern import after_fork
+from jitkern.calls.record import MOST, append
+from jitkern.errors import SettingError
+from jitkern.service.build import Outcome
+from jitkern.service.request import Asked
+
+_log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Appends each distinct call to a file, as JITKERN_RECORD does.
+
+    Of calls that need the same kernels, MOST are kept. Calls that cannot be built are left out, but
+    for those that only lack a compiler here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take a file over, which may have lines already. Raises SettingError."""
+        self._path = path
+        self._alike: Counter[Any] = Counter()
+        self._lock = threading.Lock()
+        after_fork(self._lock)
+        try:
+            with path.open("a+b") as file:
+                file.seek(0)
+                self._seen = {_digest(line.rstrip(b"\n")) for line in file}
+        except OSError as e:
+            raise SettingError(f"cannot write the recording {path}: {e.strerror}") from e
+
+    def note(self, asked: Asked, outcome: Outcome) -> None:
+        """Append the call of a request. Raises nothing."""
+        line = asked.line.encode()
+        with self._lock:
+            if outcome.failed or _digest(line) in self._seen:
+                return
+            self._seen.add(_digest(line))
+            alike = (asked.op, outcome.kernels or outcome.reason)
+            self._alike[alike] += 1
+            if self._alike[alike] > MOST:
+                return
+            try:
+                append(self._path, line + b"\n")
+            except OSError as e:
+                _log.warning("cannot record a call of %s in %s: %s", asked.op, self._path, e)
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.sha256(line).digest()

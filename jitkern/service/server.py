@@ -1,0 +1,206 @@
+"""The server: sockets, limits, and the way to its end.
+
+It is the standard library's, in threads. An answer is a file or a wait for a build, so there is
+little for an event loop to win: it sends thousands of answers a second, more than a fleet needs
+behind a cache. uvicorn with starlette would be two more packages in a process that holds a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from typing import Any
+
+from jitkern import __version__, after_fork, config, jit
+from jitkern.cache_tools.listing import RUNTIME
+from jitkern.named_tuple import NamedTuple
+from jitkern.op.op import Op
+from jitkern.remote.layout import machine_of
+from jitkern.service.build import Build, Outcome, Signer
+from jitkern.service.catalog import Catalog, Package, best_suffix
+from jitkern.service.flights import Flights
+from jitkern.service.handler import Handler
+from jitkern.service.metrics import Metrics
+from jitkern.service.recorder import Recorder
+from jitkern.service.request import Asked
+from jitkern.service.shelf import Shelf
+from jitkern.service.workers import Pool
+from jitkern.source.provenance import package_of
+
+_log = logging.getLogger(__name__)
+MOST_WAITING = 64  # builds
+MOST_CONNECTIONS = 512
+PATIENCE = 25.0  # seconds for which a client is kept waiting: load balancers cut at 60
+GRACE = 25.0  # seconds for builds to end: Kubernetes kills after 30
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
+    b"Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+)
+
+
+class Options(NamedTuple):
+    """How to serve.
+
+    address: host and port. jobs: builds at once. key: the private key that signs entries. record:
+    the file that calls are appended to. token: what clients must show, or b"". tell: takes a line
+    for each request. built: called with the machines of new entries after each build.
+    """
+
+    address: tuple[str, int]
+    jobs: int = 1
+    key: Path | None = None
+    record: Path | None = None
+    token: bytes = b""
+    tell: Callable[[str], object] = lambda _: None
+    built: Callable[[Sequence[str]], object] = lambda _: None
+
+
+class Server(ThreadingHTTPServer):
+    """A server of ops, which its packages declare: `with Server(ops, options) as server`.
+
+    Making it binds its address and starts its workers. Raises OSError for an address that cannot
+    be bound, SettingError, and CacheError for an unusable cache.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 1024
+    patience = PATIENCE
+
+    def __init__(self, ops: Sequence[Op], options: Options) -> None:
+        self.ops: Mapping[str, Op] = {op.name: op for op in ops}
+        self.modules = {op.name: op.module for op in ops}
+        self.token = options.token
+        self.tell = options.tell
+        self.draining = False
+        self._built = options.built
+        self._open: set[socket.socket] = set()  # connections
+        self._answering: set[socket.socket] = set()  # those among them with a request
+        self._lock = threading.Lock()
+        after_fork(self._lock)
+        self.metrics = Metrics()
+        if ":" in options.address[0]:
+            self.address_family = socket.AF_INET6
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(config.using(fallback="raise"))
+            cache = jit.open_cache()
+            self._record = Recorder(options.record) if options.record else None
+            super().__init__(options.address, Handler)
+            undo.callback(self.server_close)
+            self._folder = tempfile.TemporaryDirectory(prefix="jitkern-serve-")
+            undo.callback(self._folder.cleanup)
+            self.shelf = Shelf(Path(self._folder.name))
+            build = Build(self.ops, self.shelf.folder, options.key)
+            pool = Pool(options.jobs, build)
+            undo.callback(pool.close)
+            self.catalog = Catalog(
+                cache, packages_of(ops), self.shelf, Signer(options.key), best_suffix()
+            )
+            self.flights = Flights(pool, options.jobs, MOST_WAITING, self.metrics, self._landed)
+            self.metrics.watch(
+                lambda: len(self._answering),
+                lambda: self.flights.running,
+                lambda: self.flights.waiting,
+            )
+            undo.pop_all()
+
+    @property
+    def url(self) -> str:
+        """The URL of this server."""
+        host, port = self.server_address[:2]
+        text = host.decode() if isinstance(host, bytes | bytearray) else str(host)
+        return f"http://{f'[{text}]' if ':' in text else text}:{port}"
+
+    def server_bind(self) -> None:
+        """Bind the address, without the look-up of a host name that http.server does."""
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread, unless there are too many."""
+        with self._lock:
+            full = len(self._open) >= MOST_CONNECTIONS
+            if not full:
+                self._open.add(request)
+        if full:
+            with contextlib.suppress(OSError):
+                request.setblocking(False)
+                request.send(_BUSY)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    @contextlib.contextmanager
+    def busy(self, connection: socket.socket) -> Iterator[None]:
+        """Count a request, which is answered to its end before this server ends."""
+        with self._lock:
+            self._answering.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._answering.discard(connection)
+
+    def handle_error(self, _: Any, client_address: Any) -> None:
+        """Tell of an error of ours; a client that is gone is none."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            _log.error("a request of %s failed", client_address, exc_info=error)
+
+    def drain(self, grace: float = GRACE) -> None:
+        """Accept no more, finish what runs, for `grace` seconds at most, and end the workers.
+
+        To be called from another thread than `serve_forever`.
+        """
+        self.draining = True
+        self.shutdown()
+        self.server_close()
+        self.flights.drain(grace)
+        end = time.monotonic() + PATIENCE
+        while self._answering and time.monotonic() < end:
+            time.sleep(0.02)
+        with self._lock:
+            idle = list(self._open)
+        for connection in idle:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._folder.cleanup()
+
+    def _landed(self, asked: Asked, outcome: Outcome) -> None:
+        """Keep the bundle of a build, write its call down, and publish it."""
+        if outcome.bundle:
+            self.shelf.add(outcome.bundle)
+        if self._record:
+            self._record.note(asked, outcome)
+        if outcome.built:
+            self._built([machine_of(target) for target in asked.targets])
+
+
+def packages_of(ops: Sequence[Op]) -> dict[str, Package]:
+    """Return the package of each name that entries of these ops, and the runtime, have."""
+    packages = {RUNTIME: Package("jitkern", __version__)}
+    for op in ops:
+        for sources in op.sources.values():
+            for source in sources:
+                found = package_of(source)
+                package = Package(
+                    found.get("name", op.module.partition(".")[0]), found.get("version", "")
+                )
+                packages[op.name] = package
+                if source.owner:
+                    packages[source.owner] = package
+    return packages

@@ -1,0 +1,154 @@
+"""Processes in which the service builds, so that a crash, a hang or a Ctrl-C takes no answer away.
+
+A worker is forked from a process with threads. Those threads hold no lock of Torch, since they use
+none of it, and the locks of jitkern are renewed in the child (`jitkern.after_fork`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from jitkern.cache import usage
+from jitkern.prewarming.workers import PATIENCE, SIGNALS, begin
+from jitkern.service.build import Outcome
+
+Perform = Callable[..., Outcome]
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """A process that performs one task at a time; it is forked anew after its death."""
+
+    def __init__(self, perform: Perform) -> None:
+        self._perform = perform
+        self._context = contextvars.copy_context()  # the settings of who made this object
+        self._process: Any = None
+        self._connection: Connection | None = None
+
+    def ask(self, *task: Any, seconds: float) -> Outcome:
+        """Return the outcome of a task; a worker that takes longer than `seconds` is ended."""
+        connection = self._connection or self.start()
+        try:
+            connection.send(task)
+            if not connection.poll(seconds):
+                self.end()
+                return Outcome(422, f"the build took more than {seconds:.0f} s", failed=True)
+            outcome: Outcome = connection.recv()
+            return outcome
+        except (EOFError, OSError):
+            return Outcome(422, f"the process that built it ended {self.end()}", failed=True)
+
+    def start(self) -> Connection:
+        """Fork the process, if it does not run."""
+        if self._connection:
+            return self._connection
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(
+            target=self._context.copy().run, args=(_work, theirs, self._perform, os.getpid()),
+            name="jitkern serve",
+        )  # fmt: skip
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the worker unblocks them
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of our threads
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self._connection = ours
+        return ours
+
+    def kill(self) -> None:
+        """Have the process end, from any thread; who asked it is told of its death."""
+        process = self._process  # another thread may take it away
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+
+    def end(self, *, at_once: bool = True) -> str:
+        """End the process, in the middle of its task with `at_once`; return how it ended."""
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if process is None or connection is None:
+            return ""
+        if at_once:
+            process.terminate()  # its compilers are killed before it ends
+        else:
+            connection.close()
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        connection.close()
+        code = process.exitcode or 0
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+
+
+class Pool:
+    """Workers, each for one thread at a time."""
+
+    def __init__(self, count: int, perform: Perform) -> None:
+        self._workers = [Worker(perform) for _ in range(count)]
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            worker.start()
+            self._idle.put(worker)
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[Worker]:
+        """Yield a worker that no other thread has."""
+        worker = self._idle.get()
+        try:
+            yield worker
+        finally:
+            self._idle.put(worker)
+
+    def kill(self) -> None:
+        """Have all workers end, in the middle of their tasks."""
+        for worker in self._workers:
+            worker.kill()
+
+    def close(self) -> None:
+        """End the workers, none of which has a task."""
+        for worker in self._workers:
+            worker.end(at_once=False)
+
+
+def _work(connection: Connection, perform: Perform, parent: int) -> None:
+    """Perform the tasks that come through the pipe, until it is closed."""
+    begin(parent)
+    _close_sockets(connection.fileno())
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        while True:
+            task = connection.recv()
+            try:
+                outcome = perform(*task)
+            except Exception:  # noqa: BLE001  the edge of this process
+                _log.exception("a build failed")
+                outcome = Outcome(500, "the service has a fault, which its log describes")
+            connection.send(outcome)
+            usage.flush()
+
+
+def _close_sockets(own: int) -> None:
+    """Close the sockets of the parent, clients and pipes of other workers; their ends would wait.
+
+    Standard streams stay, which may be sockets of a system log.
+    """
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):
+            of_parent = descriptor > 2 and descriptor != own
+            if of_parent and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.close(descriptor)

@@ -1,0 +1,246 @@
+"""GET: the cache of the service looks like a bucket that somebody pushed to."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import threading
+
+import pytest
+from clients import HERE, MACHINE, VEC_ADD, Client, at_once, figures, line, tensor
+
+import jitkern.ops
+from jitkern import cache_tools, jit
+from jitkern.cache_tools import bundle as bundles
+from jitkern.cache_tools.signing import keygen
+from jitkern.files import signature
+from jitkern.remote.index import Index
+from jitkern.service import catalog, shelf
+
+INDEX = f"/v1/{MACHINE}/index.json"
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch):
+    """An index is compared with the cache each time."""
+    monkeypatch.setattr(catalog, "REST", 0.0)
+    monkeypatch.setattr(catalog, "COSTS", 0)
+
+
+def read(body, **options):
+    compressed = body[:4] == b"\x28\xb5\x2f\xfd"
+    return [*bundles.read(io.BytesIO(body), compressed=compressed, **options)]
+
+
+def indexed(client):
+    return Index.decode(client.get(INDEX).body)
+
+
+def test_an_index_names_bundles_that_are_there_and_hold_what_it_lists(client):
+    assert indexed(client) == Index(loose=False)
+    client.build(VEC_ADD)
+    index = indexed(client)
+    assert not index.loose
+    assert {b.package for b in index.bundles} == {"jitkern"}
+    there = []
+    for bundle in index.bundles:
+        answer = client.get(f"/v1/{MACHINE}/{bundle.file}")
+        assert (answer.status, len(answer.body)) == (200, bundle.bytes)
+        assert hashlib.sha256(answer.body).hexdigest() == bundle.file.partition(".")[0]
+        assert "immutable" in answer.headers["Cache-Control"]
+        found = [packed.name[-16:] for packed in read(answer.body)]
+        assert sorted(found) == [*bundle.entries]
+        there += found
+    built = read(client.build(VEC_ADD).body)
+    assert sorted(there) == sorted(packed.name[-16:] for packed in built)
+
+
+def test_an_index_is_renewed_and_what_it_named_before_stays(client):
+    client.build(VEC_ADD)
+    before = client.get(INDEX)
+    tag = before.headers["ETag"]
+    again = client.get(INDEX, If_None_Match=tag)
+    assert (again.status, again.body, again.headers["ETag"]) == (304, b"", tag)
+    client.build(line("jitkern::vec_add", tensor(8, dtype="float64"), tensor(8, dtype="float64")))
+    after = client.get(INDEX, If_None_Match=tag)
+    assert after.status == 200
+    kept = {digest for bundle in Index.decode(before.body).bundles for digest in bundle.entries}
+    new = {digest for bundle in Index.decode(after.body).bundles for digest in bundle.entries}
+    assert kept < new
+    for bundle in Index.decode(before.body).bundles:
+        assert client.get(f"/v1/{MACHINE}/{bundle.file}").status == 200
+
+
+def test_an_index_names_what_exists_whatever_is_evicted(client, cache_dir):
+    client.build(VEC_ADD)
+    index = indexed(client)
+    for path in (cache_dir / "v1" / MACHINE).iterdir():
+        shutil.rmtree(path)
+    for bundle in index.bundles:
+        assert client.get(f"/v1/{MACHINE}/{bundle.file}").status == 200
+    assert indexed(client) == Index(loose=False)
+
+
+def test_an_index_is_not_made_anew_at_each_request(client, monkeypatch):
+    monkeypatch.setattr(catalog, "REST", 60.0)
+    client.build(VEC_ADD)
+    first = indexed(client)
+    client.build(line("jitkern::vec_add", tensor(8, dtype="float64"), tensor(8, dtype="float64")))
+    assert indexed(client) == first
+
+
+def test_an_entry_is_found_by_its_name(client):
+    (packed,) = [p for p in read(client.build(VEC_ADD).body) if p.name.startswith("vec_add.f32-")]
+    path = f"/v1/entries/{packed.target}/{packed.name}.tar"
+    answer = client.get(path)
+    assert [p.place for p in read(answer.body)] == [packed.place]
+    assert "immutable" in answer.headers["Cache-Control"]
+    head = client.ask("HEAD", path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Length"] == str(len(answer.body))
+    assert client.get(path, If_None_Match=answer.headers["ETag"]).status == 304
+    missing = client.get(path.replace(packed.name[-4:], "0000"))
+    assert (missing.status, missing.headers["Cache-Control"]) == (404, "no-store")
+    found = figures(client.get("/metrics").body)
+    assert found["jitkern_serve_hits_total"] == 3
+    assert found["jitkern_serve_misses_total"] == 1
+
+
+def test_large_entries_are_no_part_of_a_bundle(client, monkeypatch):
+    client.build(VEC_ADD)
+    largest = max(entry.size for _, entry in jit.open_cache().entries())
+    monkeypatch.setattr(catalog, "LARGEST_BUNDLED", largest - 1)
+    index = indexed(client)
+    assert index.loose
+    assert sum(len(bundle.entries) for bundle in index.bundles) == 3
+
+
+def test_a_package_that_is_too_large_has_several_bundles(client, monkeypatch):
+    monkeypatch.setattr(catalog, "LARGEST_BUNDLE", 2)
+    client.build(VEC_ADD)
+    assert [len(bundle.entries) for bundle in indexed(client).bundles] == [1, 1, 1, 1]
+
+
+def test_only_entries_of_the_served_ops_are_handed_out(serve):
+    jitkern.prewarm([jitkern.ops.softmax, jitkern.ops.vec_add], [HERE])
+    rows = cache_tools.rows(jit.open_cache())
+    client = Client(serve().url)
+    listed = {digest for bundle in indexed(client).bundles for digest in bundle.entries}
+    for row in rows:
+        served = row.op != "jitkern::softmax"
+        name = row.path.rpartition("/")[2]
+        assert (name[-16:] in listed) == served
+        assert client.get(f"/v1/entries/{row.target}/{name}.tar").status == (200 if served else 404)
+
+
+def test_a_damaged_entry_is_left_out(client, cache_dir):
+    client.build(VEC_ADD)
+    (path,) = (cache_dir / "v1" / MACHINE).glob("vec_add.f32-*/*.so")
+    path.write_bytes(path.read_bytes()[::-1])
+    index = indexed(client)
+    assert [len(bundle.entries) for bundle in index.bundles] in ([2, 1], [1, 2])
+    name = path.parent.name
+    assert client.get(f"/v1/entries/{MACHINE}/{name}.tar").status == 404
+
+
+def test_all_that_is_handed_out_is_signed(serve, tmp_path):
+    jitkern.prewarm([jitkern.ops.vec_add], [HERE])
+    public = signature.public_key(keygen(tmp_path / "key"))
+    client = Client(serve(key=tmp_path / "key").url)
+    built = client.build(
+        line("jitkern::vec_add", tensor(2, 2, dtype="int8"), tensor(2, 2, dtype="int8"))
+    )
+    assert read(built.body, keys=(public,))
+    index = indexed(client)
+    assert index.bundles
+    for bundle in index.bundles:
+        assert read(client.get(f"/v1/{MACHINE}/{bundle.file}").body, keys=(public,))
+    for packed in read(built.body):
+        answer = client.get(f"/v1/entries/{packed.target}/{packed.name}.tar")
+        assert read(answer.body, keys=(public,))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "//", "/v1", "/v1/", "/v1/index.json", "/v1/../jitkern.json", "/jitkern.json/",
+        "/jitkern.json?x=1", "/JITKERN.json", "/v1/nonsense/index.json", "/v1/../index.json",
+        "/v1/%2e%2e/index.json", "/v1/..%2f..%2fetc/index.json", "/v1/%00/index.json",
+        f"/v1/{MACHINE}/../{MACHINE}/index.json", f"/v1/{HERE}/index.json", f"/v1/{MACHINE}/index.json/",
+        f"/v1/{MACHINE}/{'0' * 64}.tar", f"/v1/{MACHINE}/{'0' * 64}.tar.zst", f"/v1/{MACHINE}/{'0' * 63}.tar",
+        f"/v1/entries/{MACHINE}/x.tar", f"/v1/entries/../{MACHINE}/x-0123456789abcdef.tar",
+        f"/v1/entries/{MACHINE}/../x-0123456789abcdef.tar", "/v1/entries/tmp/x-0123456789abcdef.tar",
+        f"/v1/entries/{MACHINE}/..-0123456789abcdef.tar", "/v1/build", "/v1/build/x", "/etc/passwd",
+        f"/v1/{MACHINE}-cxx11_glibc2.36/index.json", "/v1/cpu-x86_64_v4-torch2.13.0-linux_x86_64/index.json",
+        f"/{'a' * 60_000}",
+    ],
+    ids=range(31),
+)  # fmt: skip
+def test_no_other_names_are_there(client, path):
+    answer = client.get(path)
+    assert (answer.status, answer.headers["Cache-Control"]) == (404, "no-store")
+    assert answer.json["reason"]
+
+
+def test_a_machine_that_has_no_entries_leaves_nothing_behind(serve):
+    server = serve()
+    client = Client(server.url)
+    for version in range(50):
+        answer = client.get(f"/v1/cpu-x86_64-torch9.{version}.0-linux_x86_64/index.json")
+        assert Index.decode(answer.body) == Index(loose=False)
+    assert not server.catalog._known
+
+
+def test_the_root_tells_a_remote_from_other_places(client):
+    assert client.get("/jitkern.json").json == {"schema": 1}
+
+
+def test_an_index_is_whole_while_entries_come(serve):
+    server = serve(jobs=2)
+    done = threading.Event()
+    url = server.url
+
+    def build(number):
+        client = Client(url)
+        for n in range(3):
+            dtype = ("int8", "int16", "int32", "int64")[number]
+            size = [2] * (n + 1)
+            call = line("jitkern::vec_add", tensor(*size, dtype=dtype), tensor(*size, dtype=dtype))
+            assert client.build(call).status == 200
+        return 0
+
+    def follow():
+        client = Client(url)
+        while not done.is_set():
+            for bundle in indexed(client).bundles:
+                answer = client.get(f"/v1/{MACHINE}/{bundle.file}")
+                if answer.status != 200 or len(answer.body) != bundle.bytes:
+                    return bundle
+        return None
+
+    found = []
+    follower = threading.Thread(target=lambda: found.append(follow()))
+    follower.start()
+    try:
+        assert at_once(4, build) == [0] * 4
+    finally:
+        done.set()
+        follower.join(60)
+    assert found == [None]
+    assert sum(len(bundle.entries) for bundle in indexed(Client(url)).bundles) > 12
+
+
+def test_files_that_no_index_names_are_bounded(tmp_path):
+    files = shelf.Shelf(tmp_path, most=100)
+    for number in range(8):
+        (tmp_path / f"{number}").write_bytes(bytes(40))
+        files.add(f"{number}", "index" if number == 1 else "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "6", "7"]
+    with files.opened("6") as kept:
+        (tmp_path / "8").write_bytes(bytes(90))
+        files.add("8")
+        assert kept.read() == bytes(40)  # who reads a file reads it to its end
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "8"]
+    files.hold("index", [])
+    assert files.opened("1") is None

@@ -1,0 +1,265 @@
+"""POST /v1/build: what is missing is built, once, from what is installed here."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from clients import HERE, VEC_ADD, Client, asked, at_once, figures, line, tensor
+from helpers import declared
+
+from jitkern import cache_tools, config, jit
+from jitkern.cache.store import Cache
+from jitkern.op.needed_kernels import needs_of
+from jitkern.service import flights, request, server as room
+from jitkern.target import Target
+
+TWICE = 'extern "C" void twice(T *out, const T *x, long n) { for (long i = 0; i < n; i++) out[i] = 2 * x[i]; }\n'
+
+
+def launch_twice(k, x):
+    out = torch.empty_like(x)
+    k.twice[{"T": x.dtype}](out, x, x.numel())
+    return out
+
+
+def metrics(client):
+    return figures(client.get("/metrics").body)
+
+
+def unpacked(answer, tmp_path):
+    """The entries of a bundle, in a cache of their own."""
+    path = tmp_path / "answer.tar"
+    path.write_bytes(answer.body)
+    cache = Cache(tmp_path / "unpacked")
+    cache_tools.unpack(cache, path)
+    return [row.variant.partition(".")[0] or row.op for row in cache_tools.rows(cache)]
+
+
+def test_an_answer_holds_kernel_stub_runtime_and_plan(client, tmp_path):
+    answer = client.build(VEC_ADD)
+    assert (answer.status, answer.headers["Jitkern-Builds"]) == (200, "1")
+    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "plan", "stub"]
+
+
+def test_60_clients_at_once_cause_one_build(serve):
+    url = serve(jobs=2).url
+    answers = at_once(60, lambda _: Client(url).build(VEC_ADD))
+    assert [a.status for a in answers] == [200] * 60
+    assert len({a.body for a in answers}) == 1
+    found = metrics(Client(url))
+    assert found['jitkern_serve_builds_total{status="200"}'] == 1
+    assert found["jitkern_serve_built_entries_total"] == 4
+
+
+def test_who_asks_later_gets_the_same_and_an_evicted_bundle_is_built_again(serve):
+    server = serve()
+    client = Client(server.url)
+    first = client.build(VEC_ADD)
+    assert client.build(VEC_ADD.replace(",", ", ")).body == first.body  # the same call
+    assert metrics(client)['jitkern_serve_builds_total{status="200"}'] == 1
+    for path in server.shelf.folder.glob("*.tar"):
+        path.unlink()
+    assert client.build(VEC_ADD).body == first.body
+    found = metrics(client)
+    assert found['jitkern_serve_builds_total{status="200"}'] == 2
+    assert found["jitkern_serve_built_entries_total"] == 4  # the second found all in the cache
+
+
+def test_an_undeclared_op_is_404(client):
+    answer = client.build(line("jitkern::muladd", tensor(4), tensor(4), tensor(4)))
+    assert (answer.status, answer.json["serves"]) == (404, ["jitkern::vec_add"])
+    assert "jitkern::muladd" in answer.json["reason"]
+
+
+def test_a_changed_source_is_409_and_names_the_file(serve, tmp_path):
+    op = declared("served::twice(Tensor x) -> Tensor", tmp_path / "twice.cpp", TWICE, launch_twice)
+    (source,) = op.sources["cpu"]
+    op.samples(lambda device: [torch.empty(8, device=device)])
+    (variant,) = needs_of(op, source, "cpu").variants
+    of_client = jit.key_of(variant, Target.current("cpu")).digest
+    client = Client(serve(op).url)
+    call = line("served::twice", tensor(8))
+    assert client.build(call, want=[of_client]).status == 200
+    assert client.build(call, want=[of_client[:16]]).status == 200
+    (tmp_path / "twice.cpp").write_text(f"// changed\n{TWICE}")
+    other = line("served::twice", tensor(9))
+    answer = client.build(other, want=[of_client])
+    assert answer.status == 409
+    ((file, sha),) = answer.json["files"].items()
+    assert (file.endswith("twice.cpp"), len(sha)) == (True, 64)
+    assert f"{file} ({sha[:12]})" in answer.json["reason"]
+    assert of_client[:16] in answer.json["reason"]
+    assert of_client[:16] not in answer.json["digests"]
+
+
+def test_what_cannot_be_built_is_422_with_the_reason(serve, tmp_path):
+    broken = TWICE.replace("2 * x[i]", "two")
+    op = declared("served::bad(Tensor x) -> Tensor", tmp_path / "bad.cpp", broken, launch_twice)
+    client = Client(serve(op).url)
+    answer = client.build(line("served::bad", tensor(8)))
+    assert answer.status == 422
+    assert "two" in answer.json["reason"]
+    for call, targets, reason in [
+        (line("served::bad"), [HERE], "got no x"),
+        (line("served::bad", 3), [HERE], "launch function failed"),
+        (line("served::bad", tensor(8), kind="nvrtc"), [HERE], "no nvrtc source"),
+        (line("served::bad", tensor(8)), ["cuda-sm_90-cu130-torch2.11.0"], "no target is of this"),
+        (line("served::bad", tensor(8)), ["nonsense"], "is not a target"),
+        (line("served::bad", tensor(8)), ["cpu-aarch64-torch2.13.0"], "aarch64"),
+    ]:
+        answer = client.build(call, targets)
+        assert (answer.status, reason in answer.json["reason"]) == (422, True), answer.body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"x", b"[]", b"{}", b"[" * 100_000, b"\xff", b'{"schema":1}', b'{"schema":2}',
+        asked("x"), asked("[]"), asked("{}"), asked(VEC_ADD, []), asked(VEC_ADD, [1]),
+        asked(VEC_ADD, [HERE] * 9), asked(VEC_ADD, want=["x"]), asked(VEC_ADD, want=[1]),
+        asked(VEC_ADD, want=["0" * 16] * 1001), asked(VEC_ADD.replace("1000", "1" * 1000)),
+        asked(VEC_ADD.replace("1000", "NaN")), asked(VEC_ADD.replace('"cpu"', '"c/p"')),
+        asked(line("jitkern::vec_add", 'x"); system("id')), asked(VEC_ADD.replace("cc", "../cc")),
+    ],
+    ids=range(22),
+)  # fmt: skip
+def test_what_is_no_request_is_400(client, body):
+    answer = client.ask("POST", "/v1/build", body)
+    assert (answer.status, bool(answer.json["reason"])) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        tensor(2**63 - 1, 2**63 - 1),
+        {**tensor(4), "more": 1},
+        {**tensor(4), "stride": [1, 1]},
+        {**tensor(4), "shape": [-1]},
+        {**tensor(4), "shape": [True]},
+        {**tensor(4), "tensor": "_inductor"},
+        {**tensor(4), "tensor": "float7"},
+        tensor(*[1] * 65),
+        {"dtype": "compiler"},
+        {"device": "nowhere"},
+        {"float": "x"},
+        {},
+    ],
+    ids=range(12),
+)
+def test_an_argument_that_is_none_is_422(client, argument):
+    answer = client.build(line("jitkern::vec_add", argument, argument))
+    assert (answer.status, "not a line" in answer.json["reason"]) == (422, True), answer.body
+
+
+def test_arguments_must_be_a_list_and_a_huge_tensor_allocates_nothing(client):
+    call = line("jitkern::vec_add").replace("[]", json.dumps(tensor(10**9)))
+    assert client.build(call).status == 422
+    huge = tensor(2**40)
+    assert client.build(line("jitkern::vec_add", huge, huge)).status == 200
+
+
+def test_a_body_over_1_mib_is_413(client):
+    padding = b" " * (request.MAX_BYTES - len(asked(VEC_ADD)))
+    assert client.ask("POST", "/v1/build", asked(VEC_ADD) + padding).status == 200
+    answer = client.ask("POST", "/v1/build", asked(VEC_ADD) + padding + b" ")
+    assert (answer.status, answer.headers["Connection"]) == (413, "close")
+
+
+def test_the_target_of_the_client_decides(client, tmp_path):
+    other = "cpu-x86_64-torch2.12.0"
+    answer = client.build(VEC_ADD, [HERE, other])
+    assert answer.status == 200
+    unpacked(answer, tmp_path)
+    rows = cache_tools.rows(Cache(tmp_path / "unpacked"))
+    assert {row.target for row in rows if row.variant == "f32"} == {
+        f"{HERE}-linux_x86_64", f"{other}-linux_x86_64",
+    }  # fmt: skip
+
+
+def test_a_long_build_is_202_and_then_found_where_it_says(gated, monkeypatch):
+    server = gated()
+    client = Client(server.url)
+    monkeypatch.setattr(room.Server, "patience", 0.05)
+    first = client.build(VEC_ADD)
+    assert (first.status, first.headers["Retry-After"]) == (202, "2")
+    place = first.headers["Location"]
+    assert client.get(place).status == 202
+    assert client.build(VEC_ADD).headers["Location"] == place  # the same build
+    (server.shelf.folder / "open").touch()
+    monkeypatch.setattr(room.Server, "patience", 60.0)
+    assert client.get(place)[::2] == (200, b"bundle")
+    assert client.build(VEC_ADD)[::2] == (200, b"bundle")
+    assert len([*server.shelf.folder.glob("begun-*")]) == 1
+    assert client.get(f"/v1/build/{'0' * 64}").status == 404
+
+
+def test_a_client_may_want_an_earlier_answer(gated):
+    client = Client(gated().url)
+    assert client.build(VEC_ADD, Prefer="wait=0").status == 202
+
+
+def test_a_full_queue_is_429(gated, monkeypatch):
+    monkeypatch.setattr(room, "MOST_WAITING", 2)
+    server = gated(jobs=1)
+    monkeypatch.setattr(room.Server, "patience", 0.0)
+    client = Client(server.url)
+    calls = [line("jitkern::vec_add", tensor(n), tensor(n)) for n in range(1, 6)]
+    assert client.build(calls[0]).status == 202
+    while not server.flights.running:
+        time.sleep(0.01)
+    assert [client.build(call).status for call in calls[1:]] == [202, 202, 429, 429]
+    assert client.build(calls[1]).status == 202  # whoever asks for the same waits with the others
+    answer = client.build(calls[4])
+    assert (answer.headers["Retry-After"], answer.json["reason"]) == ("5", "2 builds wait already")
+    (server.shelf.folder / "open").touch()
+    monkeypatch.setattr(room.Server, "patience", 60.0)
+    assert {client.build(call).status for call in calls[:3]} == {200}
+
+
+def test_a_worker_that_dies_or_hangs_is_422_and_another_takes_its_place(gated, monkeypatch):
+    monkeypatch.setattr(room.Server, "modules", {}, raising=False)
+    server = gated(jobs=1)
+    server.ops = {**server.ops, "x::dies": None}
+    (server.shelf.folder / "open").touch()
+    client = Client(server.url)
+    answer = client.build(line("x::dies"))
+    assert (answer.status, "SIGKILL" in answer.json["reason"]) == (422, True)
+    assert client.build(VEC_ADD).status == 200
+    (server.shelf.folder / "open").unlink()
+    server.flights._longest = 0.2
+    answer = client.build(line("jitkern::vec_add", tensor(3), tensor(3)))
+    assert (answer.status, "took more than" in answer.json["reason"]) == (422, True)
+    (server.shelf.folder / "open").touch()
+    assert client.build(line("jitkern::vec_add", tensor(4), tensor(4))).status == 200
+
+
+def test_old_outcomes_are_forgotten(gated, monkeypatch):
+    server = gated()
+    (server.shelf.folder / "open").touch()
+    client = Client(server.url)
+    client.build(VEC_ADD)
+    monkeypatch.setattr(flights, "KEPT", -1.0)
+    client.build(VEC_ADD)
+    assert metrics(client)['jitkern_serve_builds_total{status="200"}'] == 2
+    monkeypatch.setattr(flights, "KEPT", 60.0)
+    monkeypatch.setattr(flights, "MOST_KEPT", 3)
+    for n in range(1, 8):
+        client.build(line("jitkern::vec_add", tensor(n), tensor(n)))
+    assert len(server.flights._flights) <= 4
+
+
+def test_a_cache_that_cannot_be_written_is_503_and_not_kept(serve, tmp_path, monkeypatch):
+    root = tmp_path / "file"
+    with config.using(cache_dir=tmp_path / "served"):
+        server = serve()
+    client = Client(server.url)
+    (tmp_path / "served").mkdir(exist_ok=True)
+    (tmp_path / "served" / "v1").write_text("in the way")
+    answer = client.build(VEC_ADD)
+    assert (answer.status, bool(answer.json["reason"])) == (503, True)
+    (tmp_path / "served" / "v1").unlink()
+    assert client.build(VEC_ADD).status == 200
+    assert not root.exists()

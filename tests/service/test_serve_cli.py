@@ -1,0 +1,232 @@
+"""`jitkern serve`: a process of its own, its start, its end, and a machine without a toolchain."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from clients import HERE, MACHINE, VEC_ADD, Client, asked, line, tensor
+
+from jitkern.remote.index import Index
+
+# What a machine does that misses a kernel: without a compiler, and by the standard library alone.
+MACHINE_WITHOUT_TOOLS = """
+import json, os, subprocess, sys, urllib.request
+import torch, jitkern.ops
+from jitkern import config
+from jitkern.target import Target
+
+x = torch.arange(999.0)
+with config.using(fallback="reference", record="calls"):
+    jitkern.ops.vec_add(x, x)
+call = open("calls").read().strip()
+body = json.dumps({"schema": 1, "call": call, "targets": [str(Target.current("cpu"))], "want": []})
+request = urllib.request.Request(sys.argv[1] + "/v1/build", body.encode())
+open("answer.tar", "wb").write(urllib.request.urlopen(request, timeout=120).read())
+"""
+THEN = """
+import torch, jitkern.ops
+from jitkern.runtime import linker
+
+x = torch.arange(999.0)
+assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
+linker.settle()
+slot = jitkern.ops.vec_add.backends["cpu"].implementation.slot
+before = slot.misses
+assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
+print(jitkern.stats()["compiles"], slot.misses - before)
+"""
+
+
+@contextlib.contextmanager
+def serving(*arguments, cwd, host="127.0.0.1", **environment):
+    """The process of a service, and its URL."""
+    command = [sys.executable, "-W", "ignore", "-m", "jitkern", "serve", *arguments]
+    process = subprocess.Popen(
+        [*command, "--listen", f"{host}:0"], cwd=cwd, env={**os.environ, **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        first = process.stdout.readline()
+        found = re.search(r"http://\S+:\d+", first)
+        assert found, (first, process.stderr.read())
+        yield process, found[0]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def end(process, number):
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    return process.returncode, err
+
+
+def jitkern(*arguments, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments], cwd=cwd, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_a_machine_without_a_toolchain_computes_with_what_it_gets(tmp_path):
+    other = {"JITKERN_CACHE_DIR": str(tmp_path / "other"), "PATH": "", "JITKERN_COMPILE": "never"}
+    with serving("jitkern", cwd=tmp_path) as (process, url):
+        done = jitkern("-c", MACHINE_WITHOUT_TOOLS, url, cwd=tmp_path, **other)
+        assert done.returncode == 0, done.stderr
+        code, err = end(process, signal.SIGTERM)
+        assert (code, "SIGTERM: ended after its builds" in err) == (0, True)
+    done = jitkern("-m", "jitkern", "cache", "unpack", "answer.tar", cwd=tmp_path, **other)
+    assert done.returncode == 0, done.stderr
+    done = jitkern("-c", THEN, cwd=tmp_path, **other)
+    assert done.stdout == "0 0\n", done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_builds_end_and_leaves_no_process_behind(tmp_path, number):
+    slow = tmp_path / "slow"
+    (slow / "slowpkg").mkdir(parents=True)
+    (slow / "slowpkg" / "__init__.py").write_text(SLOW)
+    (slow / "slowpkg" / "slow.cpp").write_text(SOURCE)
+    with serving("slowpkg", "-v", cwd=slow, GATE=str(tmp_path / "gate")) as (process, url):
+        client = Client(url)
+        client.connection.connect()
+        body = asked(line("slowpkg::slow", tensor(8)))
+        head = f"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.connection.sock.sendall(head.encode() + body)
+        while not (tmp_path / "gate.begun").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        while True:  # it accepts no more
+            with contextlib.suppress(ConnectionError):
+                Client(url).get("/healthz")
+                time.sleep(0.02)
+                continue
+            break
+        (tmp_path / "gate").touch()
+        answer = client.connection.sock.recv(100)
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        _, err = process.communicate(timeout=120)
+        assert (process.returncode, "POST /v1/build" in err) == (0, True), err
+    assert not [p for p in children_named("slowpkg") if p != os.getpid()]
+
+
+SOURCE = 'extern "C" void slow(T *out, const T *x, long n) { for (long i = 0; i < n; i++) out[i] = x[i]; }\n'
+SLOW = """
+import os, pathlib, time
+import torch
+from jitkern.declare import Cpp, kernel
+
+slow = kernel("slowpkg::slow(Tensor x) -> Tensor", cpu=Cpp("slow.cpp"))
+
+@slow.launch("cpu")
+def _(k, x):
+    out = torch.empty_like(x)
+    k.slow[{"T": x.dtype}](out, x, x.numel())
+    return out
+
+@slow.samples
+def _(device):
+    yield torch.ones(8, device=device)
+
+from jitkern.service import build
+real = build.prewarm
+
+def waiting(*args, **kwargs):
+    gate = pathlib.Path(os.environ["GATE"])
+    gate.with_suffix(".begun").touch()
+    while not gate.exists():
+        time.sleep(0.02)
+    return real(*args, **kwargs)
+
+build.prewarm = waiting
+"""
+
+
+def children_named(text):
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text in (path / "cmdline").read_text().split("\0"):
+                yield int(path.name)
+
+
+def test_it_serves_what_prewarm_built_and_warns_of_what_it_lacks(tmp_path, cli):
+    assert cli("prewarm", "vec_add", "--call", "f32[8], f32[8]")[0] == 0
+    with serving("vec_add", cwd=tmp_path, host="0.0.0.0") as (process, url):
+        client = Client(url)
+        index = Index.decode(client.get(f"/v1/{MACHINE}/index.json").body)
+        assert sum(len(bundle.entries) for bundle in index.bundles) == 4
+        assert client.build(VEC_ADD.replace("vec_add", "softmax")).status == 404
+        code, err = end(process, signal.SIGINT)
+    assert (code, err.count("entries are not signed")) == (0, 1)
+    assert err.count("--token-file FILE asks for a token") == 1
+
+
+def test_a_token_and_a_record_come_from_files(tmp_path):
+    (tmp_path / "token").write_text("  secret\n")
+    arguments = ("vec_add", "-q", "--token-file", "token", "--record", "calls")
+    with serving(*arguments, cwd=tmp_path) as (process, url):
+        client = Client(url)
+        assert client.build(VEC_ADD).status == 401
+        assert client.build(VEC_ADD, [HERE], Authorization="Bearer secret").status == 200
+        assert end(process, signal.SIGTERM) == (0, "")
+    assert json.loads((tmp_path / "calls").read_text())["op"] == "jitkern::vec_add"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "the following arguments are required: PACKAGE"),
+        (("no_such_package",), 2, "`no_such_package` is not an op, a namespace or a package"),
+        (("vec_add", "--listen", "nowhere"), 2, "`nowhere` is not HOST:PORT"),
+        (("vec_add", "--listen", "127.0.0.1:99999"), 2, "is not HOST:PORT"),
+        (("vec_add", "--listen", ":80"), 2, "is not HOST:PORT"),
+        (("vec_add", "--jobs", "0"), 2, "`0` is not a number from 1 up"),
+        (("vec_add", "--jbos", "1"), 2, "did you mean --jobs?"),
+        (("vec_add", "--token-file", "missing"), 2, "--token-file missing cannot be read: No such"),
+        (("vec_add", "--token-file", "empty"), 2, "empty holds no token: expected one line"),
+        (("vec_add", "--token-file", "lines"), 2, "lines holds no token: expected one line"),
+        (("vec_add", "--record", "missing/calls"), 2, "cannot write the recording missing/calls"),
+        (("vec_add", "--key", "missing"), 1, "the private key missing cannot be read"),
+        (("vec_add", "--key", "open"), 1, "is open to other users"),
+        (("broken_package",), 1, "not serving, since broken_package cannot be imported"),
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    (tmp_path / "lines").write_text("a\nb\n")
+    (tmp_path / "open").write_text("key")
+    (tmp_path / "open").chmod(0o644)
+    (tmp_path / "broken_package.py").write_text("raise ValueError('no')\n")
+    done, _, err = cli("serve", *arguments)
+    assert (done, says in " ".join(err.split())) == (code, True), err
+
+
+def test_an_address_in_use_is_named(cli):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        code, _, err = cli("serve", "vec_add", "--listen", address)
+    assert code == 1
+    assert f"cannot listen on {address}: Address already in use; name another address" in err
+
+
+def test_an_unusable_cache_ends_with_3(cli, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    code, _, err = cli(
+        "serve", "vec_add", "--listen", "127.0.0.1:0", "--cache-dir", str(tmp_path / "shared")
+    )
+    assert (code, "is not trusted" in err) == (3, True), err

@@ -1,0 +1,337 @@
+"""The server: tokens, figures, bounds, and its end."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+from clients import VEC_ADD, Client, asked, figures, line, tensor
+
+import jitkern.ops
+from jitkern.calls import record
+from jitkern.errors import JitkernError, SettingError
+from jitkern.remote.store import Unavailable
+from jitkern.service import connection, recorder, server as room, workers
+from jitkern.service.publisher import Publisher
+
+
+def raw(server, data):
+    """All that the server answers to bytes, until it closes."""
+    with socket.create_connection(server.server_address[:2], timeout=60) as client:
+        client.sendall(data)
+        answer = b""
+        while part := client.recv(1 << 16):
+            answer += part
+        return answer
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_token_is_asked_for_everywhere_but_for_health(serve):
+    client = Client(serve(token=b"secret").url)
+    paths = ("/jitkern.json", "/metrics", "/v1/x/index.json", "/nothing", f"/v1/build/{'0' * 64}")
+    for authorization in (
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Basic secret",
+        "Bearer secret2",
+        "Bearer ä",
+    ):
+        for path in paths:
+            answer = client.get(path, Authorization=authorization)
+            assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert client.build(VEC_ADD, Authorization=authorization).status == 401
+    assert client.get("/healthz").status == 200
+    assert client.build(VEC_ADD, Authorization="Bearer secret").status == 200
+    assert client.get("/jitkern.json", Authorization="Bearer secret").status == 200
+
+
+def test_what_wants_a_token_is_private_to_caches_between(serve):
+    index = "/v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
+    secret = Client(serve(token=b"secret").url).get(index, Authorization="Bearer secret")
+    assert secret.headers["Cache-Control"] == "private, max-age=30"
+    assert Client(serve().url).get(index).headers["Cache-Control"] == "public, max-age=30"
+
+
+def test_figures_tell_of_requests_builds_and_bytes(serve):
+    server = serve()
+    client = Client(server.url)
+    answer = client.build(VEC_ADD)
+    client.get("/nothing")
+    found = figures(client.get("/metrics").body)
+    assert found['jitkern_serve_requests_total{route="build",status="200"}'] == 1
+    assert found['jitkern_serve_requests_total{route="other",status="404"}'] == 1
+    assert found["jitkern_serve_build_seconds_count"] == 1
+    assert found["jitkern_serve_build_seconds_sum"] > 0
+    assert found["jitkern_serve_in_flight"] == 1  # this one
+    assert found["jitkern_serve_queue"] == found["jitkern_serve_builds_running"] == 0
+    assert found["jitkern_serve_sent_bytes_total"] > len(answer.body)
+    other = figures(Client(serve().url).get("/metrics").body)
+    assert other["jitkern_serve_sent_bytes_total"] == 0  # each server has its own
+
+
+def test_without_prometheus_client_figures_are_501(serve, monkeypatch):
+    real = builtins.__import__
+
+    def refusing(name, *args, **kwargs):
+        if name == "prometheus_client":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refusing)
+    client = Client(serve().url)
+    answer = client.get("/metrics")
+    assert (answer.status, 'pip install "jitkern[serve]"' in answer.json["reason"]) == (501, True)
+    assert client.get("/healthz").body == b"ok\n"
+    assert client.build(VEC_ADD).status == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 505),
+        (b"DELETE / HTTP/1.1\r\nHost: x\r\n\r\n", 501),
+        (b"PUT /v1/build HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 501),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
+        (b"POST /v1/build HTTP/1.1\r\n\r\n", 411),
+        (b"POST /v1/build HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (b"POST /v1/build HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 411),
+        (b"POST /v1/build HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /v1/build HTTP/1.1\r\nContent-Length: 1e3\r\n\r\n", 400),
+        (b"POST /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 405),
+        (b"POST /nothing HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 404),
+        (b"GET /healthz HTTP/1.1\r\nContent-Length: 40\r\n\r\nGET /jitkern.json HTTP/1.1\r\nHost: xx\r\n\r\n", 200),
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_odd_requests_get_one_answer_and_no_more(serve, data, status):
+    answer = raw(serve(), data)
+    if answer.startswith(b"HTTP/"):  # not of HTTP/0.9
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert b"Connection: close" in answer
+    else:
+        assert (status in (400, 505), b'"reason"' in answer) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: "]
+)
+def test_who_sends_slowly_is_left(serve, monkeypatch, begin):
+    monkeypatch.setattr(connection, "IDLE", 0.2)
+    monkeypatch.setattr(connection, "READING", 0.3)
+    server = serve()
+    with socket.create_connection(server.server_address[:2], timeout=60) as client:
+        client.sendall(begin)
+        for _ in range(200):
+            try:
+                client.sendall(b"a" if begin else b"")
+                client.settimeout(0.05)
+                if client.recv(1000) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            pytest.fail("the connection stays open")
+    wait_for(lambda: not server._open)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
+    monkeypatch.setattr(connection, "READING", 0.2)
+    data = b"POST /v1/build HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc"
+    assert raw(serve(), data) == b""
+
+
+def test_who_reads_slowly_is_left(serve, monkeypatch):
+    monkeypatch.setattr(connection, "READING", 0.2)
+    monkeypatch.setattr(connection, "SLOWEST", 1e12)
+    server = serve()
+    (server.shelf.folder / "large.tar").write_bytes(bytes(64 << 20))
+    server.shelf.add("large.tar")
+    server.catalog.entry = lambda *_: server.shelf.opened("large.tar")
+    with socket.create_connection(server.server_address[:2], timeout=60) as client:
+        path = "/v1/entries/cpu-x86_64-torch2.13.0-linux_x86_64/x-0123456789abcdef.tar"
+        client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        assert client.recv(1000)
+        wait_for(lambda: not server._open)
+
+
+def test_connections_are_bounded(serve, monkeypatch):
+    monkeypatch.setattr(room, "MOST_CONNECTIONS", 3)
+    server = serve()
+    held = [socket.create_connection(server.server_address[:2], timeout=60) for _ in range(3)]
+    wait_for(lambda: len(server._open) == 3)
+    refused = raw(server, b"")
+    assert refused.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1" in refused
+    held.pop().close()
+    wait_for(lambda: len(server._open) == 2)
+    assert Client(server.url).get("/healthz").status == 200
+    for client in held:
+        client.close()
+
+
+def test_a_connection_serves_many_requests(serve):
+    server = serve()
+    client = Client(server.url)
+    for _ in range(20):
+        assert client.get("/healthz").status == 200
+        assert client.get("/nothing").status == 404
+        assert client.ask("POST", "/v1/build", b"x").status == 400
+    assert len(server._open) == 1
+
+
+def test_a_line_is_told_for_each_request(serve):
+    lines = []
+    client = Client(serve(tell=lines.append).url)
+    client.get("/healthz")
+    wait_for(lambda: lines)
+    assert "'GET /healthz HTTP/1.1' 200 3 bytes" in lines[0]
+
+
+def test_no_request_can_write_a_line_of_the_log_or_a_code_of_the_terminal(serve):
+    lines = []
+    raw(serve(tell=lines.append), b"GET /\x1b[2J\rforged HTTP/1.0\r\n\r\n")
+    wait_for(lambda: lines)
+    assert all(text.isprintable() for text in lines), lines
+
+
+def test_a_drain_finishes_builds_and_begins_none(gated):
+    server = gated(jobs=1)
+    url = server.url
+    answers = {}
+    calls = {n: line("jitkern::vec_add", tensor(n), tensor(n)) for n in (1, 2)}
+
+    def ask(number):
+        answers[number] = Client(url).build(calls[number])
+
+    idle = Client(url)
+    assert idle.get("/healthz").status == 200
+    threads = [threading.Thread(target=ask, args=(n,)) for n in calls]
+    threads[0].start()
+    wait_for(lambda: server.flights.running == 1)
+    threads[1].start()
+    wait_for(lambda: server.flights.waiting == 1)
+    drain = threading.Thread(target=server.drain, args=(60.0,))
+    drain.start()
+    threads[1].join(60)
+    (server.shelf.folder / "open").touch()
+    for thread in (*threads, drain):
+        thread.join(60)
+    assert answers[1][::2] == (200, b"bundle")
+    assert (answers[2].status, answers[2].headers["Retry-After"]) == (503, "5")
+    with pytest.raises(ConnectionError):
+        Client(url).get("/healthz")
+    assert not server.shelf.folder.exists()
+
+
+def test_a_drain_ends_builds_that_take_too_long(gated):
+    server = gated(jobs=1)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(Client(server.url).build(VEC_ADD)))
+    thread.start()
+    wait_for(lambda: [*server.shelf.folder.glob("begun-*")])
+    server.drain(0.1)
+    thread.join(60)
+    assert [answer.status for answer in answers] == [422]
+
+
+def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
+    """Else a client would wait for the end of an answer as long as the worker lives."""
+
+    def sockets(*_):
+        return lambda asked, jobs: workers.Outcome(
+            422,
+            " ".join(
+                os.readlink(f"/dev/fd/{fd}")
+                for fd in os.listdir("/dev/fd")
+                if os.path.exists(f"/dev/fd/{fd}")
+            ),
+        )
+
+    monkeypatch.setattr(room, "Build", sockets)
+    server = gated(jobs=2)
+    clients = [Client(server.url) for _ in range(3)]
+    for client in clients:
+        assert client.get("/healthz").status == 200
+    server.flights._pool._workers[0].end()  # the next one is forked while clients are connected
+    server.flights._pool._workers[1].end()
+    found = clients[0].build(VEC_ADD).json["reason"].split()
+    assert len([name for name in found if name.startswith("socket:")]) == 1, found  # its pipe
+
+
+def test_calls_are_recorded_once_and_prewarm_reads_them(serve, tmp_path, cli):
+    path = tmp_path / "calls"
+    path.write_text('{"schema":1,"op":"jitkern::vec_add"')  # cut off
+    client = Client(serve(record=path).url)
+    calls = [
+        VEC_ADD,
+        VEC_ADD,
+        line("jitkern::vec_add", tensor(7), tensor(7)),
+        line("jitkern::vec_add", 1, 2),
+    ]
+    for call in calls:
+        client.build(call)
+    client = Client(serve(record=path).url)  # which knows what is there
+    assert client.build(VEC_ADD).status == 200
+    read = record.read(path)
+    assert [call.args[0].shape for call in read] == [(1000,), (7,)]
+    assert {call.module for call in read} == {jitkern.ops.vec_add.module}  # not what a client says
+    code, out, err = cli("prewarm", "--from", str(path), "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert (code, report["built"], report["failed"]) == (0, 0, 0), err
+
+
+def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "MOST", 2)
+    client = Client(serve(record=tmp_path / "calls").url)
+    for size in range(1, 6):
+        client.build(line("jitkern::vec_add", tensor(size), tensor(size)))
+    assert len(record.read(tmp_path / "calls")) == 2
+
+
+def test_a_recording_that_cannot_be_written_is_told_at_the_start(serve, tmp_path):
+    with pytest.raises(SettingError, match="cannot write the recording"):
+        serve(record=tmp_path / "missing" / "calls")
+
+
+def test_what_is_built_is_published_and_again_after_a_failure():
+    pushed, errors = [], [Unavailable("away"), JitkernError("no")]
+
+    def push(machines):
+        if errors:
+            raise errors.pop()
+        pushed.append(machines)
+
+    publisher = Publisher(push, rest=0.01)
+    publisher.note(["a", "b"])
+    wait_for(lambda: len(errors) == 1)
+    publisher.note(["c"])
+    wait_for(lambda: not errors)
+    publisher.note(["a"])
+    publisher.close()
+    assert sorted({machine for machines in pushed for machine in machines}) == ["a", "b", "c"]
+
+
+def test_a_server_tells_its_publisher_of_new_entries(serve):
+    told = []
+    client = Client(serve(built=told.append).url)
+    client.build(VEC_ADD)
+    assert told == [["cpu-x86_64-torch2.13.0-linux_x86_64"]]
+    client.ask("POST", "/v1/build", asked(VEC_ADD))
+    assert len(told) == 1
