@@ -13,15 +13,18 @@ import ipaddress
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jitkern import cache_tools, config, jit, service
+from jitkern import config, jit, service
+from jitkern.cache_tools import signing
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import YELLOW, counted, say
+from jitkern.cli.remote.connection import connected, url_of, writable
 from jitkern.compilers import parallelism
 from jitkern.errors import JitkernError, SettingError
 from jitkern.op.op import Op
+from jitkern.remote import layout
 
 DEFAULT = "127.0.0.1:8757"
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -40,6 +43,10 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         metavar="N",
         help="builds at once (default: from cores and free memory)",
     )
+    parser.add_argument(
+        "--push", metavar="URL",
+        help="also push what was built to a bucket or directory: s3://…, gs://…, az://…, file:///…",
+    )  # fmt: skip
     parser.add_argument("--key", type=Path, metavar="FILE", help="sign entries with this key")
     parser.add_argument(
         "--record", type=Path, metavar="FILE",
@@ -56,20 +63,16 @@ def run(args: argparse.Namespace) -> int:
     ops, broken = choose_ops(args.what)
     if broken:
         raise JitkernError(f"not serving, since {', '.join(broken)} cannot be imported")
-    with config.using(fallback="raise"):
-        if args.key:
-            cache_tools.sign(jit.open_cache(), [], args.key)  # fails now, and not after a build
-    options = service.server.Options(
-        args.listen,
-        args.jobs or parallelism.limit(),
-        args.key,
-        args.record,
-        _token(args.token_file),
-        (lambda line: print(line, file=sys.stderr, flush=True))
-        if args.level > 0
-        else lambda _: None,
-    )
+    token = _token(args.token_file)
+    if args.key:
+        signing.public_key_of(args.key)  # fails now, and not after a build
+    push = _pusher(args.push, ops, args.key) if args.push else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in all threads of the server
+    publisher = service.publisher.Publisher(push) if push else None
+    options = service.server.Options(
+        args.listen, args.jobs or parallelism.limit(), args.key, args.record, token,
+        _show if args.level > 0 else _ignore, publisher.note if publisher else _ignore,
+    )  # fmt: skip
     try:
         server = _opened(ops, options)
         thread = threading.Thread(target=server.serve_forever, name="jitkern serve", daemon=True)
@@ -80,11 +83,24 @@ def run(args: argparse.Namespace) -> int:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a second signal ends at once
             server.drain()
+            if publisher:
+                publisher.close()
         if args.level >= 0:
             print(f"{signal.Signals(got).name}: ended after its builds", file=sys.stderr)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
+
+
+def _pusher(url: str, ops: Sequence[Op], key: Path | None) -> Callable[[Sequence[str]], None]:
+    """Return what pushes to a URL. Raises JitkernError for one that cannot be written."""
+    with connected(url_of(url)) as readable:
+        store = writable(readable)
+        store.get(layout.ROOT, limit=1 << 16)  # fails now, and not after a build
+    with config.using(fallback="raise"):
+        return service.publisher.pusher(
+            jit.open_cache(), service.server.packages_of(ops), store, key
+        )
 
 
 def _opened(ops: Sequence[Op], options: service.server.Options) -> service.server.Server:
@@ -124,6 +140,14 @@ def _announce(
             "--token-file FILE asks for a token",
             code=YELLOW,
         )
+
+
+def _show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _token(path: Path | None) -> bytes:

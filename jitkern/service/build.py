@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jitkern import cache_tools, config, jit
 from jitkern.cache.store import Cache, Entry
+from jitkern.cache_tools import signing
 from jitkern.calls import record
 from jitkern.calls.record import Call
 from jitkern.calls.samples import Sample
@@ -16,6 +17,7 @@ from jitkern.op.op import Op
 from jitkern.prewarming.api import prewarm
 from jitkern.prewarming.tasks import Result
 from jitkern.prewarming.wanted import Wanted
+from jitkern.remote.layout import machine_of
 from jitkern.service.request import Asked
 
 LONGEST_REASON = 4000  # letters of what a client is told
@@ -27,7 +29,8 @@ class Outcome(NamedTuple):
     status: 200, 422 if it cannot be built, or 503 if nothing can be built now.
     reason: why not all was built, or "". failed: whether a build failed, and not only lacked a
     compiler. bundle: the name of the file with all entries, or "". digests: theirs. files: SHA-256
-    of the files of the kernels, by their names. kernels: digests of the kernels alone.
+    of the files of the kernels, by their names. kernels: digests of the kernels alone. machines:
+    those of all entries. built: the number of new entries.
     """
 
     status: int
@@ -37,6 +40,7 @@ class Outcome(NamedTuple):
     digests: frozenset[str] = frozenset()
     files: Mapping[str, str] = {}
     kernels: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
     built: int = 0
 
 
@@ -85,6 +89,7 @@ class Build:
             frozenset(digest_of(entry) for entry in entries),
             {name: sha for entry in kernels for name, sha in _files_of(entry).items()},
             tuple(sorted(map(digest_of, kernels))),
+            tuple(sorted({machine_of(entry.path.parent.name) for entry in entries})),
             sum(result.status == "built" for result in results),
         )  # fmt: skip
 
@@ -96,30 +101,24 @@ class Build:
 
 
 class Signer:
-    """Signs entries of the user root, each once. key: the file of the private key, if any."""
+    """Signs entries of the user root. key: the file of the private key, or None to sign nothing."""
 
     def __init__(self, key: Path | None) -> None:
+        """Read the key. Raises JitkernError if it cannot be used."""
         self._key = key
-        self._signed: set[tuple[Path, int]] = set()
+        self._public = signing.public_key_of(key) if key else ""
 
     def __call__(self, cache: Cache, entries: Sequence[Entry]) -> None:
-        """Sign the entries that were not signed by this object. Raises JitkernError."""
+        """Sign the entries that the key has not signed. Raises JitkernError."""
         if self._key is None:
             return
-        places = {(entry.path, _generation(entry)): entry for entry in entries}
-        new = {place: entry for place, entry in places.items() if place not in self._signed}
-        if new:
-            signed = ((None, entry) for entry in new.values())
-            cache_tools.sign(cache, signed, self._key)
-            self._signed.update(new)
-
-
-def _generation(entry: Entry) -> int:
-    """Return a number that differs once the entry was built again."""
-    try:
-        return entry.path.stat().st_ino
-    except OSError:
-        return 0  # it was removed
+        lacking = [
+            entry
+            for entry in entries
+            if self._public not in signing.signers(entry.manifest.encode(), entry.signatures())
+        ]
+        if lacking:
+            signing.sign(cache, ((None, entry) for entry in lacking), self._key)
 
 
 def digest_of(entry: Entry) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import logging
 import threading
 import time
@@ -19,7 +18,6 @@ from typing import BinaryIO, NamedTuple
 
 from jitkern import after_fork, cache_tools
 from jitkern.cache.store import Cache, Entry
-from jitkern.cache_tools.ustar import deflating
 from jitkern.errors import JitkernError, TargetError
 from jitkern.files.owned import Layer
 from jitkern.remote.index import Bundle, Index
@@ -182,12 +180,3 @@ def _machine_of(target: str) -> str:
         return machine_of(target)
     except TargetError:
         return ""
-
-
-def best_suffix() -> str:
-    """Return the suffix of bundles: compressed ones where this Python can compress."""
-    try:
-        with deflating(io.BytesIO()):
-            return ".tar.zst"
-    except JitkernError:
-        return ".tar"

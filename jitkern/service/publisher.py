@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
+from jitkern import cache_tools, remote
+from jitkern.cache.store import Cache
 from jitkern.errors import JitkernError
-from jitkern.remote.store import Unavailable
+from jitkern.remote.layout import machine_of
+from jitkern.remote.store import Store, Unavailable
 
 REST = 5.0  # seconds after a build, in which others may end: each push writes an index
 LAST = 30.0  # seconds for the last push
@@ -23,7 +28,9 @@ class Publisher:
         self._rest = rest
         self._machines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="jitkern push", daemon=True)
+        run = contextvars.copy_context().run  # with the settings of who made this object
+        self._thread = threading.Thread(target=run, args=(self._run,), name="jitkern push")
+        self._thread.daemon = True
         self._thread.start()
 
     def note(self, machines: Sequence[str]) -> None:
@@ -54,3 +61,24 @@ class Publisher:
             _log.warning("what was built is not pushed, and will be with the next build: %s", e)
             return False
         return True
+
+
+def pusher(
+    cache: Cache, ops: Collection[str], store: Store, key: Path | None
+) -> Callable[[Sequence[str]], None]:
+    """Return a function that pushes all entries of some ops for some machines.
+
+    All of them each time: an index keeps the last pushes of a package alone. ops: the names that
+    entries have. key: signs what is pushed, or None to push it as it is.
+    """
+
+    def push(machines: Sequence[str]) -> None:
+        chosen = [
+            (row, entry)
+            for row, entry in cache_tools.chosen(cache, cache_tools.Wanted())
+            if entry.op in ops and machine_of(row.target) in machines
+        ]
+        if chosen:
+            remote.publish.push(cache, chosen, store, key=key, unsigned=key is None)
+
+    return push

@@ -22,11 +22,12 @@ from typing import Any
 
 from jitkern import __version__, after_fork, config, jit
 from jitkern.cache_tools.listing import RUNTIME
+from jitkern.cache_tools.ustar import has_zstd
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
-from jitkern.remote.layout import machine_of
+from jitkern.remote.layout import RUNTIME_PACKAGE
 from jitkern.service.build import Build, Outcome, Signer
-from jitkern.service.catalog import Catalog, Package, best_suffix
+from jitkern.service.catalog import Catalog, Package
 from jitkern.service.flights import Flights
 from jitkern.service.handler import Handler
 from jitkern.service.metrics import Metrics
@@ -102,9 +103,8 @@ class Server(ThreadingHTTPServer):
             build = Build(self.ops, self.shelf.folder, options.key)
             pool = Pool(options.jobs, build)
             undo.callback(pool.close)
-            self.catalog = Catalog(
-                cache, packages_of(ops), self.shelf, Signer(options.key), best_suffix()
-            )
+            suffix = ".tar.zst" if has_zstd() else ".tar"
+            self.catalog = Catalog(cache, packages_of(ops), self.shelf, Signer(options.key), suffix)
             self.flights = Flights(pool, options.jobs, MOST_WAITING, self.metrics, self._landed)
             self.metrics.watch(
                 lambda: len(self._answering),
@@ -187,12 +187,12 @@ class Server(ThreadingHTTPServer):
         if self._record:
             self._record.note(asked, outcome)
         if outcome.built:
-            self._built([machine_of(target) for target in asked.targets])
+            self._built(outcome.machines)
 
 
 def packages_of(ops: Sequence[Op]) -> dict[str, Package]:
     """Return the package of each name that entries of these ops, and the runtime, have."""
-    packages = {RUNTIME: Package("jitkern", __version__)}
+    packages = {RUNTIME: Package(RUNTIME_PACKAGE, __version__)}
     for op in ops:
         for sources in op.sources.values():
             for source in sources:

@@ -42,7 +42,7 @@ def test_an_index_names_bundles_that_are_there_and_hold_what_it_lists(client):
     client.build(VEC_ADD)
     index = indexed(client)
     assert not index.loose
-    assert {b.package for b in index.bundles} == {"jitkern"}
+    assert [b.package for b in index.bundles] == ["jitkern", "jitkern-runtime"]
     there = []
     for bundle in index.bundles:
         answer = client.get(f"/v1/{MACHINE}/{bundle.file}")
@@ -161,26 +161,46 @@ def test_all_that_is_handed_out_is_signed(serve, tmp_path):
         assert read(answer.body, keys=(public,))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/", "//", "/v1", "/v1/", "/v1/index.json", "/v1/../jitkern.json", "/jitkern.json/",
-        "/jitkern.json?x=1", "/JITKERN.json", "/v1/nonsense/index.json", "/v1/../index.json",
-        "/v1/%2e%2e/index.json", "/v1/..%2f..%2fetc/index.json", "/v1/%00/index.json",
-        f"/v1/{MACHINE}/../{MACHINE}/index.json", f"/v1/{HERE}/index.json", f"/v1/{MACHINE}/index.json/",
-        f"/v1/{MACHINE}/{'0' * 64}.tar", f"/v1/{MACHINE}/{'0' * 64}.tar.zst", f"/v1/{MACHINE}/{'0' * 63}.tar",
-        f"/v1/entries/{MACHINE}/x.tar", f"/v1/entries/../{MACHINE}/x-0123456789abcdef.tar",
-        f"/v1/entries/{MACHINE}/../x-0123456789abcdef.tar", "/v1/entries/tmp/x-0123456789abcdef.tar",
-        f"/v1/entries/{MACHINE}/..-0123456789abcdef.tar", "/v1/build", "/v1/build/x", "/etc/passwd",
-        f"/v1/{MACHINE}-cxx11_glibc2.36/index.json", "/v1/cpu-x86_64_v4-torch2.13.0-linux_x86_64/index.json",
-        f"/{'a' * 60_000}",
-    ],
-    ids=range(31),
-)  # fmt: skip
-def test_no_other_names_are_there(client, path):
-    answer = client.get(path)
-    assert (answer.status, answer.headers["Cache-Control"]) == (404, "no-store")
-    assert answer.json["reason"]
+NO_NAMES = [
+    "/",
+    "//",
+    "/v1",
+    "/v1/",
+    "/v1/index.json",
+    "/v1/../jitkern.json",
+    "/jitkern.json/",
+    "/jitkern.json?x=1",
+    "/JITKERN.json",
+    "/v1/nonsense/index.json",
+    "/v1/../index.json",
+    "/v1/%2e%2e/index.json",
+    "/v1/..%2f..%2fetc/index.json",
+    "/v1/%00/index.json",
+    f"/v1/{MACHINE}/../{MACHINE}/index.json",
+    f"/v1/{HERE}/index.json",
+    f"/v1/{MACHINE}/index.json/",
+    f"/v1/{MACHINE}/{'0' * 64}.tar",
+    f"/v1/{MACHINE}/{'0' * 64}.tar.zst",
+    f"/v1/{MACHINE}/{'0' * 63}.tar",
+    f"/v1/entries/{MACHINE}/x.tar",
+    f"/v1/entries/../{MACHINE}/x-0123456789abcdef.tar",
+    f"/v1/entries/{MACHINE}/../x-0123456789abcdef.tar",
+    "/v1/entries/tmp/x-0123456789abcdef.tar",
+    f"/v1/entries/{MACHINE}/..-0123456789abcdef.tar",
+    "/v1/build",
+    "/v1/build/x",
+    "/etc/passwd",
+    f"/v1/{MACHINE}-cxx11_glibc2.36/index.json",
+    "/v1/cpu-x86_64_v4-torch2.13.0-linux_x86_64/index.json",
+    f"/{'a' * 60_000}",
+]
+
+
+def test_no_other_names_are_there(client):
+    for path in NO_NAMES:
+        answer = client.get(path)
+        assert (answer.status, answer.headers["Cache-Control"]) == (404, "no-store")
+        assert answer.json["reason"], path
 
 
 def test_a_machine_that_has_no_entries_leaves_nothing_behind(serve):

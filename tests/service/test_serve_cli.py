@@ -200,9 +200,11 @@ def test_a_token_and_a_record_come_from_files(tmp_path):
         (("vec_add", "--record", "missing/calls"), 2, "cannot write the recording missing/calls"),
         (("vec_add", "--key", "missing"), 1, "the private key missing cannot be read"),
         (("vec_add", "--key", "open"), 1, "is open to other users"),
+        (("vec_add", "--push", "https://127.0.0.1:1"), 2, "https://127.0.0.1:1"),
+        (("vec_add", "--push", "nowhere"), 2, "`nowhere` names no remote"),
         (("broken_package",), 1, "not serving, since broken_package cannot be imported"),
     ],
-    ids=range(14),
+    ids=range(16),
 )  # fmt: skip
 def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code, says):
     monkeypatch.chdir(tmp_path)
@@ -213,6 +215,26 @@ def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code
     (tmp_path / "broken_package.py").write_text("raise ValueError('no')\n")
     done, _, err = cli("serve", *arguments)
     assert (done, says in " ".join(err.split())) == (code, True), err
+
+
+def test_what_is_built_is_pushed_too(tmp_path, cli):
+    assert cli("cache", "keygen", str(tmp_path / "key"))[0] == 0
+    bucket = (tmp_path / "bucket").as_uri()
+    arguments = ("vec_add", "--key", str(tmp_path / "key"), "--push", bucket)
+    with serving(*arguments, cwd=tmp_path) as (process, url):
+        assert Client(url).build(VEC_ADD).status == 200
+        assert end(process, signal.SIGTERM)[0] == 0
+    index = Index.decode((tmp_path / "bucket" / "v1" / MACHINE / "index.json").read_bytes())
+    assert sum(len(bundle.entries) for bundle in index.bundles) == 4
+    settings = tmp_path / "settings" / "jitkern"
+    settings.mkdir(parents=True)
+    public = (tmp_path / "key.pub").read_text().strip()
+    (settings / "config.toml").write_text(f'trusted_keys = ["{public}"]\n')
+    done = jitkern(
+        "-m", "jitkern", "remote", "pull", "--from", bucket, cwd=tmp_path,
+        XDG_CONFIG_HOME=str(settings.parent), JITKERN_CACHE_DIR=str(tmp_path / "other"),
+    )  # fmt: skip
+    assert (done.returncode, "4 entries added" in done.stderr) == (0, True), done.stderr
 
 
 def test_an_address_in_use_is_named(cli):

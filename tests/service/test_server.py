@@ -332,6 +332,6 @@ def test_a_server_tells_its_publisher_of_new_entries(serve):
     told = []
     client = Client(serve(built=told.append).url)
     client.build(VEC_ADD)
-    assert told == [["cpu-x86_64-torch2.13.0-linux_x86_64"]]
+    assert told == [("cpu-x86_64-torch2.13.0-linux_x86_64",)]
     client.ask("POST", "/v1/build", asked(VEC_ADD))
     assert len(told) == 1
