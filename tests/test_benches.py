@@ -137,3 +137,15 @@ def test_the_simulation_of_a_fleet_compares_ways_to_fetch(cache_dir: Path, tmp_p
         assert bool(outcome["compiles"]) <= ("failure" in name)
         assert outcome["requests"] * outcome["served"] <= 200 * 48 + 1
     assert plot.read_text().count("hosts ready") == 1
+
+
+def test_serve_reports_builds_and_requests(cache_dir: Path) -> None:
+    output = printed(
+        cache_dir, "benches.serve", "--json", "--rounds", "1", "--requests", "20",
+        "--connections", "1", "2",
+    )  # fmt: skip
+    assert set(output["seconds"]) == {"build", "again", "alike", "60 at once"}
+    assert positive(output["seconds"])
+    kinds = {f"{what}, {count} connections" for what in ("bundle", "index") for count in (1, 2)}
+    assert set(output["per_second"]) == kinds
+    assert positive(output["per_second"])
