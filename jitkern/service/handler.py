@@ -109,7 +109,8 @@ class Handler(Connection):
             self.refuse(503, "the service is about to end", **_LATER)
             return True
         missing = sorted(want - outcome.digests)
-        if outcome.status != 200 or (outcome.reason and (missing or not want)):
+        lacking = bool(missing) if want else outcome.failed
+        if outcome.status != 200 or (outcome.reason and lacking):
             status = 422 if outcome.status == 200 else outcome.status
             self.refuse(status, outcome.reason)
         elif missing:

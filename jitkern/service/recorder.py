@@ -44,11 +44,11 @@ class Recorder:
         with self._lock:
             if outcome.failed or _digest(line) in self._seen:
                 return
-            self._seen.add(_digest(line))
             alike = (asked.op, outcome.kernels or outcome.reason)
-            self._alike[alike] += 1
-            if self._alike[alike] > MOST:
+            if self._alike[alike] >= MOST:
                 return
+            self._seen.add(_digest(line))
+            self._alike[alike] += 1
             try:
                 append(self._path, line + b"\n")
             except OSError as e:

@@ -2,8 +2,9 @@
 
 A block whose first line is a path is written there. Python blocks run in processes of their own; a
 `text` block right behind one is what it prints. Each line of a shell block is a command. Pages with
-tests of their own: deploying.md (test_deploy.py), fleet.md (test_fleet_page.py), from_cuda_extension.md
-(test_readme.py), and CONTRIBUTING.md (test_contributing.py).
+tests of their own: deploying.md (test_deploy.py), fleet.md (test_fleet_page.py), serve.md
+(test_serve_guide.py), from_cuda_extension.md (test_readme.py), and CONTRIBUTING.md
+(test_contributing.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pages import PAGES, blocks_of
 from jitkern.config import Config
 from jitkern.target import this_platform
 
-ELSEWHERE = ("deploying.md", "fleet.md", "from_cuda_extension.md", "CONTRIBUTING.md")
+ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "CONTRIBUTING.md")
 RUN = [page for page in PAGES if page.name not in ELSEWHERE and blocks_of(page)]
 
 

@@ -6,8 +6,8 @@ import json
 import time
 
 import torch
-from clients import HERE, VEC_ADD, Client, asked, at_once, figures, line, tensor
-from helpers import declared
+from clients import HERE, MACHINE, VEC_ADD, Client, asked, at_once, figures, line, tensor
+from helpers import declared, needs_nvrtc
 
 from jitkern import cache_tools, config, jit
 from jitkern.cache.store import Cache
@@ -190,6 +190,29 @@ def test_the_target_of_the_client_decides(client, tmp_path):
     assert {row.target for row in rows if row.variant == "f32"} == {
         f"{HERE}-linux_x86_64", f"{other}-linux_x86_64",
     }  # fmt: skip
+
+
+@needs_nvrtc
+def test_a_service_without_a_gpu_builds_for_one(client, tmp_path, monkeypatch):
+    target = f"cuda-sm_90-cu130-torch{Target.current('cpu').torch}"
+    call = line("jitkern::vec_add", tensor(1000), tensor(1000), kind="nvrtc")
+    answer = client.build(call.replace('"cpu"', '"cuda"'), [target])
+    assert answer.status == 200, answer.body
+    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "plan", "stub"]
+    machines = {bundle.path.parent.name for _, bundle in Cache(tmp_path / "unpacked").entries()}
+    assert machines == {target, f"{target}-linux_x86_64", MACHINE}
+
+
+def test_what_lacks_a_compiler_for_one_target_holds_the_other_nonetheless(client, tmp_path):
+    targets = [HERE, "cpu-aarch64-torch2.13.0"]
+    answer = client.build(VEC_ADD, targets)
+    assert answer.status == 200
+    assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "plan", "stub"]
+    (kernel,) = [e for _, e in Cache(tmp_path / "unpacked").entries() if e.variant == "f32"]
+    assert client.build(VEC_ADD, targets, [kernel.manifest.digest]).body == answer.body
+    wanted = client.build(VEC_ADD, targets, ["0" * 16])
+    assert (wanted.status, "aarch64" in wanted.json["reason"]) == (422, True)
+    assert client.build(VEC_ADD, targets[:1], ["0" * 16]).status == 409
 
 
 def test_a_long_build_is_202_and_then_found_where_it_says(gated, monkeypatch):
