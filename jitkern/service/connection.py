@@ -18,7 +18,7 @@ from jitkern.service import request
 if TYPE_CHECKING:
     from jitkern.service.server import Server
 
-IDLE = 60.0  # seconds that a connection may wait for its next request
+IDLE = 20.0  # seconds that a connection may wait for its next request
 READING = 15.0  # seconds for a whole request, however slowly its bytes come
 SLOWEST = 50_000  # bytes in a second: a client that takes an answer more slowly is left
 _CHUNK = 1 << 18
@@ -86,7 +86,6 @@ class Connection(BaseHTTPRequestHandler):
             self.headers = http.client.HTTPMessage()  # until those of this request are read
             with self.server.busy(self.connection):
                 super().handle_one_request()
-                self.close_connection |= self.server.draining
         except OSError:  # the client is gone, or too slow
             self.close_connection = True
 
@@ -142,6 +141,7 @@ class Connection(BaseHTTPRequestHandler):
             cached = f"{'private' if self.server.token else 'public'}, {cached}"
         if self._unread and {"Content-Length", "Transfer-Encoding"} & {*self.headers.keys()}:
             self.close_connection = True  # what follows is the body, and no request
+        self.close_connection |= self.server.draining or self.server.crowded
         self.send_response(status)
         for name, value in {
             "Content-Type": kind, "Content-Length": str(body.size), "Cache-Control": cached,
@@ -149,7 +149,7 @@ class Connection(BaseHTTPRequestHandler):
         }.items():  # fmt: skip
             if status != 304 or name not in ("Content-Type", "Content-Length"):
                 self.send_header(name, value)
-        if self.close_connection or self.server.draining:
+        if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
         sent = 0 if self.command == "HEAD" or status == 304 else self._send(body)

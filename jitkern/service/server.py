@@ -114,6 +114,11 @@ class Server(ThreadingHTTPServer):
             undo.pop_all()
 
     @property
+    def crowded(self) -> bool:
+        """Whether connections are short, so that a client is not to keep the one that it has."""
+        return len(self._open) > MOST_CONNECTIONS // 2
+
+    @property
     def url(self) -> str:
         """The URL of this server."""
         host, port = self.server_address[:2]

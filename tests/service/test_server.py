@@ -186,6 +186,15 @@ def test_connections_are_bounded(serve, monkeypatch):
         client.close()
 
 
+def test_where_connections_are_short_none_is_kept(serve, monkeypatch):
+    monkeypatch.setattr(room, "MOST_CONNECTIONS", 4)
+    server = serve()
+    clients = [Client(server.url) for _ in range(3)]
+    headers = [client.get("/healthz").headers.get("Connection") for client in clients]
+    assert headers == [None, None, "close"]
+    assert {client.get("/healthz").status for client in clients} == {200}
+
+
 def test_a_connection_serves_many_requests(serve):
     server = serve()
     client = Client(server.url)
