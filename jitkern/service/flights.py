@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections import OrderedDict
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from jitkern import after_fork, config
+from jitkern.prewarming.workers import PATIENCE
 from jitkern.service.build import Outcome
 from jitkern.service.metrics import Metrics
 from jitkern.service.request import Asked
@@ -104,7 +106,8 @@ class Flights:
         if self._running:
             _log.warning("%d builds did not end within %.0f s", self._running, grace)
         while self._running:
-            self._pool.kill()
+            late = time.monotonic() > end + PATIENCE  # SIGTERM lets workers end their compilers
+            self._pool.kill(signal.SIGKILL if late else signal.SIGTERM)
             time.sleep(0.1)
         self._threads.shutdown()
         self._pool.close()

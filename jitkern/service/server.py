@@ -42,6 +42,7 @@ MOST_WAITING = 64  # builds
 MOST_CONNECTIONS = 512
 PATIENCE = 25.0  # seconds for which a client is kept waiting: load balancers cut at 60
 GRACE = 25.0  # seconds for builds to end: Kubernetes kills after 30
+LAST = 5.0  # seconds for the answers after that
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
     b"Cache-Control: no-store\r\nConnection: close\r\n\r\n"
@@ -91,8 +92,7 @@ class Server(ThreadingHTTPServer):
         self.metrics = Metrics()
         if ":" in options.address[0]:
             self.address_family = socket.AF_INET6
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(config.using(fallback="raise"))
+        with config.using(fallback="raise"), contextlib.ExitStack() as undo:
             cache = jit.open_cache()
             self._record = Recorder(options.record) if options.record else None
             super().__init__(options.address, Handler)
@@ -175,7 +175,7 @@ class Server(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self.flights.drain(grace)
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + LAST
         while self._answering and time.monotonic() < end:
             time.sleep(0.02)
         with self._lock:

@@ -38,7 +38,10 @@ class Worker:
 
     def ask(self, *task: Any, seconds: float) -> Outcome:
         """Return the outcome of a task; a worker that takes longer than `seconds` is ended."""
-        connection = self._connection or self.start()
+        try:
+            connection = self._connection or self.start()
+        except OSError as e:
+            return Outcome(503, f"no process can be started: {e.strerror}", failed=True)
         try:
             connection.send(task)
             if not connection.poll(seconds):
@@ -70,12 +73,12 @@ class Worker:
         self._connection = ours
         return ours
 
-    def kill(self) -> None:
-        """Have the process end, from any thread; who asked it is told of its death."""
+    def kill(self, number: signal.Signals) -> None:
+        """Send the process a signal, from any thread; who asked it is told of its death."""
         process = self._process  # another thread may take it away
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+                os.kill(process.pid, number)
 
     def end(self, *, at_once: bool = True) -> str:
         """End the process, in the middle of its task with `at_once`; return how it ended."""
@@ -115,10 +118,10 @@ class Pool:
         finally:
             self._idle.put(worker)
 
-    def kill(self) -> None:
+    def kill(self, number: signal.Signals) -> None:
         """Have all workers end, in the middle of their tasks."""
         for worker in self._workers:
-            worker.kill()
+            worker.kill(number)
 
     def close(self) -> None:
         """End the workers, none of which has a task."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import signal
 import socket
 import threading
 import time
 
 import pytest
-from clients import VEC_ADD, Client, asked, figures, line, tensor
+from clients import VEC_ADD, Client, Gate, asked, figures, line, tensor
 
 import jitkern.ops
+from jitkern import config
 from jitkern.calls import record
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.store import Unavailable
-from jitkern.service import connection, recorder, server as room, workers
+from jitkern.service import connection, flights, recorder, server as room, workers
 from jitkern.service.publisher import Publisher
 
 
@@ -258,6 +260,43 @@ def test_a_drain_ends_builds_that_take_too_long(gated):
     server.drain(0.1)
     thread.join(60)
     assert [answer.status for answer in answers] == [422]
+
+
+def test_a_drain_kills_what_heeds_no_signal(gated, monkeypatch):
+    monkeypatch.setattr(flights, "PATIENCE", 0.2)
+
+    class Deaf(Gate):
+        def __call__(self, asked, jobs):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            return super().__call__(asked, jobs)
+
+    monkeypatch.setattr(room, "Build", Deaf)
+    server = gated(jobs=1)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(Client(server.url).build(VEC_ADD)))
+    thread.start()
+    wait_for(lambda: [*server.shelf.folder.glob("begun-*")])
+    server.drain(0.1)
+    thread.join(60)
+    assert [(a.status, "SIGKILL" in a.json["reason"]) for a in answers] == [(422, True)]
+
+
+def test_a_server_changes_no_setting_of_its_process(serve):
+    before = config.current()
+    serve()
+    assert config.current() is before
+
+
+def test_where_no_process_can_be_started_it_is_503(gated, monkeypatch):
+    server = gated(jobs=1)
+    server.flights._pool._workers[0].end()
+
+    def refuse(*_):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("os.fork", refuse)
+    answer = Client(server.url).build(VEC_ADD)
+    assert (answer.status, "no process can be started" in answer.json["reason"]) == (503, True)
 
 
 def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
