@@ -10,7 +10,7 @@ import jitkern.ops  # noqa: F401  declares the ops
 from jitkern import config
 from jitkern.cache import events
 from jitkern.errors import JitkernError
-from jitkern.op.op import OPS, Op
+from jitkern.op.op import all_ops, Op
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     wrong = 0
     print(f"{'op':28} {'device':6} {'source':10} {'samples':>7}  largest error, in rounding errors")
-    for name, op in sorted(OPS.items()):
+    for name, op in sorted(all_ops().items()):
         for device in devices:
             declared = op.sources[device]
             for source in declared:
