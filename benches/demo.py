@@ -10,7 +10,7 @@ import jitkern.ops  # noqa: F401  declares the ops
 from jitkern import config
 from jitkern.cache import events
 from jitkern.errors import JitkernError
-from jitkern.op.op import all_ops, Op
+from jitkern.op.op import Op, all_ops
 
 
 def main() -> int:

@@ -25,7 +25,16 @@ from jitkern.cache.layout import is_entry_name, is_target
 from jitkern.cache.manifest import MAX_BYTES, NAME, Artifact, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
-from jitkern.cache_tools.ustar import BLOCK, CHUNK, BundleError, Stream, deflating, inflated, write
+from jitkern.cache_tools.ustar import (
+    BLOCK,
+    CHUNK,
+    MAX_BUNDLE,
+    BundleError,
+    Stream,
+    deflating,
+    inflated,
+    write,
+)
 from jitkern.files import signature
 
 INDEX = "bundle.json"
@@ -136,16 +145,49 @@ def unpack(
     compressed = _is_compressed(path)
     try:
         with path.open("rb") as file:
-            new, present = _looked_through(cache, read(file, compressed=compressed, keys=keys))
-            if new and not dry_run:
-                file.seek(0)
-                _publish(cache, read(file, compressed=compressed, keys=keys), new, present)
+            return adopt(cache, file, compressed=compressed, keys=keys, dry_run=dry_run)
     except BundleError as e:
         raise BundleError(f"the bundle {path} is refused: {e}", path=str(path)) from e
     except (OSError, MemoryError) as e:
         reason = getattr(e, "strerror", "") or "not enough memory"
         raise BundleError(f"the bundle {path} cannot be read: {reason}", path=str(path)) from e
+
+
+def adopt(
+    cache: Cache,
+    file: BinaryIO,
+    *,
+    compressed: bool,
+    keys: tuple[str, ...] = (),
+    limit: int = MAX_BUNDLE,
+    only: tuple[str, str] | None = None,
+    dry_run: bool = False,
+    fsync: bool = True,
+) -> Unpacked:
+    """Check a whole bundle in an open file, then publish the entries that the cache does not have.
+
+    limit: bytes that the artifacts may have. only: target and folder name of the entry that must be
+    the only one. keys, dry_run: see `unpack`. fsync: see `Cache.adopt`. Raises BundleError,
+    CacheError, OSError and MemoryError.
+    """
+    bundle = _within(read(file, compressed=compressed, keys=keys), limit, only)
+    new, present = _looked_through(cache, bundle)
+    if new and not dry_run:
+        file.seek(0)
+        again = read(file, compressed=compressed, keys=keys)
+        _publish(cache, again, new, present, fsync=fsync)
     return Unpacked(len(new), len(present), sum(new.values()))
+
+
+def _within(bundle: Iterator[Packed], limit: int, only: tuple[str, str] | None) -> Iterator[Packed]:
+    """Yield the entries of a bundle. Raises BundleError for more bytes, or for other entries."""
+    for packed in bundle:
+        limit -= _bytes(packed.manifest)
+        if limit < 0:
+            raise BundleError("it holds more bytes than may be taken")
+        if only and packed.place[:2] != only:
+            raise BundleError(f"it holds `{packed.target}/{packed.name}`, another entry")
+        yield packed
 
 
 def read(file: BinaryIO, *, compressed: bool, keys: tuple[str, ...] = ()) -> Iterator[Packed]:
@@ -206,17 +248,23 @@ def _publish(
     bundle: Iterator[Packed],
     new: Collection[Place],
     present: Collection[Place],
+    *,
+    fsync: bool,
 ) -> None:
     """Publish the new entries of a bundle that is read and checked again; it must be unchanged."""
     left = {*new, *present}
+    adopted: list[Entry] = []
     for packed in bundle:
         if packed.place not in left:
             break
         left.remove(packed.place)
         if packed.place in new:
-            cache.adopt(packed.target, packed.name, packed.files)
+            files = packed.files
+            entry = cache.adopt(packed.target, packed.name, files, fsync=fsync, bounded=False)
+            adopted.append(entry)
     else:
         if not left:
+            cache.keep_to_limits(adopted)
             return
     raise BundleError("it was changed while it was read")
 

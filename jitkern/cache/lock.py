@@ -31,14 +31,22 @@ _held: set[int] = set()  # descriptors of lock files
 
 
 @contextlib.contextmanager
-def held(name: str, what: str) -> Iterator[None]:
-    """Hold the lock of this name in a block that builds `what` (a description for messages)."""
+def held(
+    name: str, what: str, *, doing: str = "compiling", timeout: float | None = None
+) -> Iterator[None]:
+    """Hold the lock of this name in a block that builds `what` (a description for messages).
+
+    doing: what the holder does with it, for messages. timeout: seconds after which the block runs
+    without the lock; by default the setting `lock_timeout`.
+    """
     directory = lock_directory(config.current())
     if directory is None:
         yield
         return
     path, owner = directory / f"{name}.lock", directory / f"{name}.owner"
-    descriptor = _acquire(path, owner, what)
+    if timeout is None:
+        timeout = config.current().lock_timeout
+    descriptor = _acquire(path, owner, (doing, what), timeout)
     try:
         if descriptor is not None:
             with contextlib.suppress(OSError):
@@ -70,24 +78,24 @@ def sweep() -> None:
                     _release(descriptor)
 
 
-def _acquire(path: Path, owner: Path, what: str) -> int | None:
-    """Wait for a lock and return its descriptor; None if locks fail, or after `lock_timeout`."""
-    deadline = time.monotonic() + config.current().lock_timeout
+def _acquire(path: Path, owner: Path, work: tuple[str, str], timeout: float) -> int | None:
+    """Wait for a lock and return its descriptor; None if locks fail, or after `timeout`."""
+    deadline = time.monotonic() + timeout
+    doing, what = work
     while True:
         left = deadline - time.monotonic()
         try:
             descriptor = _poll(path, time.monotonic() + max(0.0, min(PATIENCE, left)))
         except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here
-            _log.info("cannot lock %s (%s); compiling it without a lock", what, e)
+            _log.info("cannot lock %s (%s); %s it without a lock", what, e, doing)
             return None
         if descriptor is not None:
             return descriptor
         with contextlib.suppress(OSError):
             holder = owner.read_text() or "another process"
-            _log.warning("waiting for %s, which is compiling %s", holder, what)
+            _log.warning("waiting for %s, which is %s %s", holder, doing, what)
         if left <= PATIENCE:
-            timeout = config.current().lock_timeout
-            _log.warning("waited %g s for %s; compiling it here", timeout, what)
+            _log.warning("waited %g s for %s; %s it here", timeout, what, doing)
             return None
 
 

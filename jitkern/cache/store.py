@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,9 @@ class Cache(Root):
                     path.rename(ready / path.name)
             manifest = manifest._replace(artifacts=artifacts)
             (ready / NAME).write_bytes(self._encoded(key, manifest))
-            return self._install(ready, key.target, key.name, manifest)
+            entry = self._install(ready, key.target, key.name, manifest)
+            self.keep_to_limits([entry])
+            return entry
 
     def _encoded(self, key: Key, manifest: Manifest) -> bytes:
         """Return the bytes of a manifest. Raises CacheError if readers would refuse the bytes."""
@@ -182,10 +184,21 @@ class Cache(Root):
             ) from e
         return data
 
-    def adopt(self, target: str, name: str, files: Mapping[str, bytes]) -> Entry:
+    def adopt(
+        self,
+        target: str,
+        name: str,
+        files: Mapping[str, bytes],
+        *,
+        fsync: bool = True,
+        bounded: bool = True,
+    ) -> Entry:
         """Publish the files of an entry of another cache, manifest and signature unchanged.
 
-        Raises CacheError, and ValueError where the files are not a whole entry of that name.
+        fsync: False for what can be had again. After a power cut the entry may be damaged, which
+        every lookup with `verify="always"` finds, and treats as a miss. bounded: False if the
+        caller adopts several entries, and calls `keep_to_limits` for all of them. Raises
+        CacheError, and ValueError where the files are not a whole entry of that name.
         """
         manifest = Manifest.decode(files[NAME])
         place = (str(manifest.inputs["target"]), name.rpartition("-")[2])
@@ -198,7 +211,18 @@ class Cache(Root):
         with self.staging() as staging, self._writing():
             for file in (*manifest.artifacts, *{room.signature.NAME} & {*files}, NAME):
                 (staging / file).write_bytes(files[file])
-            return self._install(staging, target, name, manifest)
+            entry = self._install(staging, target, name, manifest, fsync=fsync)
+        if bounded:
+            self.keep_to_limits([entry])
+        return entry
+
+    def keep_to_limits(self, new: Sequence[Entry]) -> None:
+        """Evict entries if new ones take the user root over its limits."""
+        if self.limits:
+            max_size, max_age = self.limits
+            with contextlib.suppress(OSError):
+                size = sum(cache.eviction.Use.of(entry.path).bytes for entry in new)
+                cache.eviction.after_publish(self, size, max_size=max_size, max_age=max_age)
 
     def entries(self, verify: str = "size") -> Iterator[tuple[Path, Entry | ValueError]]:
         """Yield each path and its entry, or the entry's defect, in the root and the layers."""
@@ -235,13 +259,16 @@ class Cache(Root):
             else:
                 self._warn_once(root, "the read-only cache %s is not used: %s", root, layer)
 
-    def _install(self, ready: Path, target: str, name: str, manifest: Manifest) -> Entry:
+    def _install(
+        self, ready: Path, target: str, name: str, manifest: Manifest, *, fsync: bool = True
+    ) -> Entry:
         """Publish a directory of finished files as an entry."""
+        sync = self._sync if fsync else bool  # which does nothing to a path
         for path in sorted(ready.iterdir(), key=lambda path: path.name == NAME):
             path.chmod(0o644)
-            self._sync(path)
+            sync(path)
         ready.chmod(0o755)
-        self._sync(ready)
+        sync(ready)
         final = self.root / VERSION / target / name
         self._make_own(final.parent)
         try:
@@ -251,19 +278,10 @@ class Cache(Root):
                 raise
             winner = self.look_up(target, name, manifest.digest).entry
             return winner or self._publish_after_loss(ready, final, manifest)
-        self._sync(final.parent)
+        sync(final.parent)
         entry = Entry(final, manifest)
         self.list_by_label(entry)
-        self._keep_to_limits(final)
         return entry
-
-    def _keep_to_limits(self, new: Path) -> None:
-        """Evict entries if the entry at `new` takes the user root over its limits."""
-        if self.limits:
-            max_size, max_age = self.limits
-            with contextlib.suppress(OSError):
-                size = cache.eviction.Use.of(new).bytes
-                cache.eviction.after_publish(self, size, max_size=max_size, max_age=max_age)
 
     def _publish_after_loss(self, ready: Path, final: Path, manifest: Manifest) -> Entry:
         try:
