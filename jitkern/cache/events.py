@@ -16,7 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
-    """An event of a variant. status: `hit`, `built` or `failed`; seconds: its duration."""
+    """An event of a variant. seconds: its duration.
+
+    status: `hit`, `fetched` (from a remote), `built` or `failed`.
+    """
 
     op: str
     variant: str
@@ -28,7 +31,7 @@ class Event(NamedTuple):
 
 
 _callbacks: dict[object, Callable[[Event], None]] = {}
-_counts = {"hits": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "stubs": 0}
+_counts = {"hits": 0, "fetched": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "stubs": 0}
 _used: dict[Path, None] = {}
 _followers: list[Callable[[Path], None]] = []
 
@@ -55,7 +58,8 @@ def heard() -> bool:
 def stats() -> dict[str, float]:
     """Return counts of this process: `hits`, `compiles`, `failures` and `seconds` of compiling.
 
-    `stubs` counts compiled stubs, and the runtime that stubs need, which `compiles` leaves out.
+    `fetched` counts the misses that a remote answered, of which one may bring many entries. `stubs`
+    counts compiled stubs, and the runtime that stubs need, which `compiles` leaves out.
     """
     return dict(_counts)
 
@@ -67,12 +71,22 @@ def follow(follower: Callable[[Path], None]) -> None:
         follower(path)
 
 
+def fetches() -> int:
+    """Return how many misses remotes have answered: with each, the cache may hold more plans."""
+    return int(_counts["fetched"])
+
+
 def use(path: Path) -> None:
     """Note that this process uses the entry at `path`."""
     if path not in _used:
         _used[path] = None
         for follower in _followers:
             follower(path)
+
+
+def count_fetch() -> None:
+    """Count a miss that a remote answered."""
+    _counts["fetched"] += 1
 
 
 def count_hit() -> None:
@@ -84,7 +98,9 @@ def tell(event: Event, kind: str) -> None:
     """Count and log an event of a variant with a source of this kind, and call the callbacks."""
     if event.path:
         use(Path(event.path))
-    if kind == STUB:
+    if event.status == "fetched":
+        pass  # counted where remotes are asked, for choices too
+    elif kind == STUB:
         _counts["stubs"] += event.status == "built"
     else:
         _counts[{"hit": "hits", "built": "compiles", "failed": "failures"}[event.status]] += 1

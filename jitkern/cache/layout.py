@@ -7,6 +7,7 @@
     <root>/v1/trash/           entries that were removed a moment ago
     <root>/v1/{pins,stats,prune.json}    see cache.pins, cache.usage and cache.eviction
     <root>/v1/prewarm/         see prewarming.records
+    <root>/v1/remote/          indexes of remotes as they were read last, see remote.copies
     <root>/v1/plans/<target>/<label>/<digest>    an empty file for each plan, see cache.facts
 
 A user may name any directory as the root, even one that holds other files. So files are deleted
@@ -31,7 +32,9 @@ TAG_TEXT = (
     "# This directory is a cache of jitkern: it may be deleted at any time.\n"
 )
 LISTS = "plans"
-NOT_TARGETS = frozenset(("tmp", "bad", "trash", "pins", "stats", "prewarm", "prune.json", LISTS))
+NOT_TARGETS = frozenset((
+    "tmp", "bad", "trash", "pins", "stats", "prewarm", "remote", "prune.json", LISTS,
+))  # fmt: skip
 _PLAIN = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._+!-]*"
 _TARGET = rf"{_PLAIN}-torch[A-Za-z0-9._+!-]+"
 _ENTRY = rf"{_PLAIN}-[0-9a-f]{{16}}"

@@ -21,6 +21,7 @@ from jitkern import after_fork, cache, files as room
 from jitkern.cache import VERSION
 
 SHARDS = 64
+REMOTE = "remote"  # the layer of what was fetched
 LONGEST = 1e15  # seconds: larger numbers in a line are ignored
 _FILE = r"([0-9a-f]{2}|sum)\.jsonl"
 _counts: dict[Path, dict[str, Any]] = {}
@@ -32,8 +33,8 @@ def _counts_of(root: Path) -> dict[str, Any]:
     return _counts.setdefault(root, {"hits": {}, "misses": {}, "saved_s": 0.0, "compiled_s": 0.0})
 
 
-def hit(root: Path, layer: Path, seconds: float) -> None:
-    """Count a hit in `layer`, or in `root` itself, that saved `seconds` of compiling."""
+def hit(root: Path, layer: Path | str, seconds: float) -> None:
+    """Count a hit in `layer`, in `root` itself or REMOTE, that saved `seconds` of compiling."""
     counts = _counts_of(root)
     name = "user" if layer == root else str(layer)
     counts["hits"][name] = counts["hits"].get(name, 0) + 1

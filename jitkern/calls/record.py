@@ -75,15 +75,13 @@ def note(
     if _skipped[outline] >= ENOUGH:
         return
     try:
-        encoded = [_encoded(arg) for arg in args]
+        line = line_of(op, module, device, kind, args)
     except TypeError as e:
         _log.warning("cannot record a call of %s: %s", op, e)
         return
-    fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
-    line = json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
     if line in _seen:
         return
-    alike = (*outline, kernels(tuple(_decoded(encoded))))
+    alike = (*outline, kernels(tuple(_decoded(json.loads(line)["args"]))))
     _alike[alike] += 1
     if _alike[alike] > MOST:
         _seen.add(line)  # so that a repeated call counts as skipped once
@@ -105,6 +103,13 @@ def note(
         append(path, line.encode() + b"\n")
     except OSError as e:
         _log.warning("cannot record a call of %s in %s: %s", op, path, e)
+
+
+def line_of(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -> str:
+    """Return the line of a call. Raises TypeError for an argument that no recording can hold."""
+    encoded = [_encoded(arg) for arg in args]
+    fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
+    return json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
 
 
 def append(path: Path, line: bytes) -> None:

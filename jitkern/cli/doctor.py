@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import jitkern
-from jitkern import __version__, config
+from jitkern import __version__, config, remote
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools.health import Check, health
@@ -274,6 +274,8 @@ def _text(name: str, value: object) -> str:
         if name in ("max_age", "lock_timeout"):
             return human_age(value)
     if isinstance(value, tuple):
+        if "remote" in name:
+            return " ".join(map(remote.store.shown, value))
         return os.pathsep.join(map(str, value))
     return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
@@ -298,9 +300,17 @@ def _variables() -> list[Check]:
     return checks
 
 
+def _remotes() -> list[Check]:
+    """Return the checks of what can be read of each remote."""
+    machines = sorted({remote.layout.machine_of(check.value) for check in _targets()})
+    urls = config.current().remotes
+    return [check for url in urls for check in remote.check.read_half(url, machines)]
+
+
 SETTINGS = "settings"
 CHECKS: dict[str, tuple[Callable[[], list[Check]], ...]] = {
     "Python": (_python, _packages, _torch, _targets),
     "compilers": (_host_compiler, _nvrtc, _cuda_headers, _nvcc, _other_compilers),
+    "remotes": (_remotes,),
     SETTINGS: (_settings, _variables),
 }

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jitkern import cache_tools, config, jit, op as room, prewarming, trace
+from jitkern import cache_tools, config, jit, op as room, prewarming, remote, trace
 from jitkern.cache.store import Cache
 from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
@@ -176,8 +176,13 @@ def _beside(schema: str, traced: Traced, written: Any) -> str:
 
 def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> Row:
     key = jit.key_of(variant, target)
-    entry = Cache.open(config.current()).find(key)
+    cache = Cache.open(config.current())
+    entry = cache.find(key)
     reason = "" if entry else _nearest(key.inputs, target)
+    if not entry and config.current().remotes:
+        reason += "".join(
+            f"; in the remote {place}" for place in remote.fetch.places_of(cache, key)
+        )
     path, note = (
         (str(entry.path), hints.newer(entry.manifest.compiler, here)) if entry else ("", "")
     )

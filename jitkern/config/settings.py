@@ -230,6 +230,11 @@ class Config:
         """The origin of the cache directory: "environment", a file, an option, or "default"."""
         return self.origins.get("cache_dir", "default")
 
+    @property
+    def remotes(self) -> tuple[str, ...]:
+        """The remotes that are asked: none under `offline`."""
+        return () if self.offline else self.remote
+
     def build_environment(self, extra: tuple[str, ...] = ()) -> dict[str, str]:
         """Return the environment for a compiler: BUILD_VARIABLES, and those a source declares."""
         variables = {

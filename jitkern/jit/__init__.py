@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         announcement as announcement,
         build as build,
         cache_in_use as cache_in_use,
+        download as download,
         load as load,
         mega_cache_entries as mega_cache_entries,
         obtain as obtain,
         request as request,
+        served_call as served_call,
     )
     from jitkern.jit.build import version_numbers as version_numbers
     from jitkern.jit.cache_in_use import open_cache as open_cache

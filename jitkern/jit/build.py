@@ -176,13 +176,18 @@ def version_numbers(version: str) -> list[int]:
     return [int(part) for part in match.group().split(".")] if match else []
 
 
-def not_cached(variant: Variant, key: Key) -> NotCached:
-    """The error that says why nothing is compiled, and how to prewarm the variant."""
+def not_cached(variant: Variant, key: Key, said: str = "") -> NotCached:
+    """The error that says why nothing is compiled, and how to prewarm the variant.
+
+    said: what the remotes said.
+    """
     reason = (
         "and a CUDA graph is being captured, during which nothing can be compiled" if capturing()
         else "and compiling is off (JITKERN_COMPILE=never)" if config.current().compile == "never"
         else "and is being compiled in the background"
     )  # fmt: skip
+    if said:
+        reason = f"no remote has it ({said}), {reason}"
     name = f"{variant.op} ({variant.label})" if variant.label else variant.op
     what = f"{name} for {key.target} is not cached in {open_cache().root}, {reason}. Prewarm it:"
     command = _command(variant, key.target)

@@ -68,9 +68,10 @@ def _private(why: CacheError, settings: Config, *args: Any, **rules: Any) -> Cac
     return private
 
 
-def count_hit(entry: Entry) -> None:
-    """Count a hit of this process on an entry."""
-    usage.hit(open_cache().root, entry.root, entry.manifest.seconds)
+def count_hit(entry: Entry, *, fetched: bool = False) -> None:
+    """Count a hit of this process on an entry. fetched: whether a remote had it."""
+    layer = usage.REMOTE if fetched else entry.root
+    usage.hit(open_cache().root, layer, entry.manifest.seconds)
 
 
 @contextlib.contextmanager

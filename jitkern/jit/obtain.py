@@ -1,6 +1,7 @@
-"""The path of one call: key, lookup, and on a miss lock, compile, publish.
+"""The path of one call: key, lookup, and on a miss lock, fetch or compile, publish.
 
-`ensure` serves first use, prewarm and the tests alike: prewarm is first use without the load.
+On a miss the remotes are asked first, if the settings name any. `ensure` serves first use, prewarm
+and the tests alike: prewarm is first use without the load.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def key_of(variant: Variant, target: Target) -> Key:
 def ensure(
     variant: Variant, target: Target, *, refresh: bool = False, may_compile: bool = True
 ) -> Entry:
-    """The published entry of `variant` for `target`, compiled if no layer of the cache has it.
+    """The published entry of `variant` for `target`, fetched or compiled if no layer has it.
 
-    Raises NotCached if compiling is off, CompilerNotFound, TargetError, CompileError, CacheError.
+    may_compile: False for a caller that waits for neither. Raises NotCached if compiling is off,
+    CompilerNotFound, TargetError, CompileError, CacheError.
     """
     return ensure_and_tell(variant, target, refresh=refresh, may_compile=may_compile)[0]
 
@@ -56,21 +58,41 @@ def ensure_and_tell(
     """The entry that `ensure` returns, and whether it was compiled just now."""
     started = time.perf_counter()
     request = Request.of(variant, target)
-    key = request.key
     result = REFRESH if refresh else _look_up(request)
     if result.entry is None:
-        if not may_compile or config.current().compile == "never" or capturing():
-            raise jit.build.not_cached(variant, key)
-        with (
-            one_at_a_time(key.digest),
-            cache.lock.held(jit.build.lock_name(key), f"{variant.op} for {key.target}"),
-        ):
-            reason = result.reason
-            result = REFRESH if refresh else _look_up(request)
-            if result.entry is None:
-                return jit.build.build(request, started, reason), True
-    report(variant, key, "hit", started, result.entry)
+        return _missed(request, started, result.reason, may_wait=may_compile)
+    report(variant, request.key, "hit", started, result.entry)
     cache_in_use.count_hit(result.entry)
+    return result.entry, False
+
+
+def _missed(request: Request, started: float, reason: str, *, may_wait: bool) -> tuple[Entry, bool]:
+    """The entry of a request that no layer has: made meanwhile, fetched from a remote, or compiled.
+
+    reason: of the miss. may_wait: whether the caller waits for a fetch or a compile.
+    """
+    variant, key = request.variant, request.key
+    may_compile = config.current().compile != "never"
+    may_fetch = bool(config.current().remotes) and reason not in (REFRESH.reason, OTHER_COMPILER)
+    if not may_wait or not (may_compile or may_fetch) or capturing():
+        raise jit.build.not_cached(variant, key)
+    with (
+        one_at_a_time(key.digest),
+        cache.lock.held(jit.build.lock_name(key), f"{variant.op} for {key.target}"),
+    ):
+        result = REFRESH if reason == REFRESH.reason else _look_up(request)
+        status, said = "hit", ""
+        if result.entry is None and may_fetch:
+            said = jit.download.brought(key, variant.op, variant.source.kind)
+            if not said:
+                result, status = _look_up(request), "fetched"
+        if result.entry is None:
+            if not may_compile:
+                raise jit.build.not_cached(variant, key, said)
+            why = OTHER_COMPILER if result.reason == OTHER_COMPILER else reason
+            return jit.build.build(request, started, why), True
+    report(variant, key, status, started, result.entry)
+    cache_in_use.count_hit(result.entry, fetched=status == "fetched")
     return result.entry, False
 
 
@@ -82,7 +104,7 @@ def report(
     entry: Entry | None = None,
     reason: str = "",
 ) -> None:
-    """Report the event that `variant` was a hit, built or failed.
+    """Report the event that `variant` was a hit, fetched, built or failed.
 
     started: the time.perf_counter() at its beginning.
     """

@@ -130,6 +130,17 @@ def may_measure() -> bool:
     return config.current().compile == "auto" and not jit.capturing()
 
 
+def _brought(key: Key, op: str, source: Source) -> bool:
+    """Return whether a remote had the choice, where a call may wait for that."""
+    settings = config.current()
+    if not settings.remotes or settings.compile == "background" or jit.capturing():
+        return False
+    try:
+        return not jit.download.brought(key, op, source.kind)
+    except CacheError:  # nothing can be written
+        return False
+
+
 def published(
     op: str, source: Source, function: str, target: Target, model: str,
     configs: Sequence[Any], situation: Situation,
@@ -155,6 +166,11 @@ def choose(
     model = model_of(device)
     if choice := published(op, source, function, target, model, configs, situation):
         return choice
+    key = _key(op, source, function, target, model, configs, situation)
+    if _brought(key, op, source) and (
+        choice := published(op, source, function, target, model, configs, situation)
+    ):
+        return choice
     what = f"`{function}`" if function else "its launch function"
     if not may_measure():
         _log.warning(
@@ -169,7 +185,6 @@ def choose(
             raise problems[0]  # an error that the launch function itself raises for its arguments
         why = f": {problems[-1]}" if problems else ""
         raise LaunchError(f"{op}: none of the {len(configs)} configurations of {what} runs{why}")
-    key = _key(op, source, function, target, model, configs, situation)
     report = {
         "choice": best,
         "configs": list(map(repr, configs)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import threading
@@ -85,11 +86,12 @@ class Implementation:
         self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> bool:
         """Whether a plan of the cache had one more variant for calls like this one."""
-        prepare()
-        if config.current().record is not None:
-            return False  # recordings need each call to come here once
         generation = self._generation
         source = next(iter(self._sources()), None)
+        with self._served(source, device, args, kwargs):
+            ready = prepare()
+        if not ready or config.current().record is not None:
+            return False  # recordings need each call to come here once
         if self._pinned or source is None or source.runs == ITSELF:
             return False
         ordered = self.signature.in_order(args, kwargs)
@@ -103,13 +105,15 @@ class Implementation:
         reasons: list[JitkernError] = []
         for source in () if self._pinned else self._sources():
             try:
-                result = self._run(generation, source, device, args, kwargs)
+                with self._served(source, device, args, kwargs):
+                    result = self._run(generation, source, device, args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
                 if e.launched:
                     raise  # a second try could apply an in-place change twice
                 reasons.append(e)
                 if isinstance(e, NotCached) and config.current().compile == "background":
-                    self._build_later(source, device, e)
+                    with self._served(source, device, args, kwargs):
+                        self._build_later(source, device, e)
             else:
                 if config.current().record is not None:
                     self._record(source, args, kwargs)
@@ -138,6 +142,22 @@ class Implementation:
             listed = self.op.sources.get(self.device, ())
             self._sorted[key] = sorted(listed, key=lambda s: s.kind != preferred)
         return self._sorted[key]
+
+    def _served(
+        self, source: Source | None, device: torch.device, args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
+        """Return a block in which a miss may tell a build service of this call."""
+        if source is None or not config.current().remotes:
+            return contextlib.nullcontext()
+        op, kind = self.op, source.kind
+
+        def described() -> tuple[str, str]:
+            ordered = op.signature.in_order(args, kwargs)
+            line = calls.record.line_of(op.name, op.module, self.device, kind, ordered)
+            return line, str(self._devices.target(device.index))
+
+        return jit.served_call.served(described)
 
     def _run(
         self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
@@ -255,6 +275,7 @@ class Implementation:
                 runner.give_back(variant)
 
         if runner.claim(variant):
+            jit.served_call.described()  # for the copy of the context, which keeps no tensor
             threading.Thread(
                 target=contextvars.copy_context().run, args=(build,),
                 name=f"jitkern {variant.op}", daemon=True,

@@ -12,15 +12,19 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.remote import (
+        check as check,
         conditions as conditions,
-        directory as directory,
+        copies as copies,
+        fetch as fetch,
         index as index,
         layout as layout,
-        objects as objects,
+        patience as patience,
         prune as prune,
         publish as publish,
         pull as pull,
+        reader as reader,
         store as store,
+        stores as stores,
         trust as trust,
     )
 else:

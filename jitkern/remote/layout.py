@@ -19,6 +19,8 @@ from jitkern.cache.layout import check_place
 from jitkern.target import Target, this_platform
 
 ROOT = "jitkern.json"
+BUILD = f"{VERSION}/build"  # what a call is posted to, at a service
+BUILDS = "Jitkern-Builds"  # the header, with the value 1, of a service that builds what is missing
 ROOT_CONTENT = json.dumps({"schema": 1}, separators=(",", ":")).encode()
 ENTRIES = f"{VERSION}/entries"
 RUNTIME_PACKAGE = "jitkern-runtime"  # what an index calls the package of the launch runtime

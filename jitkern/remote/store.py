@@ -6,14 +6,15 @@ reader sees all bytes that one writer wrote, or none. A tag tells versions of an
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
-from jitkern import remote
 from jitkern.config.values import REMOTES
 from jitkern.errors import SettingError
 from jitkern.named_tuple import NamedTuple
+from jitkern.remote import stores
 
 VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # how those of a bucket's scheme begin
 Tag = Any  # of the store's own type; equal tags are equal versions
@@ -28,7 +29,15 @@ class Throttled(Unavailable):
 
 
 class Refused(Unavailable):
-    """The store knows this client, or does not, and lets it not in (401, 403)."""
+    """The store lets this client not in (401, 403)."""
+
+
+class TooLarge(Unavailable):
+    """The object has more bytes than the caller takes; the store itself is in order."""
+
+
+class Forked(Unavailable):
+    """The store was used before a fork, and cannot be used in the child."""
 
 
 class Unchanged(Exception):
@@ -42,6 +51,14 @@ class Object(NamedTuple):
     tag: Tag
 
 
+class Answer(NamedTuple):
+    """What a service answered to a `post`. retry_after: seconds, 0 if it named none."""
+
+    status: int
+    data: bytes
+    retry_after: float = 0.0
+
+
 class Listed(NamedTuple):
     """An object in a listing. modified: Unix time by the clock of the store."""
 
@@ -53,6 +70,9 @@ class Listed(NamedTuple):
 class Readable(Protocol):
     """What can be read below a URL. Each method raises Unavailable, and may block: see `patience`.
 
+    Several threads may call it at once, and forked children, where it raises Forked at once if it
+    cannot be used there.
+
     url: for messages, without user name, password and token.
     """
 
@@ -61,8 +81,25 @@ class Readable(Protocol):
     def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
         """Return an object of at most `limit` bytes, or None if there is none.
 
-        unless: raise Unchanged if the object has this tag. Raises Unavailable for a larger object,
+        unless: raise Unchanged if the object has this tag. Raises TooLarge for a larger object,
         before reading it wherever the store announces the size.
+        """
+        ...
+
+
+@runtime_checkable
+class Service(Readable, Protocol):
+    """A server that may build what is missing.
+
+    builds: whether its last answer said so.
+    """
+
+    builds: bool
+
+    def post(self, name: str, data: bytes, *, limit: int) -> Answer:
+        """Post JSON and return the answer, of at most `limit` bytes.
+
+        Raises Unavailable as `get` does: Throttled for 429 and 503, Refused for 401 and 403.
         """
         ...
 
@@ -92,20 +129,31 @@ class Store(Readable, Protocol):
         ...
 
 
-def shown(url: str) -> str:
-    """Return a URL for messages, without user name and password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
 def opened(url: str) -> Readable:
     """Return the store that a URL names; nothing is connected yet.
 
     Raises SettingError for a URL of another scheme, and JitkernError if a package is missing.
     """
     scheme = urlsplit(url).scheme
+    if scheme in ("http", "https"):
+        return stores.http.HttpStore(url)
     if scheme == "file":
-        return remote.directory.DirectoryStore(url)
+        return stores.directory.DirectoryStore(url)
     if scheme in VARIABLES:
-        return remote.objects.ObjectStore(url)
+        return stores.objects.ObjectStore(url)
     raise SettingError(f"`{url}` names no remote: expected {REMOTES}")
+
+
+def shown(url: str) -> str:
+    """Return a URL for messages and comparisons: without user name and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL leads to this machine itself."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

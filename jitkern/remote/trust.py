@@ -6,54 +6,48 @@ A URL may come from the environment, and trust may not: the settings `trusted_ke
 
 from __future__ import annotations
 
-import ipaddress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from jitkern.config import Config
-from jitkern.config.settings import SYSTEM_FILE
-from jitkern.errors import JitkernError
-from jitkern.remote.store import VARIABLES, shown
+from jitkern.config.settings import user_file
+from jitkern.errors import SettingError
+from jitkern.remote.store import VARIABLES, is_loopback, shown
 
 
-def keys_for(url: str, config: Config) -> tuple[str, ...]:
+def keys_for(url: str, config: Config, root: Path | None = None) -> tuple[str, ...]:
     """Return the public keys, one of which must have signed each entry that comes from `url`.
 
-    The result is empty for a URL in `trusted_remotes`, whose entries need no signature. Raises
-    JitkernError where nothing says that the remote can be trusted.
+    The result is empty for a URL in `trusted_remotes`, whose entries need no signature.
+    root: the root of the cache that adopts the entries, which may hold signed entries alone. Raises
+    SettingError where nothing says that the remote can be trusted.
     """
-    url = url.rstrip("/")
-    if url not in config.trusted_remotes:
-        if config.trusted_keys:
-            return config.trusted_keys
-        raise JitkernError(
-            f"the remote {shown(url)} is not used: nobody vouches for it. Add the public key of "
-            "its signer to `trusted_keys`, or the URL to `trusted_remotes`, in "
-            f"~/.config/jitkern/config.toml or {SYSTEM_FILE}"
+    named = shown(url) in map(shown, config.trusted_remotes) and root not in config.signed
+    if named and not _can_be_changed_on_the_way(url, config):
+        return ()
+    if config.trusted_keys:
+        return config.trusted_keys
+    file = user_file(config.environment)
+    if named:
+        raise SettingError(
+            f"the remote {shown(url)} is not used: `trusted_remotes` cannot vouch for http, which "
+            "anybody on the way could change. Use https, or sign: put the line of the signer's "
+            f".pub file into `trusted_keys` of {file}"
         )
-    if _can_be_changed_on_the_way(url, config):
-        raise JitkernError(
-            f"the remote {shown(url)} is not used: `trusted_remotes` names it, and others could "
-            "change what comes over http. Name an https:// URL there, or sign with a key in "
-            "`trusted_keys`"
-        )
-    return ()
+    raise SettingError(
+        f"the remote {shown(url)} is not used: nobody vouches for it. Put the line of the signer's "
+        ".pub file into `trusted_keys`, or the URL, if all who can write there are trusted, into "
+        f"`trusted_remotes` of {file}"
+    )
 
 
 def _can_be_changed_on_the_way(url: str, config: Config) -> bool:
     """Return whether a URL is of http to another machine, or of a bucket that is reached so."""
     scheme = urlsplit(url).scheme
     if scheme not in VARIABLES:
-        return scheme == "http" and not _is_here(url)
+        return scheme == "http" and not is_loopback(url)
     about, prefix = config.environment, VARIABLES[scheme]
     if about.get(f"{prefix}_ALLOW_HTTP", "").lower() not in ("1", "true"):
         return False
     endpoints = [v for n, v in about.items() if n.startswith(prefix) and "ENDPOINT" in n]
-    return not endpoints or not all(v.startswith("https:") or _is_here(v) for v in endpoints)
-
-
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return not endpoints or not all(v.startswith("https:") or is_loopback(v) for v in endpoints)

@@ -1,8 +1,8 @@
 """The launch runtime in this process: `runtime.c`, bound to Torch by a table of addresses.
 
 The runtime is compiled once per platform, cached like any artifact, and loaded at the first call of
-an op. A process that finds no cached runtime builds one in the background, while calls go through
-Python, and uses the runtime as soon as it is built.
+an op. A process that finds no cached runtime fetches or builds one in the background, while calls
+go through Python, and uses the runtime as soon as it is there.
 """
 
 from __future__ import annotations
@@ -161,11 +161,18 @@ def say_why_not() -> None:
         )
 
 
-def prepare() -> None:
-    """Load the runtime from the cache, or build it in the background, once."""
-    if _state.building or runtime() or config.current().compile == "never":
-        return
-    _state.building = builds.RUNTIME.later(lambda: _take(may_compile=True))
+def prepare() -> bool:
+    """Load the runtime from the cache, or fetch or build it in the background, once.
+
+    Returns whether the runtime is loaded.
+    """
+    if runtime():
+        return True
+    settings = config.current()
+    if (settings.compile != "never" or settings.remotes) and not _state.building:
+        jit.served_call.described()  # for the copy of the context, which keeps no tensor
+        _state.building = builds.RUNTIME.later(lambda: _take(may_compile=True))
+    return False
 
 
 def _take(*, may_compile: bool) -> None:

@@ -53,6 +53,7 @@ def link(missed: MissedCall) -> None:
     missed = missed._replace(args=described(missed.args))  # which keeps no tensor
     building, call = missed.calls.building, example_of(missed.args)
     building.add(call)
+    jit.served_call.described()  # for the copy of the context, which keeps no tensor
     if not builds.STUBS.later(lambda: _link_or_refuse(missed, call)):
         building.discard(call)
 
@@ -82,15 +83,16 @@ def _link_or_refuse(missed: MissedCall, call: str) -> None:
 
 def _append_stub(missed: MissedCall) -> None:
     slot, (function, _, target, device) = missed.slot, missed.launcher
+    if slot.may_have_more(missed.calls) and slot.recall(missed.calls, missed.launcher, missed.args):
+        return  # a plan that came with the kernels
     traced = trace(slot.signature, function, missed.args, missed.keywords, device, missed.runner)
     variant = stub_variant(slot.signature, traced, missed.args)
-    may_compile = config.current().compile != "never"
-    stub = jit.loaded(variant, target, may_compile=may_compile)
+    stub = jit.loaded(variant, target)
     key = jit.key_of(variant, target)
     addresses = [kernel.function.address for kernel in traced.kernels]
     loaded = Loaded(stub, key.digest, addresses, traced.world)
     slot.append(missed.calls, loaded, device, missed.settings, traced.frozen)
-    if may_compile:
+    if config.current().compile != "never":
         plans = slot.plans(missed.launcher, traced.world)
         keep(plans, missed.args, reference_to(key), traced, target, device)
 

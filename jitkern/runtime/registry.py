@@ -133,7 +133,8 @@ def expected() -> bool:
     """Whether C code may at some time serve the calls of this process."""
     if not code_page.supported() or registry().pages is None:
         return False
-    if config.current().compile != "never" and has_compiler():
+    settings = config.current()
+    if settings.remotes or (settings.compile != "never" and has_compiler()):
         return True
     if _may_be_cached():
         return True

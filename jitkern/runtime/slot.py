@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern import after_fork, config, jit
+from jitkern.cache import events
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import JitkernError
@@ -43,6 +44,7 @@ class Calls:
     def __init__(self) -> None:
         self.plans: Iterator[Plan] | None = None  # plans of the cache that were not tried yet
         self.world: World | None = None  # the world of these plans
+        self.fetches = 0  # of this process when these plans were looked up
         self.building: set[str] = set()  # the calls, by their numbers, whose stubs are being built
         self.strikes = 0
         self.refused = ""  # why the calls keep the Python launcher
@@ -108,11 +110,13 @@ class Slot:
     def recall(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
         """Append the next variant that a plan names for calls like this one, if there is one.
 
-        Returns whether a variant was appended. Raises nothing.
+        The variant serves as soon as the runtime is loaded. Returns whether a variant was appended.
+        Raises nothing.
         """
-        if calls.world is not None and calls.plans is None and calls.world.holds():
-            return False  # all plans have been tried
-        if not runtime() or config.current().compiler == "exact":
+        tried = calls.world is not None and calls.plans is None and calls.world.holds()
+        if tried and not self.may_have_more(calls):
+            return False
+        if config.current().compiler == "exact":
             return False
         with self.lock:
             try:
@@ -122,9 +126,14 @@ class Slot:
                 _log.info("%s: cannot use its plans, tracing again: %s", self.signature.name, e)
                 return False
 
+    def may_have_more(self, calls: Calls) -> bool:
+        """Return whether a remote may have brought plans since these calls looked for some."""
+        return calls.fetches != events.fetches()
+
     def _append_next(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
         world = world_of(parts_of(launcher.function))
-        if world is not calls.world:
+        if world is not calls.world or self.may_have_more(calls):
+            calls.fetches = events.fetches()
             plans = self.plans(launcher, world)
             calls.plans = plans.find(class_of(args), example_of(args), launcher.device)
             calls.world = world

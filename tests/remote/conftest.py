@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import uuid
+from pathlib import Path
 
 import pytest
-import servers
-from bucket_stubs import BUCKET, serving
-from stocked import stock
 
-from jitkern import config
-from jitkern.cache.store import Cache
-from jitkern.cache_tools import signing
-from jitkern.remote.store import opened
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS / "remote"), str(TESTS / "cache_tools"), str(TESTS / "cache")]
+pytest.register_assert_rewrite("web_servers")
+
+import servers  # noqa: E402
+from bucket_stubs import BUCKET, serving  # noqa: E402
+from stocked import stock  # noqa: E402
+from web_servers import fill  # noqa: E402
+
+from jitkern import config, jit  # noqa: E402
+from jitkern.cache.store import Cache  # noqa: E402
+from jitkern.cache_tools import signing  # noqa: E402
+from jitkern.remote import fetch  # noqa: E402
+from jitkern.remote.store import opened  # noqa: E402
 
 STUBS = {"s3-stub": "s3", "gcs-stub": "gs"}
 SERVERS = {"moto": ("s3", servers.moto), "azurite": ("az", servers.azurite)}
@@ -113,3 +122,27 @@ def key(tmp_path):
 @pytest.fixture
 def public(key):
     return signing.public_key_of(key)
+
+
+@pytest.fixture(autouse=True)
+def fresh_remotes(monkeypatch, tmp_path):
+    """A process that has asked no remote yet, without proxies, and with breakers of its own."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    monkeypatch.setattr(fetch, "_remotes", {})
+
+
+@pytest.fixture
+def filled(tmp_path, compiler, variant, target):
+    """(folder of a remote, key) with the one entry that a fake compiler has built."""
+    with config.using(cache_dir=tmp_path / "builder"):
+        jit.ensure(variant, target)
+        key = jit.key_of(variant, target)
+        fill(Cache(tmp_path / "builder"), tmp_path / "remote")
+    compiler.compiles.clear()
+    return tmp_path / "remote", key

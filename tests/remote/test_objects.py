@@ -224,5 +224,5 @@ def test_no_asynchronous_call_of_obstore_is_named():
 
 
 def test_the_environment_of_a_bucket_is_read_by_obstore_alone():
-    text = (REPOSITORY / "jitkern/remote/objects.py").read_text()
+    text = (REPOSITORY / "jitkern/remote/stores/objects.py").read_text()
     assert "environ[" not in text and "getenv" not in text

@@ -124,7 +124,7 @@ def test_push_signs_with_the_key_of_the_settings(cli, stocked, remote_url, key, 
 def test_an_untrusted_remote_is_not_pulled_from(cli, pushed, trusting, remote_url):
     trusting()
     code, _, err = cli("remote", "pull")
-    assert code == 1 and "trusted_keys" in err and "trusted_remotes" in err
+    assert code == 2 and "trusted_keys" in err and "trusted_remotes" in err
     signer = json.dumps(["ed25519 " + "A" * 43 + "="])
     trusting(trusted_keys=json.loads(signer))
     code, out, err = cli("remote", "pull", "--json")

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from jitkern.errors import SettingError
-from jitkern.remote.store import Listed, Object, Tag, Unavailable, Unchanged
+from jitkern.remote.store import Listed, Object, Tag, TooLarge, Unavailable, Unchanged
 
 _LOCK = ".jitkern.lock"
 
@@ -37,7 +37,7 @@ class DirectoryStore:
                 with (self.root / name).open("rb") as file:
                     status = os.fstat(file.fileno())
                     if status.st_size > limit or not stat.S_ISREG(status.st_mode):
-                        raise Unavailable(f"{name} has {status.st_size} bytes, over {limit}")
+                        raise TooLarge(f"{name} has {status.st_size} bytes, over {limit}")
                     data = file.read(status.st_size)  # objects are never written in place
             except (FileNotFoundError, NotADirectoryError):
                 return None

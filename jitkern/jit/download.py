@@ -1,0 +1,58 @@
+"""After a miss: ask the remotes, before anything is compiled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from jitkern import config, source
+from jitkern.cache import events
+from jitkern.cache.entry import Entry
+from jitkern.cache.key import Key
+from jitkern.cache.store import Cache
+from jitkern.errors import CacheError
+from jitkern.jit import cache_in_use, served_call
+from jitkern.jit.cache_in_use import open_cache
+from jitkern.remote.fetch import Miss, Order, fetch
+
+_USUAL = {"extension": 20.0, "triton": 1.0}  # seconds of a compile, by the kind of source
+_OTHERS = 0.4
+_LOOKED_AT = 9  # entries of the same op, whose builds tell how long another one would take
+
+
+def brought(key: Key, op: str, kind: str) -> str:
+    """Adopt the entry of a key, and what else lies with it, from a remote.
+
+    kind: the kind of source. Returns "" if the entry is there now, else what the remotes said.
+    Raises CacheError if no cache can be written.
+    """
+    cache = open_cache()
+    miss = Miss(cache, key, _expected(cache, key, op, kind), _order)
+    try:
+        said = fetch(miss)
+    except CacheError as e:
+        said = fetch(miss._replace(cache=cache_in_use.spill(e)))
+    if not said:
+        events.count_fetch()
+    return said
+
+
+def _order() -> Order | None:
+    call = served_call.described()
+    return Order(*call) if call else None
+
+
+def _expected(cache: Cache, key: Key, op: str, kind: str) -> float:
+    """Return the seconds that a compile would take; infinity if none is allowed."""
+    if config.current().compile == "never":
+        return math.inf
+    begin = source.variant_key.label_of(op, "")
+
+    def alike(target: str, name: str) -> bool:
+        return target == key.target and name.startswith(begin)
+
+    places = itertools.islice(cache.places(alike), _LOOKED_AT)
+    entries = [cache.entry_at(layer, path, "size") for layer, path in places]
+    seconds = [e.manifest.seconds for e in entries if isinstance(e, Entry)]
+    built = sorted(time for time in seconds if time > 0)
+    return built[len(built) // 2] if built else _USUAL.get(kind, _OTHERS)

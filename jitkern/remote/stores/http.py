@@ -1,0 +1,255 @@
+"""A remote behind HTTP or HTTPS, by the standard library: read, and asked to build."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import ssl
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from jitkern import __version__, config
+from jitkern.errors import SettingError
+from jitkern.remote import layout
+from jitkern.remote.store import (
+    Answer,
+    Object,
+    Refused,
+    Tag,
+    Throttled,
+    TooLarge,
+    Unavailable,
+    Unchanged,
+    is_loopback,
+    shown,
+)
+
+CHUNK = 1 << 16
+REDIRECTS = 3
+MOST_TEXT = 64 << 10  # bytes of an answer that is an error
+MOST_KEPT = 4  # idle connections
+_GONE = (404, 410)
+_BUSY = (429, 503)
+_REFUSED = (401, 403, 407)
+
+
+class HttpStore:
+    """The remote behind a URL of HTTP or HTTPS. A tag is an ETag.
+
+    builds: whether the last answer came from a service that builds.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Read the token. Raises SettingError for a URL without a host, or an unreadable token."""
+        settings = config.current()
+        self.url = shown(url)
+        self.builds = False
+        parts = urlsplit(self.url)
+        self._scheme, self._netloc = parts.scheme, parts.netloc
+        try:
+            self._at = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            self._at = "", 0
+        if not self._at[0]:
+            raise SettingError(f"`{self.url}` names no host: expected https://host/path")
+        self._prefix = ""  # of paths, where a proxy is asked for a whole URL
+        self._path = parts.path.rstrip("/") + "/"
+        self._timeout = settings.remote_timeout
+        self._longest = max(settings.remote_timeout, settings.remote_budget)
+        self._headers = {"User-Agent": f"jitkern/{__version__}", "Accept-Encoding": "identity"}
+        if secret := _secret(url):
+            self._headers["Authorization"] = secret
+        self._idle: list[http.client.HTTPConnection] = []
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        for connection in self.__dict__.get("_idle", ()):
+            connection.close()
+
+    def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
+        """Return an object, as Readable says."""
+        headers = {"If-None-Match": unless} if unless else {}
+        status, data, found = self._ask("GET", self._path + quote(name), None, headers, limit)
+        if status == http.client.NOT_MODIFIED:
+            raise Unchanged
+        if status in _GONE:
+            return None
+        if status != http.client.OK:
+            raise _error(status)
+        return Object(data, found.get("ETag"))
+
+    def post(self, name: str, data: bytes, *, limit: int) -> Answer:
+        """Post JSON, as Service says."""
+        headers = {"Content-Type": "application/json"}
+        status, answer, found = self._ask("POST", self._path + quote(name), data, headers, limit)
+        broken = status >= 500 and status != http.client.NOT_IMPLEMENTED
+        if broken or status in (*_BUSY, *_REFUSED):
+            raise _error(status)
+        wait = found.get("Retry-After") or ""
+        return Answer(status, answer, float(wait) if wait.isascii() and wait.isdigit() else 0.0)
+
+    def _ask(
+        self, verb: str, path: str, body: bytes | None, headers: dict[str, str], limit: int
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        """Return status, content and headers of an answer that redirects to nowhere else."""
+        deadline = time.monotonic() + self._longest
+        for _ in range(REDIRECTS + 1):
+            with _told():
+                connection, answer = self._answered(verb, path, body, headers)
+                try:
+                    data = _read(connection, answer, limit, deadline, self._timeout)
+                except BaseException:
+                    answer.close()
+                    connection.close()
+                    raise
+            self.builds = answer.headers.get(layout.BUILDS) == "1"
+            self._keep(connection, answer)
+            if answer.status not in (301, 302, 303, 307, 308):
+                return answer.status, data, answer.headers
+            target = urljoin(f"{self.url}/", answer.headers.get("Location") or "")
+            if urlsplit(target)[:2] != (self._scheme, self._netloc) or verb != "GET":
+                raise Unavailable(f"it redirects to another place, {shown(target)!r:.120}")
+            path = urlsplit(target).path
+        raise Unavailable("it redirects without end")
+
+    def _answered(
+        self, verb: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Return an answer whose content is not read yet, and its connection."""
+        if self._process != os.getpid():  # the connections are the parent's
+            self._process, self._idle = os.getpid(), []
+        while self._idle:
+            kept = self._idle.pop()
+            try:
+                return kept, self._sent(kept, verb, path, body, headers)
+            except (OSError, http.client.HTTPException):  # the server has closed it meanwhile
+                kept.close()
+        new = self._connection()
+        try:
+            return new, self._sent(new, verb, path, body, headers)
+        except BaseException:
+            new.close()
+            raise
+
+    def _sent(
+        self, connection: http.client.HTTPConnection, verb: str, path: str, body: bytes | None,
+        headers: dict[str, str],
+    ) -> http.client.HTTPResponse:  # fmt: skip
+        if connection.sock is None:
+            connection.connect()
+        # An answer begins at once, but for a build, which ends before it is answered.
+        connection.sock.settimeout(self._timeout if verb == "GET" else self._longest)
+        connection.request(verb, self._prefix + path, body, {**self._headers, **headers})
+        return connection.getresponse()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        """Return a new connection, through the proxy that the environment names, if any."""
+        proxy = urllib.request.getproxies().get(self._scheme, "")
+        if not proxy or urllib.request.proxy_bypass(self._netloc):
+            return _connection(self._scheme, *self._at, self._timeout)
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        login = _basic(parts.username, parts.password)
+        proxied = {"Proxy-Authorization": login} if login else {}
+        place = parts.hostname or "", parts.port or 80
+        connection = _connection(self._scheme, *place, self._timeout)
+        if self._scheme == "https":
+            connection.set_tunnel(*self._at, proxied)
+        else:
+            self._prefix = f"http://{self._netloc}"
+            self._headers.update(proxied)
+        return connection
+
+    def _keep(
+        self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
+    ) -> None:
+        answer.close()
+        if answer.will_close or len(self._idle) >= MOST_KEPT:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+
+def _connection(scheme: str, host: str, port: int, timeout: float) -> http.client.HTTPConnection:
+    if scheme == "https":
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+    return http.client.HTTPConnection(host, port, timeout=timeout)
+
+
+def _read(
+    connection: http.client.HTTPConnection, answer: http.client.HTTPResponse, limit: int,
+    deadline: float, timeout: float,
+) -> bytes:  # fmt: skip
+    """Return the content of an answer, before a time (`time.monotonic`).
+
+    It has at most `limit` bytes, or is the beginning of a text that says what went wrong.
+    """
+    size = answer.length
+    wanted = answer.status == http.client.OK
+    if wanted and size is not None and size > limit:
+        raise TooLarge(f"it has {size} bytes, over {limit}")
+    parts, got = [], 0
+    while got != size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Unavailable(f"{got} bytes came in the time that a request may take")
+        if connection.sock is not None:
+            connection.sock.settimeout(min(timeout, left))
+        part = answer.read1(CHUNK)
+        if not part:
+            break
+        parts.append(part)
+        got += len(part)
+        if wanted and got > limit:
+            raise TooLarge(f"it has more than {limit} bytes")
+        if not wanted and got >= MOST_TEXT and got != size:
+            answer.will_close = True
+            return b"".join(parts)
+    if size is not None and got != size:
+        raise Unavailable(f"it was cut off after {got} of {size} bytes")
+    return b"".join(parts)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, http.client.HTTPException, UnicodeError) as e:
+        raise Unavailable(f"{type(e).__name__}: {e!s:.160}") from e
+
+
+def _error(status: int) -> Unavailable:
+    text = f"{status} {http.client.responses.get(status, '')}".strip()
+    kind = Throttled if status in _BUSY else Refused if status in _REFUSED else Unavailable
+    return kind(text)
+
+
+def _secret(url: str) -> str:
+    """Return the header `Authorization` for a URL, or "". Raises SettingError."""
+    parts = urlsplit(url)
+    safe = parts.scheme == "https" or is_loopback(url)
+    if parts.username:
+        if not safe:
+            raise SettingError(f"{shown(url)} would get its password in clear: use https")
+        return _basic(parts.username, parts.password)
+    path = config.current().remote_token_file
+    if path is None or not safe:
+        return ""
+    try:
+        token = path.read_text("ascii").strip()
+    except (OSError, UnicodeError) as e:
+        raise SettingError(f"remote_token_file: {path} cannot be read: {e}") from e
+    if not token.isprintable() or " " in token:
+        raise SettingError(f"remote_token_file: {path} holds no token: expected one line")
+    return f"Bearer {token}" if token else ""
+
+
+def _basic(user: str | None, password: str | None) -> str:
+    if not user:
+        return ""
+    pair = f"{unquote(user)}:{unquote(password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"

@@ -1,0 +1,181 @@
+"""A miss that a service builds: what is posted, when, and what becomes of each answer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+from helpers import declared
+from web_servers import Server, always, fill, said
+
+from jitkern import config, jit
+from jitkern.cache.store import Cache
+from jitkern.errors import NotCached
+from jitkern.runtime import linker
+
+SCALE = 'extern "C" void twice(T *out, const T *x, long n) { for (long i = 0; i < n; i++) out[i] = 2 * x[i]; }'
+
+
+@pytest.fixture
+def op(tmp_path, request):
+    """An op on the real C compiler."""
+
+    def launch(k, x):
+        out = torch.empty_like(x)
+        k.twice[{"T": x.dtype}](out, x, x.numel())
+        return out
+
+    name = "".join(c for c in request.node.name if c.isalnum())
+    return declared(
+        f"jitkern_service::{name}(Tensor x) -> Tensor",
+        tmp_path / "twice.cpp",
+        SCALE,
+        launch,
+        lambda x: 2 * x,
+    )
+
+
+class Service(Server):
+    """A server that has nothing below its names, and answers a call with a bundle.
+
+    first: other answers, before that.
+    """
+
+    def __init__(self, bundle):
+        super().__init__(self.respond)
+        self.bundle, self.first, self.posted = bundle, [], []
+
+    def respond(self, connection, request):
+        if request.verb == "GET":
+            return said(404, Jitkern_Builds=1)
+        self.posted.append(json.loads(request.body))
+        if self.first:
+            return self.first.pop(0)
+        return said(200, self.bundle, Jitkern_Builds=1)
+
+
+@pytest.fixture
+def service(tmp_path, op):
+    """A service that has built the call of f32."""
+    with config.using(cache_dir=tmp_path / "builder"):
+        op(torch.ones(4))
+        linker.settle()
+    op.backends["cpu"].forget()
+    fill(Cache(tmp_path / "builder"), tmp_path / "remote")
+    (bundle,) = (tmp_path / "remote").rglob("*.tar")
+    with Service(bundle.read_bytes()) as server:
+        yield server
+
+
+def trusting(url, **settings):
+    return config.using(remote=url, trusted_remotes=url, **settings)
+
+
+def test_a_service_builds_what_a_call_needs(service, op):
+    x = torch.arange(4.0)
+    with trusting(service.url, compile="never", fallback="raise"):
+        assert torch.equal(op(x), 2 * x)
+    (posted, *_) = service.posted
+    assert sorted(posted) == ["call", "schema", "targets", "want"]
+    assert posted["schema"] == 1
+    (target,) = posted["targets"]
+    assert target.startswith("cpu-") and len(posted["want"][0]) == 64
+    call = json.loads(posted["call"])
+    assert (call["op"], call["device"], call["kind"]) == (op.name, "cpu", "cc")
+    assert call["args"][0]["shape"] == [4]
+
+
+def test_a_line_holds_the_call_as_a_recording_does(service, op, tmp_path):
+    x = torch.arange(4.0)
+    with trusting(service.url, compile="never", fallback="raise"):
+        op(x)
+    with config.using(record=tmp_path / "recorded"):
+        op(x)
+    assert (tmp_path / "recorded").read_text().strip() == service.posted[0]["call"]
+
+
+def test_a_service_that_is_not_done_is_asked_again(service, op):
+    service.first = [said(202, Retry_After=1, Jitkern_Builds=1), said(503), said(429)]
+    x = torch.arange(4.0)
+    with trusting(service.url, compile="never", fallback="raise"):
+        assert torch.equal(op(x), 2 * x)
+    assert len(service.posted) >= 4
+
+
+@pytest.mark.parametrize(
+    ("status", "warns"), [(404, False), (405, False), (409, True), (413, True), (422, True)]
+)
+def test_what_a_service_does_not_build_is_compiled_here(service, op, status, warns, caplog):
+    answer = said(status, b"kernel.cpp differs:\x1b[31m\n here 1, there 2", Jitkern_Builds=1)
+    service.first = [answer for _ in range(9)]
+    x = torch.arange(4.0)
+    with trusting(service.url):
+        assert torch.equal(op(x), 2 * x)
+        linker.settle()
+    told = [line for line in caplog.messages if "kernel.cpp differs:" in line]
+    assert bool(told) == warns and not any("\x1b" in line for line in told)
+    with (
+        trusting(service.url, compile="never", fallback="raise"),
+        pytest.raises(NotCached, match=rf"does not build the entry \({status}\)"),
+    ):
+        op(x.double())
+
+
+def test_an_answer_that_is_no_bundle_is_refused(service, op, caplog):
+    service.first = [said(200, b"<html>", Jitkern_Builds=1) for _ in range(9)]
+    x = torch.arange(4.0)
+    with trusting(service.url):
+        assert torch.equal(op(x), 2 * x)
+    assert any("v1/build" in line and "is not used" in line for line in caplog.messages)
+
+
+def test_a_service_builds_for_the_stub_in_the_background_too(service, op):
+    """The kernel is cached here; its stub is not."""
+    x = torch.arange(4.0)
+    op(x)
+    linker.settle()
+    cache = jit.open_cache()
+    for path in list(cache.paths()):
+        if ".stub." in path.name or ".plan." in path.name:
+            cache.remove(path)
+    op.backends["cpu"].forget()
+    with trusting(service.url, compile="never", fallback="raise"):
+        op(x)
+        linker.settle()
+    assert [json.loads(p["call"])["op"] for p in service.posted][:1] == [op.name]
+    assert any(".stub." in path.name for path in cache.paths())
+
+
+def test_without_a_known_call_nothing_is_posted(compiler, variant, target):
+    with Server(always(said(404, Jitkern_Builds=1))) as server:
+        with (
+            trusting(server.url, compile="never"),
+            pytest.raises(NotCached, match="call to have it built for is not known"),
+        ):
+            jit.ensure(variant, target)
+        assert {request.verb for request in server.requests} == {"GET"}
+
+
+def test_a_server_that_says_nothing_is_not_posted_to(op):
+    with Server(always(said(404))) as server, trusting(server.url):
+        op(torch.arange(4.0))
+        linker.settle()
+        assert {request.verb for request in server.requests} == {"GET"}
+
+
+def test_the_call_is_let_go_when_it_ends():
+    ended = itertools.count()
+    with jit.served_call.served(lambda: (str(next(ended)), "t")):
+        assert jit.served_call.described() == ("0", "t")
+        assert jit.served_call.described() == ("0", "t")
+    assert jit.served_call.described() is None
+
+
+def test_a_call_that_no_recording_can_hold_is_not_known():
+    def describe():
+        raise TypeError("a Generator")
+
+    with jit.served_call.served(describe):
+        assert jit.served_call.described() is None

@@ -1,0 +1,287 @@
+"""A miss asks the remotes: what is adopted, how often they are asked, and what is told."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import threading
+from collections import Counter
+
+import pytest
+from web_servers import Server, closed_port, digests, fill, one_entry, put, said, static
+
+import jitkern
+from jitkern import config, jit
+from jitkern.cache import usage
+from jitkern.cache.store import Cache
+from jitkern.errors import NotCached
+from jitkern.remote import copies, fetch, layout, reader
+from jitkern.source.kinds import Variant
+
+
+def trusting(*urls, **settings):
+    return config.using(remote=urls, trusted_remotes=urls, **settings)
+
+
+@pytest.fixture
+def events():
+    heard = []
+    stop = jitkern.on_compile(heard.append)
+    yield heard
+    stop()
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
+def test_a_miss_is_answered_by_the_bundle_that_lists_it(
+    tmp_path, filled, compiler, variant, target, events, cache_dir, suffix
+):
+    folder, key = filled
+    fill(Cache(tmp_path / "builder"), folder, suffix=suffix)
+    before = jitkern.stats()
+    with trusting(f"file://{folder}"):
+        entry = jit.ensure(variant, target)
+        assert entry.manifest.digest == key.digest and entry.root == cache_dir
+        jit.ensure(variant, target)
+    assert not compiler.compiles
+    assert [event.status for event in events] == ["fetched", "hit"]
+    assert events[0].path == str(entry.path)
+    assert {n: jitkern.stats()[n] - before[n] for n in ("fetched", "hits", "compiles")} == {
+        "fetched": 1, "hits": 1, "compiles": 0,
+    }  # fmt: skip
+    usage.flush()
+    assert usage.total(cache_dir)["hits"] == {"remote": 1, "user": 1}
+
+
+def test_all_entries_of_a_bundle_are_adopted_and_spare_later_misses_a_request(
+    tmp_path, compiler, source, target
+):
+    variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(9)]
+    with config.using(cache_dir=tmp_path / "builder"):
+        for variant in variants:
+            jit.ensure(variant, target)
+    fill(Cache(tmp_path / "builder"), tmp_path / "remote")
+    compiler.compiles.clear()
+    with Server(static(tmp_path / "remote")) as server, trusting(server.url):
+        for variant in variants:
+            jit.ensure(variant, target)
+        assert len(server.requests) == 2 and server.connections == 1
+    assert not compiler.compiles
+
+
+def test_a_hundred_misses_of_what_no_bundle_lists_make_one_request(
+    tmp_path, filled, compiler, source, target
+):
+    with Server(static(filled[0])) as server, trusting(server.url):
+        for n in range(100):
+            jit.ensure(Variant("test::scale", source, "scale", (("N", str(n)),)), target)
+        assert len(server.requests) == 1
+    assert len(compiler.compiles) == 100
+
+
+def test_an_index_is_read_once_a_minute_on_a_host_and_then_only_if_it_changed(
+    tmp_path, filled, compiler, source, target, monkeypatch
+):
+    numbers = itertools.count()
+
+    def miss():
+        jit.ensure(Variant("test::scale", source, "scale", (("N", str(next(numbers))),)), target)
+
+    with Server(static(filled[0])) as server, trusting(server.url):
+        miss()
+        miss()
+        assert len(server.requests) == 1
+        monkeypatch.setattr(copies, "FRESH", 0.0)
+        miss()
+        assert len(server.requests) == 2
+        assert "if-none-match" in server.requests[1].headers
+        monkeypatch.setattr(copies, "FRESH", 60.0)
+        monkeypatch.setattr(fetch, "_remotes", {})  # as a new process
+        miss()
+        assert len(server.requests) == 2
+
+
+def test_an_entry_alone_is_fetched_where_the_index_says_that_there_are_such(
+    tmp_path, filled, compiler, variant, target
+):
+    folder, key = filled
+    (entry,) = (e for _, e in Cache(tmp_path / "builder").entries())
+    machine = layout.machine_of(key.target)
+    index = folder / "v1" / machine / "index.json"
+    index.unlink()  # an absent index says so, too
+    place = folder / layout.entry_of(key.target, key.name)
+    place.parent.mkdir(parents=True)
+    place.write_bytes(one_entry(entry.files(), key.target, key.name))
+    with Server(static(folder)) as server, trusting(server.url):
+        jit.ensure(variant, target)
+        assert len(server.requests) == 2
+    assert not compiler.compiles
+
+
+def test_remotes_are_asked_in_order_and_a_dead_one_is_passed_over(
+    filled, compiler, variant, target, caplog
+):
+    dead = f"http://127.0.0.1:{closed_port()}"
+    with trusting(dead, f"file://{filled[0]}"):
+        jit.ensure(variant, target)
+    assert not compiler.compiles
+    (line,) = caplog.messages
+    assert dead in line and "refused" in line.lower()
+
+
+def test_what_is_no_remote_after_all_is_told_once(compiler, source, target, caplog):
+    with trusting("https://host:abc/x"):
+        for n in range(3):
+            jit.ensure(Variant("test::scale", source, "scale", (("N", str(n)),)), target)
+    assert len(compiler.compiles) == 3
+    (line,) = caplog.messages
+    assert "names no host" in line
+
+
+@pytest.mark.parametrize("settings", [{"offline": True}, {"remote": ""}])
+def test_nothing_is_asked_offline(filled, compiler, variant, target, settings):
+    with (
+        Server(static(filled[0])) as server,
+        trusting(server.url),
+        config.using(**settings),
+    ):
+        jit.ensure(variant, target)
+        assert not server.requests
+    assert len(compiler.compiles) == 1
+
+
+def test_where_compiling_is_off_the_remote_is_asked_and_the_error_tells_what_it_said(
+    filled, variant, target, source
+):
+    other = Variant("test::scale", source, "other")
+    with Server(static(filled[0])) as server, trusting(server.url, compile="never"):
+        assert jit.ensure(variant, target)
+        for _ in range(5):
+            with pytest.raises(NotCached) as raised:
+                jit.ensure(other, target)
+        assert f"{server.url}: it has no such entry for cpu-x86_64" in str(raised.value)
+        assert "JITKERN_COMPILE=never" in str(raised.value)
+        assert len(server.requests) == 2
+
+
+def test_who_may_not_wait_asks_nobody(filled, variant, target):
+    with Server(static(filled[0])) as server, trusting(server.url):
+        with pytest.raises(NotCached):
+            jit.ensure(variant, target, may_compile=False)
+        assert not server.requests
+
+
+def test_during_the_capture_of_a_graph_nobody_is_asked(filled, variant, target, monkeypatch):
+    monkeypatch.setattr(jit.obtain, "capturing", lambda: True)
+    monkeypatch.setattr(jit.build, "capturing", lambda: True)
+    with Server(static(filled[0])) as server, trusting(server.url):
+        with pytest.raises(NotCached, match="CUDA graph"):
+            jit.ensure(variant, target)
+        assert not server.requests
+
+
+def test_what_another_compiler_made_is_not_asked_for(filled, compiler, variant, target):
+    jit.ensure(variant, target)
+    compiler.version = "2"
+    with Server(static(filled[0])) as server, trusting(server.url, compiler="exact"):
+        entry, built = jit.ensure_and_tell(variant, target)
+        assert built and entry.manifest.compiler["version"] == "2"
+        assert not server.requests
+
+
+def test_a_bundle_that_lacks_what_the_index_says_is_asked_for_once(
+    tmp_path, filled, compiler, source, target, caplog
+):
+    folder, key = filled
+    machine = layout.machine_of(key.target)
+    (old,) = (folder / "v1" / machine).glob("*.tar")
+    variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(3)]
+    named = digests(
+        type("E", (), {"path": tmp_path / jit.key_of(v, target).name}) for v in variants
+    )
+    put(folder, machine, old.read_bytes(), named)
+    with Server(static(folder)) as server, trusting(server.url):
+        for variant in variants:
+            jit.ensure(variant, target)
+        assert len(server.requests) == 2
+    assert len(compiler.compiles) == 3
+    (line,) = caplog.messages
+    assert "does not hold" in line and old.name in line
+
+
+def test_threads_that_miss_at_once_fetch_a_bundle_once(tmp_path, compiler, source, target):
+    variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(8)]
+    with config.using(cache_dir=tmp_path / "builder"):
+        for variant in variants:
+            jit.ensure(variant, target)
+    fill(Cache(tmp_path / "builder"), tmp_path / "remote")
+    compiler.compiles.clear()
+    start, wanted = threading.Barrier(8), []
+
+    def work(variant, url):
+        with trusting(url):
+            start.wait()
+            wanted.append(jit.ensure(variant, target))
+
+    with Server(static(tmp_path / "remote")) as server:
+        threads = [threading.Thread(target=work, args=(v, server.url)) for v in variants]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(wanted) == 8 and len(server.requests) == 2
+    assert not compiler.compiles
+
+
+def test_what_cannot_be_kept_in_the_cache_is_kept_for_the_process(
+    filled, compiler, variant, target, cache_dir, monkeypatch
+):
+    install = Cache._install
+
+    def read_only(self, *args, **kwargs):
+        if self.root == cache_dir:
+            raise OSError(errno.EROFS, "read-only", str(cache_dir))
+        return install(self, *args, **kwargs)
+
+    monkeypatch.setattr(Cache, "_install", read_only)
+    with trusting(f"file://{filled[0]}"):
+        entry = jit.ensure(variant, target)
+    assert entry.read("out.so") and not compiler.compiles
+    assert entry.root != cache_dir
+
+
+def test_a_process_takes_so_many_bytes_and_no_more(
+    filled, compiler, variant, target, monkeypatch, caplog
+):
+    monkeypatch.setattr(reader, "_taken", Counter())
+    monkeypatch.setattr(reader, "MOST_TAKEN", 100)
+    with trusting(f"file://{filled[0]}"):
+        jit.ensure(variant, target)
+    assert len(compiler.compiles) == 1
+    (line,) = caplog.messages
+    assert "over 100" in line
+
+
+def test_a_line_of_the_log_tells_of_a_fetch(filled, variant, target, caplog):
+    caplog.set_level("INFO", "jitkern")
+    with trusting(f"file://{filled[0]}"):
+        jit.ensure(variant, target)
+    (line,) = (m for m in caplog.messages if m.startswith("fetched v1/"))
+    assert "1 new entries" in line and f"file://{filled[0]}" in line
+
+
+def test_prewarm_takes_what_a_remote_has(filled, variant, target, compiler):
+    """`ensure_and_tell` is what prewarm runs: what was fetched was not built."""
+    with trusting(f"file://{filled[0]}"):
+        assert jit.ensure_and_tell(variant, target)[1] is False
+    assert not compiler.compiles
+
+
+def test_a_busy_server_is_no_reason_to_compile_while_the_budget_lasts(
+    filled, compiler, variant, target
+):
+    answers, answer = itertools.count(), static(filled[0])
+
+    def busy(connection, request):
+        return said(503) if next(answers) < 6 else answer(connection, request)
+
+    with Server(busy) as server, trusting(server.url, compile="never"):
+        jit.ensure(variant, target)
+        assert len(server.requests) == 8

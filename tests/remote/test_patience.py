@@ -1,0 +1,272 @@
+"""Deadlines, the breaker that a dead remote trips and a busy one does not, and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+import time
+
+import pytest
+import web_servers as servers
+from web_servers import Server, closed_port, said, static
+
+from jitkern import config, jit
+from jitkern.cache import lock
+from jitkern.errors import NotCached
+from jitkern.remote import patience
+from jitkern.remote.patience import FAILURES, REST, Breaker, Patience, Resting, within
+from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
+
+
+def raising(error):
+    def request():
+        raise error
+
+    return request
+
+
+@pytest.fixture
+def breaker(tmp_path):
+    return Breaker("https://example.com", tmp_path / "state.json")
+
+
+def test_a_request_gives_what_it_returns_or_raises():
+    assert within(5, lambda: 3) == 3
+    with pytest.raises(LookupError):
+        within(5, raising(LookupError()))
+    with config.using(remote_timeout=7):
+        assert within(5, config.current).remote_timeout == 7
+
+
+def test_a_request_without_an_answer_is_left_alone():
+    begin = time.monotonic()
+    with pytest.raises(Unavailable, match=r"no answer in 0\.1 s"):
+        within(0.1, lambda: time.sleep(60))
+    assert time.monotonic() - begin < 30
+
+
+def test_ctrl_c_ends_the_wait_at_once(run_python):
+    """Of a request that hangs; the process ends, too, though its thread does not."""
+    done = run_python(
+        "import os, signal, threading, time\n"
+        "from jitkern.remote.patience import within\n"
+        "threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "begin = time.monotonic()\n"
+        "try: within(60, lambda: time.sleep(60))\n"
+        "except KeyboardInterrupt: print(time.monotonic() - begin < 30)\n"
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_a_remote_rests_after_failures_in_a_row_and_one_request_tries_then(breaker, monkeypatch):
+    asked = itertools.count()
+
+    def failing():
+        next(asked)
+        raise Unavailable("reset")
+
+    for _ in range(10):
+        with pytest.raises(Unavailable):
+            Patience(breaker, 5).ask(failing, 1)
+    assert next(asked) == FAILURES
+    with pytest.raises(Resting, match="resting for .* after 5 failures"):
+        Patience(breaker, 5).ask(lambda: 1, 1)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + REST + 1)
+    with pytest.raises(Unavailable):
+        Patience(breaker, 5).ask(failing, 1)
+    assert next(asked) == FAILURES + 2
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 2 * REST + 2)
+    assert Patience(breaker, 5).ask(lambda: 1, 1) == 1
+    assert not breaker.open() and not breaker.file.exists()
+
+
+def test_an_answer_of_any_kind_begins_the_count_anew(breaker):
+    for answer in (lambda: None, raising(Unchanged())):
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                Patience(breaker, 5).ask(raising(Unavailable()), 1)
+        with contextlib.suppress(Unchanged):
+            Patience(breaker, 5).ask(answer, 1)
+    assert not breaker.open()
+
+
+def test_an_error_that_no_store_should_raise_is_a_failure_like_any(breaker):
+    for error in (KeyError("x"), RuntimeError("panicked")):
+        with pytest.raises(Unavailable, match=type(error).__name__):
+            Patience(breaker, 5).ask(raising(error), 1)
+    breaker.fail()
+    assert breaker.open()
+
+
+def test_what_says_nothing_of_the_remote_does_not_count(breaker):
+    for error in (TooLarge(), Forked()):
+        for _ in range(2 * FAILURES):
+            with pytest.raises(type(error)):
+                Patience(breaker, 5).ask(raising(error), 1)
+    for _ in range(2 * FAILURES):
+        with pytest.raises(Throttled, match="busy for"):
+            Patience(breaker, 0.01).ask(raising(Throttled("503")), 1)
+    with pytest.raises(Unavailable):  # too short a wait to blame anybody
+        Patience(breaker, 0.01).ask(lambda: time.sleep(1), 1)
+    assert not breaker.open()
+
+
+def test_a_busy_remote_is_asked_again_with_jitter_until_the_budget_is_used_up(breaker, monkeypatch):
+    naps = []
+    monkeypatch.setattr(patience.time, "sleep", naps.append)
+    monkeypatch.setattr(patience.random, "random", lambda: 1.0)
+    answers = itertools.chain([Throttled("503")] * 7, itertools.repeat(None))
+
+    def request():
+        if error := next(answers):
+            raise error
+        return "there"
+
+    assert Patience(breaker, 60).ask(request, 1) == "there"
+    assert naps == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+
+
+def test_a_refusal_is_for_the_life_of_the_process_and_told_once(breaker, caplog):
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            Patience(breaker, 5).ask(raising(Refused("403 Forbidden")), 1)
+    assert "refused this client" in breaker.open()
+    (line,) = caplog.messages
+    assert "credentials" in line and "https://example.com" in line
+    assert not Breaker("https://example.com", breaker.file).open()  # other processes may be let in
+
+
+def test_the_processes_of_a_host_share_a_breaker(breaker):
+    other = Breaker(breaker.url, breaker.file)
+    for _ in range(FAILURES):
+        breaker.fail()
+    assert "resting" in other.open()
+    other.succeed()
+    assert not breaker.open()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[", b"[1]", b'[1,"x"]', b"[7,1e99]", b"[7,NaN]", b'{"a":1}', b"\xff", b"[" * 99999],
+)
+def test_an_odd_state_is_none(breaker, content):
+    breaker.file.write_bytes(content)
+    assert not breaker.open()
+    breaker.fail()
+    assert json.loads(breaker.file.read_bytes()) == [1, 0.0]
+
+
+def test_without_a_directory_for_its_state_a_breaker_works_for_its_process(tmp_path):
+    for breaker in (Breaker("x", None), Breaker("x", tmp_path / "absent" / "state")):
+        for _ in range(FAILURES):
+            breaker.fail()
+        if breaker.file is None and breaker._state[1]:
+            assert breaker.open()
+
+
+# ------------------------------------------------------------------ misses
+
+
+def trusting(url, **settings):
+    return config.using(remote=url, trusted_remotes=url, **settings)
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_a_store_that_is_down_costs_little_and_is_then_left_alone(
+    compiler, source, target, variant, mode, caplog
+):
+    url = f"http://127.0.0.1:{closed_port()}"
+    with trusting(url, compile=mode):
+        for n in range(20):
+            missed = variant._replace(template=(("N", str(n)),))
+            if mode == "auto":
+                jit.ensure(missed, target)
+            else:
+                with pytest.raises(NotCached) as raised:
+                    jit.ensure(missed, target)
+                assert url in str(raised.value)
+                assert ("refused" if n < 2 else "resting") in str(raised.value).lower() or n == 2
+    assert len(compiler.compiles) == (20 if mode == "auto" else 0)
+    assert len(caplog.messages) == 2  # that it does not answer; that it rests
+    state = lock.lock_directory(config.current())
+    assert len(list(state.glob("remote-*.json"))) == 1
+
+
+@pytest.mark.parametrize("answer", [servers.hang, servers.drip])
+def test_a_store_that_hangs_costs_at_most_the_budget(compiler, variant, target, answer):
+    with Server(answer) as server, trusting(server.url):
+        begin = time.monotonic()
+        jit.ensure(variant, target)  # of 1 s
+        assert time.monotonic() - begin < 15
+        with (
+            config.using(compile="never", remote_budget=1.5),
+            pytest.raises(NotCached, match="no answer|budget|request may take"),
+        ):
+            jit.ensure(variant._replace(function="other"), target)
+        assert time.monotonic() - begin < 25
+
+
+def test_a_store_that_refuses_is_asked_once(compiler, variant, target, caplog):
+    with Server(servers.always(said(403))) as server, trusting(server.url):
+        for n in range(5):
+            jit.ensure(variant._replace(template=(("N", str(n)),)), target)
+        assert len(server.requests) == 1
+    assert sum("refuses this client" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("failure", [said(500), None])
+def test_one_lost_request_is_tried_again(filled, compiler, variant, target, failure):
+    answers, answer = itertools.count(), static(filled[0])
+
+    def flaky(connection, request):
+        return failure if next(answers) % 2 == 0 else answer(connection, request)
+
+    with Server(flaky) as server, trusting(server.url, compile="never"):
+        jit.ensure(variant, target)
+        assert len(server.requests) >= 4
+
+
+@pytest.mark.stress
+def test_a_crowd_that_gets_503_for_20_s_compiles_nothing_while_the_budget_lasts(
+    filled, compiler, variant, target
+):
+    begin, answer = time.monotonic(), static(filled[0])
+
+    def busy(connection, request):
+        return said(503) if time.monotonic() - begin < 20 else answer(connection, request)
+
+    done = []
+
+    def work(n, url):
+        with trusting(
+            url, compile="never", remote_budget=30, cache_dir=filled[0].parent / f"own{n}"
+        ):
+            done.append(jit.ensure(variant, target))
+
+    with Server(busy) as server:
+        threads = [threading.Thread(target=work, args=(n, server.url)) for n in range(16)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert len(done) == 16 and not compiler.compiles
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals of threads")
+def test_ctrl_c_during_a_miss_ends_the_call(tmp_path, run_python):
+    with Server(servers.hang) as server:
+        conf = servers.settings_file(tmp_path, trusted_remotes=[server.url])
+        done = run_python(
+            "import os, signal, threading, time, torch\n"
+            "import jitkern.ops\n"
+            "x = torch.ones(4)\n"
+            "threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+            "begin = time.monotonic()\n"
+            "try: jitkern.ops.vec_add(x, x)\n"
+            "except KeyboardInterrupt: print('ended', time.monotonic() - begin < 20)\n"
+            "os._exit(0)\n",
+            JITKERN_REMOTE=server.url, JITKERN_COMPILE="never", XDG_CONFIG_HOME=str(conf),
+        )  # fmt: skip
+    assert done.stdout.startswith("ended True"), (done.stdout, done.stderr)

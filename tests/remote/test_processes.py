@@ -1,0 +1,245 @@
+"""Whole processes with a remote: cold, warm, many at once, forked, and at their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from web_servers import Server, closed_port, fill, settings_file, static
+
+from jitkern.cache.store import Cache
+from jitkern.runtime import binding
+
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+CALLS = """
+import json, sys, torch
+imported, events = set(sys.modules), []
+sys.addaudithook(lambda event, _: event.startswith("socket.") and events.append(event))
+import jitkern, jitkern.ops
+from jitkern.runtime import binding, builds, linker, slot
+x, y = torch.rand(16), torch.rand(16)
+def call():
+    assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
+call()
+linker.settle()
+call()
+linker.settle()
+before = sum(one.misses for one in slot.SLOTS)
+for _ in range(100):
+    call()
+print(json.dumps({
+    "stats": jitkern.stats(), "sockets": events, "loaded": binding.runtime() is not None,
+    "misses": sum(one.misses for one in slot.SLOTS) - before,
+    "imported": [name for name in set(sys.modules) - imported
+                 if name.split(".")[0] in ("http", "ssl", "obstore") or name.startswith("jitkern.remote")],
+}))
+"""
+
+
+class Machine:
+    """A place with an empty cache, whose settings file trusts a remote."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "run").mkdir(mode=0o700)
+        config = settings_file(folder, trusted_remotes=[url])
+        self.environment = {
+            **os.environ, "JITKERN_CACHE_DIR": str(folder / "cache"), "JITKERN_REMOTE": url,
+            "XDG_CONFIG_HOME": str(config), "XDG_RUNTIME_DIR": str(folder / "run"),
+        }  # fmt: skip
+
+    def start(self, code=CALLS, **environment):
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code], cwd=self.folder,
+            env={**self.environment, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, code=CALLS, **environment):
+        with self.start(code, **environment) as process:
+            out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        return json.loads(out.splitlines()[-1]), err
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory):
+    """The folder of a remote with all that the calls need."""
+    folder = tmp_path_factory.mktemp("filled")
+    builder = Machine(folder / "builder", "https://nobody.invalid")
+    builder.environment["JITKERN_OFFLINE"] = "1"
+    for _ in range(2):
+        found, _ = builder.run()
+    assert found["stats"]["compiles"] == 0 and not found["misses"]
+    fill(Cache(folder / "builder" / "cache"), folder / "remote", suffix=".tar.zst")
+    return folder / "remote"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"JITKERN_COMPILE": "never"}, {"CC": "/nonexistent", "CXX": "/nonexistent", "PATH": ""}],
+    ids=["never", "no compiler"],
+)
+def test_a_cold_process_compiles_nothing_and_is_served_by_stubs(tmp_path, remote, environment):
+    with Server(static(remote)) as server:
+        machine = Machine(tmp_path / "node", server.url)
+        found, stderr = machine.run(**environment)
+        assert not found["stats"]["compiles"] and not found["stats"]["stubs"], stderr
+        assert found["stats"]["fetched"] >= 1
+        assert (found["loaded"], found["misses"]) == (True, 0), stderr
+        assert len(server.requests) == 2  # the index and one bundle
+        assert stderr == ""
+        found, _ = machine.run(**environment)
+        assert (found["sockets"], found["imported"]) == ([], [])
+        assert len(server.requests) == 2
+        assert not found["misses"] and not found["stats"]["fetched"]
+
+
+def test_an_import_asks_nobody(tmp_path, remote):
+    with Server(static(remote)) as server:
+        machine = Machine(tmp_path / "node", server.url)
+        found, _ = machine.run(
+            "import json, sys, torch\n"
+            "import jitkern.ops\n"
+            "print(json.dumps([n for n in sys.modules if n.startswith('jitkern.remote')]))"
+        )
+        assert found == [] and not server.requests
+
+
+def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
+    with Server(static(remote)) as server:
+        machine = Machine(tmp_path / "node", server.url)
+        found, stderr = machine.run(
+            "import json, torch, jitkern.ops\n"
+            "from jitkern.runtime import linker, slot\n"
+            "linker.trace = None  # would be an error\n"
+            "x = torch.ones(4)\n"
+            "jitkern.ops.vec_add(x, x); linker.settle()\n"
+            "before = sum(s.misses for s in slot.SLOTS)\n"
+            "jitkern.ops.vec_add(x, x)\n"
+            "print(json.dumps(sum(s.misses for s in slot.SLOTS) - before))\n",
+            JITKERN_LOG="info",
+        )
+    assert found == 0 and "NoneType" not in stderr, stderr
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.stress)])
+def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote, count):
+    with Server(static(remote)) as server:
+        machine = Machine(tmp_path / "node", server.url)
+        processes = [machine.start() for _ in range(count)]
+        for process in processes:
+            out, err = process.communicate(timeout=300)
+            assert process.returncode == 0, err
+            found = json.loads(out.splitlines()[-1])
+            assert not found["stats"]["compiles"] and not found["stats"]["stubs"]
+        assert sum(path.endswith(".zst") for path in server.paths) == 1
+
+
+FORKED = """
+import json, os, sys, time, torch, jitkern.ops
+from jitkern import jit, config
+from jitkern.runtime import binding, linker
+x = torch.ones(4)
+jitkern.ops.vec_add(x, x); linker.settle()
+before = jitkern.stats()["compiles"]
+child = os.fork()
+if not child:
+    begin = time.perf_counter()
+    got = jitkern.ops.vec_add(x.double(), x.double())
+    took = time.perf_counter() - begin
+    assert torch.equal(got, 2 * x.double())
+    print(json.dumps([jitkern.stats()["compiles"] - before, took]), flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_asks_by_connections_of_its_own(tmp_path, remote):
+    """It misses what no bundle lists, and compiles."""
+    with Server(static(remote)) as server:
+        found, stderr = Machine(tmp_path / "node", server.url).run(FORKED)
+    assert found[0] == 1 and stderr == ""
+
+
+def test_a_store_that_cannot_be_used_after_a_fork_is_not_waited_for(tmp_path):
+    """As the contract says of stores with threads of their own: no retry, and no failure of the remote."""
+    found, stderr = Machine(tmp_path / "node", "file:///nowhere").run(
+        "import json, os, time\n"
+        "from jitkern import config\n"
+        "from jitkern.cache.key import Key\n"
+        "from jitkern.cache.store import Cache\n"
+        "from jitkern.remote import fetch\n"
+        "from jitkern.remote.store import Forked\n"
+        "url, = config.current().remotes\n"
+        "remote, asked = fetch.remote_of(url), []\n"
+        "class Threads:\n"
+        "    url, pid = 'x', os.getpid()\n"
+        "    def get(self, name, *, limit, unless=None):\n"
+        "        asked.append(name)\n"
+        "        if os.getpid() != self.pid: raise Forked('used before a fork')\n"
+        "remote.store = Threads()\n"
+        "target = 'cpu-x86_64-torch2.13.0-linux_x86_64'\n"
+        "def miss(n):\n"
+        "    key = Key({'op': 'a::b', 'target': target}, f'{n:064x}', 'b')\n"
+        "    return fetch.fetch(fetch.Miss(Cache.open(config.current()), key, 1.0))\n"
+        "assert 'no such entry' in miss(1)\n"
+        "remote._indexes.clear(); asked.clear()\n"
+        "import shutil; shutil.rmtree(config.current().cache_dir)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    said = [miss(n) for n in range(2, 12)]\n"
+        "    print(json.dumps([said, len(asked), remote.breaker.open()]), flush=True)\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    said, asked, resting = found
+    assert set(said) == {"x: used before a fork"} or all("fork" in text for text in said)
+    assert (asked, resting) == (10, "")
+    assert len(stderr.splitlines()) == 1
+
+
+ENDING = """
+import torch, jitkern.ops
+x = torch.ones(4)
+jitkern.ops.vec_add(x, x)
+"""
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.stress)])
+def test_processes_that_end_right_after_a_fetch_end_well(tmp_path, remote, count):
+    with Server(static(remote)) as server:
+        for first in range(0, count, 4):
+            machines = [
+                Machine(tmp_path / f"node{first + n}", server.url)
+                for n in range(min(4, count - first))
+            ]
+            for process in [machine.start(ENDING) for machine in machines]:
+                _, err = process.communicate(timeout=300)
+                assert (process.returncode, err) == (0, "")
+
+
+def test_the_second_process_does_not_learn_again_that_a_store_is_down(tmp_path):
+    machine = Machine(tmp_path / "node", f"http://127.0.0.1:{closed_port()}")
+    code = (
+        "import json, torch, jitkern.ops\n"
+        "from jitkern.runtime import linker\n"
+        "for dtype in (torch.float32, torch.float64, torch.float16):\n"
+        "    x = torch.ones(4, dtype=dtype)\n"
+        "    assert torch.equal(jitkern.ops.vec_add(x, x), x + x)\n"
+        "linker.settle()\n"
+        "print(json.dumps(jitkern.stats()['compiles']))\n"
+    )
+    found, stderr = machine.run(code)
+    assert found == 3 and "does not answer, and rests" in stderr
+    audited = (
+        "import sys\n"
+        "sys.addaudithook(lambda e, _: e == 'socket.connect' and sys.exit('asked'))\n"
+        + code.replace("torch.float32, torch.float64, torch.float16", "torch.bfloat16,")
+    )
+    found, stderr = machine.run(audited)
+    assert found == 1

@@ -1,0 +1,114 @@
+"""Whose entries are taken from a remote: of trusted keys, or of remotes that a file trusts."""
+
+from __future__ import annotations
+
+import pytest
+from web_servers import Server, closed_port, fill, settings_file, static
+
+from jitkern import Config, config, jit
+from jitkern.cache.store import Cache
+from jitkern.cache_tools import signing
+from jitkern.cache_tools.listing import Wanted, chosen
+from jitkern.errors import SettingError
+from jitkern.remote import trust
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """(a private key, its public line), and those of another signer."""
+    return [(tmp_path / name, signing.keygen(tmp_path / name, name)) for name in ("a", "b")]
+
+
+def sign(tmp_path, folder, key):
+    cache = Cache(tmp_path / "builder")
+    signing.sign(cache, chosen(cache, Wanted()), key)
+    for path in folder.rglob("*.tar"):
+        path.unlink()
+    fill(cache, folder)
+
+
+def test_entries_that_a_trusted_key_signed_are_taken_over_plain_http(
+    tmp_path, filled, keys, compiler, variant, target
+):
+    sign(tmp_path, filled[0], keys[0][0])
+    with (
+        Server(static(filled[0])) as server,
+        config.using(remote=server.url, trusted_keys=[keys[0][1]]),
+    ):
+        entry = jit.ensure(variant, target)
+    assert not compiler.compiles
+    assert (entry.path / "manifest.sig").is_file()
+
+
+def test_entries_that_another_key_signed_are_refused_before_they_are_read(
+    tmp_path, filled, keys, compiler, variant, target, caplog, monkeypatch
+):
+    sign(tmp_path, filled[0], keys[1][0])
+    monkeypatch.setattr("jitkern.cache_tools.bundle._manifest_of", None)  # would be an error
+    with config.using(remote=f"file://{filled[0]}", trusted_keys=[keys[0][1]]):
+        jit.ensure(variant, target)
+    assert len(compiler.compiles) == 1
+    (line,) = caplog.messages
+    assert "not signed by a trusted key" in line
+
+
+def test_a_remote_that_nothing_vouches_for_is_not_asked_and_one_line_says_what_to_do(
+    filled, compiler, variant, target, source, caplog
+):
+    with Server(static(filled[0])) as server, config.using(remote=server.url):
+        jit.ensure(variant, target)
+        jit.ensure(variant._replace(function="other"), target)
+        assert not server.requests
+    assert len(compiler.compiles) == 2
+    (line,) = caplog.messages
+    assert "trusted_keys" in line and "trusted_remotes" in line and "config.toml" in line
+
+
+def test_the_environment_cannot_trust_a_remote(tmp_path):
+    url = "https://example.com/kernels"
+    environment = {"JITKERN_REMOTE": url, "JITKERN_TRUSTED_REMOTES": url}
+    found = Config.from_env(environment, [])
+    assert found.remote == (url,) and found.trusted_remotes == ()
+    with pytest.raises(SettingError):
+        trust.keys_for(url, found)
+    folder = settings_file(tmp_path, trusted_remotes=[url + "/"])
+    found = Config.from_env(environment, [folder / "jitkern" / "config.toml"])
+    assert trust.keys_for(url, found) == ()
+    assert trust.keys_for("https://user:secret@example.com/kernels", found) == ()
+    with pytest.raises(SettingError):
+        trust.keys_for(f"{url}/other", found)
+
+
+@pytest.mark.parametrize(
+    ("url", "taken"),
+    [
+        ("http://example.com/x", False), ("http://10.0.0.1/x", False), ("http://localhost.evil.com/x", False),
+        ("http://127.0.0.1:80/x", True), ("http://localhost/x", True), ("http://[::1]:80/x", True),
+        ("https://example.com/x", True), ("file:///x", True), ("s3://bucket/x", True),
+    ],
+)  # fmt: skip
+def test_plain_http_is_vouched_for_on_this_machine_alone(url, taken):
+    settings = Config(remote=url, trusted_remotes=url)
+    if taken:
+        assert trust.keys_for(url, settings) == ()
+    else:
+        with pytest.raises(SettingError, match="Use https, or sign"):
+            trust.keys_for(url, settings)
+
+
+def test_a_root_of_signed_entries_stays_one(tmp_path, keys):
+    public = keys[0][1]
+    url = "https://example.com/x"
+    settings = Config(remote=url, trusted_remotes=url, trusted_keys=[public], signed=[tmp_path])
+    assert trust.keys_for(url, settings, tmp_path) == settings.trusted_keys
+    assert trust.keys_for(url, settings, tmp_path / "other") == ()
+
+
+def test_messages_name_no_password(caplog, compiler, variant, target):
+    url = f"http://user:hunter2@127.0.0.1:{closed_port()}/x"
+    with config.using(remote=url, trusted_remotes=url):
+        jit.ensure(variant, target)
+    with config.using(remote=url.replace("/x", "/y")):
+        jit.ensure(variant._replace(function="other"), target)
+    assert len(caplog.messages) == 2
+    assert "127.0.0.1" in caplog.text and "hunter2" not in caplog.text
