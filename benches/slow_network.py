@@ -64,6 +64,7 @@ class SlowNetwork:
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stopped.wait()
+        server.close()  # and connections end with the loop
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):

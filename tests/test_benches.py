@@ -149,3 +149,15 @@ def test_serve_reports_builds_and_requests(cache_dir: Path) -> None:
     kinds = {f"{what}, {count} connections" for what in ("bundle", "index") for count in (1, 2)}
     assert set(output["per_second"]) == kinds
     assert positive(output["per_second"])
+
+
+@pytest.mark.slow
+def test_fleet_compares_a_compile_with_remotes_and_a_service(cache_dir: Path) -> None:
+    output = printed(cache_dir, "benches.fleet", "--json", "--rounds", "1", "--delay", "0.001")
+    ways = {"local compile", "warm", "by bundle", "by entry", "service", "service again"}
+    assert set(output["seconds"]) == set(output["over_warm"]) == ways
+    for name, fields in output["seconds"].items():
+        assert 0 < fields["first"] <= fields["served"]
+        assert (fields["compiles"] > 0) == (name == "local compile")
+        assert (fields["requests"] > 0) == (name not in ("local compile", "warm"))
+    assert output["entries"] > 10
