@@ -40,7 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 ENTRY_POINTS = "jitkern.kernels"
-_KEYWORDS = ("cuda", "cpu", "fusible", "prewarm")
+_KEYWORDS = ("cuda", "cpu", "fusible", "nondifferentiable", "prewarm")
 _BODIES = ("<module>", "<cell line")  # names of code that is no function
 _registering = threading.local()  # `op`: Torch asks its namespace for an op that is not there yet
 MAX_NAME = 100  # files of the cache are named after ops
@@ -53,6 +53,7 @@ def kernel(
     cuda: Source | Sequence[Source] = (),
     cpu: Source | Sequence[Source] = (),
     fusible: bool = False,
+    nondifferentiable: Sequence[str] = (),
     prewarm: Sequence[Any] = (),
     **unknown: NoReturn,
 ) -> Op:
@@ -61,6 +62,8 @@ def kernel(
     schema: a Torch schema, `mylib::name(...)`; of the shipped ops alone, without the namespace.
     cuda, cpu: sources of the kernels, best first; files are relative to the calling file's folder.
     fusible: whether torch.compile replaces the op by its reference, for Inductor to fuse.
+    nondifferentiable: names of outputs that have no gradient; `out`, or `out0`, …, where the schema
+        names none.
     prewarm: calls, beside the samples, to prewarm: tuples of arguments where a string like
         `f16[64, 1000]` stands for a contiguous tensor of that dtype and shape.
 
@@ -73,8 +76,9 @@ def kernel(
         _check(schema, module, unknown)
         sources = _placed({"cuda": cuda, "cpu": cpu}, schema, module, frame)
         declaration = Declaration(
-            sources, fusible=fusible, module=module, place=place, prewarm=prewarm
-        )
+            sources, fusible=fusible, nondifferentiable=_names(nondifferentiable), module=module,
+            place=place, prewarm=prewarm,
+        )  # fmt: skip
         return _declared(schema, declaration, _execution_of(frame))
     except DeclarationError as e:
         raise DeclarationError(f"{place}{e}") from e.__cause__
@@ -96,6 +100,10 @@ def _check(schema: str, module: str, unknown: Mapping[str, Any]) -> None:
         )
     if unknown:
         raise DeclarationError(f"`{schema}`: {unknown_keyword('kernel()', unknown, _KEYWORDS)}")
+
+
+def _names(value: Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _placed(
@@ -133,6 +141,12 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
     """
     signature = Signature(schema)
     name, module = signature.name, declaration.module
+    for output in declaration.nondifferentiable:
+        if output not in signature.outputs:
+            raise DeclarationError(
+                f"{name}: nondifferentiable={output!r} is no output; the outputs of "
+                f"`{signature.schema}` are {', '.join(signature.outputs)}"
+            )
     op = OPS.get(name)
     if op is None:
         _registering.op = name

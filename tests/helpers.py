@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,10 +63,11 @@ def declared(
     reference: Callable[..., object] | None = None,
     *,
     cpu: bool = True,
+    **keywords: Any,
 ) -> Op:
     """A fresh op on the real C compiler: its source is this text, written to this path."""
     path.write_text(text)
-    op = kernel(schema, cpu=Cpp(str(path)) if cpu else ())
+    op = kernel(schema, cpu=Cpp(str(path)) if cpu else (), **keywords)
     op.launch("cpu")(launch)
     if reference:
         op.reference(reference)

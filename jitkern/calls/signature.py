@@ -33,6 +33,7 @@ class Signature:
     arguments: the arguments as Torch describes them.
     parameters: the arguments as C takes them; None if C cannot pass them or the results.
     changed: position and name of each argument that the op changes.
+    outputs: the names of the results: `out`, or `out0`, …, where the schema names none.
     returns: the number of results. tensors: this number, or None if some result is no tensor.
     """
 
@@ -55,6 +56,8 @@ class Signature:
             if str(argument.type) == "Tensor"
         ]
         self.returns = len(parsed.returns)
+        plain_name = "out" if self.returns == 1 else "out{}"
+        self.outputs = [r.name or plain_name.format(i) for i, r in enumerate(parsed.returns)]
         plain = all(str(value.type) == "Tensor" for value in parsed.returns)
         self.tensors = self.returns if plain else None
         self.parameters = self._parameters()

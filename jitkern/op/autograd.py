@@ -198,6 +198,14 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
+def _mark(ctx: Any, op: Op, results: Sequence[Any]) -> None:
+    """Tell Torch which results have no gradient."""
+    plain = op.declaration.nondifferentiable
+    places = {i for i, name in enumerate(op.signature.outputs) if name in plain}
+    tensors = ((i, result) for i, result in enumerate(results) if isinstance(result, torch.Tensor))
+    ctx.mark_non_differentiable(*(t for i, t in tensors if i in places or not _is_floating(t)))
+
+
 class _Recorded:
     """A node for a call of an op that has a gradient.
 
@@ -219,14 +227,21 @@ class _Recorded:
         ctx.plain = {
             name: known.get(name) for name in gradient.asked if name in known and name not in saved
         }
-        ctx.mark_non_differentiable(*(r for r in results if not _is_floating(r)))
+        ctx.outputs = [described(tensor) for tensor in results]
+        ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
+        _mark(ctx, autograd.op, results)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         values = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
         needs = ctx.needs_input_grad[3:]
-        return None, None, None, *ctx.gradient.backward(grads, values, needs, ctx.inputs)
+        return (
+            None,
+            None,
+            None,
+            *ctx.gradient.backward(grads, values, needs, ctx.inputs, ctx.outputs),
+        )
 
 
 class _Call:
@@ -262,9 +277,7 @@ class _Returned(_Refusal):
     def forward(ctx: Any, call: _Call, *_: Any) -> Any:
         ctx.op = call.autograd.op
         results, call.outline = _pytree.tree_flatten(call.autograd.forward(call.args, call.kwargs))
-        ctx.mark_non_differentiable(
-            *(r for r in results if isinstance(r, torch.Tensor) and not _is_floating(r))
-        )
+        _mark(ctx, ctx.op, results)
         return tuple(results)
 
 

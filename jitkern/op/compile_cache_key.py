@@ -42,14 +42,15 @@ def _parts(op: Any) -> tuple[Any, ...]:
     sources = tuple(source for listed in declared.sources.values() for source in listed)
     codes = tuple(function.__code__ for function in plain)
     described = repr([_described(function, set()) for function in others])
-    return op.schema, declared.fusible, declared.module, sources, in_files, codes, described
+    traced = (declared.fusible, *declared.nondifferentiable)
+    return op.schema, traced, declared.module, sources, in_files, codes, described
 
 
 @functools.lru_cache(maxsize=4)
 def _digest_of(ops: tuple[tuple[Any, ...], ...]) -> str:
     sha256 = hashlib.sha256(canonical([__version__, *map(_own, _OWN)]))
-    for schema, fusible, module, sources, in_files, codes, described in ops:
-        sha256.update(canonical([schema, fusible, *(_files(source) for source in sources)]))
+    for schema, traced, module, sources, in_files, codes, described in ops:
+        sha256.update(canonical([schema, traced, *(_files(source) for source in sources)]))
         package = module.rpartition(".")[0]
         for path in in_files:
             folder, name = str(Path(path).parent), Path(path).name

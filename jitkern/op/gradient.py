@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -29,23 +29,27 @@ def inside_backward() -> bool:
 class Gradient:
     """The function given to `Op.backward`, and the parameter names that it may have.
 
-    The function gets its arguments by parameter name: `grad` (or `grad_<output>` if there are
-    several outputs), an input by its name in the schema, an output by its name (`out`, or `out0`,
+    The function gets its arguments by parameter name: `grad` (or `grad_<output>` if several outputs
+    have a gradient), an input by its name in the schema, an output by its name (`out`, or `out0`,
     …, if the schema names none), `needs` (a bool for each tensor input). Only these values are kept
     for the backward pass. It returns one gradient, or None, for each tensor input, in order.
+
+    plain: the names of outputs that have no gradient.
     """
 
-    def __init__(self, name: str, schema: Any, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, name: str, schema: Any, outputs: list[str], plain: Collection[str],
+        function: Callable[..., Any],
+    ) -> None:  # fmt: skip
         self.name, self.place = name, defined_at(function)
         self.inputs = [argument.name for argument in schema.arguments]
         self.tensors = [
             a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")
         ]
-        single = len(schema.returns) == 1
-        self.outputs = [
-            r.name or ("out" if single else f"out{i}") for i, r in enumerate(schema.returns)
-        ]
-        self.grads = ["grad"] if single else [f"grad_{output}" for output in self.outputs]
+        self.outputs = outputs
+        with_gradient = [output for output in outputs if output not in plain]
+        single = len(with_gradient) == 1
+        self.grads = {"grad" if single else f"grad_{output}": output for output in with_gradient}
         self.function, self.asked = function, _parameters(function)
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
@@ -76,12 +80,17 @@ class Gradient:
         kept: dict[str, Any],
         needs: tuple[bool, ...],
         inputs: list[Any],
+        outputs: list[Any],
     ) -> tuple[Any, ...]:
         """Return one gradient, or None, for each tensor input.
 
-        inputs: the result of `described` for each tensor input. Raises DeclarationError.
+        grads: for each output its gradient, or None, which stands for zeros. inputs, outputs: the
+        result of `described` for each tensor input and each output. Raises DeclarationError.
         """
-        known = {**kept, **dict(zip(self.grads, grads)), "needs": needs}
+        given = dict(zip(self.outputs, zip(grads, outputs)))
+        asked = {name: given[o] for name, o in self.grads.items() if name in self.asked}
+        filled = {name: _zeros(output) if g is None else g for name, (g, output) in asked.items()}
+        known = {**kept, **filled, "needs": needs}
         _depth.value += 1
         try:
             result = self.function(**{name: known[name] for name in self.asked})
@@ -131,6 +140,12 @@ def described(tensor: Any) -> Any:
     if isinstance(tensor, torch.Tensor):
         return tensor.shape, tensor.device, tensor.dtype
     return None
+
+
+def _zeros(described: Any) -> torch.Tensor:
+    """Return the gradient of an output that nothing depends on."""
+    shape, device, dtype = described
+    return torch.zeros(shape, device=device, dtype=dtype)
 
 
 def _sums_to(shape: torch.Size, smaller: torch.Size) -> bool:

@@ -49,12 +49,14 @@ Function = Callable[..., Any]
 class Declaration(NamedTuple):
     """All that was declared of an op. It does not change: a decorator of `Op` makes another one.
 
-    sources: by device type, in order of preference. launchers, tunings: by device type or kind.
+    sources: by device type, in order of preference. nondifferentiable: outputs without a gradient.
+    launchers, tunings: by device type or kind.
     place: the line of the declaration, `kernel.py:8: `.
     """
 
     sources: dict[str, tuple[Source, ...]]
     fusible: bool = False
+    nondifferentiable: tuple[str, ...] = ()
     module: str = ""
     place: str = ""
     prewarm: Sequence[Any] = ()
@@ -249,7 +251,10 @@ class Op:
         """
         if self.gradient:
             raise DeclarationError(f"{self.name} has a backward already")
-        self.autograd.gradient = Gradient(self.name, self.overload._schema, function)
+        self.autograd.gradient = Gradient(
+            self.name, self.overload._schema, self.signature.outputs,
+            self.declaration.nondifferentiable, function,
+        )  # fmt: skip
         return function
 
     @property
@@ -304,7 +309,13 @@ class Op:
         if reference is None:
             raise DeclarationError(f"{self.name} has no reference")
         args, kwargs = self.signature.complete(args, kwargs)
-        return reference(*args, **kwargs)
+        result = reference(*args, **kwargs)
+        plain = self.declaration.nondifferentiable
+        if not plain:
+            return result
+        named = zip(self.signature.outputs, result if isinstance(result, tuple) else (result,))
+        kept = tuple(value.detach() if name in plain else value for name, value in named)
+        return kept if isinstance(result, tuple) else kept[0]
 
     def launcher(self, source: Source, device: str) -> Function:
         """Return the launch function, with a quick `torch._check`. Raises DeclarationError."""
