@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from helpers import REPOSITORY
 
 from jitkern.cli import _parser
 from jitkern.config import Config
+from jitkern.files import owned
 
 GUIDE = (REPOSITORY / "docs" / "serve.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
@@ -98,8 +100,26 @@ def commands():
     assert mounted == {
         volume["name"] for volume in deployment["spec"]["template"]["spec"]["volumes"]
     }
+    check_that_the_cache_is_trusted(deployment["spec"]["template"]["spec"], container)
     assert service["spec"]["ports"][0]["port"] == container["ports"][0]["containerPort"] == 8757
     subprocess.run(["/bin/sh", "-n", "-c", script], check=True)
+
+
+def check_that_the_cache_is_trusted(pod, container):
+    """On a volume that a group may write, as Kubernetes makes it for `fsGroup`."""
+    (cache,) = (e["value"] for e in container["env"] if e["name"] == "JITKERN_CACHE_DIR")
+    (mount,) = (m["mountPath"] for m in container["volumeMounts"] if m["name"] == "cache")
+    with tempfile.TemporaryDirectory() as folder:
+        volume = Path(folder, "volume")
+        volume.mkdir()
+        volume.chmod(0o2775)
+        inside = Path(cache.replace(mount, str(volume)))
+        assert owned.distrust_root(volume)
+        assert owned.distrust_root(inside) == ""
+        inside.mkdir(0o700)
+        assert owned.distrust_root(inside) == ""
+    # By default each start of a pod would let the group write what lies in the volume, too.
+    assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
 def test_the_units_start_it_with_options_that_exist():
