@@ -5,8 +5,9 @@ and answers 503 to the rest; a host that gets 503 asks again after a pause with 
 that stops asking (`rest`) counts five such answers in a row as failures, and compiles for 30 s what
 it should have fetched. Latency is lognormal. Nothing is connected, and no time passes.
 
-The figures of the remote are those of S3 for one prefix (5,500 GET/s); see docs/fleet.md. A plot
-of the hosts that are ready over time is written with --plot. Needs `pip install jitkern[docs]`.
+The figures of the remote are those of S3 for one prefix (5,500 GET/s); docs/performance.md shows
+the outcome. A plot of the hosts that are ready over time is written with --plot. Needs `pip install
+jitkern[docs]`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jitkern.cli.output import print_json, print_table
 
 STEP = 0.01  # seconds
 LATENCY, SPREAD_OF_LATENCY = 0.020, 0.6  # seconds (median), and sigma of the lognormal
+INDEX = 20  # digests in a kilobyte of an index
 LONGEST_PAUSE = 2.0  # seconds
 COMPILE = 0.4  # seconds for an entry
 FAILURES, REST = 5, 30.0  # answers in a row after which a host rests, and for how many seconds
@@ -32,8 +34,9 @@ END = 4 * 3600.0  # seconds of the simulated time
 class Way(NamedTuple):
     """A way to fetch.
 
-    requests: GETs of each host, each of `kilobytes`. starts: seconds over which hosts start.
-    capacity: requests a second that the remote takes. rests: whether 503 counts as a failure.
+    requests: GETs of each host, of `kilobytes` each on average. starts: seconds over which hosts
+    start. capacity: requests a second that the remote takes. rests: whether 503 counts as a
+    failure.
     """
 
     requests: int
@@ -63,17 +66,17 @@ def ways(entries: int, kilobytes: float, bundle: float) -> dict[str, Way]:
 
     kilobytes, bundle: the size of an entry as an object, and in a bundle.
     """
-    whole = entries * bundle
+    whole = entries * bundle + entries / INDEX
     return {
         "each entry, 503 is a failure": Way(entries, kilobytes, starts=30, rests=True),
         "each entry": Way(entries, kilobytes, starts=30),
         "each entry, 50,000 GET/s": Way(entries, kilobytes, starts=30, capacity=50_000),
-        "index and 5 bundles": Way(6, whole / 5),
-        "index and 5 bundles, 503 is a failure": Way(6, whole / 5, rests=True),
-        "index and 1 bundle": Way(2, whole),
-        "index and 5 bundles, starts over 30 s": Way(6, whole / 5, starts=30),
-        "index and 5 bundles, 20,000 GET/s": Way(6, whole / 5, capacity=20_000),
-        "index and 5 bundles, 8 ranks each": Way(48, whole / 5),
+        "index and 5 bundles": Way(6, whole / 6),
+        "index and 5 bundles, 503 is a failure": Way(6, whole / 6, rests=True),
+        "index and 1 bundle": Way(2, whole / 2),
+        "index and 5 bundles, starts over 30 s": Way(6, whole / 6, starts=30),
+        "index and 5 bundles, 20,000 GET/s": Way(6, whole / 6, capacity=20_000),
+        "index and 5 bundles, 8 ranks each": Way(48, whole / 6),
     }
 
 
