@@ -64,6 +64,9 @@ def test_the_pods_of_a_job_leave_bundles_that_are_the_whole(project, tmp_path): 
         pod = {"JOB_COMPLETION_INDEX": str(index), "JOB_COMPLETIONS": str(count)}
         cache = {"JITKERN_CACHE_DIR": str(tmp_path / f"pod-{index}")}
         shell(script.replace("/bundles", str(bundles)), project, **pod, **cache)
+        task = {"ID": index, "COUNT": count, "MIN": 0, "MAX": count - 1, "STEP": 1}
+        task = {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in task.items()}
+        assert built(shell("jitkern prewarm mypkg --shard auto", project, **task, **cache)) == 0
     shell(block("sh", "cache unpack").replace("/bundles", str(bundles)), project)
     assert built(shell("jitkern prewarm mypkg", project, JITKERN_COMPILE="never")) == 0
 

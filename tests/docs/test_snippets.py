@@ -53,7 +53,7 @@ class Reader:
 
     def shell(self, text: str) -> None:
         for line in text.splitlines():
-            command = shlex.split(line, comments=True)
+            command = shlex.split(line.replace("$PWD", str(self.folder)), comments=True)
             if command[:2] == ["pip", "install"]:  # test_links.py knows whether the extras exist
                 continue
             if command[0] == "make":  # the real ones set up an environment, and run this very test

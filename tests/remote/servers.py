@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import hmac
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -123,17 +124,23 @@ def _make_container(url: str) -> None:
 
 
 @contextlib.contextmanager
-def nginx(folder: Path, root: Path) -> Iterator[str]:
-    """A web server of the files in a directory; yields its URL."""
+def nginx(folder: Path, root: Path, site: str = "") -> Iterator[str]:
+    """A web server of the files in a directory, or of a site; yields its URL.
+
+    Whatever port the site listens on, the server listens on a free one.
+    """
     command, port = program("nginx", "apt-get install nginx"), free_port()
     places = " ".join(
         f"{kind}_temp_path {folder}/{kind};"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
+    site = site or f"server {{ listen 80; root {root}; }}"
+    here = re.sub(r"\blisten \d+", f"listen 127.0.0.1:{port}", site)
+    (folder / "site.conf").write_text(here)
     (folder / "nginx.conf").write_text(
         f"pid {folder}/pid; error_log {folder}/error.log; daemon off; worker_processes 1; events {{}}\n"
         f"{'user root;' if os.geteuid() == 0 else ''}\n"
-        f"http {{ access_log off; {places} server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
+        f"http {{ access_log off; {places} include {folder}/site.conf; }}\n"
     )
     with started([command, "-p", str(folder), "-c", str(folder / "nginx.conf")], port, folder):
         yield f"http://127.0.0.1:{port}"
