@@ -1,4 +1,7 @@
-"""docs/fleet.md does what it says: its blocks run with the engines that are installed here."""
+"""docs/fleet.md, prewarm on many machines: its blocks run with the engines that are installed here.
+
+The recipes before are run by remote/test_recipes.py.
+"""
 
 from __future__ import annotations
 

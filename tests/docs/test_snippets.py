@@ -2,8 +2,8 @@
 
 A block whose first line is a path is written there. Python blocks run in processes of their own; a
 `text` block right behind one is what it prints. Each line of a shell block is a command. Pages with
-tests of their own: deploying.md (test_deploy.py), fleet.md (test_fleet_page.py), serve.md
-(test_serve_guide.py), from_cuda_extension.md (test_readme.py), and CONTRIBUTING.md
+tests of their own: deploying.md (test_deploy.py), fleet.md (test_fleet_page.py and
+remote/test_recipes.py), serve.md (test_serve_guide.py), from_cuda_extension.md (test_readme.py), and CONTRIBUTING.md
 (test_contributing.py).
 """
 
