@@ -6,13 +6,19 @@ A URL may come from the environment, and trust may not: the settings `trusted_ke
 
 from __future__ import annotations
 
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from jitkern.config import Config
 from jitkern.config.settings import user_file
 from jitkern.errors import SettingError
 from jitkern.remote.store import VARIABLES, is_loopback, shown
+
+_AZURITE = "AZURITE_BLOB_STORAGE_URL"  # where obstore finds the emulator, by http
+_PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def keys_for(url: str, config: Config, root: Path | None = None) -> tuple[str, ...]:
@@ -47,7 +53,24 @@ def _can_be_changed_on_the_way(url: str, config: Config) -> bool:
     if scheme not in VARIABLES:
         return scheme == "http" and not is_loopback(url)
     about, prefix = config.environment, VARIABLES[scheme]
-    if about.get(f"{prefix}_ALLOW_HTTP", "").lower() not in ("1", "true"):
+    emulated = scheme == "az" and any("EMULATOR" in n and v for n, v in about.items())
+    if about.get(f"{prefix}_ALLOW_HTTP", "").lower() not in ("1", "true") and not emulated:
         return False
-    endpoints = [v for n, v in about.items() if n.startswith(prefix) and "ENDPOINT" in n]
-    return not endpoints or not all(v.startswith("https:") or is_loopback(v) for v in endpoints)
+    endpoints = [
+        value for name, value in about.items()
+        if (name.startswith(prefix) and "ENDPOINT" in name) or (emulated and name == _AZURITE)
+    ]  # fmt: skip
+    return not endpoints or not all(
+        value.startswith("https:") or _is_reached_here(value, about) for value in endpoints
+    )
+
+
+def _is_reached_here(url: str, environment: Mapping[str, str]) -> bool:
+    """Return whether obstore asks this machine itself for a URL of http, and no proxy."""
+    proxied = any(environment.get(name) for name in _PROXIES)
+    spared = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    host = urlsplit(url).hostname or ""
+    request: Any = urllib.request  # whose public function of this name is in no stub
+    return is_loopback(url) and (
+        not proxied or bool(request.proxy_bypass_environment(host, {"no": spared}))
+    )

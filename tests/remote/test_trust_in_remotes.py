@@ -57,6 +57,9 @@ def test_http_to_this_machine_can(url, tmp_path):
     assert trust.keys_for(url, settings(tmp_path, f'trusted_remotes = ["{url}"]')) == ()
 
 
+HERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000", "AWS_ALLOW_HTTP": "true"}
+
+
 @pytest.mark.parametrize(
     ("environ", "trusted"),
     [
@@ -66,6 +69,10 @@ def test_http_to_this_machine_can(url, tmp_path):
         ({"AWS_ENDPOINT_URL": "http://minio.example", "AWS_ALLOW_HTTP": "true"}, False),
         ({"AWS_ENDPOINT_URL_S3": "http://10.0.0.1", "AWS_ALLOW_HTTP": "1"}, False),
         ({"AWS_ALLOW_HTTP": "true"}, False),
+        # obstore asks a proxy for this machine, too
+        ({**HERE, "http_proxy": "http://proxy.example"}, False),
+        ({**HERE, "ALL_PROXY": "http://proxy.example", "no_proxy": "localhost"}, False),
+        ({**HERE, "http_proxy": "http://proxy.example", "no_proxy": "a,127.0.0.1"}, True),
     ],
 )
 def test_a_bucket_that_is_reached_by_http_cannot_be_trusted_unsigned_either(
@@ -77,6 +84,19 @@ def test_a_bucket_that_is_reached_by_http_cannot_be_trusted_unsigned_either(
     else:
         with pytest.raises(JitkernError, match="https"):
             trust.keys_for(BUCKET, found)
+
+
+def test_the_emulator_of_azure_cannot_stand_in_for_a_trusted_bucket(tmp_path):
+    """obstore asks it by http although AZURE_ALLOW_HTTP does not say so."""
+    bucket = "az://kernels/main"
+    for place, trusted in (("http://azurite.example:10000", False), ("http://127.0.0.1:1", True)):
+        environ = {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": place}
+        found = settings(tmp_path, f'trusted_remotes = ["{bucket}"]', **environ)
+        if trusted:
+            assert trust.keys_for(bucket, found) == ()
+        else:
+            with pytest.raises(JitkernError, match="https"):
+                trust.keys_for(bucket, found)
 
 
 def test_the_environment_cannot_trust(tmp_path):
