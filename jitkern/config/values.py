@@ -173,7 +173,19 @@ def urls(value: object) -> tuple[str, ...]:
     for url in several:
         if not re.fullmatch(r"(https?|s3|gs|az|file)://[^\s/?#]*(/[^\s?#]*)?", url):
             raise ValueError(f"expected {REMOTES}")
+        if not url.isascii() or re.search(r"[\[\]]", url):  # no other URL can fail to be split
+            _split(url)
     return tuple(url.rstrip("/") for url in several)
+
+
+def _split(url: str) -> None:
+    """Raise ValueError for a URL with an address that none of its readers could use."""
+    from urllib.parse import urlsplit  # for odd URLs alone: a warm start needs no more than a look
+
+    try:
+        urlsplit(url)
+    except ValueError as e:
+        raise ValueError(f"expected {REMOTES}, and {e}") from e
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

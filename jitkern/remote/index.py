@@ -17,6 +17,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote.layout import is_bundle
 
 SCHEMA = 1
+_MOST_BYTES = 1 << 50  # more than any store takes; larger numbers are not even sums of sizes
 _DIGEST = re.compile("[0-9a-f]{16}")
 
 
@@ -103,14 +104,17 @@ class Index(NamedTuple):
         return (bundle for bundle in self.bundles if digest in bundle.entries)
 
 
+def _is_text(value: object) -> bool:
+    """Return whether a value is text that a terminal can print."""
+    return isinstance(value, str) and value.isprintable()
+
+
 def _is_usable(bundle: Bundle) -> bool:
     return (
         isinstance(bundle.file, str)
         and is_bundle(bundle.file)
         and type(bundle.bytes) is int
-        and bundle.bytes > 0
-        and isinstance(bundle.package, str)
-        and isinstance(bundle.version, str)
-        and isinstance(bundle.push, str)
+        and 0 < bundle.bytes <= _MOST_BYTES
+        and all(map(_is_text, (bundle.package, bundle.version, bundle.push)))
         and all(isinstance(text, str) and _DIGEST.fullmatch(text) for text in bundle.entries)
     )

@@ -15,7 +15,7 @@ from stocked import CPU, everything, names, stock
 from jitkern.cache.store import Cache
 from jitkern.remote import layout, publish, pull
 from jitkern.remote.conditions import probe, read_index
-from jitkern.remote.store import Store, Unavailable, Unchanged, opened
+from jitkern.remote.store import Store, TooLarge, Unchanged, opened
 
 NAME = "v1/cpu-x86_64-torch2.13.0-linux_x86_64/index.json"
 LIMIT = 1 << 20
@@ -52,10 +52,10 @@ def test_only_the_version_that_was_read_is_replaced(store):
     assert store.get(NAME, limit=LIMIT) is None
 
 
-def test_an_object_over_the_limit_is_unavailable(store):
+def test_an_object_over_the_limit_is_too_large(store):
     store.create(NAME, bytes(1000))
     assert store.get(NAME, limit=1000).data == bytes(1000)
-    with pytest.raises(Unavailable, match="1000 bytes"):
+    with pytest.raises(TooLarge, match="1000 bytes"):
         store.get(NAME, limit=999)
 
 

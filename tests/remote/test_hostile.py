@@ -223,6 +223,33 @@ def test_an_index_that_is_none(place, refused, data):
     refused(f"file://{folder}", "index.json")
 
 
+@pytest.mark.parametrize(
+    "fields", [{"bytes": 10**4000}, {"package": "\x1b[2J"}, {"version": "\ud800"}, {"push": "\n"}]
+)
+def test_an_index_that_no_terminal_can_print(place, refused, fields):
+    folder, machine, key = place
+    row = {"bytes": 1, "entries": [key.digest[:16]], "file": f"{'0' * 64}.tar", "package": "",
+           "push": "", "version": "", **fields}  # fmt: skip
+    index = json.dumps(
+        {"bundles": [row], "loose": False, "schema": 1}, sort_keys=True, separators=(",", ":")
+    )
+    (folder / "v1" / machine / "index.json").write_text(index)
+    refused(f"file://{folder}", "it is not as jitkern writes it")
+
+
+@pytest.mark.parametrize("of_index", [True, False])
+def test_what_is_unchanged_though_nobody_asked(place, refused, of_index):
+    folder, _, _ = place
+    files = static(folder)
+
+    def answer(connection, request):
+        odd = request.path.endswith("index.json") == of_index
+        return said(304) if odd else files(connection, request)
+
+    with Server(answer) as server:
+        refused(server.url, "304")
+
+
 def test_a_page_to_log_in(refused):
     page = said(200, b"<html>please log in</html>", Content_Type="text/html")
     with Server(servers.always(page)) as server:

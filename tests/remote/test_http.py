@@ -188,6 +188,31 @@ def test_the_proxy_of_the_environment_is_taken(folder, monkeypatch):
         assert HttpStore(server.url).get("a b.json", limit=7)
 
 
+def test_no_proxy_stands_between_this_machine_and_itself(folder, monkeypatch):
+    """`trusted_remotes` believes what a server here says unsigned, and a proxy says what it likes."""
+    with Server(always(said(200, b"hostile"))) as proxy, Server(static(folder)) as server:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        assert HttpStore(server.url).get("a b.json", limit=7).data == b"content"
+        assert not proxy.requests
+
+
+def test_threads_that_take_the_last_idle_connection_at_once_each_get_an_answer(folder):
+    class Racy(list):
+        def pop(self):
+            raise IndexError("another thread was faster")
+
+    with Server(static(folder)) as server:
+        store = HttpStore(server.url)
+        store.get("a b.json", limit=7)
+        store._idle = Racy(store._idle)
+        assert store.get("a b.json", limit=7).data == b"content"
+
+
+def test_an_object_that_is_unchanged_though_nobody_asked_is_unavailable():
+    with Server(always(said(304))) as server, pytest.raises(Unavailable, match="304"):
+        HttpStore(server.url).get("x", limit=7)
+
+
 def test_a_tunnel_is_asked_of_a_proxy_for_https(monkeypatch):
     with Server(always(said(403))) as server:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.port}")

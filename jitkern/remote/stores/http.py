@@ -74,7 +74,7 @@ class HttpStore:
         """Return an object, as Readable says."""
         headers = {"If-None-Match": unless} if unless else {}
         status, data, found = self._ask("GET", self._path + quote(name), None, headers, limit)
-        if status == http.client.NOT_MODIFIED:
+        if status == http.client.NOT_MODIFIED and unless:
             raise Unchanged
         if status in _GONE:
             return None
@@ -122,8 +122,7 @@ class HttpStore:
         """Return an answer whose content is not read yet, and its connection."""
         if self._process != os.getpid():  # the connections are the parent's
             self._process, self._idle = os.getpid(), []
-        while self._idle:
-            kept = self._idle.pop()
+        while kept := self._kept():
             try:
                 return kept, self._sent(kept, verb, path, body, headers)
             except (OSError, http.client.HTTPException):  # the server has closed it meanwhile
@@ -134,6 +133,13 @@ class HttpStore:
         except BaseException:
             new.close()
             raise
+
+    def _kept(self) -> http.client.HTTPConnection | None:
+        """Return an idle connection that no other thread has taken, or None."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _sent(
         self, connection: http.client.HTTPConnection, verb: str, path: str, body: bytes | None,
@@ -147,9 +153,12 @@ class HttpStore:
         return connection.getresponse()
 
     def _connection(self) -> http.client.HTTPConnection:
-        """Return a new connection, through the proxy that the environment names, if any."""
+        """Return a new connection, through the proxy that the environment names, if any.
+
+        None leads to this machine, whose answers are trusted as no proxy's are.
+        """
         proxy = urllib.request.getproxies().get(self._scheme, "")
-        if not proxy or urllib.request.proxy_bypass(self._netloc):
+        if not proxy or is_loopback(self.url) or urllib.request.proxy_bypass(self._netloc):
             return _connection(self._scheme, *self._at, self._timeout)
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         login = _basic(parts.username, parts.password)

@@ -19,11 +19,13 @@ from jitkern.errors import JitkernError, SettingError
 from jitkern.remote.layout import cache_control
 from jitkern.remote.store import (
     VARIABLES,
+    Forked,
     Listed,
     Object,
     Refused,
     Tag,
     Throttled,
+    TooLarge,
     Unavailable,
     Unchanged,
 )
@@ -70,12 +72,14 @@ class ObjectStore:
                 found = self._obs.get(self._store, name, options=options)
                 size = found.meta["size"]  # which is known before the content
                 if size > limit:
-                    raise Unavailable(f"{name} has {size} bytes, over {limit}")
+                    raise TooLarge(f"{name} has {size} bytes, over {limit}")
                 return Object(bytes(found.bytes()), _tag_of(found.meta))
             except FileNotFoundError:
                 return None
             except self._errors.NotModifiedError:
-                raise Unchanged from None
+                if unless:
+                    raise Unchanged from None
+                raise
 
     def stat(self, name: str) -> Listed | None:
         """Return size and age of an object, as Store says."""
@@ -131,7 +135,7 @@ class ObjectStore:
         global _owner  # noqa: PLW0603  one runtime serves all stores of a process
         _owner = _owner or os.getpid()
         if _owner != os.getpid():  # a call would hang for good
-            raise Unavailable("a bucket cannot be used after a fork: its threads are in the parent")
+            raise Forked("a bucket cannot be used after a fork: its threads are in the parent")
         try:
             yield
         except FileNotFoundError:
