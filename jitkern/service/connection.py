@@ -89,6 +89,22 @@ class Connection(BaseHTTPRequestHandler):
         except OSError:  # the client is gone, or too slow
             self.close_connection = True
 
+    def parse_request(self) -> bool:
+        """Read the head of a request; refuse one that a proxy could have read otherwise."""
+        if not super().parse_request():
+            return False
+        if self.headers.defects:  # the standard library takes no header after an odd line
+            self.send_error(400, "its headers are not well-formed")
+            return False
+        self.path = re.sub("^https?://[^/]*", "", self.path, flags=re.IGNORECASE)  # RFC 9112, 3.2.2
+        return True
+
+    def handle_expect_100(self) -> bool:
+        """Tell a client now, and not with the answer, to send its body."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
     def is_allowed(self) -> bool:
         """Return whether the request has the token; answer it if not."""
         token = self.server.token

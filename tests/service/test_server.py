@@ -116,8 +116,10 @@ def test_without_prometheus_client_figures_are_501(serve, monkeypatch):
         (b"POST /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 405),
         (b"POST /nothing HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 404),
         (b"GET /healthz HTTP/1.1\r\nContent-Length: 40\r\n\r\nGET /jitkern.json HTTP/1.1\r\nHost: xx\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nA B: c\r\nContent-Length: 40\r\n\r\nGET /jitkern.json HTTP/1.1\r\nHost: xx\r\n\r\n", 400),
+        (b"POST /v1/build HTTP/1.1\r\nContent-Length : 9\r\nContent-Length: 0\r\n\r\n", 400),
     ],
-    ids=range(14),
+    ids=range(16),
 )  # fmt: skip
 def test_odd_requests_get_one_answer_and_no_more(serve, data, status):
     answer = raw(serve(), data)
@@ -127,6 +129,20 @@ def test_odd_requests_get_one_answer_and_no_more(serve, data, status):
         assert b"Connection: close" in answer
     else:
         assert (status in (400, 505), b'"reason"' in answer) == (True, True)
+
+
+def test_a_path_may_be_a_whole_url(serve):
+    head = b"GET HTTP://kernels.example:80/healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert raw(serve(), head).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_waits_to_be_told_to_send_a_body_is_told(serve):
+    head = b"POST /v1/build HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(serve().server_address, timeout=60) as client:
+        client.sendall(head)
+        assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(b"{}")
+        assert client.recv(20).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize(
