@@ -201,7 +201,7 @@ class Config:
         origin = self.origins.get(name, "")
         where = {"": name, "environment": _variable(name)}.get(origin, f"{origin}: {name}")
         shown = repr(value) if isinstance(value, (list, tuple)) else f"`{value}`"
-        return SettingError(f"{where}={shown} is not usable: {why}")
+        return SettingError(f"{where}={v.without_password(shown)} is not usable: {why}")
 
     @classmethod
     def from_env(

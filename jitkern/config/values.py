@@ -178,6 +178,11 @@ def urls(value: object) -> tuple[str, ...]:
     return tuple(url.rstrip("/") for url in several)
 
 
+def without_password(text: str) -> str:
+    """Return text for a message, without the user names and passwords of the URLs in it."""
+    return re.sub(r"://[^\s'\"]*@", "://…@", text)
+
+
 def _split(url: str) -> None:
     """Raise ValueError for a URL with an address that none of its readers could use."""
     from urllib.parse import urlsplit  # for odd URLs alone: a warm start needs no more than a look

@@ -141,7 +141,7 @@ def opened(url: str) -> Readable:
         return stores.directory.DirectoryStore(url)
     if scheme in VARIABLES:
         return stores.objects.ObjectStore(url)
-    raise SettingError(f"`{url}` names no remote: expected {REMOTES}")
+    raise SettingError(f"`{shown(url)}` names no remote: expected {REMOTES}")
 
 
 def shown(url: str) -> str:

@@ -109,3 +109,16 @@ def test_a_password_in_a_url_is_not_printed(tmp_path):
     with pytest.raises(JitkernError) as e:
         trust.keys_for("https://me:secret@kernels.example/v", settings(tmp_path, ""))
     assert "secret" not in str(e.value) and "https://kernels.example/v" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["htps://me:secret@h/v", "https://me:secret@[::1", "s3://me:secret@/v"]
+)
+def test_nor_is_one_of_a_misspelt_url(url, cli, set_environment):
+    pytest.importorskip("obstore")
+    for of in (lambda: cli("remote", "ls", url), lambda: set_environment({"JITKERN_REMOTE": url})):
+        try:
+            said = str(of())
+        except JitkernError as e:
+            said = str(e)
+        assert "secret" not in said

@@ -25,7 +25,7 @@ def url_of(named: str | None) -> str:
     try:
         return values.urls((named,))[0]
     except ValueError as e:
-        raise SettingError(f"`{named}` names no remote: {e}") from None
+        raise SettingError(f"`{values.without_password(named)}` names no remote: {e}") from None
 
 
 @contextlib.contextmanager

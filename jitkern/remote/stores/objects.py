@@ -28,6 +28,7 @@ from jitkern.remote.store import (
     TooLarge,
     Unavailable,
     Unchanged,
+    shown,
 )
 
 REMEDY = 'pip install "jitkern[remote]"'
@@ -47,7 +48,7 @@ class ObjectStore:
         parts = urlsplit(url)
         if not parts.netloc:
             raise SettingError(f"`{url}` names no bucket: expected {parts.scheme}://BUCKET/PREFIX")
-        self.url = url
+        self.url = shown(url)
         self._obs = _obstore()
         self._errors = self._obs.exceptions
         self._lost = (self._errors.AlreadyExistsError, self._errors.PreconditionError)
@@ -62,7 +63,7 @@ class ObjectStore:
                 url, client_options=options, retry_config={"max_retries": 0}
             )
         except (self._errors.BaseError, ValueError) as e:
-            raise SettingError(f"`{url}` cannot be used: {_reason(e)}") from e
+            raise SettingError(f"`{self.url}` cannot be used: {_reason(e)}") from e
 
     def get(self, name: str, *, limit: int, unless: Tag = None) -> Object | None:
         """Return an object, as Readable says. A missing bucket looks like a missing object."""
