@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import shutil
 import ssl
 import subprocess
+import threading
 import time
 
 import pytest
@@ -15,6 +17,7 @@ from web_servers import Server, always, closed_port, said, static
 
 from jitkern import config
 from jitkern.errors import SettingError
+from jitkern.remote.patience import within
 from jitkern.remote.store import (
     Refused,
     Service,
@@ -89,6 +92,31 @@ def test_a_server_that_misbehaves_is_unavailable_in_bounded_time(answer):
         with pytest.raises(Unavailable):
             store.get("x", limit=10**6)
         assert time.monotonic() - begin < 20  # else it hangs
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"A: b\r\n"),
+    ],
+)
+def test_no_thread_reads_heads_or_trailers_for_ever(flood):
+    """Nobody waits for it any more, but it would take processor time for the life of the process."""
+    ended = threading.Event()
+
+    def answer(connection, request):
+        with contextlib.suppress(OSError):
+            connection.sendall(flood[0])
+            while True:
+                connection.sendall(flood[1] * 100)
+                time.sleep(0.01)
+        ended.set()
+
+    with Server(answer) as server, config.using(remote_timeout=0.5, remote_budget=1):
+        with pytest.raises(Unavailable):
+            within(0.5, lambda: HttpStore(server.url).get("x", limit=10**6))
+        assert ended.wait(30)
 
 
 def test_nobody_listens():

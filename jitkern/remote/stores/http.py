@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import functools
 import http.client
+import io
 import os
 import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from jitkern import __version__, config
@@ -99,9 +102,9 @@ class HttpStore:
         deadline = time.monotonic() + self._longest
         for _ in range(REDIRECTS + 1):
             with _told():
-                connection, answer = self._answered(verb, path, body, headers)
+                connection, answer = self._answered(verb, path, body, headers, deadline)
                 try:
-                    data = _read(connection, answer, limit, deadline, self._timeout)
+                    data = _read(answer, limit)
                 except BaseException:
                     answer.close()
                     connection.close()
@@ -117,19 +120,19 @@ class HttpStore:
         raise Unavailable("it redirects without end")
 
     def _answered(
-        self, verb: str, path: str, body: bytes | None, headers: dict[str, str]
+        self, verb: str, path: str, body: bytes | None, headers: dict[str, str], deadline: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """Return an answer whose content is not read yet, and its connection."""
         if self._process != os.getpid():  # the connections are the parent's
             self._process, self._idle = os.getpid(), []
         while kept := self._kept():
             try:
-                return kept, self._sent(kept, verb, path, body, headers)
+                return kept, self._sent(kept, verb, path, body, headers, deadline)
             except (OSError, http.client.HTTPException):  # the server has closed it meanwhile
                 kept.close()
         new = self._connection()
         try:
-            return new, self._sent(new, verb, path, body, headers)
+            return new, self._sent(new, verb, path, body, headers, deadline)
         except BaseException:
             new.close()
             raise
@@ -143,12 +146,15 @@ class HttpStore:
 
     def _sent(
         self, connection: http.client.HTTPConnection, verb: str, path: str, body: bytes | None,
-        headers: dict[str, str],
+        headers: dict[str, str], deadline: float,
     ) -> http.client.HTTPResponse:  # fmt: skip
+        # An answer begins at once, but for a build, which ends before it is answered.
+        wait = self._timeout if verb == "GET" else self._longest
+        timed: Any = functools.partial(_Answer, wait=wait, deadline=deadline)
+        connection.response_class = timed
         if connection.sock is None:
             connection.connect()
-        # An answer begins at once, but for a build, which ends before it is answered.
-        connection.sock.settimeout(self._timeout if verb == "GET" else self._longest)
+        connection.sock.settimeout(wait)
         connection.request(verb, self._prefix + path, body, {**self._headers, **headers})
         return connection.getresponse()
 
@@ -189,11 +195,40 @@ def _connection(scheme: str, host: str, port: int, timeout: float) -> http.clien
     return http.client.HTTPConnection(host, port, timeout=timeout)
 
 
-def _read(
-    connection: http.client.HTTPConnection, answer: http.client.HTTPResponse, limit: int,
-    deadline: float, timeout: float,
-) -> bytes:  # fmt: skip
-    """Return the content of an answer, before a time (`time.monotonic`).
+class _Answer(http.client.HTTPResponse):
+    """An answer that ends before a time (`time.monotonic`), or is left.
+
+    Otherwise a server could have a thread of this process read heads or trailers for ever. wait:
+    most seconds until the next bytes.
+    """
+
+    def __init__(self, sock: Any, *args: Any, wait: float, deadline: float, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_Timed(sock, self.fp.detach(), wait, deadline))
+
+
+class _Timed(io.RawIOBase):
+    def __init__(self, sock: Any, file: Any, wait: float, deadline: float) -> None:
+        self._socket, self._file = sock, file
+        self._wait, self._deadline = wait, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("bytes still came when the time of the request was over")
+        self._socket.settimeout(min(self._wait, left))
+        return int(self._file.readinto(buffer))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
+    """Return the content of an answer.
 
     It has at most `limit` bytes, or is the beginning of a text that says what went wrong.
     """
@@ -203,11 +238,6 @@ def _read(
         raise TooLarge(f"it has {size} bytes, over {limit}")
     parts, got = [], 0
     while got != size:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise Unavailable(f"{got} bytes came in the time that a request may take")
-        if connection.sock is not None:
-            connection.sock.settimeout(min(timeout, left))
         part = answer.read1(CHUNK)
         if not part:
             break
