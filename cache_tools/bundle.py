@@ -15,8 +15,9 @@ import contextlib
 import hashlib
 import json
 import re
+import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ from jitkern.cache.layout import is_entry_name, is_target
 from jitkern.cache.manifest import MAX_BYTES, NAME, Artifact, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
+from jitkern.cache_tools.check import existing, human_bytes
 from jitkern.cache_tools.ustar import (
     BLOCK,
     CHUNK,
@@ -42,6 +44,7 @@ SCHEMA = 1
 MAX_INDEX = 16 << 20  # bytes: enough to list as many entries as a bundle may have members
 MAX_FILE = 512 << 20
 MAX_ENTRY = 1 << 30  # bytes of all files of an entry, which are in memory together
+_BESIDE = 16 << 10  # bytes on the disk for the manifest of an entry, and what blocks waste
 _TEXT = rb'"((?:[^"\\]|\\.){0,999})"'
 _ROW = re.compile(rb"\[%s,%s,%s\]" % (_TEXT, _TEXT, _TEXT))
 _SHA = re.compile("[0-9a-f]{64}")
@@ -173,6 +176,7 @@ def adopt(
     bundle = _within(read(file, compressed=compressed, keys=keys), limit, only)
     new, present = _looked_through(cache, bundle)
     if new and not dry_run:
+        _check_space(cache, new)
         file.seek(0)
         again = read(file, compressed=compressed, keys=keys)
         _publish(cache, again, new, present, fsync=fsync)
@@ -241,6 +245,18 @@ def _looked_through(
         missing = cache.look_up(place[0], place[1], digest).entry is None
         (new if missing else present)[place] = size
     return new, present
+
+
+def _check_space(cache: Cache, new: Mapping[Place, int]) -> None:
+    """Raise BundleError if new entries do not fit: half of them would take all that is left."""
+    root = existing(cache.root)
+    needed = sum(new.values()) + _BESIDE * len(new)
+    usage = shutil.disk_usage(root)
+    if usage.total and usage.free < needed:  # some file systems count nothing
+        raise BundleError(
+            f"its {len(new)} new entries need {human_bytes(needed)}, and {human_bytes(usage.free)} "
+            f"are left in {root}: free some, or point JITKERN_CACHE_DIR elsewhere"
+        )
 
 
 def _publish(

@@ -5,6 +5,7 @@ Nothing here raises for what a remote does: a dead or hostile remote costs at mo
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import io
@@ -42,6 +43,7 @@ from jitkern.remote.store import (
 MOST_TAKEN = 2 << 30  # bytes that a process takes from all remotes
 MOST_KNOWN = 4096  # misses that are remembered
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _log = logging.getLogger(__name__)
 _taken: Counter[str] = Counter()  # bytes, by the URL of the remote
 
@@ -263,8 +265,10 @@ class Remote:
                 cache, io.BytesIO(data), compressed=data[:4] == _ZSTD, keys=keys, limit=MOST_TAKEN,
                 only=only, fsync=cache.verify != "always",
             )  # fmt: skip
-        except CacheError:
-            raise
+        except CacheError as e:
+            if getattr(e, "errno", None) not in _FULL:
+                raise
+            return miss.is_mended() or self._refuse(name, str(e))  # the entry alone may fit
         except (JitkernError, OSError, MemoryError) as e:
             return self._refuse(name, str(e) or "not enough memory")
         if not miss.is_mended():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import itertools
 import threading
-from collections import Counter
 
 import pytest
 from web_servers import Server, closed_port, digests, fill, one_entry, put, said, static
@@ -250,7 +250,7 @@ def test_what_cannot_be_kept_in_the_cache_is_kept_for_the_process(
 def test_a_process_takes_so_many_bytes_and_no_more(
     filled, compiler, variant, target, monkeypatch, caplog
 ):
-    monkeypatch.setattr(reader, "_taken", Counter())
+    monkeypatch.setattr(reader, "_taken", collections.Counter())
     monkeypatch.setattr(reader, "MOST_TAKEN", 100)
     with trusting(f"file://{filled[0]}"):
         jit.ensure(variant, target)
@@ -285,3 +285,44 @@ def test_a_busy_server_is_no_reason_to_compile_while_the_budget_lasts(
     with Server(busy) as server, trusting(server.url, compile="never"):
         jit.ensure(variant, target)
         assert len(server.requests) == 8
+
+
+def test_a_bundle_that_the_disk_cannot_hold_is_left_and_the_entry_compiled(
+    tmp_path, filled, compiler, variant, target, cache_dir, monkeypatch, caplog
+):
+    """It would take the space that a compile needs."""
+    folder, _ = filled
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(100_000, 99_000, 1000))
+    with trusting(f"file://{folder}"):
+        jit.ensure(variant, target)
+    assert len(compiler.compiles) == 1
+    (line,) = caplog.messages
+    assert "are left in" in line
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_disk_that_fills_up_while_a_bundle_is_adopted(
+    tmp_path, compiler, source, target, monkeypatch, place
+):
+    """The wanted entry is taken if it was adopted, and compiled if not: its own size may fit."""
+    variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(2)]
+    with config.using(cache_dir=tmp_path / "builder"):
+        for variant in variants:
+            jit.ensure(variant, target)
+    fill(Cache(tmp_path / "builder"), tmp_path / "remote")
+    compiler.compiles.clear()
+    adopt, adopted = Cache.adopt, []
+
+    def failing(cache, target, name, files, **options):
+        if adopted:
+            raise cache.write_error(OSError(errno.ENOSPC, "full"))
+        adopted.append(name)
+        return adopt(cache, target, name, files, **options)
+
+    monkeypatch.setattr(Cache, "adopt", failing)
+    names = sorted(jit.key_of(variant, target).name for variant in variants)
+    wanted = next(v for v in variants if jit.key_of(v, target).name == names[place])
+    with trusting(f"file://{tmp_path / 'remote'}"):
+        jit.ensure(wanted, target)
+    assert (adopted, len(compiler.compiles)) == (names[:1], place)
