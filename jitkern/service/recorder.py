@@ -15,6 +15,7 @@ from jitkern.errors import SettingError
 from jitkern.service.build import Outcome
 from jitkern.service.request import Asked
 
+MOST_BYTES = 64 << 20  # of the file
 _log = logging.getLogger(__name__)
 
 
@@ -22,7 +23,8 @@ class Recorder:
     """Appends each distinct call to a file, as JITKERN_RECORD does.
 
     Of calls that need the same kernels, MOST are kept. Calls that cannot be built are left out, but
-    for those that only lack a compiler here.
+    for those that only lack a compiler here. Clients choose the targets, and so how many kernels
+    there are: the file grows to MOST_BYTES and no further.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,6 +37,7 @@ class Recorder:
             with path.open("a+b") as file:
                 file.seek(0)
                 self._seen = {_digest(line.rstrip(b"\n")) for line in file}
+                self._left = MOST_BYTES - file.tell()
         except OSError as e:
             raise SettingError(f"cannot write the recording {path}: {e.strerror}") from e
 
@@ -42,13 +45,19 @@ class Recorder:
         """Append the call of a request. Raises nothing."""
         line = asked.line.encode()
         with self._lock:
-            if outcome.failed or _digest(line) in self._seen:
+            if self._left <= 0 or outcome.failed or _digest(line) in self._seen:
                 return
             alike = (asked.op, outcome.kernels or outcome.reason)
             if self._alike[alike] >= MOST:
                 return
             self._seen.add(_digest(line))
             self._alike[alike] += 1
+            self._left -= len(line) + 1
+            if self._left <= 0:
+                _log.warning(
+                    "%s has %d MiB: no further call is recorded", self._path, MOST_BYTES >> 20
+                )
+                return
             try:
                 append(self._path, line + b"\n")
             except OSError as e:

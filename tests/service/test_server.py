@@ -369,6 +369,23 @@ def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
     assert len(record.read(tmp_path / "calls")) == 2
 
 
+def test_a_recording_is_bounded_however_many_kernels_clients_think_of(
+    serve, tmp_path, monkeypatch, caplog
+):
+    path = tmp_path / "calls"
+    monkeypatch.setattr(recorder, "MOST_BYTES", 1000)
+    for known in (False, True):  # also by a server that takes the file over
+        client = Client(serve(record=path).url)
+        for size in range(2, 12):
+            call = line("jitkern::vec_add", tensor(size + 99 * known), tensor(size))
+            client.build(
+                call.replace('"kind":"cc"', '"kind":"nvrtc"'),
+                targets=(f"cuda-sm_90-cu130-torch2.{size}.0",),
+            )
+    assert 0 < path.stat().st_size <= 1000
+    assert len([text for text in caplog.messages if "no further call" in text]) <= 2
+
+
 def test_a_recording_that_cannot_be_written_is_told_at_the_start(serve, tmp_path):
     with pytest.raises(SettingError, match="cannot write the recording"):
         serve(record=tmp_path / "missing" / "calls")
