@@ -214,6 +214,8 @@ class Fleet:
             return [self._here(result) for result in results]
 
         reason = outcome if isinstance(outcome, str) else outcome.problem
+        if isinstance(outcome, Outcome) and not reason and len(outcome.known) != len(groups):
+            reason = f"its worker has results for {len(outcome.known)} of {len(groups)} sources"
         if isinstance(outcome, Outcome) and not reason:
             try:
                 unpack(self._cache, outcome.bundle, folder)
@@ -267,11 +269,13 @@ def _cancel(jobs: Sequence[tuple[int, Job]]) -> None:
 def _outcome_of(job: Job) -> Outcome | str:
     """Return the outcome of a job that is done, or the reason for having none."""
     try:
-        outcome: Outcome = job.result()
+        outcome = job.result()
     except CancelledError:
         return NOT_TRIED
     except Exception as e:  # noqa: BLE001  whatever an engine raises
         return f"the worker of its part failed: {type(e).__name__}: {e}"
+    if not isinstance(outcome, Outcome):
+        return f"the worker of its part returned {outcome!r:.80}"
     return outcome
 
 

@@ -206,6 +206,21 @@ def test_an_engine_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_d
     assert places(cache_dir) == []
 
 
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [(lambda _: None, "returned None"), (lambda done: done._replace(known=[]), "results for 0 of")],
+)
+def test_an_engine_that_returns_no_results_is_not_believed_to_have_none(fleet_package, spoil, says):
+    class Odd(ThreadPoolExecutor):
+        def submit(self, function, /, *args):
+            future = Future()
+            future.set_result(spoil(super().submit(function, *args).result()))
+            return future
+
+    results = jitkern.prewarm([declared(fleet_package())], executor=Odd(1), parts=1)
+    assert results and {r.status for r in results} == {"failed"} and says in results[0].reason
+
+
 def test_arguments_arrive_as_they_were():
     base = torch.empty(40, device="meta", dtype=torch.float16)
     tensors = [
