@@ -16,7 +16,7 @@ from jitkern.cache.key import Key
 from jitkern.cache.store import Cache
 from jitkern.errors import JitkernError
 from jitkern.remote import layout, trust
-from jitkern.remote.patience import Patience, Resting
+from jitkern.remote.patience import Patience, Resting, within
 from jitkern.remote.reader import Miss, Order, Remote
 from jitkern.remote.store import Unavailable, shown
 
@@ -55,9 +55,9 @@ def _place_in(url: str, cache: Cache, key: Key) -> str:
     settings = config.current()
     try:
         trust.keys_for(url, settings, cache.root)
-        _ = remote.store
-        machine = layout.machine_of(key.target)
         patience = Patience(remote.breaker, settings.remote_timeout)
+        within(patience.left, lambda: remote.store)
+        machine = layout.machine_of(key.target)
         copy = remote.index(cache, machine, patience)
     except Resting as e:
         return f"not asked: {e}"

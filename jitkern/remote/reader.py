@@ -6,7 +6,6 @@ Nothing here raises for what a remote does: a dead or hostile remote costs at mo
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import io
 import json
@@ -29,7 +28,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.remote import copies, layout, trust
 from jitkern.remote.copies import Copy
 from jitkern.remote.index import Bundle, Index
-from jitkern.remote.patience import Breaker, Patience, Resting
+from jitkern.remote.patience import Breaker, Patience, Resting, within
 from jitkern.remote.store import (
     Readable,
     Service,
@@ -83,6 +82,7 @@ class Remote:
     def __init__(self, url: str, settings: Config) -> None:
         self.url = shown(url)
         self.given = url
+        self._store: Readable | None = None
         folder = lock.lock_directory(settings)
         name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
         self.breaker = Breaker(self.url, folder and folder / f"remote-{name}.json")
@@ -94,10 +94,12 @@ class Remote:
         self._lock = threading.Lock()
         after_fork(self._lock)
 
-    @functools.cached_property
+    @property
     def store(self) -> Readable:
         """The store, opened when it is first asked. Raises JitkernError if that cannot be done."""
-        return opened(self.given)
+        if self._store is None:  # without a lock, which a forked child would wait for
+            self._store = opened(self.given)
+        return self._store
 
     def bring(self, miss: Miss, budget: float) -> str:
         """Adopt what the miss wants; return "", or why it is not there. Raises CacheError."""
@@ -161,7 +163,7 @@ class Remote:
 
     def _brought(self, miss: Miss, patience: Patience) -> str:
         keys = trust.keys_for(self.given, config.current(), miss.cache.root)
-        _ = self.store  # whose errors are none of the remote
+        within(patience.left, lambda: self.store)  # whose errors are none of the remote
         machine = layout.machine_of(miss.key.target)
         copy = self.index(miss.cache, machine, patience)
         for bundle in copy.listing.holding(miss.key.digest[:16]):

@@ -182,7 +182,7 @@ def test_a_store_that_cannot_be_used_after_a_fork_is_not_waited_for(tmp_path):
         "    def get(self, name, *, limit, unless=None):\n"
         "        asked.append(name)\n"
         "        if os.getpid() != self.pid: raise Forked('used before a fork')\n"
-        "remote.store = Threads()\n"
+        "remote._store = Threads()\n"
         "target = 'cpu-x86_64-torch2.13.0-linux_x86_64'\n"
         "def miss(n):\n"
         "    key = Key({'op': 'a::b', 'target': target}, f'{n:064x}', 'b')\n"

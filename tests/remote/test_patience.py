@@ -16,7 +16,7 @@ from web_servers import Server, closed_port, said, static
 from jitkern import config, jit
 from jitkern.cache import lock
 from jitkern.errors import NotCached
-from jitkern.remote import patience
+from jitkern.remote import patience, reader
 from jitkern.remote.patience import FAILURES, REST, Breaker, Patience, Resting, within
 from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
 
@@ -270,3 +270,23 @@ def test_ctrl_c_during_a_miss_ends_the_call(tmp_path, run_python):
             JITKERN_REMOTE=server.url, JITKERN_COMPILE="never", XDG_CONFIG_HOME=str(conf),
         )  # fmt: skip
     assert done.stdout.startswith("ended True"), (done.stdout, done.stderr)
+
+
+def test_a_store_that_does_not_open_costs_the_budget_also_in_a_child(
+    tmp_path, compiler, variant, target, monkeypatch
+):
+    """It reads a file, and imports a package, whose lock a thread of the parent may have."""
+    opening = threading.Event()
+
+    def opened(url):
+        opening.set()
+        time.sleep(600)
+
+    monkeypatch.setattr(reader, "opened", opened)
+    with config.using(remote="file:///x", trusted_remotes="file:///x", remote_budget=0.5):
+        jit.ensure(variant, target)
+        assert opening.is_set() and len(compiler.compiles) == 1
+        from publishing import in_a_child
+
+        other = variant._replace(template=(("T", "f64"),))
+        assert in_a_child(lambda: jit.ensure(other, target)) == 0
