@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -71,6 +72,12 @@ class Packed(NamedTuple):
         """The folder name of the entry."""
         return self.place[1]
 
+    @property
+    def signers(self) -> list[str]:
+        """The public keys that have signed the entry."""
+        found: list[str] = signing.signers(self.files[NAME], self.files.get(signature.NAME, b""))
+        return found
+
 
 class Unpacked(NamedTuple):
     """The counts of new entries and of entries already present, and bytes of the new artifacts."""
@@ -89,6 +96,17 @@ def pack(cache: Cache, chosen: Iterable[tuple[object, Entry]], output: Path) -> 
     return written_without_gone(
         cache, chosen, lambda entries: _pack(entries, output, compressed=compressed)
     )
+
+
+def packed(cache: Cache, entries: Iterable[Entry], *, compressed: bool = False) -> bytes:
+    """Return the bytes of a bundle of entries. Raises BundleError."""
+
+    def write_all(there: Entries) -> bytes:
+        file = io.BytesIO()
+        _write(there, file, compressed=compressed)
+        return file.getvalue()
+
+    return written_without_gone(cache, ((None, entry) for entry in entries), write_all)
 
 
 Entries = dict[tuple[str, str], Entry]  # by target and folder name
@@ -115,25 +133,30 @@ def written_without_gone(
 
 
 def _pack(entries: Entries, output: Path, *, compressed: bool) -> int:
+    with written(output) as file:
+        return _write(entries, file, compressed=compressed)
+
+
+def _write(entries: Entries, file: BinaryIO, *, compressed: bool) -> int:
+    """Write entries to an open file, read them back, and return their number."""
     index = [
         (*place, hashlib.sha256(entry.manifest.encode()).hexdigest())
         for place, entry in sorted(entries.items())
     ]
-    with written(output) as file:
-        with deflating(file) if compressed else contextlib.nullcontext(file) as stream:
-            write(stream, INDEX, _index_bytes(index))
-            for target, name, _ in index:
-                for part, data in shipped(entries[target, name]).items():
-                    write(stream, f"{target}/{name}/{part}", data)
-            stream.write(bytes(2 * BLOCK))
-        file.seek(0)
-        try:
-            for _ in read(file, compressed=compressed):
-                pass  # the reader checks its limits, so that every machine can unpack the bundle
-        except BundleError as e:
-            raise BundleError(
-                f"these entries do not fit into a bundle: {e}; choose fewer entries"
-            ) from e
+    with deflating(file) if compressed else contextlib.nullcontext(file) as stream:
+        write(stream, INDEX, _index_bytes(index))
+        for target, name, _ in index:
+            for part, data in shipped(entries[target, name]).items():
+                write(stream, f"{target}/{name}/{part}", data)
+        stream.write(bytes(2 * BLOCK))
+    file.seek(0)
+    try:
+        for _ in read(file, compressed=compressed):
+            pass  # the reader checks its limits, so that every machine can unpack the bundle
+    except BundleError as e:
+        raise BundleError(
+            f"these entries do not fit into a bundle: {e}; choose fewer entries"
+        ) from e
     return len(index)
 
 

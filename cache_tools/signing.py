@@ -93,12 +93,32 @@ def signers(data: bytes, signatures: bytes) -> list[str]:
 
     The keys are those that the lines of `manifest.sig` name, so trust does not follow from them.
     """
-    named = {
-        line.split(" ")[1]
-        for line in signatures.decode("ascii", "replace").splitlines()
-        if line.count(" ") == 2
-    }
-    return sorted(key for key in named if not signature.distrust(data, signatures, (key,)))
+    return sorted(
+        key for key in named_in(signatures) if not signature.distrust(data, signatures, (key,))
+    )
+
+
+def named_in(signatures: bytes) -> set[str]:
+    """Return the public keys that the lines of a `manifest.sig` name, unchecked."""
+    lines = signatures.decode("ascii", "replace").splitlines()
+    return {line.split(" ")[1] for line in lines if line.count(" ") == 2}
+
+
+def signers_of(entry: Entry) -> list[str]:
+    """Return the public keys that have signed an entry; none if it was removed meanwhile."""
+    try:
+        return signers(entry.manifest.encode(), entry.signatures())
+    except (OSError, ValueError):
+        return []
+
+
+def sign_missing(cache: Cache, entries: Iterable[Entry], key: Path) -> list[Entry]:
+    """Sign the entries that a key has not signed, and return them. Raises as `sign` does."""
+    public = public_key_of(key)
+    lacking = [entry for entry in entries if public not in signers_of(entry)]
+    if lacking:
+        sign(cache, ((None, entry) for entry in lacking), key)
+    return lacking
 
 
 def manifest_bytes(entry: Entry) -> bytes:

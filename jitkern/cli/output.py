@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jitkern.prewarming.builder import Step
 
 human_bytes: Callable[[float], str] = check.human_bytes
+human_age: Callable[[float], str] = check.human_age
 RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
 _HEARTBEAT = 30.0  # seconds between lines of progress where no line can be redrawn
 _ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
@@ -57,14 +58,6 @@ def print_table(
 def cut(text: str, width: int) -> str:
     """Return the text, its end replaced by `…` if it is wider."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
-def human_age(seconds: float) -> str:
-    """Return an age in seconds as text, e.g. `3 h`."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def counted(number: int, what: str) -> str:

@@ -98,9 +98,7 @@ def _pusher(url: str, ops: Sequence[Op], key: Path | None) -> Callable[[Sequence
         store = writable(readable)
         store.get(layout.ROOT, limit=1 << 16)  # fails now, and not after a build
     with config.using(fallback="raise"):
-        return service.publisher.pusher(
-            jit.open_cache(), service.server.packages_of(ops), store, key
-        )
+        return service.publisher.pusher(jit.open_cache(), service.server.names_of(ops), store, key)
 
 
 def _opened(ops: Sequence[Op], options: service.server.Options) -> service.server.Server:

@@ -12,6 +12,7 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.remote import (
+        bundles as bundles,
         check as check,
         conditions as conditions,
         copies as copies,

@@ -1,42 +1,38 @@
-"""Check what can be read of a remote: reachable, laid out by jitkern, of use here, and trusted."""
+"""Check a remote: reachable, laid out by jitkern, of use here, trusted, and fit to be pushed to."""
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterable, Iterator
 
 from jitkern import config
-from jitkern.cache_tools import bundle as bundles
-from jitkern.cache_tools.check import Check, human_bytes
+from jitkern.cache_tools.check import Check, human_age, human_bytes
 from jitkern.errors import JitkernError, SettingError
-from jitkern.files import signature
-from jitkern.remote import layout, trust
+from jitkern.remote import bundles, conditions, layout, store as stores, trust
 from jitkern.remote.index import Bundle, Index
-from jitkern.remote.patience import Breaker, Patience
-from jitkern.remote.store import Object, Readable, Refused, Service, Unavailable, opened, shown
+from jitkern.remote.patience import within
+from jitkern.remote.store import Object, Readable, Service, Store, Unavailable, shown
 
 PUSH = "jitkern remote push"
-_ZSTD = ".zst"
 
 
 def read_half(url: str, machines: Iterable[str]) -> Iterator[Check]:
-    """Yield the checks of a remote that need no right to write.
+    """Yield the checks of a remote that need no right to write. Raises nothing.
 
-    machines: those whose indexes should be there, e.g. of this process's targets. Raises nothing.
+    machines: those whose indexes should be there, e.g. of this process's targets.
     """
     name = f"remote {shown(url)}"
     try:
-        store = opened(url)
+        store = stores.opened(url)
     except JitkernError as e:
         yield Check(name, ok=False, value=str(e), remedy=getattr(e, "remedy", "") or "see above")
         return
+    keys: tuple[str, ...] = ()
     try:
         keys = trust.keys_for(url, config.current())
     except SettingError as e:
         reason, _, remedy = str(e).partition(": ")
         yield Check(f"{name}, trust", ok=False, value=reason, remedy=remedy)
-        keys = ()
     else:
         value = (
             f"entries that one of {len(keys)} trusted keys has signed" if keys
@@ -44,79 +40,115 @@ def read_half(url: str, machines: Iterable[str]) -> Iterator[Check]:
         )  # fmt: skip
         yield Check(f"{name}, trust", ok=True, value=value)
     try:
-        yield from _reachable(name, store)
-        for machine in machines:
-            yield from _machine(name, store, machine, keys)
-    except Refused as e:
-        remedy = "check the credentials, and `remote_token_file` of the settings"
-        yield Check(name, ok=False, value=f"it refuses this client: {e}", remedy=remedy)
+        yield _reached(name, store)
+        yield from _content(name, store, list(machines), keys)
     except Unavailable as e:
-        remedy = "check the URL and the network; until then, misses are compiled here"
-        yield Check(name, ok=False, value=str(e), remedy=remedy)
+        yield _unavailable(name, e)
 
 
-def _reachable(name: str, store: Readable) -> Iterator[Check]:
+def write_half(url: str) -> Check:
+    """Return whether a remote can be pushed to, by writing. Raises JitkernError for no remote."""
+    store, name = stores.opened(url), f"remote {shown(url)}, writing"
+    if not isinstance(store, Store):
+        remedy = "push to the bucket or directory behind it"
+        return Check(name, ok=False, value="it can only be read", remedy=remedy)
+    try:
+        problem = conditions.probe(store)
+    except Unavailable as e:
+        return _unavailable(name, e)
+    if problem:
+        remedy = "push to a store that honours If-None-Match and If-Match"
+        return Check(name, ok=False, value=problem, remedy=remedy)
+    return Check(name, ok=True, value="conditional writes are honoured")
+
+
+def _unavailable(name: str, e: Unavailable) -> Check:
+    return Check(name, ok=False, value=f"{e.meaning}: {e}", remedy=e.remedy)
+
+
+def _reached(name: str, store: Readable) -> Check:
+    """Return whether there is a remote. Raises Unavailable."""
     begin = time.perf_counter()
     root = _get(store, layout.ROOT, 1 << 16)
     latency = f"answers in {1000 * (time.perf_counter() - begin):.0f} ms"
-    if isinstance(store, Service) and store.builds:
-        yield Check(name, ok=True, value=f"{latency}, and builds what is missing")
-    elif root is None:
-        value = f"{latency}, but has no {layout.ROOT}"
-        remedy = f"check bucket and path of the URL; if nothing was ever pushed there: {PUSH}"
-        yield Check(name, ok=False, value=value, remedy=remedy)
-    elif root.data != layout.ROOT_CONTENT:
-        value = f"{latency}, but its {layout.ROOT} is not one of this version"
-        yield Check(name, ok=False, value=value, remedy="check the URL, or update jitkern")
-    else:
-        yield Check(name, ok=True, value=latency)
+    if _builds(store):
+        return Check(name, ok=True, value=f"{latency}, and builds what is missing")
+    if root is None:
+        if isinstance(store, Store):  # a missing bucket answers as a missing object does
+            within(config.current().remote_timeout, lambda: next(iter(store.list("")), None))
+        value = f"{latency}, but has no {layout.ROOT}: nothing was pushed here yet"
+        remedy = f"check bucket and path of the URL; to fill it: {PUSH}"
+        return Check(name, ok=False, value=value, remedy=remedy)
+    if root.data.strip() != layout.ROOT_CONTENT:
+        value = f"{latency}, but its {layout.ROOT} is not one of this version: {root.data[:40]!r}"
+        return Check(name, ok=False, value=value, remedy="check the URL, or update jitkern")
+    return Check(name, ok=True, value=latency)
 
 
-def _machine(name: str, store: Readable, machine: str, keys: tuple[str, ...]) -> Iterator[Check]:
-    """Yield the checks of a machine's index, and of the signatures in its smallest bundle."""
-    name = f"{name}, {machine}"
-    found = _get(store, layout.index_of(machine), layout.LARGEST_INDEX)
-    if found is None:
-        yield Check(name, ok=True, value="nothing for this machine", remedy=PUSH)
-        return
-    try:
-        index = Index.decode(found.data)
-    except ValueError as e:
-        yield Check(name, ok=False, value=f"its index is not usable: {e}", remedy=PUSH)
-        return
+def _content(
+    name: str, store: Readable, machines: list[str], keys: tuple[str, ...]
+) -> Iterator[Check]:
+    """Yield the checks of the machines' indexes, and of the signatures in their smallest bundles.
+
+    Raises Unavailable.
+    """
+    found = {
+        machine: _get(store, layout.index_of(machine), layout.LARGEST_INDEX) for machine in machines
+    }
+    if not any(found.values()) and not _builds(store):
+        value = f"it has nothing for {' or '.join(machines)}"
+        yield Check(name, ok=False, value=value, remedy=f"prewarm for one of these, and {PUSH}")
+    for machine, data in found.items():
+        if data is None:
+            continue
+        title = f"{name}, {machine}"
+        try:
+            index = Index.decode(data.data)
+        except ValueError as e:
+            yield Check(title, ok=False, value=f"its index is not usable: {e}", remedy=PUSH)
+            continue
+        yield Check(title, ok=True, value=_told(store, machine, index))
+        if index.bundles:
+            smallest = min(index.bundles, key=lambda bundle: bundle.bytes)
+            yield _signed(f"{title}, {smallest.package}", store, machine, smallest, keys)
+
+
+def _told(store: Readable, machine: str, index: Index) -> str:
     entries = {entry for bundle in index.bundles for entry in bundle.entries}
     size = human_bytes(sum(bundle.bytes for bundle in index.bundles))
-    value = f"{len(entries)} entries in {len(index.bundles)} bundles, {size}"
-    yield Check(name, ok=True, value=value)
-    if index.bundles:
-        smallest = min(index.bundles, key=lambda bundle: bundle.bytes)
-        yield _signers(name, store, machine, smallest, keys)
+    told = f"{len(entries)} entries in {len(index.bundles)} bundles, {size}"
+    if index.loose:
+        told += ", and large entries by themselves"
+    there = store.stat(layout.index_of(machine)) if isinstance(store, Store) else None
+    if there:
+        told += f"; written {human_age(max(0.0, time.time() - there.modified))} ago"
+    return told
 
 
-def _signers(
+def _signed(
     name: str, store: Readable, machine: str, bundle: Bundle, keys: tuple[str, ...]
 ) -> Check:
-    name = f"{name}, {bundle.package}"
+    """Return who signed a bundle, and whether that serves here."""
     limit = min(bundle.bytes, layout.LARGEST_BUNDLE)
     found = _get(store, layout.bundle_of(machine, bundle.file), limit)
-    if found is None:
-        value = f"the index names {bundle.file}, and it is gone"
-        return Check(name, ok=False, value=value, remedy=PUSH)
-    signers: set[str] = set()
+    remedy = f"{PUSH} again"
     try:
-        file = io.BytesIO(found.data)
-        for packed in bundles.read(file, compressed=bundle.file.endswith(_ZSTD), keys=keys):
-            lines = packed.files.get(signature.NAME, b"").decode("ascii", "replace").splitlines()
-            signers |= {line.split(" ")[1] for line in lines if line.count(" ") == 2}
+        every = [set(packed.signers) for packed in bundles.read(bundles.checked(found, bundle))]
     except JitkernError as e:
-        remedy = "push again with a key that `trusted_keys` lists, or add its public key there"
-        return Check(name, ok=False, value=f"{bundle.file} is refused: {e}", remedy=remedy)
-    text = ", ".join(sorted(signers))
-    return Check(name, ok=True, value=f"signed by {text}" if text else "not signed")
+        value = f"{bundle.file} is refused: {e}"
+        return Check(name, ok=False, value=value, remedy=f"jitkern remote prune, and {remedy}")
+    text = ", ".join(sorted(set.intersection(*every)))
+    text = f"signed by {text}" if text else "not signed"
+    if keys and not all(signers & {*keys} for signers in every):
+        remedy += " with a key of `trusted_keys`, or add the signer's public key there"
+        return Check(name, ok=False, value=f"{text}, and by no trusted key", remedy=remedy)
+    return Check(name, ok=True, value=text)
+
+
+def _builds(store: Readable) -> bool:
+    return isinstance(store, Service) and store.builds
 
 
 def _get(store: Readable, name: str, limit: int) -> Object | None:
-    """Return an object; a check has a breaker of its own. Raises Unavailable."""
-    settings = config.current()
-    patience = Patience(Breaker(store.url, None), settings.remote_budget)
-    return patience.ask(lambda: store.get(name, limit=limit), settings.remote_timeout)
+    """Return an object, asked for once. Raises Unavailable."""
+    return within(config.current().remote_timeout, lambda: store.get(name, limit=limit))

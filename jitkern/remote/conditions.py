@@ -6,11 +6,8 @@ Commands ask a store again after a failure; what a process asks at run time has 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
-import queue
 import random
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -20,7 +17,8 @@ from typing import Any, TypeVar
 from jitkern.errors import JitkernError
 from jitkern.remote import layout
 from jitkern.remote.index import Index
-from jitkern.remote.store import Readable, Refused, Store, Tag, Unavailable
+from jitkern.remote.patience import within
+from jitkern.remote.store import Forked, Readable, Refused, Store, Tag, TooLarge, Unavailable
 
 ATTEMPTS = 20  # to replace an index that others replace, too
 RETRIES = 4
@@ -32,32 +30,14 @@ def insist(ask: Callable[..., T], *args: Any, **options: Any) -> T:
     """Return what `ask` returns, asked again after some failures. Raises Unavailable."""
     for attempt in range(RETRIES):
         try:
-            return _interruptible(functools.partial(ask, *args, **options))
-        except Refused:
+            return within(None, functools.partial(ask, *args, **options))
+        except (Refused, TooLarge, Forked):
             raise
         except Unavailable:
             if attempt == RETRIES - 1:
                 raise
             time.sleep(random.uniform(0, min(2.0, 0.2 * 2**attempt)))  # noqa: S311
     raise AssertionError
-
-
-def _interruptible(ask: Callable[[], T]) -> T:
-    """Return what `ask` returns, by a thread, so that Ctrl-C does not wait for a request."""
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((ask(), None))
-        except BaseException as e:  # noqa: BLE001  it is raised below
-            answers.put((None, e))
-
-    context = contextvars.copy_context()  # the settings of a block of `using`, too
-    threading.Thread(target=context.run, args=(run,), daemon=True).start()
-    answer, error = answers.get()
-    if error is not None:
-        raise error
-    return answer  # type: ignore[return-value]
 
 
 def update_index(

@@ -28,6 +28,8 @@ PROBES = f"{VERSION}/probe"  # what pushes and prunes write to learn about the s
 LARGEST_INDEX = 4 << 20  # bytes
 LARGEST_BUNDLE = 64 << 20  # bytes; a package that needs more has several bundles
 LARGEST_BUNDLED = 1 << 20  # bytes of an entry; a larger one is an object of its own
+SHORT_LIVED = "max-age=30"
+IMMUTABLE = "max-age=31536000, immutable"
 _BUNDLE = re.compile(r"[0-9a-f]{64}\.tar(\.zst)?")
 
 
@@ -69,7 +71,7 @@ def is_bundle(file: str) -> bool:
 def cache_control(name: str) -> str:
     """Return the header `Cache-Control` of an object: what holds bundles is never changed."""
     changing = name == ROOT or name.endswith("/index.json")
-    return "max-age=30" if changing else "public, max-age=31536000, immutable"
+    return SHORT_LIVED if changing else f"public, {IMMUTABLE}"
 
 
 def entry_of(target: str, name: str) -> str:

@@ -7,6 +7,7 @@ left alone in a daemon thread, and Ctrl-C ends the wait at once.
 from __future__ import annotations
 
 import contextvars
+import hashlib
 import json
 import logging
 import queue
@@ -17,8 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jitkern import config
+from jitkern.cache import lock
 from jitkern.files import atomic
-from jitkern.remote.store import Forked, Refused, Throttled, TooLarge, Unavailable, Unchanged
+from jitkern.remote.store import (
+    Forked,
+    Refused,
+    Throttled,
+    TooLarge,
+    Unavailable,
+    Unchanged,
+    shown,
+)
 
 FAILURES = 5  # in a row, after which a remote rests: of three, 30 % of lost requests make too many
 REST = 60.0  # seconds
@@ -33,8 +44,11 @@ class Resting(Unavailable):
     """The remote is not asked, because it failed or refused this client a moment ago."""
 
 
-def within(seconds: float, work: Callable[[], _T]) -> _T:
-    """Return what `work` returns, or raise what it raises. Raises Unavailable after `seconds`."""
+def within(seconds: float | None, work: Callable[[], _T]) -> _T:
+    """Return what `work` returns, or raise what it raises. Ctrl-C ends the wait at once.
+
+    Raises Unavailable after `seconds`; None for a wait without an end.
+    """
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     context = contextvars.copy_context()
 
@@ -46,7 +60,7 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
 
     try:
         threading.Thread(target=run, name="jitkern remote", daemon=True).start()
-        answer, error = answers.get(timeout=max(0.0, seconds))
+        answer, error = answers.get(timeout=seconds and max(0.0, seconds))
     except queue.Empty:
         raise Unavailable(f"no answer in {seconds:.3g} s") from None
     except RuntimeError as e:  # no more threads, or the interpreter is ending
@@ -125,6 +139,13 @@ class Breaker:
                 self.file.unlink(missing_ok=True)
         except OSError:
             self.file = None
+
+
+def breaker_of(url: str) -> Breaker:
+    """Return the breaker of a remote, whose state all processes of this host and user share."""
+    folder = lock.lock_directory(config.current())
+    name = hashlib.sha256(shown(url).encode()).hexdigest()[:16]
+    return Breaker(shown(url), folder and folder / f"remote-{name}.json")
 
 
 class Patience:

@@ -8,16 +8,15 @@ older than `publish.FRESH`.
 from __future__ import annotations
 
 import contextlib
-import io
 import uuid
 from collections.abc import Collection, Iterable
 
 from jitkern.cache import VERSION
-from jitkern.cache_tools import bundle as packing
+from jitkern.cache_tools import bundle as packing, signing
 from jitkern.errors import JitkernError
 from jitkern.files import signature
 from jitkern.named_tuple import NamedTuple
-from jitkern.remote import layout
+from jitkern.remote import bundles, layout
 from jitkern.remote.conditions import insist, read_index, update_index
 from jitkern.remote.index import Index
 from jitkern.remote.store import Listed, Store
@@ -134,13 +133,11 @@ def _now(store: Store) -> float:
 
 def _is_signed(store: Store, name: str, signer: str) -> bool:
     """Return whether a key signed an entry of a bundle, as the entry's own lines say."""
-    compressed = name.endswith(".zst")
     if not name.endswith((".tar", ".tar.zst")):
         return False
     found = insist(store.get, name, limit=packing.MAX_ENTRY)
     with contextlib.suppress(packing.BundleError):  # what is damaged serves nobody
-        for packed in packing.read(io.BytesIO(found.data if found else b""), compressed=compressed):
-            lines = packed.files.get(signature.NAME, b"").decode("ascii", "replace").splitlines()
-            if any(line.split(" ")[1:2] == [signer] for line in lines):
+        for packed in bundles.read(found.data if found else b""):
+            if signer in signing.named_in(packed.files.get(signature.NAME, b"")):
                 return True
     return False

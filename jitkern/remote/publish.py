@@ -6,25 +6,19 @@ conditional writes, so that pushes from many machines at once lose nothing.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import re
 import tempfile
 import time
-import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle as packing, signing
-from jitkern.cache_tools.listing import RUNTIME, Row
-from jitkern.cache_tools.ustar import BLOCK, BundleError, has_zstd
+from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
-from jitkern.remote import layout
+from jitkern.remote import bundles, layout
 from jitkern.remote.conditions import RETRIES, insist, probe, update_index
 from jitkern.remote.index import Bundle, Index
 from jitkern.remote.store import Refused, Store, Unavailable
@@ -32,8 +26,6 @@ from jitkern.remote.store import Refused, Store, Unavailable
 KEEP = 3  # pushes of a package that an index names
 FRESH = 12 * 3600  # seconds; an older object is written again before an index names it
 _AT_ONCE = 8
-_HEADERS = 8 * BLOCK  # bytes of an entry's headers and padding in a bundle, about
-Chosen = Sequence[tuple[Row, Entry]]
 
 
 class Pushed(NamedTuple):
@@ -52,46 +44,50 @@ class Pushed(NamedTuple):
 
 def push(
     cache: Cache,
-    chosen: Iterable[tuple[Row, Entry]],
+    chosen: Iterable[tuple[object, Entry]],
     store: Store,
     *,
     key: Path | None = None,
     unsigned: bool = False,
     keep: int = KEEP,
+    part_of: str = "",
     tell: Callable[[str], object] = lambda _: None,
 ) -> list[Pushed]:
     """Push entries to a store, and return what was done for each machine.
 
     key: a private key, which signs the entries that it has not signed yet. unsigned: whether to
     push entries without any signature, which machines take only from `trusted_remotes`. keep: how
-    many pushes of a package an index names. tell: called with a line of text before each step.
-    Raises JitkernError, and Unavailable if the store fails for good.
+    many pushes of a package an index names. part_of: a text that all pushes have in common which
+    count as one push, e.g. those of the shards of a prewarm. tell: called with a line of text
+    before each step. Raises JitkernError, and Unavailable if the store fails for good.
     """
-    entries = list(chosen)
+    entries = [entry for _, entry in chosen]
     if not entries:
         raise BundleError(f"nothing to push: no entry of {cache.root} is chosen")
     trusted = _signed(cache, entries, key, unsigned=unsigned)
     _prepare(store)
     done = []
-    for machine, groups in sorted(_grouped(entries).items()):
+    for machine, groups in sorted(bundles.grouped(entries).items()):
         loose = groups.pop("", [])
         tell(f"{machine}: {sum(map(len, groups.values()))} entries")
         with tempfile.TemporaryDirectory(prefix="jitkern-push-") as folder:
             packed = [
                 packed
                 for package, members in sorted(groups.items())
-                for packed in _packed(cache, package, members, Path(folder))
+                for packed in bundles.packed(cache, package, members, Path(folder), part_of)
             ]
-            uploaded = _push_loose(cache, loose, store, trusted, Path(folder))
+            uploaded = _push_loose(cache, loose, store, trusted)
             done.append(_push_bundles(store, machine, packed, len(loose), uploaded, keep))
     return done
 
 
-def _signed(cache: Cache, entries: Chosen, key: Path | None, *, unsigned: bool) -> tuple[str, ...]:
+def _signed(
+    cache: Cache, entries: Sequence[Entry], key: Path | None, *, unsigned: bool
+) -> tuple[str, ...]:
     """Sign the entries that the key has not signed; return the key that readers will check."""
     if key is None:
-        for _, entry in () if unsigned else entries:
-            if not _signers_of(entry) and entry.path.exists():
+        for entry in () if unsigned else entries:
+            if not signing.signers_of(entry) and entry.path.exists():
                 raise JitkernError(
                     f"{entry.path.name} is not signed, and machines would not use it: push with "
                     "--key FILE (`jitkern cache keygen` makes a key), or with --unsigned, and then "
@@ -99,24 +95,13 @@ def _signed(cache: Cache, entries: Chosen, key: Path | None, *, unsigned: bool) 
                 )
         return ()
     public = signing.public_key_of(key)
-    lacking = [(row, entry) for row, entry in entries if public not in _signers_of(entry)]
-    signing.sign(cache, lacking, key)
-    for _, entry in lacking:
-        if public not in _signers_of(entry) and entry.path.exists():
+    for entry in signing.sign_missing(cache, entries, key):
+        if public not in signing.signers_of(entry) and entry.path.exists():
             raise JitkernError(
                 f"{entry.path} is not signed with {key}, and lies in a read-only layer: leave it "
                 f"out with --layer {cache.root}, or sign it where it was made"
             )
     return (public,)
-
-
-def _signers_of(entry: Entry) -> list[str]:
-    """Return the keys that signed an entry; none if it was removed meanwhile."""
-    try:
-        found: list[str] = signing.signers(entry.manifest.encode(), entry.signatures())
-    except (OSError, ValueError):
-        return []
-    return found
 
 
 def _prepare(store: Store) -> None:
@@ -136,70 +121,12 @@ def _prepare(store: Store) -> None:
     insist(store.create, layout.ROOT, layout.ROOT_CONTENT)
 
 
-def _grouped(entries: Chosen) -> dict[str, dict[str, list[tuple[Row, Entry]]]]:
-    """Return the entries by machine and package; large ones under the package ""."""
-    groups: dict[str, dict[str, list[tuple[Row, Entry]]]] = defaultdict(lambda: defaultdict(list))
-    for row, entry in sorted(entries, key=lambda item: (item[0].op, item[1].path)):
-        package = layout.RUNTIME_PACKAGE if entry.op == RUNTIME else entry.op.partition("::")[0]
-        large = entry.size > layout.LARGEST_BUNDLED
-        groups[layout.machine_of(row.target)]["" if large else package].append((row, entry))
-    return groups
-
-
-def _split(members: Chosen) -> Iterator[Chosen]:
-    """Yield parts of a package that fit into a bundle; an op is mostly in one."""
-    part: list[tuple[Row, Entry]] = []
-    left = layout.LARGEST_BUNDLE
-    for row, entry in members:
-        size = row.bytes + _HEADERS
-        if part and size > left:
-            yield part
-            part, left = [], layout.LARGEST_BUNDLE
-        part.append((row, entry))
-        left -= size
-    yield part
-
-
-def _packed(cache: Cache, package: str, members: Chosen, folder: Path) -> list[tuple[Bundle, Path]]:
-    """Pack the bundles of a package into a folder; return what the index says, and their files."""
-    packed = [_packed_part(cache, package, part, folder) for part in _split(members)]
-    names = "".join(sorted(bundle.file for bundle, _ in packed))
-    push = hashlib.sha256(names.encode()).hexdigest()[:16]
-    return [(bundle._replace(push=push), path) for bundle, path in packed]
-
-
-def _packed_part(cache: Cache, package: str, members: Chosen, folder: Path) -> tuple[Bundle, Path]:
-    compressed = has_zstd()
-    suffix = ".tar.zst" if compressed else ".tar"
-    path = folder / f"packed{suffix}"
-    packing.pack(cache, members, path)
-    data = path.read_bytes()
-    file = f"{hashlib.sha256(data).hexdigest()}{suffix}"
-    there = list(packing.read(io.BytesIO(data), compressed=compressed))
-    entries = sorted({packed.name.rpartition("-")[2] for packed in there})
-    version = _newest(package, (packed.manifest.package for packed in there))
-    return Bundle(file, len(data), package, version, tuple(entries)), path.rename(folder / file)
-
-
-def _newest(package: str, made_by: Iterable[Mapping[str, str]]) -> str:
-    """Return the newest version of a package, by what its entries say; "" if they say none."""
-    own = package.startswith("jitkern")  # jitkern makes the stubs of every package
-    texts = {m.get("version", "") for m in made_by if own or m.get("name") != "jitkern"}
-    return max(texts, key=lambda text: [*map(int, re.findall(r"\d+", text))], default="")
-
-
-def _push_loose(
-    cache: Cache, loose: Chosen, store: Store, keys: tuple[str, ...], folder: Path
-) -> int:
+def _push_loose(cache: Cache, loose: Sequence[Entry], store: Store, keys: tuple[str, ...]) -> int:
     """Push entries as objects of their own; return the bytes that were sent."""
 
-    def push_one(item: tuple[Row, Entry]) -> int:
-        row, entry = item
-        path = folder / f"{uuid.uuid4().hex}.tar"
-        packing.pack(cache, [item], path)
-        data = path.read_bytes()
-        path.unlink()
-        name = layout.entry_of(row.target, entry.path.name)
+    def push_one(entry: Entry) -> int:
+        data = packing.packed(cache, [entry])
+        name = layout.entry_of(entry.path.parent.name, entry.path.name)
         return len(data) if _healed(store, name, data, keys) else 0
 
     with ThreadPoolExecutor(_AT_ONCE) as senders:
@@ -227,7 +154,7 @@ def _healed(store: Store, name: str, data: bytes, keys: tuple[str, ...]) -> bool
 def _is_good(data: bytes, name: str, keys: tuple[str, ...]) -> bool:
     """Return whether a machine that trusts `keys` would take the entry of this name from `data`."""
     try:
-        there = [*packing.read(io.BytesIO(data), compressed=False, keys=keys)]
+        there = [*bundles.read(data, keys)]
     except BundleError:
         return False
     return [layout.entry_of(packed.target, packed.name) for packed in there] == [name]
@@ -242,7 +169,7 @@ def _push_bundles(
     keep: int,
 ) -> Pushed:
     """Write the bundles of a machine, and name them in its index."""
-    bundles = tuple(bundle for bundle, _ in packed)
+    made = tuple(bundle for bundle, _ in packed)
 
     def write_all() -> int:
         return sum(
@@ -254,7 +181,7 @@ def _push_bundles(
     def change(old: Index | None) -> Index:
         nonlocal uploaded
         uploaded += write_all()  # each time: they may be gone since the last attempt
-        return (old or Index(loose=False)).merged(bundles, keep, loose=bool(loose))
+        return (old or Index(loose=False)).merged(made, keep, loose=bool(loose))
 
     old, new = update_index(store, machine, change)
     for _ in range(RETRIES):
@@ -264,7 +191,7 @@ def _push_bundles(
         uploaded += sent  # a `prune` met a bundle just before it was written again
         new = update_index(store, machine, change)[1]
     dropped = tuple(bundle for bundle in old.bundles if bundle not in new.bundles)
-    return Pushed(machine, bundles, loose, uploaded, dropped)
+    return Pushed(machine, made, loose, uploaded, dropped)
 
 
 def _is_written(store: Store, name: str, path: Path) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import logging
 import threading
@@ -17,19 +16,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from jitkern import after_fork, cache_tools, config
+from jitkern import after_fork, config
 from jitkern.cache import lock
 from jitkern.cache.key import Key, canonical
 from jitkern.cache.store import Cache
+from jitkern.cache_tools.bundle import MAX_FILE, BundleError
 from jitkern.cache_tools.check import human_bytes
 from jitkern.config import Config
 from jitkern.errors import CacheError, JitkernError
 from jitkern.named_tuple import NamedTuple
-from jitkern.remote import copies, layout, trust
+from jitkern.remote import bundles, copies, layout, trust
 from jitkern.remote.copies import Copy
 from jitkern.remote.index import Bundle, Index
-from jitkern.remote.patience import Breaker, Patience, Resting, within
+from jitkern.remote.patience import Patience, Resting, breaker_of, within
 from jitkern.remote.store import (
+    Object,
     Readable,
     Service,
     TooLarge,
@@ -41,7 +42,6 @@ from jitkern.remote.store import (
 
 MOST_TAKEN = 2 << 30  # bytes that a process takes from all remotes
 MOST_KNOWN = 4096  # misses that are remembered
-_ZSTD = b"\x28\xb5\x2f\xfd"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _log = logging.getLogger(__name__)
 _taken: Counter[str] = Counter()  # bytes, by the URL of the remote
@@ -83,9 +83,7 @@ class Remote:
         self.url = shown(url)
         self.given = url
         self._store: Readable | None = None
-        folder = lock.lock_directory(settings)
-        name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self.breaker = Breaker(self.url, folder and folder / f"remote-{name}.json")
+        self.breaker = breaker_of(url)
         self._timeout = settings.remote_timeout
         self._indexes: dict[tuple[Path, str], Copy] = {}
         self._refused: set[str] = set()  # objects that are not asked for again
@@ -189,12 +187,11 @@ class Remote:
         with self._alone(miss, name, f"a bundle of {bundle.package}", patience):
             if miss.is_mended():
                 return True
-            data = self._got(name, bundle.bytes, patience)
-            if data is None:
-                return self._refuse(name, "the index names it, and it is gone")
-            sha256 = bundle.file.partition(".")[0]
-            if len(data) != bundle.bytes or hashlib.sha256(data).hexdigest() != sha256:
-                return self._refuse(name, "its content is not what its name says")
+            found = self._got(name, bundle.bytes, patience)
+            try:
+                data = bundles.checked(found, bundle)
+            except BundleError as e:
+                return self._refuse(name, str(e))
             return self._adopt(miss, name, data, keys)
 
     def _entry(self, miss: Miss, keys: tuple[str, ...], patience: Patience) -> bool:
@@ -203,8 +200,10 @@ class Remote:
         name = layout.entry_of(key.target, key.name)
         if name in self._refused:
             return False
-        data = self._got(name, cache_tools.bundle.MAX_FILE, patience)
-        return data is not None and self._adopt(miss, name, data, keys, (key.target, key.name))
+        found = self._got(name, MAX_FILE, patience)
+        return found is not None and self._adopt(
+            miss, name, found.data, keys, (key.target, key.name)
+        )
 
     def _built(
         self, service: Service, miss: Miss, keys: tuple[str, ...], patience: Patience
@@ -240,8 +239,8 @@ class Remote:
             self._warn(f"the remote {self.url}: {why}")
         return why
 
-    def _got(self, name: str, limit: int, patience: Patience) -> bytes | None:
-        """Return an object's content, which may take all that is left of the budget."""
+    def _got(self, name: str, limit: int, patience: Patience) -> Object | None:
+        """Return an object, which may take all that is left of the budget."""
         left = MOST_TAKEN - sum(tuple(_taken.values()))
         if left <= 0:
             raise Unavailable(f"this process has taken {human_bytes(MOST_TAKEN)} from remotes")
@@ -251,10 +250,8 @@ class Remote:
         except TooLarge as e:
             self._refuse(name, str(e))
             raise
-        if found is None:
-            return None
-        _taken[self.url] += len(found.data)
-        return found.data
+        _taken[self.url] += len(found.data) if found else 0
+        return found
 
     def _adopt(
         self, miss: Miss, name: str, data: bytes, keys: tuple[str, ...],
@@ -263,16 +260,13 @@ class Remote:
         """Adopt the entries of a bundle; return whether the wanted one is there then."""
         cache, started = miss.cache, time.perf_counter()
         try:
-            done = cache_tools.bundle.adopt(
-                cache, io.BytesIO(data), compressed=data[:4] == _ZSTD, keys=keys, limit=MOST_TAKEN,
-                only=only, fsync=cache.verify != "always",
-            )  # fmt: skip
+            done = bundles.adopt(cache, data, keys, only)
         except CacheError as e:
             if getattr(e, "errno", None) not in _FULL:
                 raise
             return miss.is_mended() or self._refuse(name, str(e))  # the entry alone may fit
-        except (JitkernError, OSError, MemoryError) as e:
-            return self._refuse(name, str(e) or "not enough memory")
+        except JitkernError as e:
+            return self._refuse(name, str(e))
         if not miss.is_mended():
             return self._refuse(name, f"it does not hold {miss.key.name}")
         _log.log(

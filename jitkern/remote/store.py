@@ -21,15 +21,30 @@ Tag = Any  # of the store's own type; equal tags are equal versions
 
 
 class Unavailable(Exception):
-    """The store did not answer in time, or its answer makes no sense."""
+    """The store did not answer in time, or its answer makes no sense.
+
+    meaning, remedy: of errors of this kind, for messages.
+    """
+
+    meaning = "it did not answer as a remote"
+    remedy = "check the URL and the network; until then, misses are compiled here"
 
 
 class Throttled(Unavailable):
     """The store asked its clients to slow down (429, 503)."""
 
+    meaning = "it is asked too often"
+    remedy = "try again later"
+
 
 class Refused(Unavailable):
     """The store lets this client not in (401, 403)."""
+
+    meaning = "it refuses this client"
+    remedy = (
+        "check the credentials and their permissions (of S3, s3:ListBucket too), and "
+        "`remote_token_file` of the settings"
+    )
 
 
 class TooLarge(Unavailable):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jitkern import cache_tools, config, jit
-from jitkern.cache.store import Cache, Entry
+from jitkern.cache.store import Entry
 from jitkern.cache_tools import signing
 from jitkern.calls import record
 from jitkern.calls.record import Call
@@ -17,6 +17,7 @@ from jitkern.op.op import Op
 from jitkern.prewarming.api import prewarm
 from jitkern.prewarming.tasks import Result
 from jitkern.prewarming.wanted import Wanted
+from jitkern.remote.bundles import digest_of
 from jitkern.remote.layout import machine_of
 from jitkern.service.request import Asked
 
@@ -54,7 +55,7 @@ class Build:
     def __init__(self, ops: Mapping[str, Op], folder: Path, key: Path | None) -> None:
         self._ops = ops
         self._folder = folder
-        self._sign = Signer(key)
+        self._key = key
 
     def __call__(self, asked: Asked, jobs: int) -> Outcome:
         """Build what a request asks for with `jobs` compilers at once."""
@@ -80,7 +81,8 @@ class Build:
         if not entries:
             return Outcome(422, reason or "there is nothing to build for this call", failed)
         cache = jit.open_cache()
-        self._sign(cache, entries)
+        if self._key:
+            signing.sign_missing(cache, entries, self._key)
         bundle = f"{asked.id}.tar"
         cache_tools.pack(cache, ((None, entry) for entry in entries), self._folder / bundle)
         kernels = [entry for entry in entries if _files_of(entry)]
@@ -98,32 +100,6 @@ class Build:
         misfit = op.signature.misfit(call.args)
         sample = Sample("the call", call.args, misfit and f"the call does not fit the op: {misfit}")
         return Wanted(op, {(call.device, call.kind): [sample]})
-
-
-class Signer:
-    """Signs entries of the user root. key: the file of the private key, or None to sign nothing."""
-
-    def __init__(self, key: Path | None) -> None:
-        """Read the key. Raises JitkernError if it cannot be used."""
-        self._key = key
-        self._public = signing.public_key_of(key) if key else ""
-
-    def __call__(self, cache: Cache, entries: Sequence[Entry]) -> None:
-        """Sign the entries that the key has not signed. Raises JitkernError."""
-        if self._key is None:
-            return
-        lacking = [
-            entry
-            for entry in entries
-            if self._public not in signing.signers(entry.manifest.encode(), entry.signatures())
-        ]
-        if lacking:
-            signing.sign(cache, ((None, entry) for entry in lacking), self._key)
-
-
-def digest_of(entry: Entry) -> str:
-    """Return the digest in the name of an entry."""
-    return entry.path.name.rpartition("-")[2]
 
 
 def _entries(results: Sequence[Result]) -> list[Entry]:

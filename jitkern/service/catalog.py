@@ -11,30 +11,23 @@ import hashlib
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from jitkern import after_fork, cache_tools
 from jitkern.cache.store import Cache, Entry
+from jitkern.cache_tools import signing
 from jitkern.errors import JitkernError, TargetError
 from jitkern.files.owned import Layer
+from jitkern.remote.bundles import grouped, packed
 from jitkern.remote.index import Bundle, Index
-from jitkern.remote.layout import LARGEST_BUNDLE, LARGEST_BUNDLED, machine_of
-from jitkern.service.build import Signer, digest_of
+from jitkern.remote.layout import machine_of
 from jitkern.service.shelf import Shelf
 
 REST = 1.0  # seconds for which an index is not compared with the cache again
 COSTS = 5  # times the seconds that packing took: the rest after it
 _log = logging.getLogger(__name__)
-
-
-class Package(NamedTuple):
-    """The name and version of a package, or of a module that no package brought."""
-
-    name: str
-    version: str
 
 
 class _Known(NamedTuple):
@@ -48,18 +41,15 @@ class _Known(NamedTuple):
 class Catalog:
     """What a cache holds of some ops.
 
-    packages: the package of each op, by the names that entries have. sign: signs what is packed.
-    suffix: of bundles, `.tar` or `.tar.zst`.
+    ops: the names that entries of these ops have. key: the private key that signs what is packed,
+    or None.
     """
 
-    def __init__(
-        self, cache: Cache, packages: Mapping[str, Package], shelf: Shelf, sign: Signer, suffix: str
-    ) -> None:
+    def __init__(self, cache: Cache, ops: Collection[str], shelf: Shelf, key: Path | None) -> None:
         self._cache = cache
-        self._packages = packages
+        self._ops = ops
         self._shelf = shelf
-        self._sign = sign
-        self._suffix = suffix
+        self._key = key
         self._known: dict[str, _Known] = {}
         self._packing = threading.Lock()
         after_fork(self._packing)
@@ -91,16 +81,20 @@ class Catalog:
         if opened := self._shelf.opened(file):
             return opened
         entry = self._cache.look_up(target, name).entry
-        if entry is None or entry.op not in self._packages:
+        if entry is None or entry.op not in self._ops:
             return None
         try:
-            self._sign(self._cache, [entry])
+            self._sign([entry])
             return self._shelf.made(
                 file, lambda path: cache_tools.pack(self._cache, [(None, entry)], path)
             )
         except JitkernError as e:
             _log.warning("%s is not served: %s", entry.path, e)
             return None
+
+    def _sign(self, entries: Sequence[Entry]) -> None:
+        if self._key:
+            signing.sign_missing(self._cache, entries, self._key)
 
     def _renewed(self, machine: str) -> bytes:
         """Return the index of a machine, made anew if its entries are not those of the last."""
@@ -124,53 +118,23 @@ class Catalog:
 
     def _made(self, machine: str, places: Iterable[tuple[Layer, Path]]) -> Index:
         """Pack the entries at these places, and return the index of their bundles."""
-        groups: dict[Package, list[Entry]] = defaultdict(list)
-        loose = False
-        for layer, path in places:
-            entry = self._cache.entry_at(layer, path, "always")
-            if not isinstance(entry, Entry) or entry.op not in self._packages:
-                continue
-            if entry.size > LARGEST_BUNDLED:
+        read = (self._cache.entry_at(layer, path, "always") for layer, path in places)
+        entries = [e for e in read if isinstance(e, Entry) and e.op in self._ops]
+        groups = grouped(entries)[machine]
+        loose = bool(groups.pop("", []))
+        bundles: list[Bundle] = []
+        for package, members in sorted(groups.items()):
+            try:
+                self._sign(members)
+                made = packed(self._cache, package, members, self._shelf.folder)
+            except JitkernError as e:
+                _log.warning("the bundles of %s are not served: %s", package, e)
                 loose = True
-            else:
-                groups[self._packages[entry.op]].append(entry)
-        bundles = []
-        for package in sorted(groups):
-            for part in _parts(sorted(groups[package], key=lambda e: (e.op, e.path))):
-                bundle = self._packed(machine, package, part)
-                loose |= bundle is None
-                bundles += [bundle] if bundle else []
+                continue
+            for bundle, path in made:
+                self._shelf.add(path.name, machine)
+                bundles.append(bundle)
         return Index(tuple(bundles), loose)
-
-    def _packed(self, machine: str, package: Package, entries: list[Entry]) -> Bundle | None:
-        """Pack entries into a bundle named by its content; None if that is not possible."""
-        path = self._shelf.folder / f"packing{self._suffix}"
-        try:
-            self._sign(self._cache, entries)
-            cache_tools.pack(self._cache, ((None, entry) for entry in entries), path)
-        except JitkernError as e:
-            _log.warning("the bundle of %s is not served: %s", package.name, e)
-            return None
-        data = path.read_bytes()
-        name = f"{hashlib.sha256(data).hexdigest()}{self._suffix}"
-        path.rename(self._shelf.folder / name)
-        self._shelf.add(name, machine)
-        digests = tuple(sorted({digest_of(entry) for entry in entries if entry.path.exists()}))
-        return Bundle(name, len(data), *package, digests)
-
-
-def _parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Yield entries in lists that fit into a bundle."""
-    part: list[Entry] = []
-    size = 0
-    for entry in entries:
-        if part and size + entry.size > LARGEST_BUNDLE // 2:  # half of it for headers, manifests
-            yield part
-            part, size = [], 0
-        part.append(entry)
-        size += entry.size
-    if part:
-        yield part
 
 
 @functools.lru_cache(maxsize=1024)

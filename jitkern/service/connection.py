@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from jitkern import __version__
+from jitkern.remote import layout
 from jitkern.service import request
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Connection(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {
             "Content-Type": kind, "Content-Length": str(body.size), "Cache-Control": cached,
-            "Jitkern-Builds": "1", **headers,
+            layout.BUILDS: "1", **headers,
         }.items():  # fmt: skip
             if status != 304 or name not in ("Content-Type", "Content-Length"):
                 self.send_header(name, value)

@@ -22,7 +22,6 @@ from jitkern.service.flights import Draining, Full
 from jitkern.service.metrics import REMEDY
 from jitkern.service.request import Asked
 
-_IMMUTABLE = "max-age=31536000, immutable"
 _ROUTES = (
     ("root", re.compile("/" + re.escape(layout.ROOT))),
     ("health", re.compile("/healthz")),
@@ -32,7 +31,7 @@ _ROUTES = (
     ("index", re.compile(r"/v1/([\w.+!-]+)/index\.json", re.ASCII)),
     ("bundle", re.compile(r"/v1/([\w.+!-]+)/([0-9a-f]{64}\.tar(?:\.zst)?)", re.ASCII)),
 )
-_BUILD = "/v1/build"
+_BUILD = f"/{layout.BUILD}"
 _NAMED = 8  # files, and digests, in the text of an answer
 _LATER = {"Retry-After": "5"}
 
@@ -160,7 +159,7 @@ class Handler(Connection):
             return
         tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
         self.answer(
-            200, Body(data), "application/json", ETag=tag, **{"Cache-Control": "max-age=30"}
+            200, Body(data), "application/json", ETag=tag, **{"Cache-Control": layout.SHORT_LIVED}
         )
 
     def _bundle(self, machine: str, file: str) -> None:
@@ -180,7 +179,7 @@ class Handler(Connection):
             return
         with file:
             kind = "application/x-tar"
-            headers = {"Cache-Control": _IMMUTABLE}
+            headers = {"Cache-Control": layout.IMMUTABLE}
             self.answer(200, Body(file=file), kind, ETag=tag, **headers)
 
     def _missing(self) -> None:

@@ -20,14 +20,12 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
-from jitkern import __version__, after_fork, config, jit
+from jitkern import after_fork, config, jit
 from jitkern.cache_tools.listing import RUNTIME
-from jitkern.cache_tools.ustar import has_zstd
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
-from jitkern.remote.layout import RUNTIME_PACKAGE
-from jitkern.service.build import Build, Outcome, Signer
-from jitkern.service.catalog import Catalog, Package
+from jitkern.service.build import Build, Outcome
+from jitkern.service.catalog import Catalog
 from jitkern.service.flights import Flights
 from jitkern.service.handler import Handler
 from jitkern.service.metrics import Metrics
@@ -35,7 +33,6 @@ from jitkern.service.recorder import Recorder
 from jitkern.service.request import Asked
 from jitkern.service.shelf import Shelf
 from jitkern.service.workers import Pool
-from jitkern.source.provenance import package_of
 
 _log = logging.getLogger(__name__)
 MOST_WAITING = 64  # builds
@@ -103,8 +100,7 @@ class Server(ThreadingHTTPServer):
             build = Build(self.ops, self.shelf.folder, options.key)
             pool = Pool(options.jobs, build)
             undo.callback(pool.close)
-            suffix = ".tar.zst" if has_zstd() else ".tar"
-            self.catalog = Catalog(cache, packages_of(ops), self.shelf, Signer(options.key), suffix)
+            self.catalog = Catalog(cache, names_of(ops), self.shelf, options.key)
             self.flights = Flights(pool, options.jobs, MOST_WAITING, self.metrics, self._landed)
             self.metrics.watch(
                 lambda: len(self._answering),
@@ -195,17 +191,8 @@ class Server(ThreadingHTTPServer):
             self._built(outcome.machines)
 
 
-def packages_of(ops: Sequence[Op]) -> dict[str, Package]:
-    """Return the package of each name that entries of these ops, and the runtime, have."""
-    packages = {RUNTIME: Package(RUNTIME_PACKAGE, __version__)}
-    for op in ops:
-        for sources in op.sources.values():
-            for source in sources:
-                found = package_of(source)
-                package = Package(
-                    found.get("name", op.module.partition(".")[0]), found.get("version", "")
-                )
-                packages[op.name] = package
-                if source.owner:
-                    packages[source.owner] = package
-    return packages
+def names_of(ops: Sequence[Op]) -> frozenset[str]:
+    """Return the names that entries of these ops, and of the runtime, have."""
+    sources = [source for op in ops for of_device in op.sources.values() for source in of_device]
+    owners = {source.owner for source in sources if source.owner}
+    return frozenset((RUNTIME, *(op.name for op in ops), *owners))

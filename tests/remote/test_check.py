@@ -59,6 +59,7 @@ def test_it_says_who_signed(tmp_path, filled, machine):
         (always(said(403)), "it refuses this client: 403", "credentials"),
         (always(said(500)), "500", "check the URL"),
         (always(said(404)), f"has no {layout.ROOT}", "bucket and path"),
+        (always(said(429)), "asked too often", "later"),
         (always(said(200, b"<html>")), "not one of this version", "check the URL"),
     ],
 )
@@ -76,7 +77,8 @@ def test_other_problems(filled, machine):
     (check,) = [c for c in look(f"file://{filled[0]}", machine, trusted_remotes=[]) if not c.ok]
     assert "trusted_keys" in check.remedy
     checks = look(f"file://{filled[0]}", "cpu-aarch64-torch2.13.0-linux_aarch64")
-    assert checks[-1].ok and "nothing for this machine" in checks[-1].value and checks[-1].remedy
+    assert not checks[-1].ok and "nothing for cpu-aarch64" in checks[-1].value
+    assert checks[-1].remedy
     (filled[0] / "v1" / machine / "index.json").write_text("{}")
     assert "its index is not usable" in look(f"file://{filled[0]}", machine)[-1].value
     put(filled[0], machine, b"x", ["0" * 16])

@@ -14,7 +14,7 @@ from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
 from jitkern.errors import JitkernError
 from jitkern.files.owned import Trust
-from jitkern.remote import conditions, layout, publish, pull
+from jitkern.remote import bundles, conditions, layout, publish, pull
 from jitkern.remote.conditions import read_index
 from jitkern.remote.index import Bundle, Index
 from jitkern.remote.store import Unavailable
@@ -241,7 +241,7 @@ def test_an_empty_choice_is_refused(empty, directory):
 
 
 def test_without_zstandard_bundles_are_plain(full, empty, directory, monkeypatch):
-    monkeypatch.setattr(publish, "has_zstd", lambda: False)
+    monkeypatch.setattr(bundles, "has_zstd", lambda: False)
     push(full, directory)
     assert all(bundle.file.endswith(".tar") for bundle in index_of(directory).bundles)
     assert pull.pull(empty, directory, [HERE], ()).new == 4

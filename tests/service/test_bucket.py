@@ -15,6 +15,7 @@ from jitkern import cache_tools, jit
 from jitkern.cache_tools import bundle as bundles
 from jitkern.cache_tools.signing import keygen
 from jitkern.files import signature
+from jitkern.remote import layout
 from jitkern.remote.index import Index
 from jitkern.service import catalog, shelf
 
@@ -110,14 +111,14 @@ def test_an_entry_is_found_by_its_name(client):
 def test_large_entries_are_no_part_of_a_bundle(client, monkeypatch):
     client.build(VEC_ADD)
     largest = max(entry.size for _, entry in jit.open_cache().entries())
-    monkeypatch.setattr(catalog, "LARGEST_BUNDLED", largest - 1)
+    monkeypatch.setattr(layout, "LARGEST_BUNDLED", largest - 1)
     index = indexed(client)
     assert index.loose
     assert sum(len(bundle.entries) for bundle in index.bundles) == 3
 
 
 def test_a_package_that_is_too_large_has_several_bundles(client, monkeypatch):
-    monkeypatch.setattr(catalog, "LARGEST_BUNDLE", 2)
+    monkeypatch.setattr(layout, "LARGEST_BUNDLE", 2)
     client.build(VEC_ADD)
     assert [len(bundle.entries) for bundle in indexed(client).bundles] == [1, 1, 1, 1]
 

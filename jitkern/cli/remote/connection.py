@@ -9,14 +9,21 @@ from jitkern import config, remote
 from jitkern.cli.parser import UsageError
 from jitkern.config import values
 from jitkern.errors import JitkernError, SettingError
-from jitkern.remote.store import Readable, Refused, Store, Throttled, Unavailable, shown
+from jitkern.remote.store import Readable, Store, Unavailable, shown
 from jitkern.target import Target
 
-PATIENCE = 60.0  # seconds for a request that carries a bundle
+PATIENCE = 60.0  # seconds for a request that carries a bundle; the settings may say more
 
 
 def url_of(named: str | None) -> str:
-    """Return the URL that a command names, or the first of the settings. Raises UsageError."""
+    """Return the URL that a command names, or the first of the settings.
+
+    Raises UsageError if there is none, and SettingError where no remote is to be asked.
+    """
+    if config.current().offline:
+        raise SettingError(
+            "`offline` is set (JITKERN_OFFLINE), so no remote is asked: unset it, and try again"
+        )
     if named is None:
         urls = config.current().remote
         if not urls:
@@ -29,29 +36,14 @@ def url_of(named: str | None) -> str:
 
 
 @contextlib.contextmanager
-def connected(url: str, *, patience: float = PATIENCE) -> Iterator[Readable]:
-    """Yield the store at a URL. Raises JitkernError where the block meets Unavailable.
-
-    patience: seconds for one request, at least; the settings may say more.
-    """
-    seconds = max(patience, config.current().remote_timeout)
+def connected(url: str) -> Iterator[Readable]:
+    """Yield the store at a URL. Raises JitkernError where the block meets Unavailable."""
+    seconds = max(PATIENCE, config.current().remote_timeout)
     try:
         with config.using(remote_timeout=seconds):
             yield remote.store.opened(url)
     except Unavailable as e:
-        raise JitkernError(trouble(url, e)) from e
-
-
-def trouble(url: str, e: Unavailable) -> str:
-    """Return an error of a store as text that says what to do."""
-    if isinstance(e, Refused):
-        return (
-            f"{shown(url)} refuses: {e}; check the credentials and their permissions, "
-            "and of S3 that they allow s3:ListBucket too"
-        )
-    if isinstance(e, Throttled):
-        return f"{shown(url)} is asked too often: {e}; try again later"
-    return f"{shown(url)} did not answer as a remote: {e}"
+        raise JitkernError(f"{shown(url)}: {e.meaning}: {e}; {e.remedy}") from e
 
 
 def writable(store: Readable) -> Store:
