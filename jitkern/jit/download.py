@@ -1,11 +1,15 @@
-"""After a miss: ask the remotes, before anything is compiled."""
+"""After a miss: ask the remotes, before anything is compiled.
+
+While all of them rest, only the small files of their breakers are read: what asks is not imported.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
-from jitkern import config, source
+from jitkern import config, remote, source
 from jitkern.cache import events
 from jitkern.cache.entry import Entry
 from jitkern.cache.key import Key
@@ -13,7 +17,9 @@ from jitkern.cache.store import Cache
 from jitkern.errors import CacheError
 from jitkern.jit import cache_in_use, served_call
 from jitkern.jit.cache_in_use import open_cache
-from jitkern.remote.fetch import Miss, Order, fetch
+
+if TYPE_CHECKING:
+    from jitkern.remote.fetch import Order
 
 _USUAL = {"extension": 20.0, "triton": 1.0}  # seconds of a compile, by the kind of source
 _OTHERS = 0.4
@@ -26,12 +32,14 @@ def brought(key: Key, op: str, kind: str) -> str:
     kind: the kind of source. Returns "" if the entry is there now, else what the remotes said.
     Raises CacheError if no cache can be written.
     """
+    if said := remote.patience.resting(config.current().remotes):
+        return said
     cache = open_cache()
-    miss = Miss(cache, key, _expected(cache, key, op, kind), _order)
+    miss = remote.fetch.Miss(cache, key, _expected(cache, key, op, kind), _order)
     try:
-        said = fetch(miss)
+        said = remote.fetch.fetch(miss)
     except CacheError as e:
-        said = fetch(miss._replace(cache=cache_in_use.spill(e)))
+        said = remote.fetch.fetch(miss._replace(cache=cache_in_use.spill(e)))
     if not said:
         events.count_fetch()
     return said
@@ -39,7 +47,7 @@ def brought(key: Key, op: str, kind: str) -> str:
 
 def _order() -> Order | None:
     call = served_call.described()
-    return Order(*call) if call else None
+    return remote.fetch.Order(*call) if call else None
 
 
 def _expected(cache: Cache, key: Key, op: str, kind: str) -> float:

@@ -14,7 +14,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,6 +146,13 @@ def breaker_of(url: str) -> Breaker:
     folder = lock.lock_directory(config.current())
     name = hashlib.sha256(shown(url).encode()).hexdigest()[:16]
     return Breaker(shown(url), folder and folder / f"remote-{name}.json")
+
+
+def resting(urls: Iterable[str]) -> str:
+    """Return why none of several remotes is asked, if all of them rest; else ""."""
+    reasons = {shown(url): breaker_of(url).open() for url in urls}
+    told = (f"{url}: it is not asked: {why}" for url, why in reasons.items())
+    return "; ".join(told) if all(reasons.values()) else ""
 
 
 class Patience:

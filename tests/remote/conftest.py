@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "remote"), str(TESTS / "cache_tools"), str(TESTS / "cache")]
+sys.path += [
+    str(TESTS / "remote"),
+    str(TESTS / "service"),
+    str(TESTS / "cache_tools"),
+    str(TESTS / "cache"),
+]
 pytest.register_assert_rewrite("web_servers")
 
 import servers  # noqa: E402

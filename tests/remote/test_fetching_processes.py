@@ -3,67 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from web_servers import Server, closed_port, fill, settings_file, static
+from machines import Machine
+from web_servers import Server, closed_port, fill, static
 
 from jitkern.cache.store import Cache
 from jitkern.runtime import binding
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-CALLS = """
-import json, sys, torch
-imported, events = set(sys.modules), []
-sys.addaudithook(lambda event, _: event.startswith("socket.") and events.append(event))
-import jitkern, jitkern.ops
-from jitkern.runtime import binding, builds, linker, slot
-x, y = torch.rand(16), torch.rand(16)
-def call():
-    assert torch.equal(jitkern.ops.vec_add(x, y), x + y)
-call()
-linker.settle()
-call()
-linker.settle()
-before = sum(one.misses for one in slot.SLOTS)
-for _ in range(100):
-    call()
-print(json.dumps({
-    "stats": jitkern.stats(), "sockets": events, "loaded": binding.runtime() is not None,
-    "misses": sum(one.misses for one in slot.SLOTS) - before,
-    "imported": [name for name in set(sys.modules) - imported
-                 if name.split(".")[0] in ("http", "ssl", "obstore") or name.startswith("jitkern.remote")],
-}))
-"""
-
-
-class Machine:
-    """A place with an empty cache, whose settings file trusts a remote."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder = folder
-        folder.mkdir(mode=0o700, parents=True)
-        (folder / "run").mkdir(mode=0o700)
-        config = settings_file(folder, trusted_remotes=[url])
-        self.environment = {
-            **os.environ, "JITKERN_CACHE_DIR": str(folder / "cache"), "JITKERN_REMOTE": url,
-            "XDG_CONFIG_HOME": str(config), "XDG_RUNTIME_DIR": str(folder / "run"),
-        }  # fmt: skip
-
-    def start(self, code=CALLS, **environment):
-        return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code], cwd=self.folder,
-            env={**self.environment, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def run(self, code=CALLS, **environment):
-        with self.start(code, **environment) as process:
-            out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
-        return json.loads(out.splitlines()[-1]), err
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +29,10 @@ def remote(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "environment",
-    [{"JITKERN_COMPILE": "never"}, {"CC": "/nonexistent", "CXX": "/nonexistent", "PATH": ""}],
+    [
+        {"JITKERN_COMPILE": "never", "PATH": ""},
+        {"CC": "/nonexistent", "CXX": "/nonexistent", "PATH": ""},
+    ],
     ids=["never", "no compiler"],
 )
 def test_a_cold_process_compiles_nothing_and_is_served_by_stubs(tmp_path, remote, environment):
@@ -240,6 +191,9 @@ def test_the_second_process_does_not_learn_again_that_a_store_is_down(tmp_path):
         "import sys\n"
         "sys.addaudithook(lambda e, _: e == 'socket.connect' and sys.exit('asked'))\n"
         + code.replace("torch.float32, torch.float64, torch.float16", "torch.bfloat16,")
+        + "asking = sorted(n for n in sys.modules if n.startswith('jitkern.remote.'))\n"
+        "print(json.dumps([jitkern.stats()['compiles'], asking]))\n"
     )
     found, stderr = machine.run(audited)
-    assert found == 1
+    light = [f"jitkern.remote.{name}" for name in ("patience", "store", "stores")]
+    assert found == [1, light], stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from clients import HERE, MACHINE, VEC_ADD, Client, asked, line, tensor
+from served import end, serving
 
 from jitkern.remote.index import Index
 
@@ -45,31 +45,6 @@ before = slot.misses
 assert torch.equal(jitkern.ops.vec_add(x, x), x + x)
 print(jitkern.stats()["compiles"], slot.misses - before)
 """
-
-
-@contextlib.contextmanager
-def serving(*arguments, cwd, host="127.0.0.1", **environment):
-    """The process of a service, and its URL."""
-    command = [sys.executable, "-W", "ignore", "-m", "jitkern", "serve", *arguments]
-    process = subprocess.Popen(
-        [*command, "--listen", f"{host}:0"], cwd=cwd, env={**os.environ, **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        first = process.stdout.readline()
-        found = re.search(r"http://\S+:\d+", first)
-        assert found, (first, process.stderr.read())
-        yield process, found[0]
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def end(process, number):
-    process.send_signal(number)
-    _, err = process.communicate(timeout=120)
-    return process.returncode, err
 
 
 def jitkern(*arguments, cwd, **environment):
