@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jitkern import config, prewarming
+from jitkern import config, jit, prewarming, remote
 from jitkern.cache_tools.listing import RUNTIME
 from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
 from jitkern.cli.output import (
@@ -23,13 +23,16 @@ from jitkern.cli.output import (
     Progress,
     counted,
     headline,
+    human_bytes,
     print_json,
     print_table,
     say,
     styled,
 )
 from jitkern.cli.parser import UsageError
+from jitkern.cli.remote.connection import pushable, telling
 from jitkern.errors import TargetError
+from jitkern.remote.store import Store
 from jitkern.target import EXAMPLE, Target
 
 
@@ -86,20 +89,27 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "--fail-on-miss", action="store_true", help="exit 1 if anything was skipped"
     )
+    parser.add_argument(
+        "--push", metavar="URL",
+        help="then push what was built or found to a bucket or directory (see `jitkern remote`)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE",
+        help="the private key that signs what is pushed (default: the setting sign_key)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
-    if not args.engine and args.parts:
-        raise UsageError("--parts is for --engine")
-    if args.engine and args.refresh:
-        raise UsageError("--refresh is not for --engine: remove entries by `jitkern cache clear`")
+    _check(args)
     if args.shard == "auto":
         *args.shard, whose = prewarming.shards.announced()
         if args.level >= 0:
             say(f"part {args.shard[0]} of {args.shard[1]}, by the variables of {whose}", code="")
+    key = args.key or config.current().sign_key
+    store = pushable(args.push, key) if args.push else None
     engine = _engine(args)
     targets = choose_targets(args.target)
     if args.recording:
@@ -117,6 +127,12 @@ def run(args: argparse.Namespace) -> int:
             refresh=args.refresh, progress=failures.step, executor=executor, parts=args.parts,
         ) if wanted else []  # fmt: skip
     failures.rest(results)
+    told = {}
+    if store:
+        # The shards of a prewarm count as one push: an index keeps the last few pushes alone.
+        groups = prewarming.api.groups_of(wanted, targets) if args.shard[1] > 1 else []
+        part_of = prewarming.parts.name_of(groups) if groups else ""
+        told = {"pushed": store.url, "uploaded": _push(store, key, results, part_of)}
     results += [
         prewarming.tasks.Result(name, "", "", "failed", reason=reason)
         for name, reason in broken.items()
@@ -136,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
             skipped=count["skipped"],
             seconds=seconds,
             results=[result._asdict() for result in results],
+            **told,
         )
     else:
         if args.level > 0:
@@ -147,6 +164,40 @@ def run(args: argparse.Namespace) -> int:
             f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
         )
     return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that do not belong together."""
+    if not args.engine and args.parts:
+        raise UsageError("--parts is for --engine")
+    if args.engine and args.refresh:
+        raise UsageError("--refresh is not for --engine: remove entries by `jitkern cache clear`")
+    if args.key and not args.push:
+        raise UsageError("--key is for --push")
+
+
+def _push(
+    store: Store, key: Path | None, results: Iterable[prewarming.tasks.Result], part_of: str
+) -> int:
+    """Push what was built or found; return the bytes that were sent. Raises JitkernError."""
+    entries = prewarming.tasks.entries_of(results)
+    if not entries:
+        say("nothing was built or found, so nothing is pushed", code=YELLOW)
+        return 0
+    with telling(store):
+        pushed = remote.publish.push(
+            jit.open_cache(), ((None, entry) for entry in entries), store,
+            key=key, unsigned=key is None, part_of=part_of,
+        )  # fmt: skip
+    sent = sum(done.uploaded for done in pushed)
+    print(f"{human_bytes(sent)} sent to {store.url}", file=sys.stderr)
+    if key is None:
+        say(
+            "what was pushed is not signed: machines use it only if `trusted_remotes` in their "
+            "settings file names the URL; --key FILE signs it",
+            code=YELLOW,
+        )
+    return sent
 
 
 class Failures:

@@ -20,11 +20,10 @@ from jitkern import config, jit, service
 from jitkern.cache_tools import signing
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import YELLOW, counted, say
-from jitkern.cli.remote.connection import connected, url_of, writable
+from jitkern.cli.remote.connection import pushable
 from jitkern.compilers import parallelism
 from jitkern.errors import JitkernError, SettingError
 from jitkern.op.op import Op
-from jitkern.remote import layout
 
 DEFAULT = "127.0.0.1:8757"
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -94,11 +93,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _pusher(url: str, ops: Sequence[Op], key: Path | None) -> Callable[[Sequence[str]], None]:
     """Return what pushes to a URL. Raises JitkernError for one that cannot be written."""
-    with connected(url_of(url)) as readable:
-        store = writable(readable)
-        store.get(layout.ROOT, limit=1 << 16)  # fails now, and not after a build
+    store, names = pushable(url, key), service.server.names_of(ops)
     with config.using(fallback="raise"):
-        return service.publisher.pusher(jit.open_cache(), service.server.names_of(ops), store, key)
+        return service.publisher.pusher(jit.open_cache(), names, store, key)
 
 
 def _opened(ops: Sequence[Op], options: service.server.Options) -> service.server.Server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,12 +75,7 @@ def prewarm(
     if shard[1] > 1:
         lacking = _without_calls(chosen, parsed, set())
         chosen = shard_of(chosen, *shard)
-    groups = [
-        Group(wanted, source, target)
-        for wanted in chosen
-        for target in parsed
-        for source in wanted.op.sources.get(target.device, ())
-    ]
+    groups = groups_of(chosen, parsed)
     # A fallback to a private cache would keep nothing.
     with config.using(fallback="raise", jobs=jobs or config.current().jobs):
         tell = progress or (lambda _: None)
@@ -95,6 +90,16 @@ def prewarm(
     if lacking is None:
         lacking = _without_calls(chosen, parsed, builder.found)
     return [*results, *unmatched, *lacking]
+
+
+def groups_of(chosen: Iterable[Wanted], targets: Sequence[Target]) -> list[Group]:
+    """Return each source of the ops for each target that it is for."""
+    return [
+        Group(wanted, source, target)
+        for wanted in chosen
+        for target in targets
+        for source in wanted.op.sources.get(target.device, ())
+    ]
 
 
 def _chosen(ops: Iterable[Op | str | Wanted]) -> list[Wanted]:

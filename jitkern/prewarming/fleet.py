@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,23 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jitkern import config, jit
-from jitkern.cache_tools import listing
+from jitkern.cache_tools import bundle, listing
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.calls.samples import Sample
 from jitkern.errors import JitkernError
 from jitkern.op.needed_kernels import digest_of
 from jitkern.prewarming.builder import Step, in_steps
 from jitkern.prewarming.identity import code_of_jitkern
-from jitkern.prewarming.parts import (
-    Outcome,
-    Part,
-    Share,
-    keys_of,
-    pack,
-    packed,
-    perform,
-    unpack,
-)
+from jitkern.prewarming.parts import Outcome, Part, Share, adopt, keys_of, packed, perform
 from jitkern.prewarming.records import Known, Records
 from jitkern.prewarming.tasks import NOT_TRIED, Group, Result
 from jitkern.source.kinds import ITSELF, Variant
@@ -117,23 +107,22 @@ class Fleet:
         dealt = self._dealt(pending) if pending else []
         if not dealt:
             return known
-        with tempfile.TemporaryDirectory(prefix="jitkern-") as folder:
-            given, code = self._given(pending, Path(folder)), code_of_jitkern()
-            parts = [
-                Part(packed([*share.values()]), given, self._settings, self._keep_going, code)
-                for share in dealt
-            ]
-            self._progress(Step(0, len(parts), "the parts are with the workers", finished=True))
-            for done, (number, outcome) in enumerate(self._outcomes(parts), 1):
-                found = self._taken([*dealt[number]], outcome, Path(folder))
-                for group, more in zip(dealt[number], found):
-                    for step, results in zip(known[group].steps, more.steps):
-                        step.extend(results)
-                    known[group].notes.extend(more.notes)
-                results = in_steps(found)
-                self._tell(done, len(parts), f"part {number + 1}", outcome, results)
-                if any(result.status == "failed" for result in results):
-                    self._stopped = not self._keep_going
+        given, code = self._given(pending), code_of_jitkern()
+        parts = [
+            Part(packed([*share.values()]), given, self._settings, self._keep_going, code)
+            for share in dealt
+        ]
+        self._progress(Step(0, len(parts), "the parts are with the workers", finished=True))
+        for done, (number, outcome) in enumerate(self._outcomes(parts), 1):
+            found = self._taken([*dealt[number]], outcome)
+            for group, more in zip(dealt[number], found):
+                for step, results in zip(known[group].steps, more.steps):
+                    step.extend(results)
+                known[group].notes.extend(more.notes)
+            results = in_steps(found)
+            self._tell(done, len(parts), f"part {number + 1}", outcome, results)
+            if any(result.status == "failed" for result in results):
+                self._stopped = not self._keep_going
         return known
 
     def _dealt(self, pending: Sequence[Group]) -> list[dict[Group, Share]]:
@@ -161,17 +150,15 @@ class Fleet:
             dealt.append({group: _share(group, samples) for group, samples in part.items()})
         return dealt
 
-    def _given(self, pending: Sequence[Group], folder: Path) -> bytes:
+    def _given(self, pending: Sequence[Group]) -> bytes:
         """Return a bundle of all entries that workers need not build, or choose between."""
-        entries = {}
+        wanted = [listing.Wanted(listing.RUNTIME)]
         for op, target in dict.fromkeys((group.op.name, group.target) for group in pending):
             of_target = f"{target.for_device_code()}*" if target.device == "cuda" else "cpu-*"
-            for row, entry in listing.chosen(self._cache, listing.Wanted(op, of_target)):
-                if row.kind != "extension":
-                    entries[row.path] = row, entry
-        for row, entry in listing.chosen(self._cache, listing.Wanted(listing.RUNTIME)):
-            entries[row.path] = row, entry
-        return pack(self._cache, [*entries.values()], folder)
+            wanted.append(listing.Wanted(op, of_target))
+        found = (pair for one in wanted for pair in listing.chosen(self._cache, one))
+        entries = [entry for row, entry in found if row.kind != "extension"]
+        return bundle.packed(self._cache, entries) if entries else b""
 
     def _outcomes(self, parts: Sequence[Part]) -> Iterator[tuple[int, Outcome | str]]:
         """Yield the number of each part with its outcome, or with the reason for having none.
@@ -207,7 +194,7 @@ class Fleet:
         finally:
             _cancel(jobs)
 
-    def _taken(self, groups: Sequence[Group], outcome: Outcome | str, folder: Path) -> list[Known]:
+    def _taken(self, groups: Sequence[Group], outcome: Outcome | str) -> list[Known]:
         """Bring the entries of a part into the cache; returns the results for its groups."""
 
         def here(results: list[Result]) -> list[Result]:
@@ -218,13 +205,13 @@ class Fleet:
             reason = f"its worker has results for {len(outcome.known)} of {len(groups)} sources"
         if isinstance(outcome, Outcome) and not reason:
             try:
-                unpack(self._cache, outcome.bundle, folder)
+                adopt(self._cache, outcome.bundle)
                 return [
                     Known((here(kernels), here(stubs), here(plans)), notes)
                     for (kernels, stubs, plans), notes in outcome.known
                 ]
             except BundleError as e:
-                reason = str(e)
+                reason = f"the bundle of its part is refused: {e}"
         status = "skipped" if reason == NOT_TRIED else "failed"
         rows = [Result(g.op.name, "", str(g.target), status, reason=reason) for g in groups]
         return [Known(([row], [], []), []) for row in rows]

@@ -8,14 +8,16 @@ anywhere.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import io
+import json
 import pickle
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +26,8 @@ import torch
 
 from jitkern import config, jit
 from jitkern.cache import usage
-from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
-from jitkern.cache_tools import bundle, explain, listing
+from jitkern.cache_tools import bundle, explain
 from jitkern.calls.record import meta_tensor
 from jitkern.calls.samples import Sample
 from jitkern.compilers import parallelism
@@ -35,7 +36,7 @@ from jitkern.op.op import OPS
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.identity import code_of_jitkern
 from jitkern.prewarming.records import Known, identity_of
-from jitkern.prewarming.tasks import Group, Result
+from jitkern.prewarming.tasks import Group, Result, entries_of
 from jitkern.prewarming.wanted import Wanted
 from jitkern.target import Target
 
@@ -112,44 +113,26 @@ def _performed(part: Part) -> tuple[bytes, list[Known]]:
     ):  # fmt: skip
         found = [_found(share) for share in pickle.loads(part.shares)]  # noqa: S301  whoever sends it runs us
         cache = jit.open_cache()
-        unpack(cache, part.given, Path(folder))
+        adopt(cache, part.given)
         given = set(map(str, cache.paths()))
         builder = Builder(parallelism.limit(), lambda _: None, keep_going=part.keep_going)
         builder.build([group for group in found if isinstance(group, Group)])
         known = [builder.known[group] if isinstance(group, Group) else group for group in found]
-        new = {result.path for group in known for step in group.steps for result in step} - given
-        entries = [
-            (row, entry)
-            for row, entry in listing.chosen(cache, listing.Wanted())
-            if row.path in new
-        ]
-        data = pack(cache, entries, Path(folder))
+        results = (result for group in known for step in group.steps for result in step)
+        entries = entries_of(result for result in results if result.path not in given)
+        data = bundle.packed(cache, entries) if entries else b""
         usage.flush()  # while the folder is there
     return data, known
 
 
-def pack(cache: Cache, entries: Sequence[tuple[listing.Row, Entry]], folder: Path) -> bytes:
-    """Return the bytes of a bundle of entries; b"" for no entries. Raises BundleError.
-
-    folder: the directory for a temporary file.
-    """
-    if not entries:
-        return b""
-    path = folder / "packed.tar"
-    bundle.pack(cache, entries, path)
-    return path.read_bytes()
-
-
-def unpack(cache: Cache, data: bytes, folder: Path) -> None:
+def adopt(cache: Cache, data: bytes) -> None:
     """Publish the entries of a bundle that the cache lacks. Raises BundleError, CacheError.
 
     No signature is asked for: the bytes come from a process of the same prewarm, whose results are
-    believed as well. folder: the directory for a temporary file.
+    believed as well.
     """
     if data:
-        path = folder / "unpacked.tar"
-        path.write_bytes(data)
-        bundle.unpack(cache, path)
+        bundle.adopt(cache, io.BytesIO(data), compressed=False)
 
 
 def packed(shares: Sequence[Share]) -> bytes:
@@ -196,6 +179,11 @@ def keys_of(group: Group) -> dict[str, Any]:
     tag = sys.implementation.cache_tag  # code objects differ between versions of Python
     launch = {f"launch function in {tag}": found.launch} if found.launch else {}
     return {"schema of the op": group.op.schema, **launch, **found.inputs}
+
+
+def name_of(groups: Iterable[Group]) -> str:
+    """Return a name for a prewarm of these groups, equal wherever their entries would be."""
+    return hashlib.sha256(json.dumps([keys_of(group) for group in groups]).encode()).hexdigest()
 
 
 def _found(share: Share) -> Group | Known:

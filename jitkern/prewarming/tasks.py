@@ -6,10 +6,12 @@ A task runs in any process that has imported the op, and yields messages while i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jitkern import config, jit
+from jitkern.cache.entry import Entry
 from jitkern.calls.samples import Sample
 from jitkern.errors import (
     CacheError,
@@ -57,6 +59,14 @@ class Result(NamedTuple):
     seconds: float = 0.0
     path: str = ""
     reason: str = ""
+
+
+def entries_of(results: Iterable[Result]) -> list[Entry]:
+    """Return the entries that a prewarm has built or found. Raises CacheError."""
+    cache = jit.open_cache()
+    paths = dict.fromkeys(Path(result.path) for result in results if result.path)
+    found = (cache.look_up(path.parent.name, path.name).entry for path in paths)
+    return [entry for entry in found if entry]
 
 
 class Manner(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from jitkern import cache_tools, config, jit
@@ -15,7 +15,7 @@ from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.prewarming.api import prewarm
-from jitkern.prewarming.tasks import Result
+from jitkern.prewarming.tasks import entries_of
 from jitkern.prewarming.wanted import Wanted
 from jitkern.remote.bundles import digest_of
 from jitkern.remote.layout import machine_of
@@ -74,7 +74,7 @@ class Build:
         remote = tuple(url for url in config.current().remote if not url.startswith("http"))
         with config.using(remote=remote):
             results = prewarm([self._wanted(call)], asked.targets, jobs=jobs, keep_going=True)
-        entries = _entries(results)
+        entries = entries_of(results)
         reasons = dict.fromkeys(r.reason for r in results if r.status in ("failed", "skipped"))
         reason = "\n".join(reasons)[:LONGEST_REASON]
         failed = any(result.status == "failed" for result in results)
@@ -100,13 +100,6 @@ class Build:
         misfit = op.signature.misfit(call.args)
         sample = Sample("the call", call.args, misfit and f"the call does not fit the op: {misfit}")
         return Wanted(op, {(call.device, call.kind): [sample]})
-
-
-def _entries(results: Sequence[Result]) -> list[Entry]:
-    cache = jit.open_cache()
-    paths = dict.fromkeys(Path(result.path) for result in results if result.path)
-    found = (cache.look_up(path.parent.name, path.name).entry for path in paths)
-    return [entry for entry in found if entry]
 
 
 def _files_of(entry: Entry) -> dict[str, str]:

@@ -88,6 +88,15 @@ def test_without_a_remote_or_with_a_wrong_one_the_command_is_misused(cli):
     assert (code, "`ftp://kernels` names no remote: expected https://…" in err) == (2, True)
 
 
+def test_offline_no_command_asks_a_remote(cli, stocked, remote_url, directory, monkeypatch):
+    monkeypatch.setenv("JITKERN_OFFLINE", "1")
+    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    for command in (["check"], ["push", "--unsigned"], ["pull"], ["ls"], ["prune"]):
+        code, _, err = cli("remote", *command)
+        assert (code, "JITKERN_OFFLINE" in err) == (2, True), err
+    assert not list(directory.list(""))
+
+
 def test_push_then_pull_then_nothing_to_pull(cli, pushed, stocked):
     code, out, err = cli("remote", "pull", "--json")
     assert code == 0, err

@@ -41,9 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(url=shown(url), ok=ok, checks=[asdict(check) for check in checks])
         return 0 if ok else 1
+    named = f"remote {shown(url)}"
     for check in checks:
+        name = check.name.removeprefix(f"{named}, ")
         color = GREEN if check.ok and not check.remedy else YELLOW if check.ok else RED
-        print(f"{styled(check.name, color)}: {check.value}")
+        print(f"{styled(name, color)}: {check.value}")
         if check.remedy:
             print(f"  {check.remedy}")
     return 0 if ok else 1

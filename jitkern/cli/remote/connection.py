@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from jitkern import config, remote
+from jitkern.cache_tools import signing
 from jitkern.cli.parser import UsageError
 from jitkern.config import values
 from jitkern.errors import JitkernError, SettingError
-from jitkern.remote.store import Readable, Store, Unavailable, shown
+from jitkern.remote import layout
+from jitkern.remote.conditions import insist
+from jitkern.remote.store import Readable, Store, Unavailable
 from jitkern.target import Target
 
 PATIENCE = 60.0  # seconds for a request that carries a bundle; the settings may say more
@@ -35,15 +39,27 @@ def url_of(named: str | None) -> str:
         raise SettingError(f"`{values.without_password(named)}` names no remote: {e}") from None
 
 
+def opened(url: str) -> Readable:
+    """Return the store at a URL, whose requests may carry bundles. Raises JitkernError."""
+    with config.using(remote_timeout=max(PATIENCE, config.current().remote_timeout)):
+        return remote.store.opened(url)
+
+
+@contextlib.contextmanager
+def telling(store: Readable) -> Iterator[None]:
+    """Raise JitkernError where the block meets Unavailable."""
+    try:
+        yield
+    except Unavailable as e:
+        raise JitkernError(f"{store.url}: {e.meaning}: {e}; {e.remedy}") from e
+
+
 @contextlib.contextmanager
 def connected(url: str) -> Iterator[Readable]:
     """Yield the store at a URL. Raises JitkernError where the block meets Unavailable."""
-    seconds = max(PATIENCE, config.current().remote_timeout)
-    try:
-        with config.using(remote_timeout=seconds):
-            yield remote.store.opened(url)
-    except Unavailable as e:
-        raise JitkernError(f"{shown(url)}: {e.meaning}: {e}; {e.remedy}") from e
+    store = opened(url)
+    with telling(store):
+        yield store
 
 
 def writable(store: Readable) -> Store:
@@ -54,6 +70,18 @@ def writable(store: Readable) -> Store:
         f"{store.url} can only be read: name the bucket (s3://, gs://, az://) or the directory "
         "(file://) behind it"
     )
+
+
+def pushable(url: str, key: Path | None) -> Store:
+    """Return the store at a URL that a later push goes to, once it and the key are known to work.
+
+    So what cannot be pushed is known before the work for it. Raises JitkernError.
+    """
+    if key:
+        signing.public_key_of(key)
+    with connected(url_of(url)) as store:
+        insist(writable(store).get, layout.ROOT, limit=1 << 16)
+    return writable(store)
 
 
 def machines_of(targets: list[str]) -> list[str]:

@@ -1,0 +1,88 @@
+"""`jitkern prewarm --push`: what was built or found is pushed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers import last_json
+
+from jitkern.cache_tools import signing
+from jitkern.remote import layout
+from jitkern.remote.conditions import read_index
+from jitkern.remote.store import opened
+from jitkern.target import Target
+
+CPU = str(Target.current("cpu"))
+CALL = ("vec_add", "--call", "f32[3], f32[3]", "--target", CPU)
+
+
+@pytest.fixture
+def url(tmp_path):
+    (tmp_path / "remote").mkdir()
+    return (tmp_path / "remote").as_uri()
+
+
+def listed(url):
+    index, _ = read_index(opened(url), layout.machine_of(CPU))
+    return {digest for bundle in index.bundles for digest in bundle.entries}
+
+
+def digests(results):
+    return {row["path"].rpartition("-")[2] for row in results if row["path"]}
+
+
+def test_what_was_built_is_pushed_signed_and_what_was_found_too(cli, url, tmp_path):
+    signing.keygen(tmp_path / "key")
+    push = ("--push", url, "--key", str(tmp_path / "key"), "--json")
+    code, out, err = cli("prewarm", *CALL, *push)
+    found = last_json(out)
+    assert code == 0 and "not signed" not in err and f"sent to {url}" in err
+    assert found["pushed"] == url and found["uploaded"] > 0
+    assert listed(url) == digests(found["results"]) and len(listed(url)) >= 4
+    code, out, _ = cli("prewarm", *CALL, *push)
+    found = last_json(out)
+    assert (code, found["built"], found["uploaded"]) == (0, 0, 0)
+    line = " ".join((tmp_path / "key.pub").read_text().split()[:2])
+    code, out, _ = cli("remote", "check", url, "--json")
+    (signed,) = [c for c in json.loads(out)["checks"] if "signed by" in c["value"]]
+    assert line.split()[1] in signed["value"]
+
+
+def test_without_a_key_it_says_who_will_use_what_is_pushed(cli, url):
+    code, _, err = cli("prewarm", *CALL, "--push", url)
+    assert code == 0 and "is not signed" in err and "trusted_remotes" in err
+    assert listed(url)
+
+
+def test_the_shards_of_a_prewarm_count_as_one_push(cli, url, tmp_path):
+    """An index keeps the last three pushes, and there are more shards."""
+    found, shards = set(), 6
+    for part in range(1, shards + 1):
+        folder = ("--cache-dir", str(tmp_path / f"node{part}"))
+        code, out, _ = cli(
+            "prewarm", "vec_add", "--target", CPU, "--shard", f"{part}/{shards}",
+            "--push", url, "--json", *folder,
+        )  # fmt: skip
+        assert code == 0
+        found |= digests(last_json(out)["results"])
+    assert listed(url) == found
+    assert cli("remote", "prune", url, "--yes")[0] == 0
+    assert listed(url) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--key", "key"], 2, "--key is for --push"),
+        (["--push", "ftp://x"], 2, "names no remote"),
+        (["--push", "https://x.invalid"], 2, "can only be read"),
+        (["--push", "file:///x", "--key", "/nonexistent"], 1, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_pushed_is_said_before_anything_is_built(
+    cli, cache_dir, options, code, says
+):
+    got, _, err = cli("prewarm", *CALL, *options)
+    assert (got, says in err) == (code, True), err
+    assert not list(cache_dir.glob("v1/cpu*"))
