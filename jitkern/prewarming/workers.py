@@ -78,7 +78,6 @@ class Crew:
     """At most `count` workers, each forked when there is a task for it."""
 
     def __init__(self, count: int, perform: Perform) -> None:
-        self._context = multiprocessing.get_context("fork")
         self._count = count
         self._perform = perform
         self._idle: list[_Worker] = []
@@ -129,23 +128,8 @@ class Crew:
         gc.unfreeze()
 
     def _fork(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        others = [ours, *self._busy, *(worker.connection for worker in self._idle)]
-        process = self._context.Process(
-            target=_work, args=(theirs, others, self._perform, os.getpid()),
-            name="jitkern prewarm", daemon=True,
-        )  # fmt: skip
-        for stream in (sys.stdout, sys.stderr):  # else the worker would write buffered text, too
-            stream.flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the worker unblocks them
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' threads
-                process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        return _Worker(process, ours)
+        others = [*self._busy, *(worker.connection for worker in self._idle)]
+        return _Worker(*forked(_work, others, self._perform, name="jitkern prewarm", daemon=True))
 
 
 class _Worker:
@@ -164,23 +148,59 @@ class _Worker:
 
     def end(self, *, at_once: bool) -> str:
         """Wait for the worker's end, PATIENCE seconds at most with `at_once`; returns the cause."""
-        self.process.join(PATIENCE if at_once else None)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
+        cause = ended(self.process, PATIENCE if at_once else None)
         self.connection.close()
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            memory = "; if memory was short, use fewer --jobs" * (name == "SIGKILL")
-            return f"the process that built it was ended by {name}{memory}"
-        return f"the process that built it ended with status {code}"
+        was = "was " * cause.startswith("by ")
+        memory = "; if memory was short, use fewer --jobs" * cause.endswith("SIGKILL")
+        return f"the process that built it {was}ended {cause}{memory}"
 
 
-def _work(connection: Connection, others: list[Connection], perform: Perform, parent: int) -> None:
+def forked(
+    work: Callable[..., object], *args: Any, name: str, daemon: bool = False
+) -> tuple[Any, Connection]:
+    """Fork a process that does `work`; return it, and our end of a pipe to it.
+
+    work: called with `args`, its end of the pipe, our end, which it is to close, and the number of
+    this process. Signals are blocked in it until `begin`.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=work, args=(*args, theirs, ours, os.getpid()), name=name, daemon=daemon
+    )
+    for stream in (sys.stdout, sys.stderr):  # else the process would write buffered text, too
+        stream.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    return process, ours
+
+
+def ended(process: Any, seconds: float | None) -> str:
+    """Wait for a process, which is killed after `seconds`; return how it ended."""
+    process.join(seconds)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    code = process.exitcode or 0
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+
+
+def _work(
+    others: list[Connection],
+    perform: Perform,
+    connection: Connection,
+    ours: Connection,
+    parent: int,
+) -> None:
     """Perform the tasks that come through the pipe, until it is closed."""
     begin(parent)
-    for other in others:
+    for other in (ours, *others):
         other.close()  # else the pipes would stay open after the end of our parent
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import multiprocessing
 import os
 import queue
 import signal
 import stat
-import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 from jitkern.cache import usage
-from jitkern.prewarming.workers import PATIENCE, SIGNALS, begin
+from jitkern.prewarming.workers import PATIENCE, begin, ended, forked
 from jitkern.service.build import Outcome
 
 Perform = Callable[..., Outcome]
@@ -56,22 +54,10 @@ class Worker:
         """Fork the process, if it does not run."""
         if self._connection:
             return self._connection
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        self._process = context.Process(
-            target=self._context.copy().run, args=(_work, theirs, self._perform, os.getpid()),
-            name="jitkern serve",
-        )  # fmt: skip
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the worker unblocks them
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of our threads
-                self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        self._connection = ours
-        return ours
+        self._process, self._connection = forked(
+            self._context.copy().run, _work, self._perform, name="jitkern serve"
+        )
+        return self._connection
 
     def kill(self, number: signal.Signals) -> None:
         """Send the process a signal, from any thread; who asked it is told of its death."""
@@ -90,13 +76,9 @@ class Worker:
             process.terminate()  # its compilers are killed before it ends
         else:
             connection.close()
-        process.join(PATIENCE)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+        how = ended(process, PATIENCE)
         connection.close()
-        code = process.exitcode or 0
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        return how
 
 
 class Pool:
@@ -129,7 +111,7 @@ class Pool:
             worker.end(at_once=False)
 
 
-def _work(connection: Connection, perform: Perform, parent: int) -> None:
+def _work(perform: Perform, connection: Connection, _: Connection, parent: int) -> None:
     """Perform the tasks that come through the pipe, until it is closed."""
     begin(parent)
     _close_sockets(connection.fileno())
