@@ -20,6 +20,13 @@ class UsageError(JitkernError):
     """The command line names what does not exist, or lacks something."""
 
 
+def at_least_one(text: str) -> int:
+    """Return a whole number from 1 up. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
+    return int(text)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that says in one line what is wrong, and what was probably meant."""
 

@@ -8,8 +8,6 @@ SIGTERM and Ctrl-C let builds end, and then end the service.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ipaddress
 import signal
 import sys
 import threading
@@ -20,10 +18,12 @@ from jitkern import config, jit, service
 from jitkern.cache_tools import signing
 from jitkern.cli.choose import choose_ops, take_ops
 from jitkern.cli.output import YELLOW, counted, say
+from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import pushable
 from jitkern.compilers import parallelism
 from jitkern.errors import JitkernError, SettingError
 from jitkern.op.op import Op
+from jitkern.remote.store import is_loopback
 
 DEFAULT = "127.0.0.1:8757"
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     )  # fmt: skip
     parser.add_argument(
         "--jobs",
-        type=_positive,
+        type=at_least_one,
         metavar="N",
         help="builds at once (default: from cores and free memory)",
     )
@@ -129,7 +129,7 @@ def _announce(
             "file names this service; --key FILE signs them",
             code=YELLOW,
         )
-    if not options.token and not _is_loopback(options.address[0]):
+    if not options.token and not is_loopback(server.url):
         say(
             f"whoever reaches {server.url} can read the entries and have the ops built: "
             "--token-file FILE asks for a token",
@@ -166,15 +166,3 @@ def _address(text: str) -> tuple[str, int]:
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise argparse.ArgumentTypeError(f"`{text}` is not HOST:PORT, as {DEFAULT} is")
     return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
-    return int(text)

@@ -9,8 +9,8 @@ import time
 from jitkern import remote
 from jitkern.cli.cache.choose import duration
 from jitkern.cli.output import counted, human_age, human_bytes, print_json, print_table, say
+from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
-from jitkern.cli.remote.transfer import at_least_one
 from jitkern.config import values
 from jitkern.errors import SettingError
 from jitkern.remote.conditions import insist, read_index

@@ -9,6 +9,7 @@ from pathlib import Path
 from jitkern import cache_tools, config, remote
 from jitkern.cli.cache.choose import add_filters, opened, wanted
 from jitkern.cli.output import counted, human_bytes, print_json, say
+from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
 from jitkern.remote.publish import KEEP, Pushed
 
@@ -103,13 +104,6 @@ def run_pull(args: argparse.Namespace) -> int:
     if args.json:
         print_json(url=store.url, **done._asdict(), signed=bool(keys))
     return 1 if done.failed or nothing else 0
-
-
-def at_least_one(text: str) -> int:
-    """Return a whole number from 1 up."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not usable: expected a number from 1 up")
-    return int(text)
 
 
 def _teller(args: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: ANN202

@@ -1,0 +1,174 @@
+"""Compile ahead of the first call, for this machine or for any target, with or without its device.
+
+A second run compiles nothing. What this machine cannot build is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from jitkern import config, prewarming
+from jitkern.cli.choose import choose_calls, choose_ops, choose_recorded, choose_targets, take_ops
+from jitkern.cli.output import YELLOW, Progress, print_json, say
+from jitkern.cli.parser import UsageError, at_least_one
+from jitkern.cli.prewarm.push import push
+from jitkern.cli.prewarm.report import Failures, print_ops, print_rows
+from jitkern.cli.remote.connection import pushable
+from jitkern.target import EXAMPLE
+
+
+def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> None:
+    take_ops(parser)
+    parser.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="T",
+        help=f"e.g. {EXAMPLE}, or sm_90; repeatable",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=at_least_one,
+        metavar="N",
+        help="builds at once (default: from cores and free memory; with --engine, 1 in each part)",
+    )
+    parser.add_argument("--keep-going", action="store_true", help="go on after a failed build")
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="I/N|auto",
+        help="build only part I (from 1) of N; `auto`: as Slurm, Kubernetes, torchrun, MPI and "
+        "others number the processes of a job",
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="E",
+        help=f"build in the workers of {prewarming.engines.FORMS}; the entries come back here",
+    )
+    parser.add_argument(
+        "--parts",
+        type=at_least_one,
+        metavar="P",
+        help="how many parts an engine gets (default: 4 for each worker)",
+    )
+    parser.add_argument(
+        "--from",
+        dest="recording",
+        type=Path,
+        metavar="FILE",
+        help="build exactly what a recorded run used (see `jitkern record`)",
+    )
+    parser.add_argument(
+        "--call",
+        action="append",
+        default=[],
+        metavar="ARGS",
+        help="build for this call alone: `f16[64, 1000], 2.0`, or `OP(ARGS)` for one op of several",
+    )
+    parser.add_argument("--refresh", action="store_true", help="compile again what is cached")
+    parser.add_argument(
+        "--fail-on-miss", action="store_true", help="exit 1 if anything was skipped"
+    )
+    parser.add_argument(
+        "--push", metavar="URL",
+        help="then push what was built or found to a bucket or directory (see `jitkern remote`)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE",
+        help="the private key that signs what is pushed (default: the setting sign_key)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    started = time.perf_counter()
+    _check(args)
+    if args.shard == "auto":
+        *args.shard, whose = prewarming.shards.announced()
+        if args.level >= 0:
+            say(f"part {args.shard[0]} of {args.shard[1]}, by the variables of {whose}", code="")
+    key = args.key or config.current().sign_key
+    store = pushable(args.push, key) if args.push else None
+    engine = _engine(args)
+    targets = choose_targets(args.target)
+    if args.recording:
+        wanted, broken = choose_recorded(args.recording, args.what)
+    else:
+        ops, broken = choose_ops(args.what)
+        wanted = choose_calls(ops, args.call, targets)
+    with (
+        Progress(every=args.level > 0, quiet=args.level < 0) as progress,
+        engine as executor,
+    ):
+        failures = Failures(progress)
+        results = prewarming.api.prewarm(
+            wanted, targets, shard=args.shard, jobs=args.jobs, keep_going=args.keep_going,
+            refresh=args.refresh, progress=failures.step, executor=executor, parts=args.parts,
+        ) if wanted else []  # fmt: skip
+    failures.rest(results)
+    told = {}
+    if store:
+        groups = prewarming.api.groups_of(wanted, targets) if args.shard[1] > 1 else []
+        told = {"pushed": store.url, "uploaded": push(store, key, results, groups)}
+    results += [
+        prewarming.tasks.Result(name, "", "", "failed", reason=reason)
+        for name, reason in broken.items()
+    ]
+    count = {
+        status: sum(r.status == status for r in results)
+        for status in ("built", "hit", "failed", "skipped")
+    }
+    seconds = round(time.perf_counter() - started, 3)
+    for reason in dict.fromkeys(r.reason for r in results if r.status == "skipped"):
+        say(f"skipped: {reason}", code=YELLOW)
+    if args.json:
+        print_json(
+            built=count["built"],
+            hits=count["hit"],
+            failed=count["failed"],
+            skipped=count["skipped"],
+            seconds=seconds,
+            results=[result._asdict() for result in results],
+            **told,
+        )
+    else:
+        if args.level > 0:
+            print_rows(results)
+        elif args.level == 0:
+            print_ops(results)
+        print(
+            f"{count['built']} built, {count['hit']} already there, {count['failed']} failed, "
+            f"{count['skipped']} skipped in {seconds:.1f} s, in {config.current().cache_dir}"
+        )
+    return 1 if count["failed"] or (args.fail_on_miss and count["skipped"]) else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that do not belong together."""
+    if not args.engine and args.parts:
+        raise UsageError("--parts is for --engine")
+    if args.engine and args.refresh:
+        raise UsageError("--refresh is not for --engine: remove entries by `jitkern cache clear`")
+    if args.key and not args.push:
+        raise UsageError("--key is for --push")
+
+
+def _engine(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    if not args.engine:
+        return contextlib.nullcontext()
+    return prewarming.engines.Engine(args.engine, jobs=args.jobs or 1)
+
+
+def _shard(text: str) -> tuple[int, int] | str:
+    if text == "auto":
+        return text
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"`{text}` is not I/N with I from 1 to N, nor `auto`")
+    return int(part), int(parts)

@@ -1,0 +1,120 @@
+"""What a prewarm prints: errors as they happen, and then a line for each op and target."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+
+from jitkern import prewarming
+from jitkern.cache_tools.listing import RUNTIME
+from jitkern.cli.output import RED, YELLOW, Progress, counted, headline, print_table, say, styled
+from jitkern.errors import TargetError
+from jitkern.target import Target
+
+
+class Failures:
+    """The failures: each error is printed when it happens, and errors alike are counted."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._alike: dict[str, list[prewarming.tasks.Result]] = {}
+        self._shown: set[prewarming.tasks.Result] = set()
+
+    def step(self, step: prewarming.builder.Step) -> None:
+        """Show a step, and the error of a failed one."""
+        if step.result and step.result.status == "failed":
+            self._progress.clear()
+            self._note(step.result)
+        self._progress(step)
+
+    def rest(self, results: Iterable[prewarming.tasks.Result]) -> None:
+        """Print the errors that no step told, and what failed as something before it."""
+        for result in results:
+            if result.status == "failed" and result not in self._shown:
+                self._note(result)
+        for first, *others in self._alike.values():
+            names = [_name_of(result, first) for result in others]
+            if names:
+                say(f"the same error as of {_name_of(first)}: {', '.join(names)}")
+
+    def _note(self, result: prewarming.tasks.Result) -> None:
+        self._shown.add(result)
+        line, rest = headline(result.reason)
+        alike = self._alike.setdefault(line, [])
+        alike.append(result)
+        if len(alike) > 1:
+            return
+        print(styled(line, RED, sys.stderr), file=sys.stderr)
+        if rest:
+            print(rest, file=sys.stderr)
+        if result.variant and f"{result.op} " not in result.reason:
+            print(f"failed: {_name_of(result)}", file=sys.stderr)
+        sys.stderr.flush()
+
+
+def _name_of(result: prewarming.tasks.Result, beside: prewarming.tasks.Result | None = None) -> str:
+    """Return op, variant and target of a result, without what it shares with the one `beside`."""
+    fields = (result.op, result.variant, result.target)
+    known = (beside.op, "", beside.target) if beside else ()
+    return " ".join(field for field in fields if field and field not in known) or result.op
+
+
+def print_ops(results: list[prewarming.tasks.Result]) -> None:
+    """Print a line for each op and target."""
+    groups: dict[tuple[str, str], list[prewarming.tasks.Result]] = defaultdict(list)
+    labels = _labels(results)
+    for r in results:
+        if r.op != RUNTIME or r.status == "failed":
+            groups[r.op.removeprefix("jitkern::"), labels[r.target]].append(r)
+    rows = []
+    for (op, target), group in sorted(groups.items()):
+        made = [r for r in group if r.path]
+        stubs = sum(r.variant.startswith("stub.") for r in made)
+        kernels = sum(not r.variant.startswith(("stub.", "plan.")) for r in made)
+        texts = [counted(kernels, "kernel"), *([counted(stubs, "stub")] if stubs else [])]
+        for status, code in (("failed", RED), ("skipped", YELLOW)):
+            number = sum(r.status == status for r in group)
+            texts += [styled(f"{number} {status}", code)] if number else []
+        built = [r.seconds for r in group if r.status == "built"]
+        time_ = f"{sum(built):.1f} s" if built else "cached" if made else ""
+        rows.append((op, target, ", ".join(texts if made else texts[1:]), time_))
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    for op, target, text, time_ in rows:
+        print(f"{op:{widths[0]}}  {target:{widths[1]}}  {text}  {time_}".rstrip())
+
+
+def _labels(results: Iterable[prewarming.tasks.Result]) -> dict[str, str]:
+    """Return a short name for each target: its arch, or `cpu`, if no other has this name."""
+    whole: dict[str, tuple[str, str]] = {}
+    for text in dict.fromkeys(result.target for result in results):
+        try:
+            target = Target.parse(text)
+        except TargetError:  # a device
+            whole[text] = (text, text)
+            continue
+        cpu = target.device == "cpu"
+        arch = target.arch.partition("_v")[0] if cpu else target.arch
+        plain = str(target.for_device_code()._replace(arch=arch))
+        whole[text] = ("cpu" if cpu else arch, plain)
+    meant: dict[str, set[str]] = defaultdict(set)
+    for short, plain in whole.values():
+        meant[short].add(plain)
+    return {
+        text: short if len(meant[short]) == 1 else plain for text, (short, plain) in whole.items()
+    }
+
+
+def print_rows(results: list[prewarming.tasks.Result]) -> None:
+    rows = [
+        (
+            r.status,
+            r.op,
+            r.variant,
+            r.target,
+            f"{r.seconds:.2f} s" if r.status in ("built", "hit") else "",
+        )
+        for r in results
+    ]
+    if rows:
+        print_table(("status", "op", "variant", "target", "time"), rows, whole=True)
