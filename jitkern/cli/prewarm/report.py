@@ -106,6 +106,7 @@ def _labels(results: Iterable[prewarming.tasks.Result]) -> dict[str, str]:
 
 
 def print_rows(results: list[prewarming.tasks.Result]) -> None:
+    """Print a line for each entry."""
     rows = [
         (
             r.status,
