@@ -86,14 +86,14 @@ def compact(root: Path) -> None:
 
 
 def flush() -> None:
-    """Write the counts of this process so far to the disk."""
-    for root, counts in _counts.items():
-        with contextlib.suppress(OSError):
+    """Write the counts of this process so far to the disk, while other threads may go on."""
+    while _counts:
+        with contextlib.suppress(OSError, KeyError):  # another thread may take the last one
+            root, counts = _counts.popitem()
             stats = root / VERSION / "stats"
             if cache.layout.is_folder(stats.parent):
                 room.atomic.make_directory(stats, 0o755, fsync=False)
                 _append(stats / f"{uuid.uuid4().int % SHARDS:02x}.jsonl", counts)
-    _counts.clear()
 
 
 def _append(path: Path, counts: dict[str, Any]) -> None:

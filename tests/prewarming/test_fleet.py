@@ -127,7 +127,7 @@ def test_what_the_cache_has_is_built_by_no_worker(cli, fleet_package, cache_dir)
         results = jitkern.prewarm([OPS[f"{name}::f"]], executor=executor, parts=2)
         old = [r for r in results if f"{Path(r.path).parent.name}/{Path(r.path).name}" in before]
         assert {r.status for r in old} == {"hit"} and len(old) == len(before)
-        assert {r.status for r in results if r not in old} == {"built"}
+        assert {r.status for r in results if r not in old} == {"built"}, results
         assert executor.submitted == 2
         assert {r.status for r in jitkern.prewarm([name], executor=executor)} == {"hit"}
         assert executor.submitted == 2

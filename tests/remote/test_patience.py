@@ -52,6 +52,7 @@ def test_ctrl_c_ends_the_wait_at_once(run_python):
     """Of a request that hangs; the process ends, too, though its thread does not."""
     done = run_python(
         "import os, signal, threading, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in the background, too
         "from jitkern.remote.patience import within\n"
         "threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "begin = time.monotonic()\n"
@@ -261,6 +262,7 @@ def test_ctrl_c_during_a_miss_ends_the_call(tmp_path, run_python):
         done = run_python(
             "import os, signal, threading, time, torch\n"
             "import jitkern.ops\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "x = torch.ones(4)\n"
             "threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
             "begin = time.monotonic()\n"
