@@ -27,7 +27,10 @@ class Unavailable(Exception):
     """
 
     meaning = "it did not answer as a remote"
-    remedy = "check the URL and the network; until then, misses are compiled here"
+    remedy = (
+        "check the URL, that its bucket exists, and the network; until then, misses are compiled "
+        "here"
+    )
 
 
 class Throttled(Unavailable):

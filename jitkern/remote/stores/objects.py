@@ -144,7 +144,7 @@ class ObjectStore:
         except (self._errors.BaseError, OSError, NotImplementedError, TypeError, ValueError) as e:
             status = _STATUS.search(str(e))  # most statuses have no type, and a listing's have none
             error = _ERRORS.get(status[1], Unavailable) if status else Unavailable
-            raise error(f"{name}: {_reason(e)}") from e
+            raise error(f"{name or 'its listing'}: {_reason(e)}") from e
         except BaseException as e:
             if type(e).__name__ != "PanicException":  # of Rust code; it has no public class
                 raise
