@@ -169,7 +169,7 @@ def test_serve_reports_builds_and_requests(cache_dir: Path) -> None:
     assert positive(output["per_second"])
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_fleet_compares_a_compile_with_remotes_and_a_service(cache_dir: Path) -> None:
     output = printed(cache_dir, "benches.fleet", "--json", "--rounds", "1", "--delay", "0.001")
     ways = {"local compile", "warm", "by bundle", "by entry", "service", "service again"}
