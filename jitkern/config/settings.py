@@ -167,12 +167,17 @@ class Config:
     origins: Mapping[str, str] = _internal({})
 
     def __init__(self, **values: Any) -> None:
-        unknown = values.keys() - _FIELDS.keys()
-        if unknown:
+        for name, field in _FIELDS.items():
+            if name not in values:
+                self.__dict__[name] = _default_of(field)
+        self._take(values)
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        """Set values, each of which is checked. Raises SettingError and TypeError."""
+        if unknown := values.keys() - _FIELDS.keys():
             raise TypeError(f"there is no setting {min(unknown)}")
         chosen = self.__dict__
-        for name, field in _FIELDS.items():
-            chosen[name] = values[name] if name in values else _default_of(field)
+        chosen.update(values)
         for name, value in values.items():
             check = _FIELDS[name].check
             if check:
@@ -190,7 +195,10 @@ class Config:
 
     def with_changes(self, **changes: Any) -> Config:
         """Return these settings with some changed. Raises SettingError and TypeError."""
-        return Config(**{**self.__dict__, **changes})
+        changed = Config.__new__(Config)
+        changed.__dict__.update(self.__dict__)
+        changed._take(changes)
+        return changed
 
     def check_kind(self) -> None:
         """Raise SettingError if `prefer` names no kind of source that is declared by now."""
