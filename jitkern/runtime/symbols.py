@@ -9,16 +9,14 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Callable
 from ctypes import c_longlong, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from jitkern.trace.shim import shim
 
-T = TypeVar("T")
 # Exported since before Torch 2.11, but not promised: if one is missing, Python serves the calls.
 _MANGLED = {
     "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
@@ -70,7 +68,19 @@ class Symbols:
     @functools.cached_property
     def keys_at(self) -> int | None:
         """The byte offset of the dispatch keys in a TensorImpl; None if that is not clear."""
-        return _in_a_thread(lambda: _place_of_keys(torch.empty(0, device="cpu")))
+        return self._plain[1]
+
+    @functools.cached_property
+    def _plain(self) -> tuple[int, int | None]:
+        """The dispatch keys of a plain tensor, and their place; measured in a thread without modes.
+
+        The modes, transforms and default device of this thread would change both.
+        """
+        measured: list[tuple[int, int | None]] = []
+        thread = threading.Thread(target=lambda: measured.append(_measured_keys()))
+        thread.start()
+        thread.join()
+        return measured[0]
 
     @functools.cached_property
     def abi_version(self) -> c_ulonglong:
@@ -104,7 +114,7 @@ class Symbols:
         cuda = torch._C.DispatchKeySet(known["CUDA"]) | torch._C.DispatchKeySet(
             known["AutocastCUDA"]
         )
-        return _in_a_thread(lambda: _keys(torch.empty(0, device="cpu"))) | int(cuda.raw_repr())
+        return self._plain[0] | int(cuda.raw_repr())
 
     def autograd(self) -> tuple[Any, ...]:
         """Return the arguments of `jitkern_autograd`, by which C may skip the dispatcher."""
@@ -144,24 +154,16 @@ def symbols() -> Symbols:
     return Symbols()
 
 
-def _in_a_thread(function: Callable[[], T]) -> T:
-    """Call a function without the modes, transforms and the default device of this thread."""
-    results: list[T] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
-    return results[0]
-
-
 def _keys(tensor: torch.Tensor) -> int:
     return int(torch._C._dispatch_keys(tensor).raw_repr())
 
 
-def _place_of_keys(plain: torch.Tensor) -> int | None:
-    """Return the byte offset of the dispatch keys in a TensorImpl, or None in case of doubt.
+def _measured_keys() -> tuple[int, int | None]:
+    """Return the keys of a plain tensor, and their byte offset in a TensorImpl, or None in doubt.
 
     Torch has no function for this offset: search several kinds of tensors for their keys.
     """
+    plain = torch.empty(0, device="cpu")
     with torch.inference_mode():
         inference = torch.empty(0, device="cpu")
     tensors = (
@@ -177,4 +179,4 @@ def _place_of_keys(plain: torch.Tensor) -> int | None:
         keys = _keys(tensor)
         places = {8 * i for i, word in enumerate(words) if word == keys}
         common = places if common is None else common & places
-    return common.pop() if common and len(common) == 1 else None
+    return _keys(plain), common.pop() if common and len(common) == 1 else None
