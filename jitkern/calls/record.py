@@ -75,13 +75,14 @@ def note(
     if _skipped[outline] >= ENOUGH:
         return
     try:
-        line = line_of(op, module, device, kind, args)
+        encoded = [_encoded(arg) for arg in args]
     except TypeError as e:
         _log.warning("cannot record a call of %s: %s", op, e)
         return
+    line = _line(op, module, device, kind, encoded)
     if line in _seen:
         return
-    alike = (*outline, kernels(tuple(_decoded(json.loads(line)["args"]))))
+    alike = (*outline, kernels(tuple(_decoded(encoded))))
     _alike[alike] += 1
     if _alike[alike] > MOST:
         _seen.add(line)  # so that a repeated call counts as skipped once
@@ -107,7 +108,10 @@ def note(
 
 def line_of(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -> str:
     """Return the line of a call. Raises TypeError for an argument that no recording can hold."""
-    encoded = [_encoded(arg) for arg in args]
+    return _line(op, module, device, kind, [_encoded(arg) for arg in args])
+
+
+def _line(op: str, module: str, device: str, kind: str, encoded: list[Any]) -> str:
     fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
     return json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
 
