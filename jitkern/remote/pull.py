@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools.bundle import MAX_FILE, BundleError
-from jitkern.errors import TargetError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.conditions import insist, read_index
@@ -15,7 +14,7 @@ from jitkern.remote.store import Readable, Store, Unavailable
 
 
 class Pulled(NamedTuple):
-    """What a pull did.
+    """The outcome of a pull.
 
     new, present: entries that were added, and that were there. bytes: received. bundles: objects
     that were fetched. failed: a line for each object that was refused or missing.
@@ -92,13 +91,6 @@ def _objects(
     if has_loose and not packages and isinstance(store, Store):
         for found in insist(lambda: [*store.list(f"{layout.ENTRIES}/")]):
             target, _, file = found.name.removeprefix(f"{layout.ENTRIES}/").partition("/")
-            if _machine_or_none(target) in has_loose:
+            if layout.machine_or_none(target) in has_loose:
                 digest = file.removesuffix(".tar").rpartition("-")[2]
                 yield found.name, Bundle(file, MAX_FILE, "", "", (digest,))
-
-
-def _machine_or_none(target: str) -> str | None:
-    try:
-        return layout.machine_of(target)
-    except TargetError:
-        return None

@@ -18,16 +18,17 @@ from typing import BinaryIO, NamedTuple
 from jitkern import after_fork, cache_tools
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
-from jitkern.errors import JitkernError, TargetError
+from jitkern.errors import JitkernError
 from jitkern.files.owned import Layer
 from jitkern.remote.bundles import grouped, packed
 from jitkern.remote.index import Bundle, Index
-from jitkern.remote.layout import machine_of
+from jitkern.remote.layout import machine_or_none
 from jitkern.service.shelf import Shelf
 
 REST = 1.0  # seconds for which an index is not compared with the cache again
 COSTS = 5  # times the seconds that packing took: the rest after it
 _log = logging.getLogger(__name__)
+_machine_of = functools.lru_cache(maxsize=1024)(machine_or_none)  # of each entry, for each index
 
 
 class _Known(NamedTuple):
@@ -135,12 +136,3 @@ class Catalog:
                 self._shelf.add(path.name, machine)
                 bundles.append(bundle)
         return Index(tuple(bundles), loose)
-
-
-@functools.lru_cache(maxsize=1024)
-def _machine_of(target: str) -> str:
-    """Return the machine of a target, or "" for a text that is no target."""
-    try:
-        return machine_of(target)
-    except TargetError:
-        return ""

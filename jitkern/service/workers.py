@@ -115,7 +115,7 @@ def _work(perform: Perform, connection: Connection, _: Connection, parent: int) 
     """Perform the tasks that come through the pipe, until it is closed."""
     begin(parent)
     _close_sockets(connection.fileno())
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             task = connection.recv()
             try:
