@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a way.
+    """The outcome of a way to fetch.
 
     requests: all requests, of which the remote served the share `served`. median_s, p99_s: seconds
     from a host's start until it has all. compiles: entries compiled. gigabytes: bytes served.

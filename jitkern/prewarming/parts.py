@@ -61,7 +61,7 @@ class Share(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a process needs for its part of the work.
+    """A part of a prewarm, with all that the process needs which does it.
 
     shares: a list of Share, pickled by `packed`. given: the bytes of a bundle of entries that are
     there already, or b"". settings: settings to build under. code: the digest of jitkern's files.
@@ -75,7 +75,7 @@ class Part(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a process returns for its part.
+    """The outcome of a part.
 
     bundle: the bytes of a bundle of the entries that it was not given, or b"" if there are none.
     known: the results for each share. problem: why nothing was done, or "".

@@ -142,7 +142,7 @@ class Records:
 
 
 class Identity(NamedTuple):
-    """What decides the keys of a group's entries, beside its calls.
+    """The inputs that decide the keys of a group's entries, beside its calls.
 
     function: the launch function as it was written, or None for a source that runs itself.
     launch: the identity of the launch function and of all that it reads; "" if that is open.

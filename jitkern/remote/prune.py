@@ -25,7 +25,7 @@ AGE = 24 * 3600  # seconds: what is younger may be of a push that is under way
 
 
 class Pruned(NamedTuple):
-    """What a prune removed, or would remove.
+    """The outcome of a prune, or of a dry run.
 
     dropped: names of bundles that indexes no longer name. deleted: objects.
     """

@@ -29,7 +29,7 @@ _AT_ONCE = 8
 
 
 class Pushed(NamedTuple):
-    """What a push did for one machine.
+    """The outcome of a push for one machine.
 
     bundles: now in the index. loose: entries that are objects of their own. uploaded: bytes sent.
     dropped: bundles of these packages that the index no longer names.

@@ -48,7 +48,7 @@ _taken: Counter[str] = Counter()  # bytes, by the URL of the remote
 
 
 class Order(NamedTuple):
-    """What a service is asked to build: a call as a line of a recording, and a target."""
+    """An order for a service that builds: a call as a line of a recording, and a target."""
 
     call: str
     target: str
