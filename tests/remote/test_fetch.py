@@ -52,15 +52,26 @@ def test_a_miss_is_answered_by_the_bundle_that_lists_it(
     assert usage.total(cache_dir)["hits"] == {"remote": 1, "user": 1}
 
 
+@pytest.fixture
+def in_a_remote(tmp_path, compiler, source, target):
+    """A function that returns so many variants, which the remote in `remote` has and no cache."""
+
+    def make(count):
+        variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(count)]
+        with config.using(cache_dir=tmp_path / "builder"):
+            for variant in variants:
+                jit.ensure(variant, target)
+        fill(Cache(tmp_path / "builder"), tmp_path / "remote")
+        compiler.compiles.clear()
+        return variants
+
+    return make
+
+
 def test_all_entries_of_a_bundle_are_adopted_and_spare_later_misses_a_request(
-    tmp_path, compiler, source, target
+    tmp_path, compiler, target, in_a_remote
 ):
-    variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(9)]
-    with config.using(cache_dir=tmp_path / "builder"):
-        for variant in variants:
-            jit.ensure(variant, target)
-    fill(Cache(tmp_path / "builder"), tmp_path / "remote")
-    compiler.compiles.clear()
+    variants = in_a_remote(9)
     with Server(static(tmp_path / "remote")) as server, trusting(server.url):
         for variant in variants:
             jit.ensure(variant, target)
@@ -208,13 +219,8 @@ def test_a_bundle_that_lacks_what_the_index_says_is_asked_for_once(
     assert "does not hold" in line and old.name in line
 
 
-def test_threads_that_miss_at_once_fetch_a_bundle_once(tmp_path, compiler, source, target):
-    variants = [Variant("test::scale", source, "scale", (("N", str(n)),)) for n in range(8)]
-    with config.using(cache_dir=tmp_path / "builder"):
-        for variant in variants:
-            jit.ensure(variant, target)
-    fill(Cache(tmp_path / "builder"), tmp_path / "remote")
-    compiler.compiles.clear()
+def test_threads_that_miss_at_once_fetch_a_bundle_once(tmp_path, compiler, target, in_a_remote):
+    variants = in_a_remote(8)
     start, wanted = threading.Barrier(8), []
 
     def work(variant, url):

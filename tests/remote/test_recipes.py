@@ -18,6 +18,7 @@ import pytest
 import servers
 from bucket_stubs import BUCKET, serving
 from helpers import REPOSITORY
+from test_deploy import SERVE
 
 from jitkern.cli import _parser
 from jitkern.config import Config
@@ -33,14 +34,6 @@ PYTHON = f"{sys.executable} -W ignore"
 PROGRAMS = (
     f'python() {{ {PYTHON} "$@"; }}; jitkern() {{ {PYTHON} -m jitkern "$@"; }}; pip() {{ :; }}\n'
 )
-SERVE = """
-import json, jitkern, torch, mypkg
-for name in mypkg.__all__:
-    op = getattr(mypkg, name)
-    for args in op.sample_inputs("cpu"):
-        torch.testing.assert_close(op(*args), op.run_reference(*args))
-print(json.dumps(jitkern.stats()))
-"""
 
 
 def block(language, containing):

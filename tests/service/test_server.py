@@ -267,14 +267,20 @@ def test_a_drain_finishes_builds_and_begins_none(gated):
     assert not server.shelf.folder.exists()
 
 
-def test_a_drain_ends_builds_that_take_too_long(gated):
-    server = gated(jobs=1)
+def drained_in_a_build(server):
+    """The answers to the one client whose build runs when a server drains."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(Client(server.url).build(VEC_ADD)))
     thread.start()
     wait_for(lambda: [*server.shelf.folder.glob("begun-*")])
     server.drain(0.1)
     thread.join(60)
+    return answers
+
+
+def test_a_drain_ends_builds_that_take_too_long(gated):
+    server = gated(jobs=1)
+    answers = drained_in_a_build(server)
     assert [answer.status for answer in answers] == [422]
 
 
@@ -288,12 +294,7 @@ def test_a_drain_kills_what_heeds_no_signal(gated, monkeypatch):
 
     monkeypatch.setattr(room, "Build", Deaf)
     server = gated(jobs=1)
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(Client(server.url).build(VEC_ADD)))
-    thread.start()
-    wait_for(lambda: [*server.shelf.folder.glob("begun-*")])
-    server.drain(0.1)
-    thread.join(60)
+    answers = drained_in_a_build(server)
     assert [(a.status, "SIGKILL" in a.json["reason"]) for a in answers] == [(422, True)]
 
 
