@@ -144,7 +144,7 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
 
     Calls without a stub get a row that says why the Python launcher runs.
     """
-    variants, calls, problems = room.needed_kernels.needs_of(op, source, target.device)
+    variants, calls, problems = room.needed_kernels.needs_of(op, source, target.device, target)
     here = hints.installed(variants, target)
     for variant in variants:
         yield _explain(variant, target, here)

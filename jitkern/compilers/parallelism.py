@@ -36,13 +36,18 @@ def limit() -> int:
 
 def cores() -> int:
     """The cores that this process may use: its affinity, and what its container allows."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = processors()
     quota, _, period = _text(f"{_CGROUP}/cpu.max").partition(" ")
     if not quota.isdigit():  # "max", or cgroups of the first version
         quota = _text(f"{_CGROUP}/cpu/cpu.cfs_quota_us")
         period = _text(f"{_CGROUP}/cpu/cpu.cfs_period_us")
     share = _number(quota) / (_number(period) or 1)
     return max(1, min(here, math.ceil(share))) if share > 0 else here
+
+
+def processors() -> int:
+    """The processors that this process may run on, whatever share of them its container allows."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int | None:

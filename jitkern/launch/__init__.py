@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         arguments as arguments,
         autotune as autotune,
         call as call,
+        device_facts as device_facts,
         devices as devices,
         kernels as kernels,
         packing as packing,

@@ -33,6 +33,7 @@ from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Situation
 from jitkern.launch.call import Call, expanded, variant_of
+from jitkern.launch.device_facts import FACTS, AbsentDevice, Device, PresentDevice
 from jitkern.launch.packing import Pack, packed, packs_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
@@ -55,18 +56,30 @@ class Kernels:
     """The `k` of a launch function; `launched` counts the kernels it started.
 
     `k.config` is the configuration of `.tune` for this call: the one that `choose` returns, by
-    default the choice of the Runner, else the first.
+    default the choice of the Runner, else the first. `k.multiprocessors` and the like are facts of
+    `device`: by default the Runner's, else one that is not here.
     """
 
-    def __init__(self, start: Callable[[Call], None], choose: Choose | None = None) -> None:
+    def __init__(
+        self, start: Callable[[Call], None], choose: Choose | None = None,
+        device: Device | None = None,
+    ) -> None:  # fmt: skip
         self._start = start
         self._choose = choose
+        self._device = device
         self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
         self._config: Mapping[str, Any] | None = None
         self.launched = 0
 
     def __getattr__(self, name: str) -> Any:  # no property: it would hide an AttributeError
+        if name in FACTS:
+            return self._asked().fact(name)
         return self._configuration() if name == "config" else Function(self, name, ())
+
+    def _asked(self) -> Device:
+        if self._device is None:
+            self._device = getattr(self._start, "present", None) or AbsentDevice()
+        return self._device
 
     def _begin(self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note the call of a launch function that has configurations, before it runs."""
@@ -270,6 +283,11 @@ class Runner:
             )
             self._launch_cuda(ready.compiled, values, shape)
 
+    @functools.cached_property
+    def present(self) -> PresentDevice:
+        """The device, as launch functions see it."""
+        return PresentDevice(self.target, self.device.index)
+
     def expanded(self, call: Call) -> Call:
         """Return the call with what its kernel's decorators add; may measure configurations."""
 
@@ -424,6 +442,7 @@ class CachedKernels:
         self.target = target
         self.model = model
         self.where = f"{op} for {target}"
+        self.present = AbsentDevice(target)
 
     def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
         """Return the choice that the cache holds for the device model. Raises Unsupported."""

@@ -129,6 +129,18 @@ class CudaFunction:
             self._shared[device] = smem
 
 
+@functools.cache
+def device_attribute(number: int, device: int) -> int:
+    """Return an attribute of a device, by its number in CUdevice_attribute. Raises LaunchError."""
+    value = c_int()
+    _check(
+        _driver().cuDeviceGetAttribute(ctypes.byref(value), number, device),
+        f"asking device {device} for its attribute {number}",
+        LaunchError,
+    )
+    return value.value
+
+
 def _attributes(
     cluster: tuple[int, int, int] | None, *, cooperative: bool, pdl: bool
 ) -> ctypes.Array[_Attribute]:

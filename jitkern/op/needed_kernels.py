@@ -11,10 +11,12 @@ from jitkern.calls.samples import Sample, ShapesAlone
 from jitkern.errors import DeclarationError, JitkernError, called_at, raised_at, told
 from jitkern.launch.autotune import configs_of
 from jitkern.launch.call import Call, every_expansion, variant_of
+from jitkern.launch.device_facts import AbsentDevice
 from jitkern.launch.kernels import Choose, Kernels, check_result
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import ITSELF, Source, Variant
+from jitkern.target import Target
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
@@ -41,16 +43,16 @@ class Needs(NamedTuple):
     problems: Sequence[str]
 
 
-def needs_of(op: Op, source: Source, device: str) -> Needs:
-    """Return the kernels of `source` that the samples need."""
+def needs_of(op: Op, source: Source, device: str, target: Target | None = None) -> Needs:
+    """Return the kernels of `source` that the samples need, for a target or for any."""
     samples = [Sample("")] if source.runs == ITSELF else op.prewarm_samples()
-    units, problems = units_of(op, source, device, samples)
+    units, problems = units_of(op, source, device, samples, target)
     variants = dict.fromkeys(variant for unit in units for variant in unit.variants)
     return Needs(list(variants), [call for unit in units for call in unit.calls], problems)
 
 
 def units_of(
-    op: Op, source: Source, device: str, samples: Sequence[Sample]
+    op: Op, source: Source, device: str, samples: Sequence[Sample], target: Target | None = None
 ) -> tuple[list[Unit], list[str]]:
     """Group the samples by the kernels of `source` that they use; also return the problems."""
     if source.runs == ITSELF:
@@ -59,7 +61,7 @@ def units_of(
     problems: dict[str, None] = {}
     for sample in samples:
         used: dict[Variant, str] = {}
-        problem = sample.problem or _problem(op, source, device, sample, used)
+        problem = sample.problem or _problem(op, source, device, sample, used, target)
         if problem:
             problems[told(problem, op.name)] = None
         else:
@@ -68,7 +70,10 @@ def units_of(
     return list(units.values()), list(problems)
 
 
-def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, str]) -> str:
+def _problem(
+    op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, str],
+    target: Target | None,
+) -> str:  # fmt: skip
     """Add the variants that a sample uses to `used`; return why they are unknown, or ""."""
 
     def add(variant: Variant) -> None:
@@ -77,7 +82,7 @@ def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Var
     try:
         function = op.written(source, device)
         file = getattr(getattr(function, "__code__", None), "co_filename", "")
-        for run in runs_of(op, source, device, sample.args):
+        for run in runs_of(op, source, device, sample.args, target):
             run(_variants_to(op, source, add))
     except DeclarationError as e:
         return told(str(e), op.name, op.place)
@@ -88,14 +93,16 @@ def _problem(op: Op, source: Source, device: str, sample: Sample, used: dict[Var
 
 
 def runs_of(
-    op: Op, source: Source, device: str, sample: tuple[Any, ...]
+    op: Op, source: Source, device: str, sample: tuple[Any, ...], target: Target | None = None
 ) -> Iterator[Callable[[Callable[[Call], None]], None]]:
     """Yield functions that run the launch function on a sample, one for each configuration.
 
-    Each takes a function that replaces launches. Raises DeclarationError; the yielded functions
+    Each takes a function that replaces launches. The facts of a device are those usual for the
+    target, by default the same for every machine. Raises DeclarationError; the yielded functions
     raise the errors of the launch function.
     """
     launcher = op.launcher(source, device)
+    absent = AbsentDevice(target or (Target.current() if device == "cpu" else None))
     args, kwargs = op.signature.complete(*op.signature.split(sample))
     with ShapesAlone():
         configs = configs_of(launcher, args, kwargs) if isinstance(launcher, Tuned) else [None]
@@ -104,7 +111,7 @@ def runs_of(
 
         def run(start: Callable[[Call], None], choose: Choose | None = choose) -> None:
             with ShapesAlone():
-                result = launcher(Kernels(start, choose), *args, **kwargs)
+                result = launcher(Kernels(start, choose, absent), *args, **kwargs)
             check_result(op.name, launcher, op.signature.tensors, result)
 
         yield run

@@ -386,14 +386,16 @@ class Op:
         launchers = declaration.launchers
         if declaration.fake:
             return trace.quick.runnable(declaration.fake)(*args, **kwargs)
-        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
-        for kind in (*(s.kind for s in self.sources.get(device, ())), device, *launchers):
+        place = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
+        of_place = (s.kind for s in self.sources.get(place.type, ()))
+        for kind in (*of_place, place.type, *launchers):
             if kind in launchers:
-                alike = next(kinds for kinds in map(_launched_on, DEVICES) if kind in kinds)
-                launcher = self._tuned(launchers[kind], kind, *alike)
-                return trace.quick.runnable(launcher)(
-                    launch.kernels.Kernels(launch.kernels.ignore), *args, **kwargs
+                device = next(device for device in DEVICES if kind in _launched_on(device))
+                launcher = self._tuned(launchers[kind], kind, *_launched_on(device))
+                kernels = launch.kernels.Kernels(
+                    launch.kernels.ignore, None, launch.device_facts.faked(device, place)
                 )
+                return trace.quick.runnable(launcher)(kernels, *args, **kwargs)
         return self.run_reference(*args, **kwargs)
 
 

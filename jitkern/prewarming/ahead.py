@@ -56,7 +56,7 @@ def refused_by(
     reasons: dict[str, None] = {}
     for call in calls:
         refused = []
-        for run in runs_of(op, source, target.device, call):
+        for run in runs_of(op, source, target.device, call, target):
             try:
                 run(check)
             except LaunchError as e:

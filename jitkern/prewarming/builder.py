@@ -53,7 +53,7 @@ class _Work:
 
     def __init__(self, group: Group, agenda: Agenda) -> None:
         op, (_, source, target) = group.op, group
-        units, problems = units_of(op, source, target.device, group.samples)
+        units, problems = units_of(op, source, target.device, group.samples, target)
         self.group = group
         self.failed = [Result(op.name, "", str(target), "failed", reason=p) for p in problems]
         self.kernels: dict[int, None] = {}

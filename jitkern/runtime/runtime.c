@@ -3,9 +3,10 @@
    Python sibling, which computes the answer and may append a variant. The hit path takes no lock
    and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
 extern int snprintf(char *, unsigned long, const char *, ...);
+extern int sched_getaffinity(int, unsigned long, void *);
 
 enum { OPS = 8192, ARGUMENTS = 32, RETURNS = 16, VARIANTS = 128, TEXT = 4096 };
-enum { NAMESPACES = 4096, READ = 16 };
+enum { NAMESPACES = 4096, READ = 16, DEVICES = 64, ATTRIBUTES = 128 };
 
 typedef i32 Stub(Call *);
 
@@ -120,6 +121,27 @@ static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, c
   }
   call->launched = 1;
   return 0;
+}
+
+/* Return an attribute of the call's device, by its number in CUdevice_attribute; on the CPU the
+   number of processors, whatever is asked; 0 if it is unknown. */
+static i64 attribute(const Call *call, i32 number) {
+  static i32 known[DEVICES][ATTRIBUTES]; /* 0: not asked yet */
+  if (!call->device) {
+    u64 words[16] = {0};
+    i64 count = 0;
+    sched_getaffinity(0, sizeof words, words);
+    for (i32 i = 0; i < 16; i++)
+      for (u64 word = words[i]; word; word &= word - 1) count++;
+    return count;
+  }
+  if (call->index < 0 || call->index >= DEVICES) return 0;
+  i32 value = __atomic_load_n(&known[call->index][number], __ATOMIC_RELAXED);
+  if (!value) {
+    if (api.cuDeviceGetAttribute(&value, number, call->index)) return 0;
+    __atomic_store_n(&known[call->index][number], value, __ATOMIC_RELAXED);
+  }
+  return value;
 }
 
 /* ------------------------------------------------------------------ functions for Torch */
@@ -308,7 +330,7 @@ void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
 
 void jitkern_bind(void *const *table, u64 bytes) {
   __builtin_memcpy(&api, table, bytes);
-  api.allocate = allocate, api.launch = launch, api.release = release;
+  api.allocate = allocate, api.launch = launch, api.release = release, api.attribute = attribute;
 }
 
 /* Set what the Autograd key must know of this Torch; see the variables. */

@@ -14,6 +14,7 @@ import torch
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.call import Call, expanded
+from jitkern.launch.device_facts import ATTRIBUTES, constant
 from jitkern.launch.kernels import CachedKernels, Compiled, Runner, geometry_of
 from jitkern.launch.symbols import (
     Facts,
@@ -273,6 +274,17 @@ class Recorder:
             len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
             for a, b in zip(allocation, (tensor.shape, tensor._strides))
         )
+
+    # ------------------------------------------------------------------ the device
+
+    def fact(self, name: str) -> Any:
+        """Return a fact of the device, which the stub asks for when it runs."""
+        value = self._kernels_of.present.fact(name)
+        if constant(name, self._kernels_of.target) is not None:
+            return value
+        text = self.facts.value(int, f"api->attribute(call, {ATTRIBUTES[name]})")
+        self.facts.guard(f"{text} > 0")  # 0: the driver does not know
+        return self.symbol(text, value, f"`k.{name}`", natural=True)
 
     # ------------------------------------------------------------------ launches and results
 

@@ -89,7 +89,7 @@ def trace(
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
         with recording(recorder):
             result = traceable(function, world)(
-                Kernels(recorder.start, recorder.choose),
+                Kernels(recorder.start, recorder.choose, recorder),
                 *(proxy for name, proxy in named.items() if name not in keywords),
                 **{name: proxy for name, proxy in named.items() if name in keywords},
             )

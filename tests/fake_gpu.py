@@ -1,0 +1,137 @@
+"""A GPU that runs nothing: stubs for CUDA and the launch runtime, over the driver of fake_gpu.c.
+
+The tensors lie in the memory of the CPU, and are said to be on `cuda:0`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from ctypes import c_int, c_uint, c_uint64, c_void_p
+from pathlib import Path
+
+import torch
+from helpers import H100
+
+from jitkern import jit
+from jitkern.loading import cuda_driver
+from jitkern.op.needed_kernels import needs_of
+from jitkern.prewarming.ahead import stubs_of
+from jitkern.runtime import binding
+from jitkern.runtime.guards import Guard
+from jitkern.runtime.symbols import symbols
+from jitkern.target import Target
+
+TARGET = Target.parse(H100)
+_ALSO_OF_TORCH = (
+    "get_device_type", "get_device_index", "get_current_device_index", "get_current_cuda_stream", "empty_strided",
+    "call_dispatcher",
+)  # fmt: skip
+_PARAMETERS = {
+    "*": ("Q", 8),
+    "i32": ("i", 4),
+    "i64": ("q", 8),
+    "f32": ("f", 4),
+    "tensor_map": ("16Q", 128),
+}
+
+
+class FakeGpu:
+    """The driver, and a launch runtime of its own that is bound to the driver."""
+
+    def __init__(self, folder: Path, monkeypatch) -> None:
+        library = folder / "fake_gpu.so"
+        source = Path(__file__).with_name("fake_gpu.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, source], check=True)
+        self.driver = ctypes.CDLL(str(library))
+        monkeypatch.setattr(cuda_driver, "_driver", lambda: self.driver)
+        cuda_driver.device_attribute.cache_clear()
+        entry = jit.ensure(binding.variant(), Target.current("cpu"))
+        copied = shutil.copy(entry.path / entry.manifest.meta["artifact"], folder / "runtime.so")
+        self.runtime = ctypes.CDLL(str(copied))  # another file, so with tables of its own
+        addresses = dict(symbols().addresses)
+        real = c_void_p.in_dll(self.driver, "real_empty_strided")
+        real.value = addresses["empty_strided"]
+        for name in addresses:
+            if name in _ALSO_OF_TORCH or name.startswith("cu"):
+                addresses[name] = ctypes.cast(self.driver[name], c_void_p).value
+        table = (c_void_p * len(addresses))(*addresses.values())
+        self.runtime.jitkern_bind(table, c_uint64(ctypes.sizeof(table)))
+        self._alive = []
+
+    def __getattr__(self, name: str) -> int:
+        """A number that the driver keeps."""
+        return c_int.in_dll(self.driver, name).value
+
+    def tell(self, name: str, value: int) -> None:
+        """Set a number that the driver keeps."""
+        c_int.in_dll(self.driver, name).value = value
+
+    def array(self, name: str, kind, length: int) -> list[int]:
+        """The numbers of an array that the driver keeps."""
+        return list((kind * length).in_dll(self.driver, name))
+
+    def learn(self, op, call, slot: int = 0) -> str:
+        """Trace a call, let its stub serve in a slot, and return the lines of the stub."""
+        source = op.sources["cuda"][0]
+        for variant in needs_of(op, source, "cuda", TARGET).variants:
+            jit.ensure(variant, TARGET)
+        (stub,), reasons = stubs_of(op, source, TARGET, [call])
+        assert not reasons
+        entry = jit.ensure(stub.variant, TARGET)
+        loaded = ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
+        kinds = "".join(p.kind for p in op.signature.parameters).encode()
+        self.runtime.jitkern_declare(slot, kinds, b"fake", b"fake", 1, 0)
+        kernels = (c_void_p * 4)(1, 2, 3, 4)
+        guard = Guard(0, 0, 0, None, None)
+        variant = binding._Variant(
+            ctypes.cast(loaded.stub, c_void_p),
+            ctypes.addressof(kernels),
+            ctypes.addressof(guard),
+            0,
+            0,
+        )
+        self._alive += [loaded, kernels, guard, variant]
+        self.runtime.jitkern_append(slot, ctypes.byref(variant))
+        self._codes = [kernel.parameters for kernel in stub.traced.kernels][-1]
+        sizes = [_PARAMETERS[code[:1] if code[0] == "*" else code][1] for code in self._codes]
+        (c_int * 16).in_dll(self.driver, "sizes")[:] = [*sizes, *[0] * (16 - len(sizes))]
+        return stub.variant.source.text.partition("i32 stub(")[2]
+
+    def call(self, *args, slot: int = 0) -> list | None:
+        """Call the op of a slot; returns the arguments of its last launch, None if Python is asked."""
+        before = self.missed, self.launches
+        library, stack = symbols().library("torch_cpu"), (c_uint64 * 16)()
+        for i, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor):
+                handle = c_void_p()
+                library.aoti_torch_new_tensor_handle(
+                    ctypes.byref(c_void_p(arg._cdata)), ctypes.byref(handle)
+                )
+                stack[i] = handle.value
+            else:
+                stack[i] = arg
+        self.runtime.jitkern_enter(stack, c_uint64(len(args)), c_uint64(1), c_uint(slot))
+        if stack[0]:
+            library.aoti_torch_delete_tensor_object(c_void_p(stack[0]))
+        if self.missed > before[0]:
+            return None
+        assert self.launches > before[1]
+        return self.launched()
+
+    def launched(self) -> list:
+        """The arguments of the last launch."""
+        noted = (ctypes.c_ubyte * 128 * 16).in_dll(self.driver, "parameters")
+        values = []
+        for code, row in zip(self._codes, noted):
+            letters = _PARAMETERS[code[:1] if code[0] == "*" else code][0]
+            unpacked = struct.unpack_from(f"={letters}", bytes(row))
+            values.append(unpacked[0] if len(unpacked) == 1 else list(unpacked))
+        return values
+
+    @property
+    def grid(self) -> int:
+        """The blocks of the last launch, in the first dimension."""
+        return self.array("config", c_uint, 7)[0]

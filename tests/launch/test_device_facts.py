@@ -1,0 +1,151 @@
+"""Facts of the device in a launch function: traced, prewarmed and faked without a GPU."""
+
+import itertools
+
+import pytest
+import torch
+from fake_gpu import TARGET, FakeGpu
+from helpers import needs_nvrtc, served, slot_of
+
+from jitkern import jit
+from jitkern.compilers import parallelism
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.errors import LaunchError
+from jitkern.launch.device_facts import ATTRIBUTES, FACTS, AbsentDevice, PresentDevice
+from jitkern.loading import cuda_driver
+from jitkern.op.needed_kernels import needs_of
+from jitkern.prewarming.ahead import keep_plans, stubs_of
+from jitkern.runtime import binding
+from jitkern.runtime.plans import Plans
+from jitkern.target import Target
+from jitkern.trace.world import world_of
+
+CU = """
+__global__ void note(float *y, const float *x, int a, int b) {}
+template <int N> __global__ void fixed(float *y, const float *x) {}
+"""
+CPP = 'extern "C" void note(long *y, long n) { *y = n; }\n'
+_number = itertools.count()
+
+
+@pytest.fixture
+def on_cuda(tmp_path):
+    """Declare an op `(Tensor x) -> Tensor` for CUDA alone."""
+    (tmp_path / "k.cu").write_text(CU)
+
+    def declare(function):
+        op = kernel(
+            f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor",
+            cuda=Cuda(str(tmp_path / "k.cu")),
+        )
+        op.launch("cuda")(function)
+        op.samples(lambda device: iter([torch.ones(1000, device=device)]))
+        return op
+
+    return declare
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    return FakeGpu(tmp_path, monkeypatch)
+
+
+def persistent(k, x):
+    y = torch.empty_like(x)
+    blocks = 2 * k.multiprocessors
+    k.note(y, x, blocks, k.l2_cache_size // k.warp_size + k.capability[0], grid=blocks, block=256)
+    return y
+
+
+@needs_nvrtc
+def test_a_stub_asks_the_device_it_runs_on(on_cuda, gpu):
+    text = gpu.learn(on_cuda(persistent), (torch.ones(1000, device="meta"),))
+    assert "api->attribute(call, 16)" in text and "132" not in text
+    for count in (132, 132):
+        assert gpu.call(torch.ones(7))[2:] == [2 * count, 1038 // 32 + 9]
+    assert gpu.asked == 2  # each fact once in a process
+    assert gpu.grid == 264
+
+
+@needs_nvrtc
+def test_a_device_of_another_model_is_served_by_the_same_stub(on_cuda, gpu):
+    gpu.tell("multiprocessors", 7)
+    gpu.learn(on_cuda(persistent), (torch.ones(1000, device="meta"),))
+    assert gpu.call(torch.ones(7))[2] == 14
+
+
+@needs_nvrtc
+def test_a_fact_as_a_template_argument_serves_only_devices_with_that_number(on_cuda, gpu):
+    def launch(k, x):
+        y = torch.empty_like(x)
+        k.fixed[{"N": k.multiprocessors}](y, x, grid=1, block=32)
+        return y
+
+    op = on_cuda(launch)
+    (variant,) = needs_of(op, op.sources["cuda"][0], "cuda", TARGET).variants
+    assert dict(variant.template) == {"N": 132}
+    gpu.tell("multiprocessors", 78)
+    gpu.learn(op, (torch.ones(1000, device="meta"),))
+    assert gpu.call(torch.ones(7)) is None
+
+
+@needs_nvrtc
+def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
+    op = on_cuda(persistent)
+    source, function = op.sources["cuda"][0], persistent
+    needs = needs_of(op, source, "cuda", TARGET)
+    assert not needs.problems
+    for variant in needs.variants:
+        jit.ensure(variant, TARGET)
+    stubs, _ = stubs_of(op, source, TARGET, needs.calls)
+    ((_, new),) = keep_plans(op, source, TARGET, stubs)
+    plans = Plans(op.name, op.schema, function, world_of((function,)), source, TARGET)
+    assert new and len(list(plans.find(("f32[1]",)))) == 1
+
+
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+def test_the_cpu_has_the_processors_of_this_process(tmp_path):
+    (tmp_path / "k.cpp").write_text(CPP)
+    op = kernel(
+        f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(str(tmp_path / "k.cpp"))
+    )
+
+    @op.launch("cpu")
+    def _(k, x):
+        y = torch.empty(1, dtype=torch.int64)
+        k.note(y, k.multiprocessors)
+        return y
+
+    x = torch.ones(3)
+    assert served(op, x).item() == op(x).item() == parallelism.processors()
+    assert slot_of(op).misses == 1
+    assert op(x.to("meta")).shape == (1,)
+
+
+def test_a_fact_of_gpus_is_refused_on_the_cpu(tmp_path):
+    (tmp_path / "k.cpp").write_text(CPP)
+    op = kernel(
+        f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor", cpu=Cpp(str(tmp_path / "k.cpp"))
+    )
+    op.launch("cpu")(lambda k, x: torch.empty(k.l2_cache_size))
+    with pytest.raises(LaunchError, match=r"`k.l2_cache_size` is a fact of GPUs.*if x.is_cuda"):
+        op(torch.ones(3))
+
+
+def test_every_fact_is_known_for_every_target_and_asked_of_a_present_device(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    for arch in ("sm_70", "sm_80", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_999"):
+        absent = AbsentDevice(TARGET._replace(arch=arch))
+        assert all(absent.fact(name) for name in FACTS)
+    assert AbsentDevice(TARGET._replace(arch="sm_100a")).fact("capability") == (10, 0)
+    assert AbsentDevice(TARGET).fact("shared_memory_per_block") == 227 << 10
+    present = PresentDevice(TARGET, 0)
+    assert [present.fact(name) for name in ATTRIBUTES] == [132, 1039, 1097, 1081, 1038]
+    assert (present.fact("warp_size"), present.fact("capability")) == (32, (9, 0))
+    assert cuda_driver.device_attribute.cache_info().currsize == len(ATTRIBUTES)
+
+
+@needs_nvrtc
+def test_the_fake_takes_usual_numbers(on_cuda):
+    assert on_cuda(persistent)(torch.ones(5, device="meta")).shape == (5,)
+    assert Target.parse("cuda-sm_90-cu130-torch2.11.0") == AbsentDevice()._target
