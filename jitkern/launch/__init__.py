@@ -12,12 +12,14 @@ if TYPE_CHECKING:
         autotune as autotune,
         call as call,
         device_facts as device_facts,
+        device_view as device_view,
         devices as devices,
         kernels as kernels,
         packing as packing,
         parameters as parameters,
         symbols as symbols,
         tuned as tuned,
+        workspaces as workspaces,
     )
 else:
     __getattr__ = on_first_use(__name__)

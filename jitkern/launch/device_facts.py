@@ -7,13 +7,13 @@ launch function that launches nothing (a fake, a prewarm) gets the usual numbers
 from __future__ import annotations
 
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from jitkern import compilers, loading
 from jitkern.errors import LaunchError
-from jitkern.target import EXAMPLE, Target
+from jitkern.target import Target
 
 ATTRIBUTES = {  # of CUdevice_attribute
     "multiprocessors": 16,
@@ -46,77 +46,32 @@ def constant(name: str, target: Target) -> Any:
     return None
 
 
-class Device(Protocol):
-    """What a launch function may ask for beside launches."""
-
-    def fact(self, name: str) -> Any:
-        """Return a fact of the device, by its name in FACTS. Raises LaunchError."""
-
-
-class PresentDevice:
-    """A device of this machine, as launch functions see it.
+def present(name: str, target: Target, index: int | None) -> Any:
+    """Return a fact of a device of this machine. Raises LaunchError for a fact of GPUs on the CPU.
 
     index: the number of a GPU; None for the CPU.
     """
-
-    def __init__(self, target: Target, index: int | None) -> None:
-        self._target = target
-        self._index = index
-
-    def fact(self, name: str) -> Any:
-        """Return a fact. Raises LaunchError for a fact of GPUs on the CPU."""
-        value = constant(name, self._target)
-        if value is not None:
-            return value
-        if self._target.device == "cuda":
-            torch.cuda.init()
-            return loading.cuda_driver.device_attribute(ATTRIBUTES[name], self._index or 0)
-        return _of_the_cpu(name)
-
-
-class AbsentDevice:
-    """A device as fakes and prewarms see it, which launch nothing.
-
-    target: by default the target of an H100. index: of the device, if its facts may be asked.
-    """
-
-    def __init__(self, target: Target | None = None, index: int | None = None) -> None:
-        self._target = target or Target.parse(EXAMPLE)
-        self._index = index
-
-    def fact(self, name: str) -> Any:
-        """Return a fact as it usually is for the target. Raises LaunchError.
-
-        The number of another model of the same arch may differ.
-        """
-        if self._index is not None:
-            return PresentDevice(self._target, self._index).fact(name)
-        value = constant(name, self._target)
-        if value is not None:
-            return value
-        if self._target.device != "cuda":
-            return _of_the_cpu(name)
-        major, minor = capability_of(self._target)
-        numbers = _USUAL.get(f"sm_{major}{minor}") or _USUAL["sm_90"]
-        return dict(zip(ATTRIBUTES, (*numbers[:2], *(kib << 10 for kib in numbers[2:]))))[name]
-
-
-def faked(device: str, place: torch.device) -> AbsentDevice:
-    """Return the device for a fake of a launch function: `place`, if its facts can be asked now.
-
-    device: the type of device that the launch function is for. place: where the tensors are.
-    """
-    if device != "cuda":
-        return AbsentDevice(Target.current())
-    if place.type != "cuda" or not torch.cuda.is_initialized():
-        return AbsentDevice()
-    return AbsentDevice(Target.current("cuda", place.index), place.index or 0)
-
-
-def _of_the_cpu(name: str) -> int:
+    value = constant(name, target)
+    if value is not None:
+        return value
+    if target.device == "cuda":
+        torch.cuda.init()
+        return loading.cuda_driver.device_attribute(ATTRIBUTES[name], index or 0)
     if name != "multiprocessors":
         raise LaunchError(
             f"`k.{name}` is a fact of GPUs, and this launch is for the CPU: read it below "
             "`if x.is_cuda:`, or declare a launch function for the CPU alone"
         )
     return compilers.parallelism.processors()
+
+
+def usual(name: str, target: Target) -> Any:
+    """Return a fact as it usually is for a target: another model may differ. Raises LaunchError."""
+    value = constant(name, target)
+    if value is not None:
+        return value
+    if target.device != "cuda":
+        return present(name, target, None)
+    major, minor = capability_of(target)
+    numbers = _USUAL.get(f"sm_{major}{minor}") or _USUAL["sm_90"]
+    return dict(zip(ATTRIBUTES, (*numbers[:2], *(kib << 10 for kib in numbers[2:]))))[name]

@@ -33,7 +33,8 @@ from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Situation
 from jitkern.launch.call import Call, expanded, variant_of
-from jitkern.launch.device_facts import FACTS, AbsentDevice, Device, PresentDevice
+from jitkern.launch.device_facts import FACTS
+from jitkern.launch.device_view import AbsentDevice, Device, PresentDevice
 from jitkern.launch.packing import Pack, packed, packs_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
@@ -69,12 +70,44 @@ class Kernels:
         self._device = device
         self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None
         self._config: Mapping[str, Any] | None = None
+        self._taken: dict[bool, tuple[Any, Any]] = {}  # the last part of each workspace
         self.launched = 0
 
     def __getattr__(self, name: str) -> Any:  # no property: it would hide an AttributeError
         if name in FACTS:
             return self._asked().fact(name)
         return self._configuration() if name == "config" else Function(self, name, ())
+
+    def workspace(
+        self,
+        bytes: int,  # noqa: A002
+        *,
+        zeroed: bool = True,
+        dtype: torch.dtype = torch.uint8,
+    ) -> torch.Tensor:
+        """Return `bytes` of memory that stays from call to call, for the kernels of this call.
+
+        The memory belongs to the stream (on the CPU: to the thread), and other launch functions use
+        it, too. With `zeroed` it is zeroed once, when it is made: each kernel finds zeros, and must
+        leave zeros behind. Without, a kernel finds anything. Nothing is kept from one kernel to the
+        next: what a second kernel of the call shall read goes to `torch.empty`. Several requests of
+        one call get memory apart. A captured graph has memory of its own.
+
+        Returns a tensor of one dimension, aligned to 256 bytes on a GPU and to 64 on the CPU.
+        Raises LaunchError for a size that is negative or no multiple of the dtype's.
+        """
+        start: Any = 0
+        if zeroed in self._taken:
+            start, size = self._taken[zeroed]
+            start = start + (size + 255) // 256 * 256
+        memory: torch.Tensor = self._asked().workspace(start, bytes, dtype, zeroed=zeroed)
+        self._taken[zeroed] = start, bytes
+        return memory
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether the launch function has asked for a workspace."""
+        return bool(self._taken)
 
     def _asked(self) -> Device:
         if self._device is None:
@@ -286,7 +319,7 @@ class Runner:
     @functools.cached_property
     def present(self) -> PresentDevice:
         """The device, as launch functions see it."""
-        return PresentDevice(self.target, self.device.index)
+        return PresentDevice(self.target, self.device)
 
     def expanded(self, call: Call) -> Call:
         """Return the call with what its kernel's decorators add; may measure configurations."""

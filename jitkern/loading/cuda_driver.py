@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import Structure, Union, c_byte, c_int, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -14,6 +15,7 @@ from jitkern.errors import LaunchError, LoadError
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _DEFAULT_SHARED = 48 << 10
+_RELAXED = 2  # CUstreamCaptureMode
 _COOPERATIVE, _CLUSTER, _PDL = 2, 4, 6  # CUlaunchAttributeID
 
 
@@ -139,6 +141,30 @@ def device_attribute(number: int, device: int) -> int:
         LaunchError,
     )
     return value.value
+
+
+def capture_of(stream: int) -> int:
+    """Return the number of the capture that a stream is part of. Raises LaunchError."""
+    status, number = c_int(), c_uint64()
+    _check(
+        _driver().cuStreamGetCaptureInfo_v2(
+            c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
+        ),
+        "asking which graph is being captured",
+        LaunchError,
+    )
+    return number.value
+
+
+@contextlib.contextmanager
+def outside_of_capture() -> Iterator[None]:
+    """Let this thread allocate and wait, in the block, while a graph is being captured."""
+    mode = c_int(_RELAXED)
+    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # the mode before
 
 
 def _attributes(

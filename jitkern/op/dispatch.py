@@ -180,7 +180,8 @@ class Implementation:
                 e.launched = kernels.launched
             self._place(e, function)
             raise
-        if self.slot:
+        new = kernels.has_workspace and _share_workspaces(device)
+        if self.slot and not (new and self.slot.known):  # the stub lacked the workspace alone
             self._link(self.slot, generation, source, runner, args, kwargs)
         return result
 
@@ -345,3 +346,12 @@ def _restride(result: Any, promised: Any) -> Any:
     return torch.empty_strided(
         result.shape, promised.stride(), dtype=result.dtype, device=result.device
     ).copy_(result)
+
+
+def _share_workspaces(device: torch.device) -> bool:
+    """Let stubs use the workspaces of the current stream; returns whether one is new to them."""
+    loaded = runtime.binding.runtime()
+    if loaded is None or device.type != "cuda":
+        return False
+    new = [loaded.share(block) for block in launch.workspaces.shared(device)]
+    return any(new)

@@ -11,7 +11,7 @@ from jitkern.calls.samples import Sample, ShapesAlone
 from jitkern.errors import DeclarationError, JitkernError, called_at, raised_at, told
 from jitkern.launch.autotune import configs_of
 from jitkern.launch.call import Call, every_expansion, variant_of
-from jitkern.launch.device_facts import AbsentDevice
+from jitkern.launch.device_view import AbsentDevice
 from jitkern.launch.kernels import Choose, Kernels, check_result
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple

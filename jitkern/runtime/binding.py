@@ -12,9 +12,9 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable
-from ctypes import Structure, c_int, c_ulonglong, c_void_p
+from ctypes import Structure, c_int, c_longlong, c_ulonglong, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from jitkern.source.kinds import Generated, Variant
 from jitkern.target import Target
 from jitkern.trace.shim import shim
 from jitkern.trace.world import World
+
+if TYPE_CHECKING:
+    from jitkern.launch.workspaces import Block
 
 REMEDY = "apt-get install gcc (or set CC)"
 _log = logging.getLogger(__name__)
@@ -96,6 +99,15 @@ class Runtime:
             )  # fmt: skip
             self._alive += [stub, table, variant]
             return int(self.library.jitkern_append(slot, ctypes.byref(variant)))
+
+    def share(self, block: Block) -> bool:
+        """Let stubs use the workspace of a stream; returns whether they did not know it yet."""
+        address, size = c_void_p(block.memory.data_ptr()), c_longlong(block.memory.numel())
+        with self.lock:
+            found = self.library.jitkern_workspace(
+                block.device, c_void_p(block.stream), int(block.zeroed), address, size
+            )
+        return bool(found)
 
     def forget(self, slot: int) -> None:
         """Stop all present variants of an op, whose launch function was declared again."""

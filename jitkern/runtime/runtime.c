@@ -4,9 +4,14 @@
    and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
 extern int snprintf(char *, unsigned long, const char *, ...);
 extern int sched_getaffinity(int, unsigned long, void *);
+extern void *malloc(unsigned long), *aligned_alloc(unsigned long, unsigned long);
+extern void *memset(void *, int, unsigned long);
+extern void free(void *);
+extern int pthread_key_create(unsigned *, void (*)(void *));
+extern int pthread_setspecific(unsigned, const void *);
 
 enum { OPS = 8192, ARGUMENTS = 32, RETURNS = 16, VARIANTS = 128, TEXT = 4096 };
-enum { NAMESPACES = 4096, READ = 16, DEVICES = 64, ATTRIBUTES = 128 };
+enum { NAMESPACES = 4096, READ = 16, DEVICES = 64, ATTRIBUTES = 128, PAGE = 4096 };
 
 typedef i32 Stub(Call *);
 
@@ -142,6 +147,56 @@ static i64 attribute(const Call *call, i32 number) {
     __atomic_store_n(&known[call->index][number], value, __ATOMIC_RELAXED);
   }
   return value;
+}
+
+typedef struct Workspace {
+  struct Workspace *next;
+  void *stream;
+  char *data;
+  i64 bytes;
+  i32 index, zeroed;
+} Workspace;
+static Workspace *workspaces; /* of streams, the latest first; none is removed */
+/* Of this thread on the CPU; the memory before `data` begins with the address of the one before. */
+static __thread struct { char *data; i64 bytes; } own[2];
+static u32 at_exit; /* the key whose destructor frees these */
+
+/* Enlarge a workspace of this thread. An earlier one stays until the thread ends: the call that asks
+   may hold its address. */
+static void enlarge(i64 bytes, i32 zeroed) {
+  i64 most = bytes > 2 * own[zeroed].bytes ? bytes : 2 * own[zeroed].bytes;
+  if (bytes > 1LL << 46) return;
+  most = (most + PAGE - 1) / PAGE * PAGE + PAGE;
+  char *data = aligned_alloc(PAGE, (u64)most);
+  if (!data) return;
+  memset(data, 0, (u64)most);
+  *(char **)data = own[zeroed].data;
+  own[zeroed].data = data + PAGE, own[zeroed].bytes = most - PAGE;
+  pthread_setspecific(at_exit, own);
+}
+
+static void free_own(void *of_thread) {
+  (void)of_thread; /* `own` of the thread that ends */
+  for (i32 i = 0; i < 2; i++) {
+    for (char *data = own[i].data, *before; data; data = before)
+      before = *(char **)(data - PAGE), free(data - PAGE);
+    own[i].data = 0, own[i].bytes = 0;
+  }
+}
+
+/* Return the address of a workspace of that many bytes at least, which this call may use; 0 if there
+   is none yet: Python makes those of streams. A graph that is captured has its own, in Python. */
+static i64 workspace(const Call *call, i64 bytes, i32 zeroed) {
+  i32 capturing = 0;
+  if (!call->device) {
+    if (!own[zeroed].data || own[zeroed].bytes < bytes) enlarge(bytes, zeroed);
+    return own[zeroed].bytes < bytes ? 0 : (i64)own[zeroed].data;
+  }
+  if (api.cuStreamIsCapturing(call->stream, &capturing) || capturing) return 0;
+  for (Workspace *w = __atomic_load_n(&workspaces, __ATOMIC_ACQUIRE); w; w = w->next)
+    if (w->stream == call->stream && w->index == call->index && w->zeroed == zeroed)
+      return bytes <= w->bytes ? (i64)w->data : 0;
+  return 0;
 }
 
 /* ------------------------------------------------------------------ functions for Torch */
@@ -331,6 +386,8 @@ void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
 void jitkern_bind(void *const *table, u64 bytes) {
   __builtin_memcpy(&api, table, bytes);
   api.allocate = allocate, api.launch = launch, api.release = release, api.attribute = attribute;
+  if (!api.workspace) pthread_key_create(&at_exit, free_own);
+  api.workspace = workspace;
 }
 
 /* Set what the Autograd key must know of this Torch; see the variables. */
@@ -399,5 +456,15 @@ void jitkern_prefer(i32 everywhere, i32 here) {
 void jitkern_fail(const char *text, i32 interrupt) {
   snprintf(message, TEXT, "%s", text);
   interrupted = interrupt;
+}
+/* Let C use a workspace that Python made for a stream; return whether it is new. Called under a lock. */
+i32 jitkern_workspace(i32 index, void *stream, i32 zeroed, char *data, i64 bytes) {
+  for (Workspace *w = workspaces; w; w = w->next)
+    if (w->data == data) return 0;
+  Workspace *made = malloc(sizeof *made);
+  if (!made) return 0;
+  *made = (Workspace){workspaces, stream, data, bytes, index, zeroed};
+  __atomic_store_n(&workspaces, made, __ATOMIC_RELEASE);
+  return 1;
 }
 u64 jitkern_misses(i32 slot) { return __atomic_load_n(&ops[slot].misses, __ATOMIC_RELAXED); }

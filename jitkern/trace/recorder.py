@@ -26,6 +26,7 @@ from jitkern.launch.symbols import (
     text_of,
 )
 from jitkern.launch.tuned import Tuned
+from jitkern.launch.workspaces import checked_count
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_text
 from jitkern.source.dtypes import DTYPES, codes_of_torch
@@ -254,6 +255,8 @@ class Recorder:
 
     def handle(self, tensor: TensorProxy) -> str:
         """Return a tensor's handle in C; for a view, make a new handle."""
+        if not tensor._memory.handle:
+            raise Unsupported("a workspace other than as an argument of a kernel cannot be traced")
         if tensor._argument or self._whole(tensor):
             return tensor._memory.handle
         number = len(self.owned)
@@ -285,6 +288,16 @@ class Recorder:
         text = self.facts.value(int, f"api->attribute(call, {ATTRIBUTES[name]})")
         self.facts.guard(f"{text} > 0")  # 0: the driver does not know
         return self.symbol(text, value, f"`k.{name}`", natural=True)
+
+    def workspace(self, start: Any, size: Any, dtype: torch.dtype, *, zeroed: bool) -> TensorProxy:
+        """Return the proxy of a workspace; a stub misses where there is none of that size yet."""
+        count = checked_count(size, dtype)
+        text = f"api->workspace(call, {text_of(start + size)}, {int(zeroed)})"
+        base = self.facts.value(int, text)
+        self.facts.guard(base)
+        memory = Memory("", f"(char *){base}", self.symbol(base, 0, "the address of a workspace"))
+        offset = start // dtype.itemsize
+        return TensorProxy(self, memory, dtype, (count,), (1,), offset=offset, contiguous=True)
 
     # ------------------------------------------------------------------ launches and results
 

@@ -61,6 +61,7 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   i32 (*cuKernelSetAttribute)(i32, i32, void *, i32);
   i32 (*cuGetErrorString)(i32, const char **);
   i32 (*cuDeviceGetAttribute)(i32 *, i32, i32);
+  i32 (*cuStreamIsCapturing)(void *, i32 *);
   i32 (*cuDevicePrimaryCtxRetain)(void **, i32);
   i32 (*cuCtxSetCurrent)(void *);
   /* of the runtime, for stubs */
@@ -68,6 +69,7 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   i32 (*launch)(Call *, void *, const char *, const i64 *, const i64 *, const i32 *, void **);
   i32 (*release)(Call *, Handle *, i32, i32);
   i64 (*attribute)(const Call *, i32);
+  i64 (*workspace)(const Call *, i64, i32);
 } Api;
 
 struct Call { /* one call of an op, as a stub sees it */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from functools import partial
 
 import helpers
@@ -69,3 +70,93 @@ def test_facts_are_those_of_the_device(declared):
     for _ in range(2):
         assert served(op, x).tolist() == wanted
     assert slot_of(op).misses == 1
+
+
+# ------------------------------------------------------------------ workspaces
+
+TOTAL = """
+// All blocks add to a sum in the workspace; the last one writes it, and leaves zeros behind.
+__global__ void total(double *y, double *sum, int *done, const float *x, long long n) {
+  double mine = 0;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    mine += x[i];
+  atomicAdd(sum, mine);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0 && atomicAdd(done, 1) == gridDim.x - 1) {
+    __threadfence();
+    *y = *(volatile double *)sum;
+    *sum = 0;
+    *done = 0;
+  }
+}
+"""
+
+
+def total(k, x, room):
+    y = torch.empty(1, dtype=torch.float64, device=x.device)
+    sums = k.workspace(8 * room, dtype=torch.float64)
+    k.total(y, sums, k.workspace(4, dtype=torch.int32), x, x.numel(), grid=64, block=64)
+    return y
+
+
+SIGNATURE = "(Tensor x, int room=1) -> Tensor"
+
+
+def test_a_workspace_stays_zeroed_from_call_to_call_and_as_it_grows(declared):
+    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(10_000, device="cuda")
+    served(op, x)
+    before = slot_of(op).misses
+    assert [op(x).item() for _ in range(20)] == [10_000.0] * 20
+    assert slot_of(op).misses == before
+    assert op(x, 100_000).item() == 10_000  # Python makes a larger one
+    assert slot_of(op).misses == before + 1
+    assert op(x, 100_000).item() == op(x).item() == 10_000
+    assert slot_of(op).misses == before + 1
+
+
+def test_streams_and_threads_share_no_workspace(declared):
+    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 20, device="cuda")
+    served(op, x)
+    wrong = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.sum().item()
+            results = [op(x, room) for room in (1, 1, 5000, 1, 9000) * 10]
+            wrong.extend(r.item() for r in results if r.item() != 1 << 20)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_captured_graph_has_a_workspace_of_its_own(declared):
+    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 20, device="cuda")
+    served(op, x)
+    graphs, results = [], []
+    for room in (1, 50_000):  # the second is larger than any workspace so far
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results.append([op(x, room), op(x, room)])
+        graphs.append(graph)
+    streams = [torch.cuda.Stream() for _ in graphs]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for stream, graph in zip(streams, graphs):  # beside each other, and beside eager calls
+            with torch.cuda.stream(stream):
+                graph.replay()
+        assert op(x).item() == 1 << 20
+    torch.cuda.synchronize()
+    assert all(y.item() == 1 << 20 for pair in results for y in pair)
+
+
+def test_a_workspace_under_reduce_overhead(declared):
+    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 16, device="cuda")
+    served(op, x)
+    compiled = torch.compile(lambda x: op(x * 2) + 1, mode="reduce-overhead", fullgraph=True)
+    assert [compiled(x).item() for _ in range(5)] == [(2 << 16) + 1] * 5

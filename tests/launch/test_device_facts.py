@@ -11,7 +11,8 @@ from jitkern import jit
 from jitkern.compilers import parallelism
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch.device_facts import ATTRIBUTES, FACTS, AbsentDevice, PresentDevice
+from jitkern.launch.device_facts import ATTRIBUTES, FACTS
+from jitkern.launch.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.ahead import keep_plans, stubs_of
@@ -139,7 +140,7 @@ def test_every_fact_is_known_for_every_target_and_asked_of_a_present_device(gpu,
         assert all(absent.fact(name) for name in FACTS)
     assert AbsentDevice(TARGET._replace(arch="sm_100a")).fact("capability") == (10, 0)
     assert AbsentDevice(TARGET).fact("shared_memory_per_block") == 227 << 10
-    present = PresentDevice(TARGET, 0)
+    present = PresentDevice(TARGET, torch.device("cuda:0"))
     assert [present.fact(name) for name in ATTRIBUTES] == [132, 1039, 1097, 1081, 1038]
     assert (present.fact("warp_size"), present.fact("capability")) == (32, (9, 0))
     assert cuda_driver.device_attribute.cache_info().currsize == len(ATTRIBUTES)

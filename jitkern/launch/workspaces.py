@@ -1,0 +1,111 @@
+"""Workspaces: memory that stays from call to call, for `k.workspace`.
+
+A workspace belongs to one stream of a GPU, whose kernels run one after the other, or to one thread
+of the CPU. A captured CUDA graph has a workspace of its own, because a replay may run beside other
+work of the stream on which the graph was captured. Workspaces grow and are never freed on a GPU: a
+graph, or a thread that is about to launch, may hold the address of a smaller one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from jitkern import after_fork, loading
+from jitkern.errors import LaunchError
+from jitkern.named_tuple import NamedTuple
+
+_LEAST = 4096  # bytes that are made at once
+_STREAMS = 64  # more than PyTorch has of one priority
+_blocks: dict[tuple[Any, ...], list[torch.Tensor]] = {}  # the last one is the present one
+_lock = threading.Lock()
+after_fork(_lock)
+
+
+class Block(NamedTuple):
+    """The workspace of a stream of a GPU."""
+
+    device: int
+    stream: int
+    zeroed: bool
+    memory: torch.Tensor
+
+
+class _Own(threading.local):
+    """The workspaces of a thread on the CPU, by whether they are zeroed."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bool, torch.Tensor] = {}
+
+
+_own = _Own()
+
+
+def checked_count(size: Any, dtype: torch.dtype) -> Any:
+    """Return how many elements of a dtype a workspace has. Raises LaunchError."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise LaunchError(f"k.workspace({size!r}): give the bytes as a whole number, not below 0")
+    if dtype.itemsize > 1 and size % dtype.itemsize != 0:
+        raise LaunchError(
+            f"k.workspace({size}, dtype={dtype}): the bytes must be a multiple of {dtype.itemsize}, "
+            "the size of an element"
+        )
+    return size // dtype.itemsize
+
+
+def memory_of(device: torch.device, size: int, *, zeroed: bool) -> torch.Tensor:
+    """Return the workspace of this thread, or of the current stream: at least `size` bytes.
+
+    During a capture, the workspace of the graph that is captured.
+    """
+    if device.type == "cpu":
+        block = _own.blocks.get(zeroed)
+        if block is None or block.numel() < size:
+            block = _own.blocks[zeroed] = torch.zeros(_grown(size, block), dtype=torch.uint8)
+        return block
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    graph = loading.cuda_driver.capture_of(stream) if _capturing() else 0
+    with _lock:
+        blocks = _blocks.setdefault((device.index, stream, graph, zeroed), [])
+        if not blocks or blocks[-1].numel() < size:
+            count = _grown(size, blocks[-1] if blocks else None)
+            blocks.append(_outside(device, count) if graph else _zeros(device, count))
+        return blocks[-1]
+
+
+def shared(device: torch.device) -> list[Block]:
+    """Return the workspaces of the current stream of a GPU, which C may use too."""
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    found = ((zeroed, _blocks.get((device.index, stream, 0, zeroed))) for zeroed in (False, True))
+    return [Block(device.index, stream, zeroed, blocks[-1]) for zeroed, blocks in found if blocks]
+
+
+def _grown(size: int, before: torch.Tensor | None) -> int:
+    """Return the bytes of a new workspace, which doubles the one before at least."""
+    return max(_LEAST, size, 0 if before is None else 2 * before.numel())
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_current_stream_capturing()
+
+
+def _zeros(device: torch.device, size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def _outside(device: torch.device, size: int) -> torch.Tensor:
+    """Return zeroed memory that is no part of the graph that is captured, nor of its memory pool.
+
+    A stream that is not captured allocates from the common pool, and zeroes at once.
+    """
+    with loading.cuda_driver.outside_of_capture():
+        for _ in range(_STREAMS):
+            side = torch.cuda.Stream(device)  # one of a few, of which some may be captured
+            with torch.cuda.stream(side):
+                if not _capturing():
+                    memory = _zeros(device, size)
+                    side.synchronize()
+                    return memory
+    raise LaunchError("k.workspace(): all streams of PyTorch are captured; call the op once before")
