@@ -4,7 +4,7 @@
 
 typedef unsigned long long u64;
 
-int multiprocessors = 132, sets, gets, launches, asked, missed, capturing, refuses_maps, mode = 1;
+int multiprocessors = 132, sets, queries, launches, asked, missed, capturing, refuses_maps, mode = 1;
 int set[16]; /* attributes of all kernels, by their numbers */
 u64 stream = 77;
 unsigned config[7], cluster[3];
@@ -27,7 +27,7 @@ int cuDeviceGetAttribute(int *value, int number, int device) {
   return 0;
 }
 int cuKernelSetAttribute(int number, int value, void *kernel, int device) { sets++; set[number] = value; return 0; }
-int cuKernelGetAttribute(int *value, int number, void *kernel, int device) { gets++; *value = set[number]; return 0; }
+int cuKernelGetAttribute(int *value, int number, void *kernel, int device) { queries++; *value = set[number]; return 0; }
 int cuStreamIsCapturing(void *stream, int *status) { *status = capturing; return 0; }
 int cuStreamGetCaptureInfo_v2(void *stream, int *status, u64 *number, void *graph, void *a, void *b) {
   *status = 1, *number = (u64)stream + 1;

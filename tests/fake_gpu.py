@@ -44,7 +44,9 @@ class FakeGpu:
     def __init__(self, folder: Path, monkeypatch) -> None:
         library = folder / "fake_gpu.so"
         source = Path(__file__).with_name("fake_gpu.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, source], check=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic", "-o", library, source], check=True
+        )
         self.driver = ctypes.CDLL(str(library))
         monkeypatch.setattr(cuda_driver, "_driver", lambda: self.driver)
         cuda_driver.device_attribute.cache_clear()

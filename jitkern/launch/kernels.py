@@ -44,7 +44,9 @@ from jitkern.target import Target
 
 RETRY = 60.0  # seconds after which a background build that failed is tried again
 MAX_THREADS = 1024  # in a block, on every GPU
-_KEYWORDS = {"grid", "block", "smem", "cluster", "cooperative", "pdl", *TRITON_OPTIONS}
+_KEYWORDS = {
+    "grid", "block", "smem", "cluster", "cooperative", "pdl", "carveout", *TRITON_OPTIONS
+}  # fmt: skip
 Choose = Callable[[Tuned, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -200,9 +202,10 @@ class Geometry(NamedTuple):
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     smem: int
-    cluster: tuple[int, int, int] | None
-    cooperative: bool
-    pdl: bool
+    cluster: tuple[int, int, int] | None = None
+    cooperative: bool = False
+    pdl: bool = False
+    carveout: int | None = None
 
 
 def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geometry:
@@ -225,7 +228,17 @@ def geometry_of(what: str, compiled: Compiled, keywords: dict[str, Any]) -> Geom
         cluster,
         bool(keywords.get("cooperative", False) or meta.get("cooperative", False)),
         bool(keywords.get("pdl", False) or meta.get("pdl", False)),
+        _percent(what, keywords["carveout"]) if "carveout" in keywords else None,
     )
+
+
+def _percent(what: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 100:
+        raise LaunchError(
+            f"{what}: `carveout` must be the share of shared memory in percent, a whole number "
+            f"from 0 (as much L1 cache as possible) to 100, got {value!r}"
+        )
+    return value
 
 
 def _check_block(what: str, block: tuple[int, int, int], keyword: Any) -> None:
@@ -277,7 +290,7 @@ def _plain_geometry(keywords: dict[str, Any]) -> Geometry | None:
         return None
     if not (0 <= grid < 2**31 and 0 <= block < 2**31):
         return None
-    return Geometry((grid, 1, 1), (block, 1, 1), 0, None, False, False)
+    return Geometry((grid, 1, 1), (block, 1, 1), 0)
 
 
 class Runner:

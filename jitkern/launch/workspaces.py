@@ -49,8 +49,8 @@ def checked_count(size: Any, dtype: torch.dtype) -> Any:
         raise LaunchError(f"k.workspace({size!r}): give the bytes as a whole number, not below 0")
     if dtype.itemsize > 1 and size % dtype.itemsize != 0:
         raise LaunchError(
-            f"k.workspace({size}, dtype={dtype}): the bytes must be a multiple of {dtype.itemsize}, "
-            "the size of an element"
+            f"k.workspace({size}, dtype={dtype}): the bytes must be a multiple of an element's "
+            f"{dtype.itemsize}"
         )
     return size // dtype.itemsize
 

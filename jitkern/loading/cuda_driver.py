@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from ctypes import Structure, Union, c_byte, c_int, c_uint, c_uint64, c_void_p
 from typing import Any
 
+from jitkern import after_fork
 from jitkern.errors import LaunchError, LoadError
 
 _INVALID_CONTEXT = 201
-_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 8, 9, 14  # CUfunction_attribute
 _DEFAULT_SHARED = 48 << 10
+_PORTABLE_CLUSTER = 8  # blocks
 _RELAXED = 2  # CUstreamCaptureMode
 _COOPERATIVE, _CLUSTER, _PDL = 2, 4, 6  # CUlaunchAttributeID
 
@@ -33,6 +37,8 @@ _CELLS = {  # each parameter in eight bytes of its own
     "*": "Q", "bool": "?7x", "f32": "f4x", "f64": "d", "i8": "b7x", "i16": "h6x", "i32": "i4x",
     "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
 }  # fmt: skip
+_lock = threading.Lock()  # held while a thread asks for a limit and raises the limit
+after_fork(_lock)
 _Room = tuple[ctypes.Array[c_uint64], ctypes.Array[c_void_p]]  # for values, and pointers to them
 
 
@@ -52,7 +58,7 @@ class CudaFunction:
         self._rooms: list[_Room] = []
         self._name = name
         self._image = cubin  # the driver may read it lazily
-        self._shared: dict[int, int] = {}
+        self._set: dict[tuple[int, int], int] = {}  # attributes, by the device and their number
         library, self._kernel = c_void_p(), c_void_p()
         driver = _driver()
         _check(
@@ -84,6 +90,7 @@ class CudaFunction:
         cluster: tuple[int, int, int] | None,
         cooperative: bool,  # noqa: FBT001
         pdl: bool,  # noqa: FBT001
+        carveout: int | None = None,
     ) -> None:
         """Launch the function on `stream` of `device`; `values` match `parameters`.
 
@@ -94,6 +101,10 @@ class CudaFunction:
             return
         if smem > _DEFAULT_SHARED:
             self._allow_shared(smem, device)
+        if cluster and math.prod(cluster) > _PORTABLE_CLUSTER:
+            self._change(_NON_PORTABLE_CLUSTER, 1, device)
+        if carveout is not None:
+            self._change(_CARVEOUT, carveout, device)
         try:
             room = self._rooms.pop()
         except IndexError:  # all rooms are in use by other threads, or by a call around this one
@@ -113,7 +124,8 @@ class CudaFunction:
         if result:
             _check(
                 result,
-                f"launching {self._name} with grid={grid} block={block} smem={smem}",
+                f"launching {self._name} with grid={grid} block={block} smem={smem} "
+                f"cluster={cluster or (0, 0, 0)}",
                 LaunchError,
             )
         self._rooms.append(room)  # the driver has taken a copy
@@ -124,11 +136,33 @@ class CudaFunction:
         return cells, self._pointers(*range(first, first + ctypes.sizeof(cells), 8))
 
     def _allow_shared(self, smem: int, device: int) -> None:
-        """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError."""
-        if self._shared.get(device, 0) < smem:
-            result = _driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, smem, self._kernel, device)
-            _check(result, f"reserving {smem} bytes of shared memory for {self._name}", LaunchError)
-            self._shared[device] = smem
+        """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError.
+
+        The limit is never lowered: the launch runtime, and other threads, rely on the present one.
+        """
+        place = device, _MAX_DYNAMIC_SHARED
+        if self._set.get(place, 0) >= smem:
+            return
+        with _lock:
+            now = c_int()
+            _driver().cuKernelGetAttribute(
+                ctypes.byref(now), _MAX_DYNAMIC_SHARED, self._kernel, device
+            )
+            if now.value < smem:
+                self._change(_MAX_DYNAMIC_SHARED, smem, device)
+            self._set[place] = max(now.value, smem)
+
+    def _change(self, number: int, value: int, device: int) -> None:
+        """Set an attribute of the kernel on `device`, unless it is set. Raises LaunchError."""
+        if self._set.get((device, number)) != value:
+            result = _driver().cuKernelSetAttribute(number, value, self._kernel, device)
+            what = {
+                _MAX_DYNAMIC_SHARED: f"reserving {value} bytes of shared memory",
+                _NON_PORTABLE_CLUSTER: f"allowing clusters of more than {_PORTABLE_CLUSTER} blocks",
+                _CARVEOUT: f"setting the shared-memory carve-out to {value} %",
+            }[number]
+            _check(result, f"{what} for {self._name}", LaunchError)
+            self._set[device, number] = value
 
 
 @functools.cache

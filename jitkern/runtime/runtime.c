@@ -3,7 +3,7 @@
    Python sibling, which computes the answer and may append a variant. The hit path takes no lock
    and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
 extern int snprintf(char *, unsigned long, const char *, ...);
-extern int sched_getaffinity(int, unsigned long, void *);
+extern int sched_getaffinity(int, unsigned long, void *), sched_yield(void);
 extern void *malloc(unsigned long), *aligned_alloc(unsigned long, unsigned long);
 extern void *memset(void *, int, unsigned long);
 extern void free(void *);
@@ -86,10 +86,35 @@ typedef struct { /* CUlaunchConfig */
   u32 count;
 } Config;
 enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, INVALID_CONTEXT = 201 };
-enum { MAX_DYNAMIC_SHARED = 8, DEFAULT_SHARED = 48 << 10 };
+enum { MAX_DYNAMIC_SHARED = 8, CARVEOUT = 9, NON_PORTABLE_CLUSTER = 14 }; /* CUfunction_attribute */
+enum { DEFAULT_SHARED = 48 << 10, PORTABLE_CLUSTER = 8, PREPARED = 64 };
+
+/* What is set of a kernel on a device, as this thread knows: `shared` and `wide` are never lowered. */
+typedef struct { void *kernel; i32 device, shared, wide, carveout; } Prepared;
+static __thread Prepared prepared[PREPARED];
+static char preparing; /* held while a thread asks for a limit and raises the limit */
+
+/* Set the attributes of a kernel that a launch needs, unless they are set. If that fails, the launch
+   does. carveout: 1 more than the percentage; 0 for any. */
+static void prepare(void *kernel, i32 device, i32 shared, i32 wide, i32 carveout) {
+  Prepared *known = &prepared[((u64)kernel >> 4 ^ (u64)device) % PREPARED];
+  if (known->kernel != kernel || known->device != device)
+    *known = (Prepared){.kernel = kernel, .device = device, .shared = DEFAULT_SHARED};
+  i32 more = shared > known->shared, wider = wide > known->wide;
+  i32 other = carveout && carveout != known->carveout, now = 0;
+  if (!more && !wider && !other) return;
+  while (__atomic_test_and_set(&preparing, __ATOMIC_ACQUIRE)) sched_yield();
+  if (more && ((!api.cuKernelGetAttribute(&now, MAX_DYNAMIC_SHARED, kernel, device) && now >= shared) ||
+               !api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, shared, kernel, device)))
+    known->shared = shared;
+  if (wider && !api.cuKernelSetAttribute(NON_PORTABLE_CLUSTER, 1, kernel, device)) known->wide = 1;
+  if (other && !api.cuKernelSetAttribute(CARVEOUT, carveout - 1, kernel, device))
+    known->carveout = carveout;
+  __atomic_clear(&preparing, __ATOMIC_RELEASE);
+}
 
 /* grid: three sizes; block: three sizes and the bytes of dynamic shared memory;
-   options: null, or the cluster's three sizes (0: none), cooperative, programmatic. */
+   options: null, or the cluster's three sizes (0: none), cooperative, programmatic, carve-out. */
 static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, const i64 *block,
                   const i32 *options, void **parameters) {
   Attribute attributes[3];
@@ -97,8 +122,9 @@ static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, c
                    {(u32)block[0], (u32)block[1], (u32)block[2]},
                    (u32)block[3], call->stream, attributes, 0};
   if (!grid[0] || !grid[1] || !grid[2]) return 0;
-  if (block[3] > DEFAULT_SHARED) /* if that is too much, the launch fails */
-    api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, (i32)block[3], kernel, call->index);
+  if (block[3] > DEFAULT_SHARED || options)
+    prepare(kernel, call->index, (i32)block[3],
+            options && options[0] * options[1] * options[2] > PORTABLE_CLUSTER, options ? options[5] : 0);
   if (options && options[0]) {
     Attribute *cluster = &attributes[config.count++];
     cluster->id = CLUSTER;
@@ -117,11 +143,13 @@ static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, c
   }
   if (error) {
     const char *why = "unknown";
+    const i32 none[3] = {0}, *of = options ? options : none;
     api.cuGetErrorString(error, &why);
     snprintf(call->error, TEXT,
              "CUDA error %d (%s) when launching %s with grid=(%lld, %lld, %lld) "
-             "block=(%lld, %lld, %lld) smem=%lld",
-             error, why, what, grid[0], grid[1], grid[2], block[0], block[1], block[2], block[3]);
+             "block=(%lld, %lld, %lld) smem=%lld cluster=(%d, %d, %d)",
+             error, why, what, grid[0], grid[1], grid[2], block[0], block[1], block[2], block[3],
+             of[0], of[1], of[2]);
     return 1;
   }
   call->launched = 1;

@@ -332,7 +332,8 @@ class Recorder:
             for name, (ctype, text) in zip(names, values)
         )
         pointers = ", ".join(f"&{name}" for name in names) or "0"
-        options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl))
+        carveout = 0 if shape.carveout is None else shape.carveout + 1
+        options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl), carveout)
         extra = _array(options).replace("i64", "i32") if any(options) else "0"
         size, block = _array(shape.grid), _array((*shape.block, shape.smem))
         self.act("{")

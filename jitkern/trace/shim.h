@@ -59,6 +59,7 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   /* of the CUDA driver: null where there is none */
   i32 (*cuLaunchKernelEx)(const void *, void *, void **, void **);
   i32 (*cuKernelSetAttribute)(i32, i32, void *, i32);
+  i32 (*cuKernelGetAttribute)(i32 *, i32, void *, i32);
   i32 (*cuGetErrorString)(i32, const char **);
   i32 (*cuDeviceGetAttribute)(i32 *, i32, i32);
   i32 (*cuStreamIsCapturing)(void *, i32 *);

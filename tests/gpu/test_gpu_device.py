@@ -160,3 +160,41 @@ def test_a_workspace_under_reduce_overhead(declared):
     served(op, x)
     compiled = torch.compile(lambda x: op(x * 2) + 1, mode="reduce-overhead", fullgraph=True)
     assert [compiled(x).item() for _ in range(5)] == [(2 << 16) + 1] * 5
+
+
+# ------------------------------------------------------------------ attributes of launches
+
+RANKS = """
+#include <cooperative_groups.h>
+extern __shared__ int row[];
+__global__ void ranks(int *out, int n) {
+  auto cluster = cooperative_groups::this_cluster();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] = i;
+  __syncthreads();
+  if (threadIdx.x == 0) out[blockIdx.x] = cluster.num_blocks() * 1000 + cluster.block_rank() + (n ? row[n - 1] - n + 1 : 0);
+}
+"""
+
+
+def test_clusters_of_16_with_shared_memory_and_a_carve_out(declared):
+    def launch(k, x, cluster, kib, percent):
+        out = torch.empty(32, dtype=torch.int32, device=x.device)
+        k.ranks(
+            out, kib * 256, grid=32, block=32, smem=kib * 1024, cluster=cluster, carveout=percent
+        )
+        return out
+
+    op = declared("(Tensor x, int cluster, int kib, int percent) -> Tensor", RANKS, launch)
+    x = torch.ones(1, device="cuda")
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs clusters")
+    for cluster, kib, percent in (
+        (16, 8, 50),
+        (2, 100, 100),
+        (16, 8, 0),
+        (8, 60, 90),
+        (16, 100, 100),
+    ):
+        wanted = [cluster * 1000 + block % cluster for block in range(32)]
+        for _ in range(3):
+            assert served(op, x, cluster, kib, percent).tolist() == wanted

@@ -1,0 +1,128 @@
+"""Dynamic shared memory, clusters of 16 and the carve-out: set once for a kernel and a device."""
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+from fake_gpu import TARGET, FakeGpu
+from helpers import needs_nvrtc
+
+from jitkern import jit
+from jitkern.declare import Cuda, kernel
+from jitkern.loading.cuda_driver import CudaFunction
+from jitkern.op.needed_kernels import needs_of
+from jitkern.prewarming.ahead import refused_by
+
+SHARED, CARVEOUT, NON_PORTABLE = 8, 9, 14
+CU = "__global__ void k(float *y, const float *x) {}\n"
+_number = itertools.count()
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    return FakeGpu(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def on_cuda(tmp_path):
+    (tmp_path / "k.cu").write_text(CU)
+
+    def declare(**keywords):
+        def launch(k, x, n):
+            y = torch.empty_like(x)
+            asked = {name: value(n) for name, value in keywords.items()}
+            k.k(y, x, grid=16, block=32, **asked)
+            return y
+
+        op = kernel(
+            f"jitkern_attributes::f{next(_number)}(Tensor x, int n) -> Tensor",
+            cuda=Cuda(str(tmp_path / "k.cu")),
+        )
+        op.launch("cuda")(launch)
+        op.samples(lambda device: iter([(torch.ones(8, device=device), 100)]))
+        return op
+
+    return declare
+
+
+META = torch.ones(8, device="meta")
+X = torch.ones(8)
+
+
+def attributes(gpu):
+    made = gpu.array("set", ctypes.c_int, 16)
+    return {number: made[number] for number in (SHARED, CARVEOUT, NON_PORTABLE) if made[number]}
+
+
+@needs_nvrtc
+def test_a_stub_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
+    gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
+    for n, sets, limit in (
+        (40, 0, {}),
+        (100, 1, 100),
+        (60, 1, 100),
+        (100, 1, 100),
+        (200, 2, 200),
+        (100, 2, 200),
+    ):
+        assert gpu.call(X, n)
+        assert gpu.sets == sets
+        assert attributes(gpu) == ({SHARED: limit * 1024} if limit else {})
+
+
+@needs_nvrtc
+def test_a_stub_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, gpu):
+    gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
+    python = CudaFunction(b"", {"parameters": ["*f32", "*f32"], "symbol": "k"}, "`k`", ("", "", ""))
+    one = (1, 1, 1)
+    python.launch([0, 0], 0, 0, one, one, 200 * 1024, None, False, False)
+    assert gpu.call(X, 100)
+    assert (gpu.sets, attributes(gpu)) == (1, {SHARED: 200 * 1024})
+
+
+@needs_nvrtc
+def test_a_stub_allows_clusters_of_16_and_sets_the_carve_out_once(on_cuda, gpu):
+    gpu.learn(on_cuda(cluster=lambda n: n, carveout=lambda n: 100 - n), (META, 8))
+    for n, sets, wide, carveout in (
+        (8, 1, 0, 92),
+        (8, 1, 0, 92),
+        (16, 3, 1, 84),
+        (16, 3, 1, 84),
+        (2, 4, 1, 98),
+    ):
+        assert gpu.call(X, n)
+        assert gpu.array("cluster", ctypes.c_uint, 3) == [n, 1, 1]
+        wanted = {CARVEOUT: carveout, **({NON_PORTABLE: 1} if wide else {})}
+        assert (gpu.sets, attributes(gpu)) == (sets, wanted)
+    assert gpu.call(X, 101) is None  # a carve-out below 0: the message is Python's
+
+
+@needs_nvrtc
+def test_a_launch_that_names_none_of_them_sets_nothing(on_cuda, gpu):
+    text = gpu.learn(on_cuda(), (META, 8))
+    assert gpu.call(X, 8) and not gpu.sets and not gpu.queries
+    assert ", 0, p)" in text
+
+
+def test_the_python_launcher_sets_each_once(gpu):
+    function = CudaFunction(b"", {"parameters": [], "symbol": "k"}, "`k`", ("", "", ""))
+    one = (1, 1, 1)
+    for _ in range(2):
+        function.launch([], 0, 0, (16, 1, 1), one, 100 << 10, (16, 1, 1), False, False, 30)
+        function.launch([], 0, 0, (16, 1, 1), one, 60 << 10, (8, 1, 1), False, False)
+    assert attributes(gpu) == {SHARED: 100 << 10, CARVEOUT: 30, NON_PORTABLE: 1}
+    assert gpu.sets == 3
+    function.launch([], 0, 0, one, one, 0, None, False, False, 31)
+    assert gpu.sets == 4 and gpu.launches == 5
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("carveout", [-1, 101, 2.5, True], ids=str)
+def test_a_carve_out_that_is_no_percentage_is_refused(on_cuda, carveout):
+    op = on_cuda(carveout=lambda n: carveout)
+    source = op.sources["cuda"][0]
+    for variant in needs_of(op, source, "cuda", TARGET).variants:
+        jit.ensure(variant, TARGET)
+    (reason,) = refused_by(op, source, TARGET, [(META, 8)])
+    assert "`carveout` must be the share of shared memory in percent" in reason
