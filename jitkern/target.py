@@ -126,6 +126,15 @@ class Target(NamedTuple):
         """The version (major, minor) of the CUDA toolkit."""
         return int(self.cuda[:-1]), int(self.cuda[-1])
 
+    def arch_specific(self) -> Target:
+        """Return this target with the features that only its arch has: `sm_90a` for `sm_90`.
+
+        An arch that has none (before sm_90), and one with a suffix, are returned as they are.
+        """
+        number = self.arch.removeprefix("sm_")
+        has_some = number.isdigit() and int(number) >= 90
+        return self._replace(arch=f"{self.arch}a") if has_some else self
+
     def for_device_code(self) -> Target:
         """Return this target without the fields that only host code depends on."""
         return self._replace(platform="", abi="")

@@ -121,6 +121,7 @@ def cuda_kernel(
     include: Sequence[str | Include] = (),
     flags: Sequence[str] = (),
     environment: Sequence[str] = (),
+    arch_specific: bool = False,
     target: Target | str | None = None,
 ) -> CudaKernel:
     """Return a `__global__` function of a `.cu` file, to be called with `grid` and `block`.
@@ -130,12 +131,13 @@ def cuda_kernel(
     text: the source itself, in place of `path`: `cuda_kernel(text=..., name="scale")`.
     template: template arguments, see `FileKernel`.
     include: directories for `#include`, beside the file or found like `path`.
-    flags, environment: the same as for a declared source.
+    flags, environment, arch_specific: the same as for a declared source.
 
     Host code in the file (`main`, stdio, `cudaMalloc`) is ignored. Raises DeclarationError.
     """
     source = _source(
-        Cuda, path, name, text, include=include, flags=flags, environment=environment
+        Cuda, path, name, text, include=include, flags=flags, environment=environment,
+        arch_specific=arch_specific,
     )  # fmt: skip
     name, names = _function_in(source, name, "`__global__` function")
     kernel = CudaKernel(source, name, target_of(target), names)

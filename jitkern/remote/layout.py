@@ -38,12 +38,13 @@ def machine_of(target: str) -> str:
     """Return the machine whose processes use entries of this target. Raises TargetError.
 
     Targets of kernels name no platform: theirs is the platform of this process. The instruction set
-    and the ABI of a target are left out, since the processes of one machine differ in them.
+    and the ABI of a target are left out, since the processes of one machine differ in them, and so
+    is the `a` of `sm_90a`, since each machine with `sm_90` runs both.
     """
     parsed = Target.parse(target)
-    arch = parsed.arch
+    arch = parsed.arch.removesuffix("a")
     if parsed.device == "cpu":
-        arch = arch.partition("_v")[0]
+        arch = parsed.arch.partition("_v")[0]
     return str(parsed._replace(arch=arch, platform=parsed.platform or this_platform(), abi=""))
 
 

@@ -289,6 +289,10 @@ class Cuda(Source):
     """`.cu` files of `__global__` functions, compiled by NVRTC (nvcc if they need the host half).
 
     Of several files, the file that defines a kernel is compiled for it.
+
+    arch_specific: compile for the features of one arch alone (wgmma, setmaxnreg, tcgen05): for
+        `sm_90a` where the target is `sm_90`, and so on from `sm_90` on. An older arch has none, and
+        is compiled for as it is.
     """
 
     kind: ClassVar[str] = "nvrtc"
@@ -296,6 +300,21 @@ class Cuda(Source):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     runs: ClassVar[str] = CUDA
     compiler: ClassVar[str] = "jitkern.compilers.cuda.nvrtc:Nvrtc"
+
+    @config.trimmed
+    def __init__(
+        self,
+        files: str | Unit | Sequence[str | Unit] = (),
+        *,
+        arch_specific: bool = False,
+        **rest: Unpack[Options],
+    ) -> None:
+        super().__init__(files, **rest)
+        if not isinstance(arch_specific, bool):
+            raise _refusal(
+                f"arch_specific={arch_specific!r}: write True or False; the target names the arch"
+            )
+        self.arch_specific = arch_specific
 
 
 class Cpp(Source):

@@ -162,6 +162,30 @@ def test_a_workspace_under_reduce_overhead(declared):
     assert [compiled(x).item() for _ in range(5)] == [(2 << 16) + 1] * 5
 
 
+# ------------------------------------------------------------------ features of one arch alone
+
+WARPGROUP = """
+__global__ void hop(float *y, int n) {
+  asm volatile("wgmma.fence.sync.aligned;");
+  asm volatile("wgmma.commit_group.sync.aligned;");
+  asm volatile("wgmma.wait_group.sync.aligned 0;");
+  if (threadIdx.x < n) y[threadIdx.x] = 2;
+}
+"""
+
+
+def test_a_kernel_for_one_arch_alone_runs(declared):
+    def launch(k, x):
+        y = torch.empty_like(x)
+        k.hop(y, x.numel(), grid=1, block=128)
+        return y
+
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs Hopper")
+    op = declared("(Tensor x) -> Tensor", WARPGROUP, launch, arch_specific=True)
+    assert (served(op, torch.ones(100, device="cuda")) == 2).all()
+
+
 # ------------------------------------------------------------------ attributes of launches
 
 RANKS = """

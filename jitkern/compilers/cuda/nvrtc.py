@@ -23,7 +23,8 @@ class Nvrtc(Compiler):
     """The compiler of one instantiation of one kernel per cubin."""
 
     def target(self, source: Source, target: Target) -> Target:
-        return target.for_device_code()
+        exact = target.for_device_code()
+        return exact.arch_specific() if getattr(source, "arch_specific", False) else exact
 
     def flags(self, source: Source, target: Target) -> tuple[str, ...]:
         return ("-std=c++17", *source.flags)

@@ -12,6 +12,7 @@ from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 _HEADERS = (("__half", "fp16"), ("__nv_bfloat16", "bf16"), ("__nv_fp8", "fp8"))
+_OF_ONE_ARCH = r"not supported on \.target|requires \.target"
 _UNRESOLVED = r"Unresolved extern function '(\w+)'"
 
 
@@ -40,7 +41,7 @@ def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
         )
     if unresolved := re.search(_UNRESOLVED, output):
         return defining_file.elsewhere(variant.source, ptx_signature.demangled(unresolved.group(1)))
-    if hint := _missing_kernel(variant, text, output):
+    if hint := _of_one_arch(target, output) or _missing_kernel(variant, text, output):
         return hint
     if "cannot determine which instance of" in output:
         return cpp_text.overloads(cpp_text.kernels_in(text), variant.function)
@@ -49,6 +50,21 @@ def remedy(variant: Variant, target: Target, text: str, output: str) -> str:
         if name:
             return f"`{name}` comes from a header: #include <cuda_{header}.h>"
     return ""
+
+
+def _of_one_arch(target: Target, output: str) -> str:
+    """A hint for an instruction that the arch of the build lacks, or ""."""
+    if not re.search(_OF_ONE_ARCH, output):
+        return ""
+    if target.arch_specific() != target:
+        return (
+            f"For instructions that {target.arch}a has alone (wgmma, setmaxnreg, tcgen05) declare "
+            "Cuda(..., arch_specific=True)"
+        )
+    return (
+        f"{target.arch} lacks that instruction: keep the code below `#if __CUDA_ARCH__ >= 900`, or "
+        "below `#ifdef __CUDA_ARCH_FEAT_SM90_ALL` for what sm_90a alone has"
+    )
 
 
 def _missing_kernel(variant: Variant, text: str, output: str) -> str:
