@@ -50,7 +50,7 @@ int cuLaunchKernelEx(const void *at, void *kernel, void **given, void **extra) {
 int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const u64 *size, const u64 *stride,
                            const unsigned *box, const unsigned *step, int interleave, int swizzle, int promotion, int fill) {
   u64 made[16] = {type, rank, (u64)address, swizzle, promotion, fill};
-  if (refuses_maps || (u64)map % 64 || interleave) return 1;
+  if (refuses_maps || (u64)map % 128 || interleave) return 1;
   for (unsigned i = 0; i < rank && i < 3; i++) {
     if (step[i] != 1) return 1;
     made[6 + i] = size[i], made[9 + i] = box[i];

@@ -97,10 +97,14 @@ class FakeGpu:
         )
         self._alive += [loaded, kernels, guard, variant]
         self.runtime.jitkern_append(slot, ctypes.byref(variant))
-        self._codes = [kernel.parameters for kernel in stub.traced.kernels][-1]
-        sizes = [_PARAMETERS[code[:1] if code[0] == "*" else code][1] for code in self._codes]
-        (c_int * 16).in_dll(self.driver, "sizes")[:] = [*sizes, *[0] * (16 - len(sizes))]
+        self.expect([kernel.parameters for kernel in stub.traced.kernels][-1])
         return stub.variant.source.text.partition("i32 stub(")[2]
+
+    def expect(self, codes: list[str]) -> None:
+        """Say what the parameters of the next launches are."""
+        self._codes = codes
+        sizes = [_PARAMETERS[code[:1] if code[0] == "*" else code][1] for code in codes]
+        (c_int * 16).in_dll(self.driver, "sizes")[:] = [*sizes, *[0] * (16 - len(sizes))]
 
     def call(self, *args, slot: int = 0) -> list | None:
         """Call the op of a slot; returns the arguments of its last launch, None if Python is asked."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from jitkern.errors import LaunchError
-from jitkern.source.dtypes import DTYPES, codes_of_torch
+from jitkern.launch.tensor_maps import TensorMap
+from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch
 
 ALIGNMENT = 64  # bytes: the alignment of every allocation of Torch on any device
 
@@ -58,6 +59,9 @@ def _fault(  # noqa: PLR0911  a table of cases
             if same_type(code[1:], codes_of_torch().get(arg.dtype, "")):
                 return None
             return f"a {DTYPES[code[1:]].torch} tensor", f"a tensor of {arg.dtype}"
+    elif code == TENSOR_MAP:
+        wanted = "a tensor map, `k.tensor_map(x, box)`"
+        return None if isinstance(arg, TensorMap) else (wanted, type(arg).__name__)
     elif isinstance(arg, bool) or code == "bool":
         if isinstance(arg, bool) and code == "bool":
             return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
-from jitkern import launch
+from jitkern import launch, loading
+from jitkern.errors import LaunchError
 from jitkern.launch.device_facts import present, usual
+from jitkern.launch.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.target import EXAMPLE, Target
 
 
@@ -19,6 +22,11 @@ class Device(Protocol):
 
     def workspace(self, start: Any, size: Any, dtype: torch.dtype, *, zeroed: bool) -> Any:
         """Return `size` bytes of the workspace, from `start` on. Raises LaunchError."""
+
+    def tensor_map(
+        self, x: Any, box: Sequence[Any], swizzle: str, l2_promotion: str, oob_fill: str
+    ) -> TensorMap:
+        """Return a map of a tensor: see `Kernels.tensor_map`. Raises LaunchError."""
 
 
 class PresentDevice:
@@ -35,6 +43,18 @@ class PresentDevice:
         launch.workspaces.checked_count(size, dtype)
         memory = launch.workspaces.memory_of(self._device, start + size, zeroed=zeroed)
         return memory[start : start + size].view(dtype)
+
+    def tensor_map(
+        self, x: Any, box: Sequence[Any], swizzle: str, l2_promotion: str, oob_fill: str
+    ) -> TensorMap:
+        options = options_of(self._target, x, box, swizzle, l2_promotion, oob_fill)
+        if x.device != self._device:
+            raise LaunchError(f"k.tensor_map(): x must be on {self._device}, and is on {x.device}")
+        layout = layout_of(x)
+        encoded = loading.cuda_driver.encoded_map(
+            options, x.data_ptr(), layout.sizes, layout.strides, tuple(reversed(box))
+        )
+        return TensorMap(x, encoded)
 
 
 class AbsentDevice:
@@ -54,6 +74,12 @@ class AbsentDevice:
 
     def workspace(self, start: Any, size: Any, dtype: torch.dtype, *, zeroed: bool) -> torch.Tensor:  # noqa: ARG002
         return torch.empty(size // dtype.itemsize, dtype=dtype, device="meta")
+
+    def tensor_map(
+        self, x: Any, box: Sequence[Any], swizzle: str, l2_promotion: str, oob_fill: str
+    ) -> TensorMap:
+        options_of(self._target, x, box, swizzle, l2_promotion, oob_fill)
+        return TensorMap(x, None)  # whose sizes may be symbols of torch.compile
 
 
 def faked(device: str, place: torch.device) -> AbsentDevice:

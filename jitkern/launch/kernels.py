@@ -37,6 +37,7 @@ from jitkern.launch.device_facts import FACTS
 from jitkern.launch.device_view import AbsentDevice, Device, PresentDevice
 from jitkern.launch.packing import Pack, packed, packs_of
 from jitkern.launch.symbols import Unsupported
+from jitkern.launch.tensor_maps import TensorMap
 from jitkern.launch.tuned import Tuned
 from jitkern.source import triton_text
 from jitkern.source.kinds import HOST, TRITON_OPTIONS, Source, Variant
@@ -105,6 +106,26 @@ class Kernels:
         memory: torch.Tensor = self._asked().workspace(start, bytes, dtype, zeroed=zeroed)
         self._taken[zeroed] = start, bytes
         return memory
+
+    def tensor_map(
+        self, x: torch.Tensor, box: Sequence[int], *, swizzle: str = "none",
+        l2_promotion: str = "none", oob_fill: str = "zeros",
+    ) -> TensorMap:  # fmt: skip
+        """Return a map of a tensor for TMA, for a `const __grid_constant__ CUtensorMap` parameter.
+
+        box: the sizes of a tile in elements, in the order of the tensor's dimensions: the kernel
+            names its coordinates in reverse, the last dimension first.
+        swizzle: the span in which 16-byte pieces are permuted: "none", "32B", "64B" or "128B".
+        l2_promotion: what L2 fetches at once: "none", "64B", "128B" or "256B".
+        oob_fill: what elements beyond the tensor become: "zeros" or "nan".
+
+        The tensor has 1 to 5 dimensions and no size 0, a last stride of 1, other strides and an
+        address that are multiples of 16 bytes; the box is at most 256 in each dimension, and its
+        last size a multiple of 16 bytes, at most the swizzle's span. Raises LaunchError otherwise,
+        and for a device without TMA (before sm_90).
+        """
+        made: TensorMap = self._asked().tensor_map(x, box, swizzle, l2_promotion, oob_fill)
+        return made
 
     @property
     def has_workspace(self) -> bool:
@@ -398,7 +419,7 @@ class Runner:
         what = f"`{call.function}` of {self.where}"
         passed = _arguments_of(compiled, call.args)
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
-        values = [_address(what, a) if isinstance(a, torch.Tensor) else a for a in args]
+        values = [_value(what, arg) for arg in args]
         if self.source.runs == HOST:
             compiled.function.call(values)
         else:
@@ -531,6 +552,13 @@ def _is_on(tensor: torch.Tensor, target: Target) -> bool:
 def _arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments that the compiled kernel takes."""
     return args if compiled.kept is None else [args[i] for i in compiled.kept]
+
+
+def _value(what: str, arg: Any) -> Any:
+    """Return an argument as the kernel takes it. Raises LaunchError."""
+    if isinstance(arg, torch.Tensor):
+        return _address(what, arg)
+    return arg.encoded if isinstance(arg, TensorMap) else arg
 
 
 def _address(what: str, tensor: torch.Tensor) -> int:

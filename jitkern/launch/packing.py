@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from jitkern.launch.arguments import limits_of, same_type
-from jitkern.source.dtypes import codes_of_torch
+from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch
 
 Pack = Callable[[Any], Any]
 
@@ -40,6 +40,8 @@ def packs_of(parameters: Sequence[str], device: torch.device) -> list[Pack]:
 def _pack(code: str, device: torch.device) -> Pack:
     if code[:1] == "*":
         return _pointer(code[1:], device)
+    if code == TENSOR_MAP:
+        return lambda tensor_map: tensor_map.encoded  # an AttributeError for anything else
     kind: Any = bool if code == "bool" else float if code[:1] == "f" else int
     low, high = (-math.inf, math.inf) if kind is bool else limits_of(code)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import math
 import struct
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 from jitkern import after_fork
 from jitkern.errors import LaunchError, LoadError
+from jitkern.source.dtypes import TENSOR_MAP
 
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 8, 9, 14  # CUfunction_attribute
@@ -33,10 +35,11 @@ class _Attribute(Structure):
 
 # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes and how many.
 _CONFIG = struct.Struct("=7I4xQQI4x")
-_CELLS = {  # each parameter in eight bytes of its own
+_CELLS = {  # each parameter in eight bytes of its own, but for a tensor map
     "*": "Q", "bool": "?7x", "f32": "f4x", "f64": "d", "i8": "b7x", "i16": "h6x", "i32": "i4x",
-    "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
+    "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q", TENSOR_MAP: "128s",
 }  # fmt: skip
+_TENSOR_MAP_BYTES = 128  # also the alignment that the driver wants where it encodes
 _lock = threading.Lock()  # held while a thread asks for a limit and raises the limit
 after_fork(_lock)
 _Room = tuple[ctypes.Array[c_uint64], ctypes.Array[c_void_p]]  # for values, and pointers to them
@@ -52,9 +55,14 @@ class CudaFunction:
         self.parameters: list[str] = meta["parameters"]
         self.meta = meta
         codes = [*self.parameters, *("*" for _ in meta.get("scratch", ()))]
-        cells = (_CELLS[code[:1] if code[:1] == "*" else code or "u64"] for code in codes)
+        cells = [_CELLS[code[:1] if code[:1] == "*" else code or "u64"] for code in codes]
         self._pack = struct.Struct("=" + "".join(cells)).pack_into
-        self._cells, self._pointers = c_uint64 * len(codes), c_void_p * len(codes)
+        ends = [*itertools.accumulate(map(struct.calcsize, (f"={cell}" for cell in cells)))]
+        self._places = [0, *ends][: len(codes)]  # of the values, in bytes
+        self._cells, self._pointers = (
+            c_uint64 * (ends[-1] // 8 if ends else 0),
+            c_void_p * len(codes),
+        )
         self._rooms: list[_Room] = []
         self._name = name
         self._image = cubin  # the driver may read it lazily
@@ -133,7 +141,7 @@ class CudaFunction:
     def _room(self) -> _Room:
         cells = self._cells()
         first = ctypes.addressof(cells)
-        return cells, self._pointers(*range(first, first + ctypes.sizeof(cells), 8))
+        return cells, self._pointers(*(first + place for place in self._places))
 
     def _allow_shared(self, smem: int, device: int) -> None:
         """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError.
@@ -175,6 +183,31 @@ def device_attribute(number: int, device: int) -> int:
         LaunchError,
     )
     return value.value
+
+
+def encoded_map(
+    options: Sequence[int], address: int, sizes: Sequence[int], strides: Sequence[int],
+    box: Sequence[int],
+) -> bytes:  # fmt: skip
+    """Return the bytes of a CUtensorMap; of each sequence, the innermost dimension comes first.
+
+    options: the type of the elements, the rank, swizzle, promotion and fill, as the driver numbers
+    them. strides: in bytes, without the innermost. Raises LaunchError.
+    """
+    kind, rank, swizzle, promotion, fill = options
+    room = ctypes.create_string_buffer(2 * _TENSOR_MAP_BYTES)
+    place = -(-ctypes.addressof(room) // _TENSOR_MAP_BYTES) * _TENSOR_MAP_BYTES
+    _check(
+        _driver().cuTensorMapEncodeTiled(
+            c_void_p(place), kind, rank, c_void_p(address), (c_uint64 * 5)(*sizes),
+            (c_uint64 * 5)(*strides), (c_uint * 5)(*box), (c_uint * 5)(*[1] * 5), 0, swizzle,
+            promotion, fill,
+        ),
+        f"making a tensor map of sizes {tuple(sizes)}, strides {tuple(strides)} bytes and box "
+        f"{tuple(box)}, innermost first",
+        LaunchError,
+    )  # fmt: skip
+    return ctypes.string_at(place, _TENSOR_MAP_BYTES)
 
 
 def capture_of(stream: int) -> int:

@@ -177,6 +177,18 @@ static i64 attribute(const Call *call, i32 number) {
   return value;
 }
 
+/* Make a CUtensorMap at `map`. options: the type of the elements, the rank, swizzle, promotion, fill;
+   sizes, strides in bytes (without the innermost) and box: the innermost dimension first. */
+static i32 tensor_map(Call *call, void *map, const i32 *options, char *data, const i64 *size,
+                      const i64 *stride, const i32 *box) {
+  static const u32 steps[] = {1, 1, 1, 1, 1};
+  i32 error = api.cuTensorMapEncodeTiled(map, options[0], (u32)options[1], data, (const u64 *)size,
+                                         (const u64 *)stride, (const u32 *)box, steps, 0,
+                                         options[2], options[3], options[4]);
+  if (error) snprintf(call->error, TEXT, "CUDA error %d when making a tensor map", error);
+  return error;
+}
+
 typedef struct Workspace {
   struct Workspace *next;
   void *stream;
@@ -415,7 +427,7 @@ void jitkern_bind(void *const *table, u64 bytes) {
   __builtin_memcpy(&api, table, bytes);
   api.allocate = allocate, api.launch = launch, api.release = release, api.attribute = attribute;
   if (!api.workspace) pthread_key_create(&at_exit, free_own);
-  api.workspace = workspace;
+  api.workspace = workspace, api.tensor_map = tensor_map;
 }
 
 /* Set what the Autograd key must know of this Torch; see the variables. */

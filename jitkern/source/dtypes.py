@@ -76,6 +76,7 @@ DTYPES = {
     "u32": _integer("uint32", "unsigned int", 28, ctypes.c_uint32),
     "u64": _integer("uint64", "unsigned long long", 29, ctypes.c_uint64),
 }  # fmt: skip
+TENSOR_MAP = "tensor_map"  # the code of a parameter that is a CUtensorMap by value
 SYNONYMS = {"char": "i8", "long": "i64", "unsigned long": "u64"}  # other types of C like these
 
 

@@ -25,11 +25,12 @@ from jitkern.launch.symbols import (
     is_symbol,
     text_of,
 )
+from jitkern.launch.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.launch.tuned import Tuned
 from jitkern.launch.workspaces import checked_count
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_text
-from jitkern.source.dtypes import DTYPES, codes_of_torch
+from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
 # Torch's numbers for dtypes (of complex ones a launch passes views) and devices.
@@ -110,7 +111,7 @@ class Recorder:
         self.facts = Facts(line)
         self.actions: list[Statement] = []
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
-        self.views = 0
+        self.maps = 0
         self.kernels: list[Compiled] = []
         self.model: str | None = ""
         self._kernels_of = kernels_of
@@ -299,6 +300,22 @@ class Recorder:
         offset = start // dtype.itemsize
         return TensorProxy(self, memory, dtype, (count,), (1,), offset=offset, contiguous=True)
 
+    def tensor_map(
+        self, x: TensorProxy, box: Sequence[Any], swizzle: str, l2_promotion: str, oob_fill: str
+    ) -> TensorMap:
+        """Return a tensor map that the stub makes."""
+        options = options_of(self._kernels_of.target, x, box, swizzle, l2_promotion, oob_fill)
+        layout = layout_of(x)
+        name, self.maps = f"m{self.maps}", self.maps + 1
+        numbers, inner_first = _array(options), _array(tuple(reversed(box)))
+        self.act(f"_Alignas(128) char {name}[128];")
+        self.act(
+            f"if (api->tensor_map(call, {name}, {numbers.replace('i64', 'i32')}, "
+            f"{_argument('*', x)}, {_array(layout.sizes)}, {_array(layout.strides)}, "
+            f"{inner_first.replace('i64', 'i32')})) goto failed;"
+        )
+        return TensorMap(x, name)
+
     # ------------------------------------------------------------------ launches and results
 
     def start(self, call: Call) -> None:
@@ -326,12 +343,13 @@ class Recorder:
             return
         shape = geometry_of(what, compiled, call.keywords)
         values += [("char *", text) for text in self._scratch(compiled, shape.grid)]
-        names = [f"a{i}" for i in range(len(values))]
         declared = " ".join(
-            f"{ctype}{'' if ctype.endswith('*') else ' '}{name} = {text};"
-            for name, (ctype, text) in zip(names, values)
+            f"{ctype}{'' if ctype.endswith('*') else ' '}a{i} = {text};"
+            for i, (ctype, text) in enumerate(values)
+            if ctype
         )
-        pointers = ", ".join(f"&{name}" for name in names) or "0"
+        places = [f"&a{i}" if ctype else text for i, (ctype, text) in enumerate(values)]
+        pointers = ", ".join(places) or "0"
         carveout = 0 if shape.carveout is None else shape.carveout + 1
         options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl), carveout)
         extra = _array(options).replace("i64", "i32") if any(options) else "0"
@@ -396,6 +414,8 @@ def _argument(code: str, value: Any) -> str:
     """Return a kernel argument in C."""
     if value is None:
         return "0"
+    if code == TENSOR_MAP:
+        return str(value.encoded)
     if type(value) is TensorProxy:
         if _same(value._offset, 0):
             return value._memory.data
@@ -409,6 +429,9 @@ def _argument(code: str, value: Any) -> str:
 
 
 def _ctype(code: str) -> str:
+    """Return the type of a kernel argument in C; "" for one that lies where its name points."""
+    if code == TENSOR_MAP:
+        return ""
     return "char *" if code[:1] == "*" else DTYPES[code].stub
 
 

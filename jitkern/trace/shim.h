@@ -63,6 +63,8 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   i32 (*cuGetErrorString)(i32, const char **);
   i32 (*cuDeviceGetAttribute)(i32 *, i32, i32);
   i32 (*cuStreamIsCapturing)(void *, i32 *);
+  i32 (*cuTensorMapEncodeTiled)(void *, i32, u32, void *, const u64 *, const u64 *, const u32 *,
+                                const u32 *, i32, i32, i32, i32);
   i32 (*cuDevicePrimaryCtxRetain)(void **, i32);
   i32 (*cuCtxSetCurrent)(void *);
   /* of the runtime, for stubs */
@@ -71,6 +73,7 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   i32 (*release)(Call *, Handle *, i32, i32);
   i64 (*attribute)(const Call *, i32);
   i64 (*workspace)(const Call *, i64, i32);
+  i32 (*tensor_map)(Call *, void *, const i32 *, char *, const i64 *, const i64 *, const i32 *);
 } Api;
 
 struct Call { /* one call of an op, as a stub sees it */

@@ -36,7 +36,7 @@ _KEYWORDS = frozenset((
 @functools.cache
 def identifier(name: str) -> str:
     """Return the name of an argument in C."""
-    taken = re.fullmatch(r"[avy]\d+", name) or name in _KEYWORDS
+    taken = re.fullmatch(r"[amvy]\d+", name) or name in _KEYWORDS
     return f"{name}_" if taken or re.search(rf"\b{name}\b", shim()) else name
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from jitkern.declare import Cuda, kernel
+from jitkern.errors import LaunchError
 from jitkern.launch.device_facts import ATTRIBUTES
 from jitkern.runtime import binding
 
@@ -222,3 +223,112 @@ def test_clusters_of_16_with_shared_memory_and_a_carve_out(declared):
         wanted = [cluster * 1000 + block % cluster for block in range(32)]
         for _ in range(3):
             assert served(op, x, cluster, kib, percent).tolist() == wanted
+
+
+# ------------------------------------------------------------------ tensor maps
+
+TILE = """
+#include <cuda.h>
+
+// One block copies one tile by TMA and stores it, with the swizzle of 16-byte pieces undone.
+template <typename T, int ROWS, int COLUMNS, int SPAN>
+__global__ void tile(T *out, const __grid_constant__ CUtensorMap map, int row, int column) {
+  __shared__ alignas(1024) T tile[ROWS * COLUMNS];
+  __shared__ alignas(8) unsigned long long barrier;
+  const unsigned to = (unsigned)__cvta_generic_to_shared(tile);
+  const unsigned at = (unsigned)__cvta_generic_to_shared(&barrier);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"((unsigned)sizeof tile) : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(at)
+        : "memory");
+  }
+  __syncthreads();
+  asm volatile(
+      "{\\n.reg .pred done;\\nAGAIN:\\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\\n@!done bra AGAIN;\\n}" ::"r"(at)
+      : "memory");
+  constexpr int PIECE = 16 / sizeof(T);
+  for (int i = threadIdx.x; i < ROWS * COLUMNS; i += blockDim.x) {
+    int piece = i / PIECE;  // in rows of 128 bytes, which have eight
+    if (SPAN == 128) piece ^= piece / 8 % 8;
+    out[i] = tile[piece * PIECE + i % PIECE];
+  }
+}
+"""
+HOPPER = "needs TMA"
+
+
+def tiled(rows, columns, span):
+    def launch(k, x, row, column):
+        out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+        swizzle = "none" if span == 0 else "128B"
+        k.tile[{"T": x.dtype, "ROWS": rows, "COLUMNS": columns, "SPAN": span}](
+            out, k.tensor_map(x, (rows, columns), swizzle=swizzle, l2_promotion="128B"), row, column,
+            grid=1, block=128,
+        )  # fmt: skip
+        return out
+
+    return launch
+
+
+def tile_of(x, rows, columns, row, column):
+    """What TMA copies: zeros beyond the tensor."""
+    wanted = torch.zeros(rows, columns, dtype=x.dtype, device=x.device)
+    part = x[row : row + rows, column : column + columns]
+    wanted[: part.shape[0], : part.shape[1]] = part
+    return wanted
+
+
+@pytest.mark.parametrize("arch_specific", [False, True], ids=["sm_90", "sm_90a"])
+@pytest.mark.parametrize(
+    ("dtype", "columns", "span"),
+    [(torch.bfloat16, 64, 128), (torch.float32, 32, 0)],
+    ids=["128B", "none"],
+)
+def test_a_tile_is_copied_by_tma(declared, dtype, columns, span, arch_specific):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip(HOPPER)
+    op = declared(
+        "(Tensor x, int row, int column) -> Tensor",
+        TILE,
+        tiled(16, columns, span),
+        arch_specific=arch_specific,
+    )
+    for shape in ((100, 256), (33, 64), (2048, 1024)):
+        x = torch.randn(shape, device="cuda").to(dtype)
+        for row, column in ((0, 0), (16, 0), (24, 32), (shape[0] - 5, shape[1] - 24)):
+            wanted = tile_of(x, 16, columns, row, column)
+            for _ in range(2):
+                assert torch.equal(served(op, x, row, column), wanted)
+    wide = torch.randn(64, 512, device="cuda").to(dtype)
+    view = wide[7:, 64:320]
+    assert torch.equal(served(op, view, 3, 8), tile_of(view, 16, columns, 3, 8))
+
+
+def test_a_tile_under_capture(declared):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip(HOPPER)
+    op = declared("(Tensor x, int row, int column) -> Tensor", TILE, tiled(16, 64, 128))
+    x = torch.randn(64, 64, device="cuda").bfloat16()
+    served(op, x, 3, 0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = op(x, 3, 0)
+    x.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, tile_of(x, 16, 64, 3, 0))
+
+
+def test_a_tensor_that_tma_cannot_copy_is_refused_with_its_strides(declared):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip(HOPPER)
+    op = declared("(Tensor x, int row, int column) -> Tensor", TILE, tiled(16, 64, 128))
+    x = torch.randn(64, 64, device="cuda").bfloat16()
+    served(op, x, 0, 0)
+    with pytest.raises(LaunchError, match=r"strides of x but the last.*\(65, 1\)"):
+        op(torch.randn(64, 65, device="cuda").bfloat16(), 0, 0)

@@ -10,7 +10,7 @@ import ctypes
 import re
 
 from jitkern.source import cpp_text
-from jitkern.source.dtypes import DTYPES, SYNONYMS
+from jitkern.source.dtypes import DTYPES, SYNONYMS, TENSOR_MAP
 
 PROBE = '#line 1 "jitkern probe"\ntemplate <typename T, T F> __global__ void jitkern_probe() {}\n'
 _ENTRY = r"\.entry\s+(\w+)"
@@ -26,8 +26,8 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     """(symbol, parameter codes) of the probed kernel in PTX `text`; symbol "" if it is no kernel.
 
     A code is a dtype's short name, `*` and a short name for a pointer, `*` for a pointer to
-    anything else, or "" for a parameter that no argument can be passed for (a struct or a half by
-    value).
+    anything else, TENSOR_MAP for a CUtensorMap, or "" for a parameter that no argument can be
+    passed for (another struct, or a half, by value).
     """
     entries = re.findall(_ENTRY, text)
     spelled = {entry: demangled(entry) for entry in entries}
@@ -60,6 +60,8 @@ def _code(parameter: str) -> str:
         base, templated = re.subn(r"<[^<>]*>", "", base)
     base = re.sub(r"\b(const|volatile|__restrict__|restrict)\b", "", base)
     base, pointers = re.subn(r"\*|\(\*\) \[.*", "", base)
+    if base.strip() == "CUtensorMap_st" and not pointers:
+        return TENSOR_MAP
     code = _CODES.get(base.strip(), "")
     if pointers > 1:
         return "*i64"
