@@ -8,6 +8,7 @@ graph, or a thread that is about to launch, may hold the address of a smaller on
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from typing import Any
 
@@ -71,7 +72,7 @@ def memory_of(device: torch.device, size: int, *, zeroed: bool) -> torch.Tensor:
         blocks = _blocks.setdefault((device.index, stream, graph, zeroed), [])
         if not blocks or blocks[-1].numel() < size:
             count = _grown(size, blocks[-1] if blocks else None)
-            blocks.append(_outside(device, count) if graph else _zeros(device, count))
+            blocks.append(_made(device, count))
         return blocks[-1]
 
 
@@ -91,21 +92,24 @@ def _capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def _zeros(device: torch.device, size: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8, device=device)
+def _made(device: torch.device, size: int) -> torch.Tensor:
+    """Return zeroed memory that is no part of a graph, nor of a memory pool.
 
-
-def _outside(device: torch.device, size: int) -> torch.Tensor:
-    """Return zeroed memory that is no part of the graph that is captured, nor of its memory pool.
-
-    A stream that is not captured allocates from the common pool, and zeroes at once.
+    A memory pool takes the allocations of a thread, as during the warm-up of a compiled graph, or
+    of a stream, as while a graph is captured: so another thread allocates, on another stream.
     """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(_zeros, device, size).result()
+
+
+def _zeros(device: torch.device, size: int) -> torch.Tensor:
+    """Return zeroed memory from a stream that is not captured, once it is zeroed."""
     with loading.cuda_driver.outside_of_capture():
         for _ in range(_STREAMS):
             side = torch.cuda.Stream(device)  # one of a few, of which some may be captured
             with torch.cuda.stream(side):
                 if not _capturing():
-                    memory = _zeros(device, size)
+                    memory = torch.zeros(size, dtype=torch.uint8, device=device)
                     side.synchronize()
                     return memory
     raise LaunchError("k.workspace(): all streams of PyTorch are captured; call the op once before")

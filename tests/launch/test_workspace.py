@@ -108,7 +108,7 @@ def test_a_forked_child_has_a_workspace_too(on_cpu):
     [
         (-8, torch.uint8, "not below 0"),
         (2.5, torch.uint8, "whole number"),
-        (10, torch.float64, "a multiple of 8"),
+        (10, torch.float64, "a multiple of an element's 8"),
     ],
     ids=["negative", "float", "no_multiple"],
 )
@@ -206,12 +206,7 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     monkeypatch.setattr(workspaces, "_capturing", lambda: now["graph"] > 0)
     monkeypatch.setattr(workspaces.loading.cuda_driver, "capture_of", lambda stream: now["graph"])
     made = []
-    monkeypatch.setattr(
-        workspaces, "_zeros", lambda device, size: made.append(size) or torch.zeros(size)
-    )
-    monkeypatch.setattr(
-        workspaces, "_outside", lambda device, size: made.append(-size) or torch.zeros(size)
-    )
+    monkeypatch.setattr(workspaces, "_made", lambda _, size: made.append(size) or torch.zeros(size))
     gpu = torch.device("cuda:0")
 
     def memory(size, **state):
@@ -226,7 +221,7 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     assert [block.memory.numel() for block in workspaces.shared(gpu)] == [8192]
     captured = memory(10, graph=5)
     assert memory(20, graph=5) is captured is not memory(20, graph=6)
-    assert made[3:] == [-4096, -4096]
+    assert made[3:] == [4096, 4096]
     assert memory(10, graph=0).numel() == 8192
     blocks = [block for listed in workspaces._blocks.values() for block in listed]
     assert any(
