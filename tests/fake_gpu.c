@@ -4,7 +4,7 @@
 
 typedef unsigned long long u64;
 
-int multiprocessors = 132, sets, queries, launches, asked, missed, capturing, refuses_maps, mode = 1;
+int multiprocessors = 132, sets, queries, launches, asked, missed, capturing, refuses_maps, without_context, mode = 1;
 int set[16]; /* attributes of all kernels, by their numbers */
 u64 stream = 77;
 unsigned config[7], cluster[3];
@@ -15,7 +15,7 @@ int (*real_empty_strided)(long long, const long long *, const long long *, int, 
 
 int cuGetErrorString(int error, const char **text) { *text = "of the fake driver"; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }
-int cuCtxSetCurrent(void *context) { return 0; }
+int cuCtxSetCurrent(void *context) { without_context = 0; return 0; }
 int cuLibraryLoadData(void **library, const void *code, void *a, void *b, int c, void *d, void *e, int f) {
   *library = (void *)1;
   return 0;
@@ -30,7 +30,8 @@ int cuKernelSetAttribute(int number, int value, void *kernel, int device) { sets
 int cuKernelGetAttribute(int *value, int number, void *kernel, int device) { queries++; *value = set[number]; return 0; }
 int cuStreamIsCapturing(void *stream, int *status) { *status = capturing; return 0; }
 int cuStreamGetCaptureInfo_v2(void *stream, int *status, u64 *number, void *graph, void *a, void *b) {
-  *status = 1, *number = (u64)stream + 1;
+  if (without_context) return 201;
+  *status = capturing, *number = (u64)stream + 1;
   return graph || a || b;
 }
 int cuThreadExchangeStreamCaptureMode(int *given) { int before = mode; mode = *given, *given = before; return 0; }

@@ -67,7 +67,7 @@ def memory_of(device: torch.device, size: int, *, zeroed: bool) -> torch.Tensor:
             block = _own.blocks[zeroed] = torch.zeros(_grown(size, block), dtype=torch.uint8)
         return block
     stream = torch._C._cuda_getCurrentRawStream(device.index)
-    graph = loading.cuda_driver.capture_of(stream) if _capturing() else 0
+    graph = loading.cuda_driver.capture_of(stream, device.index)
     with _lock:
         blocks = _blocks.setdefault((device.index, stream, graph, zeroed), [])
         if not blocks or blocks[-1].numel() < size:
@@ -88,10 +88,6 @@ def _grown(size: int, before: torch.Tensor | None) -> int:
     return max(_LEAST, size, 0 if before is None else 2 * before.numel())
 
 
-def _capturing() -> bool:
-    return torch.cuda.is_current_stream_capturing()
-
-
 def _made(device: torch.device, size: int) -> torch.Tensor:
     """Return zeroed memory that is no part of a graph, nor of a memory pool.
 
@@ -108,7 +104,7 @@ def _zeros(device: torch.device, size: int) -> torch.Tensor:
         for _ in range(_STREAMS):
             side = torch.cuda.Stream(device)  # one of a few, of which some may be captured
             with torch.cuda.stream(side):
-                if not _capturing():
+                if not torch.cuda.is_current_stream_capturing():
                     memory = torch.zeros(size, dtype=torch.uint8, device=device)
                     side.synchronize()
                     return memory

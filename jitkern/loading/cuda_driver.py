@@ -210,17 +210,19 @@ def encoded_map(
     return ctypes.string_at(place, _TENSOR_MAP_BYTES)
 
 
-def capture_of(stream: int) -> int:
-    """Return the number of the capture that a stream is part of. Raises LaunchError."""
+def capture_of(stream: int, device: int) -> int:
+    """Return the number of the capture that a stream of `device` is part of; 0 if there is none.
+
+    Raises LaunchError.
+    """
     status, number = c_int(), c_uint64()
-    _check(
-        _driver().cuStreamGetCaptureInfo_v2(
-            c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
-        ),
-        "asking which graph is being captured",
-        LaunchError,
-    )
-    return number.value
+    arguments = (c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None)
+    result = _driver().cuStreamGetCaptureInfo_v2(*arguments)
+    if result == _INVALID_CONTEXT:  # a thread that has not used CUDA yet
+        _enter_primary_context(device)
+        result = _driver().cuStreamGetCaptureInfo_v2(*arguments)
+    _check(result, "asking which graph is being captured", LaunchError)
+    return number.value if status.value else 0
 
 
 @contextlib.contextmanager

@@ -203,8 +203,7 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda index: now["stream"], raising=False
     )
-    monkeypatch.setattr(workspaces, "_capturing", lambda: now["graph"] > 0)
-    monkeypatch.setattr(workspaces.loading.cuda_driver, "capture_of", lambda stream: now["graph"])
+    monkeypatch.setattr(workspaces.loading.cuda_driver, "capture_of", lambda *_: now["graph"])
     made = []
     monkeypatch.setattr(workspaces, "_made", lambda _, size: made.append(size) or torch.zeros(size))
     gpu = torch.device("cuda:0")
@@ -231,8 +230,18 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
 
 def test_the_driver_is_asked_which_graph_is_captured(gpu):
     driver = workspaces.loading.cuda_driver
-    assert driver.capture_of(2**40) == 2**40 + 1
+    assert driver.capture_of(2**40, 0) == 0
+    gpu.tell("capturing", 1)
+    assert driver.capture_of(2**40, 0) == 2**40 + 1
+    gpu.tell("without_context", 1)
+    assert driver.capture_of(2**40, 0) == 2**40 + 1 and not gpu.without_context
     assert gpu.mode == 1
     with driver.outside_of_capture():
         assert gpu.mode == 2
     assert gpu.mode == 1
+
+
+@needs_runtime
+def test_the_runtime_is_told_of_a_workspace_once():
+    block = workspaces.Block(63, 1, zeroed=True, memory=torch.zeros(8, dtype=torch.uint8))
+    assert binding.runtime().share(block) and not binding.runtime().share(block)
