@@ -291,6 +291,8 @@ def test_a_division_by_zero_is_raised_at_a_later_call(subject):
         "v0",
         "v",
         "y0",
+        "m0",
+        "workspace",
         "K",
         "odd",
         "call",
