@@ -12,10 +12,13 @@ from jitkern.named_tuple import NamedTuple
 
 MAX_ARGUMENTS, MAX_RETURNS, _MAX_NAME = 32, 16, 100  # the same as in runtime.c
 _KINDS = {
-    "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b",
+    "Tensor": "T", "int": "i", "SymInt": "i", "float": "f", "bool": "b", "str": "s",
     "Optional[Tensor]": "t", "Optional[int]": "I", "Optional[SymInt]": "I",
-    "Optional[float]": "F", "Optional[bool]": "B",
+    "Optional[float]": "F", "Optional[bool]": "B", "Optional[str]": "S",
+    "List[Tensor]": "L", "List[int]": "n", "List[float]": "d", "List[bool]": "z",
+    "Optional[List[int]]": "N", "Optional[List[float]]": "D", "Optional[List[bool]]": "Z",
 }  # fmt: skip
+_CHANGED = {"T": "W", "t": "w", "L": "V"}
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by name
 
 
@@ -34,7 +37,8 @@ class Signature:
     parameters: the arguments as C takes them; None if C cannot pass them or the results.
     changed: position and name of each argument that the op changes.
     outputs: the names of the results: `out`, or `out0`, …, where the schema names none.
-    returns: the number of results. tensors: this number, or None if some result is no tensor.
+    results: a letter for each result: `T` for a tensor, `t` for one that may be None, `?` for all
+        others, which C cannot return.
     """
 
     def __init__(self, schema: str) -> None:
@@ -55,25 +59,24 @@ class Signature:
             for position, argument in enumerate(self.arguments)
             if str(argument.type) == "Tensor"
         ]
-        self.returns = len(parsed.returns)
-        plain_name = "out" if self.returns == 1 else "out{}"
+        plain_name = "out" if len(parsed.returns) == 1 else "out{}"
         self.outputs = [r.name or plain_name.format(i) for i, r in enumerate(parsed.returns)]
-        plain = all(str(value.type) == "Tensor" for value in parsed.returns)
-        self.tensors = self.returns if plain else None
+        tensors = {"Tensor": "T", "Optional[Tensor]": "t"}
+        self.results = "".join(tensors.get(str(value.type), "?") for value in parsed.returns)
         self.parameters = self._parameters()
 
     def _parameters(self) -> list[Parameter] | None:
         kinds = [_KINDS.get(str(argument.type), "") for argument in self.arguments]
         if (
             not all(kinds)
-            or self.tensors is None
+            or "?" in self.results
             or len(kinds) > MAX_ARGUMENTS
-            or self.returns > MAX_RETURNS
+            or len(self.results) > MAX_RETURNS
             or len(self.name) > _MAX_NAME
         ):
             return None
         for position, _ in self.changed:
-            kinds[position] = {"T": "W", "t": "w"}[kinds[position]]
+            kinds[position] = _CHANGED[kinds[position]]
         return [Parameter(a.name, kind) for a, kind in zip(self.arguments, kinds)]
 
     def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         packing as packing,
         parameters as parameters,
         symbols as symbols,
+        tables as tables,
         tensor_maps as tensor_maps,
         tuned as tuned,
         workspaces as workspaces,

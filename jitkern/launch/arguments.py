@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from jitkern import launch
 from jitkern.errors import LaunchError
 from jitkern.launch.tensor_maps import TensorMap
-from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch
+from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch, table_of
 
 ALIGNMENT = 64  # bytes: the alignment of every allocation of Torch on any device
 
@@ -46,7 +47,7 @@ def checked(
     return args
 
 
-def _fault(  # noqa: PLR0911  a table of cases
+def _fault(  # noqa: PLR0911, PLR0912  a table of cases
     code: str, arg: Any, device: torch.device
 ) -> tuple[str, str] | None:
     """Return (the expected argument, the given argument) in words, or None if they agree."""
@@ -62,6 +63,8 @@ def _fault(  # noqa: PLR0911  a table of cases
     elif code == TENSOR_MAP:
         wanted = "a tensor map, `k.tensor_map(x, box)`"
         return None if isinstance(arg, TensorMap) else (wanted, type(arg).__name__)
+    elif table := table_of(code):
+        return _fault_of_table(code, table[:2], arg, device)
     elif isinstance(arg, bool) or code == "bool":
         if isinstance(arg, bool) and code == "bool":
             return None
@@ -75,6 +78,22 @@ def _fault(  # noqa: PLR0911  a table of cases
         low, high = DTYPES[code].limits
         return None if low <= arg < high else (f"an integer that fits {code}", str(arg))
     return "a tensor" if code[:1] == "*" else code, f"{type(arg).__name__} `{arg}`"
+
+
+def _fault_of_table(
+    code: str, wanted: tuple[str, int], arg: Any, device: torch.device
+) -> tuple[str, str] | None:
+    """Return the same for a table of tensors; wanted: its element type and its capacity."""
+    element, capacity = wanted
+    kind = f"{'Table' if code[0] == '@' else 'Pointers'}<{element or '…'}, {capacity}>"
+    if not isinstance(arg, launch.tables.Table):
+        return f"a table of k.tables(), for {kind}", type(arg).__name__
+    if not same_type(element, codes_of_torch().get(arg.dtype, "")):
+        return f"a table of {DTYPES[element].torch} tensors", f"one of {arg.dtype}"
+    if arg.capacity != capacity:
+        return f"a {kind}", f"a table of capacity {arg.capacity}: pass its `capacity` as N"
+    fault = arg.fault(device)
+    return (f"a {kind} of tensors on {device}", f"one where {fault}") if fault else None
 
 
 def _overflows(code: str, arg: float) -> bool:

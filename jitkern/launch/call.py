@@ -185,11 +185,11 @@ def _type_of(arg: Any) -> str:
 def _is_aligned(arg: Any) -> bool:
     """Whether Triton may take an argument to be divisible by 16."""
     if isinstance(arg, torch.Tensor):
-        return _address(arg) % 16 == 0
+        return address_of(arg) % 16 == 0
     return isinstance(arg, int) and not isinstance(arg, bool) and arg % 16 == 0
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address_of(tensor: torch.Tensor) -> int:
     """Return a tensor's address; for a meta tensor, its offset into an aligned allocation."""
     if tensor.device.type == "meta":
         return int(tensor.storage_offset()) * tensor.element_size()

@@ -40,9 +40,11 @@ from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tensor_maps import TensorMap
 from jitkern.launch.tuned import Tuned
 from jitkern.source import triton_text
+from jitkern.source.dtypes import table_of
 from jitkern.source.kinds import HOST, TRITON_OPTIONS, Source, Variant
 from jitkern.target import Target
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None))  # no tables
 RETRY = 60.0  # seconds after which a background build that failed is tried again
 MAX_THREADS = 1024  # in a block, on every GPU
 _KEYWORDS = {
@@ -136,6 +138,22 @@ class Kernels:
         if self._device is None:
             self._device = getattr(self._start, "present", None) or AbsentDevice()
         return self._device
+
+    def tables(
+        self, *lists: Sequence[torch.Tensor], chunk: int = 65536, most: int = 1024,
+        dense: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """Return tables of lists of tensors, each of which is one argument of a launch.
+
+        A table (`launch.tables.Table`) has up to `most` tensors of one dtype: `.dtype`, `.count`,
+        `.capacity` (32, 128, 512 or 1024, for a template argument), `.chunks` (the pieces of
+        `chunk` elements of all its tensors, for the grid), `.aligned(16)`. Of several lists whose
+        i-th tensors belong together, the result has a tuple of tables, one for each list.
+
+        The tensors are contiguous, or `dense`: without gaps, in any order. Raises LaunchError for
+        lists that do not belong together; the launch does, for tensors that cannot be passed.
+        """
+        return launch.tables.tables_of(lists, chunk, most, dense=dense)
 
     def _begin(self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note the call of a launch function that has configurations, before it runs."""
@@ -270,16 +288,20 @@ def _check_block(what: str, block: tuple[int, int, int], keyword: Any) -> None:
         )
 
 
-def check_result(op: str, function: Any, wanted: int | None, result: Any) -> None:
-    """Raise LaunchError unless a launch function returned `wanted` tensors.
+def check_result(op: str, function: Any, kinds: str, result: Any) -> None:
+    """Raise LaunchError unless a launch function returned tensors of these kinds.
 
-    wanted: a number; None for a schema with other results, which Torch checks.
+    kinds: `Signature.results`; results that are no tensors are for Torch to check.
     """
-    if wanted is None or (wanted == 1 and isinstance(result, torch.Tensor)):
+    wanted = len(kinds)
+    if "?" in kinds or (wanted == 1 and isinstance(result, torch.Tensor)):
         return
     several = wanted != 1 and isinstance(result, (tuple, list))
     results = result if several else () if result is None and not wanted else (result,)
-    wrong = [i for i, value in enumerate(results) if not isinstance(value, torch.Tensor)]
+    wrong = [
+        i for i, (value, kind) in enumerate(zip(results, kinds))
+        if not (isinstance(value, torch.Tensor) or (value is None and kind == "t"))
+    ]  # fmt: skip
     if len(results) == wanted and not wrong:
         return
     kind = _kind_of(result)
@@ -417,9 +439,9 @@ class Runner:
     def _start(self, call: Call) -> Compiled:
         compiled = self.compiled(call)
         what = f"`{call.function}` of {self.where}"
-        passed = _arguments_of(compiled, call.args)
+        passed = arguments_of(compiled, call.args)
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
-        values = [_value(what, arg) for arg in args]
+        values = [_value(what, *both) for both in zip(compiled.parameters, args)]
         if self.source.runs == HOST:
             compiled.function.call(values)
         else:
@@ -538,7 +560,7 @@ class CachedKernels:
         what = f"`{call.function}` of {self.where}"
         args = [
             arg.to("meta") if isinstance(arg, torch.Tensor) and _is_on(arg, self.target) else arg
-            for arg in _arguments_of(compiled, call.args)
+            for arg in arguments_of(compiled, call.args)
         ]
         checked(what, compiled.parameters, args, torch.device("meta"), compiled.written)
         if self.source.runs != HOST:
@@ -549,16 +571,20 @@ def _is_on(tensor: torch.Tensor, target: Target) -> bool:
     return tensor.device.type == target.device
 
 
-def _arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
+def arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments that the compiled kernel takes."""
+    if compiled.variant.source.runs == HOST and {*map(type, args)}.difference(_PLAIN):
+        return launch.tables.spread(args)
     return args if compiled.kept is None else [args[i] for i in compiled.kept]
 
 
-def _value(what: str, arg: Any) -> Any:
-    """Return an argument as the kernel takes it. Raises LaunchError."""
+def _value(what: str, code: str, arg: Any) -> Any:
+    """Return an argument that was checked as the kernel takes it. Raises LaunchError."""
     if isinstance(arg, torch.Tensor):
         return _address(what, arg)
-    return arg.encoded if isinstance(arg, TensorMap) else arg
+    if isinstance(arg, TensorMap):
+        return arg.encoded
+    return arg.packed(code) if table_of(code) else arg
 
 
 def _address(what: str, tensor: torch.Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from jitkern.launch.arguments import limits_of, same_type
-from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch
+from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch, table_of
 
 Pack = Callable[[Any], Any]
 
@@ -42,6 +42,8 @@ def _pack(code: str, device: torch.device) -> Pack:
         return _pointer(code[1:], device)
     if code == TENSOR_MAP:
         return lambda tensor_map: tensor_map.encoded  # an AttributeError for anything else
+    if table_of(code):
+        return _refused
     kind: Any = bool if code == "bool" else float if code[:1] == "f" else int
     low, high = (-math.inf, math.inf) if kind is bool else limits_of(code)
 
@@ -51,6 +53,10 @@ def _pack(code: str, device: torch.device) -> Pack:
         return value
 
     return number
+
+
+def _refused(_: Any) -> Any:
+    raise Misfit  # all tensors of a table are checked anyway
 
 
 def _pointer(pointee: str, device: torch.device) -> Pack:

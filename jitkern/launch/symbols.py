@@ -85,6 +85,11 @@ class Facts:
             self.statements.append(Statement(f"const {ctype} {name} = {expression};", self.line()))
         return self._values[expression]
 
+    def declare(self, text: str) -> None:
+        """Add a declaration, which may read what the guards before it allow to be read."""
+        self._check()
+        self.statements.append(Statement(text, self.line()))
+
     def _check(self) -> None:
         if self is not running.facts:
             raise Unsupported("a number kept from an earlier call cannot be traced")

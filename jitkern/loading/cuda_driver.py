@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import math
 import struct
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 from jitkern import after_fork
 from jitkern.errors import LaunchError, LoadError
-from jitkern.source.dtypes import TENSOR_MAP
+from jitkern.source.dtypes import TENSOR_MAP, table_of
 
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 8, 9, 14  # CUfunction_attribute
@@ -35,7 +34,7 @@ class _Attribute(Structure):
 
 # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes and how many.
 _CONFIG = struct.Struct("=7I4xQQI4x")
-_CELLS = {  # each parameter in eight bytes of its own, but for a tensor map
+_CELLS = {  # each parameter in eight bytes of its own, but for tensor maps and tables
     "*": "Q", "bool": "?7x", "f32": "f4x", "f64": "d", "i8": "b7x", "i16": "h6x", "i32": "i4x",
     "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q", TENSOR_MAP: "128s",
 }  # fmt: skip
@@ -55,14 +54,12 @@ class CudaFunction:
         self.parameters: list[str] = meta["parameters"]
         self.meta = meta
         codes = [*self.parameters, *("*" for _ in meta.get("scratch", ()))]
-        cells = [_CELLS[code[:1] if code[:1] == "*" else code or "u64"] for code in codes]
-        self._pack = struct.Struct("=" + "".join(cells)).pack_into
-        ends = [*itertools.accumulate(map(struct.calcsize, (f"={cell}" for cell in cells)))]
-        self._places = [0, *ends][: len(codes)]  # of the values, in bytes
-        self._cells, self._pointers = (
-            c_uint64 * (ends[-1] // 8 if ends else 0),
-            c_void_p * len(codes),
-        )
+        cells = [_cell(code) for code in codes]
+        packed = struct.Struct("=" + "".join(cells))
+        sizes = [struct.calcsize(f"={cell}") for cell in cells]
+        self._offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._pack = packed.pack_into
+        self._cells, self._pointers = c_uint64 * (packed.size // 8), c_void_p * len(codes)
         self._rooms: list[_Room] = []
         self._name = name
         self._image = cubin  # the driver may read it lazily
@@ -141,7 +138,7 @@ class CudaFunction:
     def _room(self) -> _Room:
         cells = self._cells()
         first = ctypes.addressof(cells)
-        return cells, self._pointers(*(first + place for place in self._places))
+        return cells, self._pointers(*(first + offset for offset in self._offsets))
 
     def _allow_shared(self, smem: int, device: int) -> None:
         """Allow launches on `device` with this much dynamic shared memory. Raises LaunchError.
@@ -234,6 +231,12 @@ def outside_of_capture() -> Iterator[None]:
         yield
     finally:
         _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # the mode before
+
+
+def _cell(code: str) -> str:
+    """Return the format of a parameter, which takes a multiple of eight bytes."""
+    table = table_of(code)
+    return f"{table[2]}s" if table else _CELLS[code[:1] if code[:1] == "*" else code or "u64"]
 
 
 def _attributes(

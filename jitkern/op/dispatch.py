@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitkern import calls, config, jit, launch, op as room, runtime, trace
+from jitkern.calls.signature import tensors_in
 from jitkern.errors import (
     CacheError,
     CompileError,
@@ -78,9 +79,10 @@ class Implementation:
     def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise the versions of changed tensors, so that Autograd notices the changes."""
         for position, name in self.signature.changed:
-            tensor = kwargs[name] if name in kwargs else args[position]
-            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
+            given = kwargs[name] if name in kwargs else args[position]
+            for tensor in tensors_in([given]):
+                if not tensor.is_inference():
+                    torch.autograd.graph.increment_version(tensor)
 
     def _recalled(
         self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
@@ -171,7 +173,7 @@ class Implementation:
         kernels, function = launch.kernels.Kernels(runner), self._function(source)
         try:
             result = trace.quick.runnable(function)(kernels, *args, **kwargs)
-            launch.kernels.check_result(op.name, function, op.signature.tensors, result)
+            launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
             if kernels.launched:

@@ -112,7 +112,7 @@ def runs_of(
         def run(start: Callable[[Call], None], choose: Choose | None = choose) -> None:
             with ShapesAlone():
                 result = launcher(Kernels(start, choose, absent), *args, **kwargs)
-            check_result(op.name, launcher, op.signature.tensors, result)
+            check_result(op.name, launcher, op.signature.results, result)
 
         yield run
 

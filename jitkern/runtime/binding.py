@@ -68,7 +68,7 @@ class Runtime:
 
     def declare(self, slot: Declared) -> None:
         """Make the slot known to C."""
-        names = (text.encode() for text in (slot.kinds, slot.name, slot.sibling))
+        names = (text.encode() for text in (slot.kinds, slot.results, slot.name, slot.sibling))
         self.library.jitkern_declare(slot.number, *names, int(slot.cuda), int(slot.autograd))
         self.library.jitkern_backends(slot.number, *slot.backends)
 

@@ -38,6 +38,7 @@ from jitkern.trace.world import World
 MOST = 64  # plans that are kept for a class
 CONSTANT = 16  # plans among them that hold a number of their call for constant
 FEW = 4  # with more such plans than this, each is tried only for calls of its own numbers
+_LONG = 500  # letters of an example, in place of which its digest is kept
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
 _OF_A_TRACE = (  # beside the rooms launch and trace
     "calls/signature.py", "runtime/linker.py", "runtime/plans.py", "source/defining_file.py",
@@ -67,22 +68,41 @@ def _tracer() -> str:
 
 
 def class_of(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return the class of a call: what a trace takes for granted of the arguments, as texts."""
-    return tuple(
-        str(arg) if arg is None or isinstance(arg, bool)
-        else type(arg).__name__ if isinstance(arg, (int, float))
-        else f"{codes_of_torch().get(arg.dtype, arg.dtype)}[{len(arg.shape)}]"
-        for arg in args
-    )  # fmt: skip
+    """Return the class of a call: what a trace takes for granted of the arguments, as texts.
+
+    A list of tensors counts by its dtypes alone: the guards of a stub tell all else.
+    """
+    return tuple(map(_class_of, args))
+
+
+def _class_of(arg: Any) -> str:
+    if isinstance(arg, list):
+        if arg and hasattr(arg[0], "dtype"):
+            return f"[{' '.join(sorted({_code(item) for item in arg}))}]"
+        return f"[{' '.join(map(_class_of, arg))}]"
+    if arg is None or isinstance(arg, (bool, str)):
+        return repr(arg)
+    return (
+        type(arg).__name__ if isinstance(arg, (int, float)) else f"{_code(arg)}[{len(arg.shape)}]"
+    )
+
+
+def _code(tensor: Any) -> str:
+    return str(codes_of_torch().get(tensor.dtype, tensor.dtype))
 
 
 def example_of(args: Sequence[Any]) -> str:
     """Return the numbers of a call as a text: tensor sizes, integers and floats."""
-    return ",".join(
-        repr(arg) if arg is None or isinstance(arg, (bool, int, float))
-        else "x".join(map(str, arg.shape))
-        for arg in args
-    )  # fmt: skip
+    text = ",".join(map(_example_of, args))
+    return text if len(text) < _LONG else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _example_of(arg: Any) -> str:
+    if isinstance(arg, list):
+        return f"[{' '.join(map(_example_of, arg))}]"
+    if arg is None or isinstance(arg, (bool, int, float, str)):
+        return repr(arg)
+    return "x".join(map(str, arg.shape))
 
 
 class Plans:

@@ -29,6 +29,7 @@ class Declared(NamedTuple):
 
     number: int
     kinds: str
+    results: str
     name: str
     sibling: str
     cuda: bool
@@ -48,12 +49,14 @@ class Registry:
         self._libraries: dict[tuple[str, str], c_void_p] = {}
         self._text = threading.local()
         self._torch = symbols().library("torch_cpu")
+        delete = symbols().addresses["operator_delete"]
+        self._delete = ctypes.CFUNCTYPE(None, c_void_p)(delete or 0)
         check = symbols().addresses["check"]
         self.pages = None if symbols().missing else code_page.made(self._ask, check or 0)
         after_fork(self.lock)
 
     def declare(
-        self, kinds: str, name: str, sibling: str, key: str, answer: Answer,
+        self, kinds: str, results: str, name: str, sibling: str, key: str, answer: Answer,
         backends: tuple[int, int] = (-1, -1),
     ) -> int | None:  # fmt: skip
         """Register a slot for an op at a dispatch key with Torch, and return its number.
@@ -65,7 +68,7 @@ class Registry:
             return None
         number, address = trampoline
         autograd, cuda = key == "Autograd", key == "CUDA"
-        slot = Declared(number, kinds, name, sibling, cuda, autograd, backends)
+        slot = Declared(number, kinds, results, name, sibling, cuda, autograd, backends)
         with self.lock:
             self.declared.append(slot)
             self.answers[number] = answer
@@ -116,17 +119,36 @@ class Registry:
         slot = self.declared[number]
         values = (c_uint64 * max(taken, returned, 1)).from_address(stack)
         passed = (c_uint64 * (1 + max(taken, returned)))(WITHOUT_RUNTIME | number, *values[:taken])
+        strings = self._as_integers(slot.kinds, passed)
         self.failure.text = ""
         failed = self._torch.aoti_torch_call_dispatcher(slot.sibling.encode(), b"", passed)
+        for string in strings:
+            self._torch.torch_delete_string(string)
         text = self.failure.text or ("its Python sibling failed" if failed else "")
+        results = [] if failed else passed[:returned]
+        for i in [*range(len(results))] if "t" in slot.results else ():
+            if slot.results[i] != "t":  # a sibling returns all results as ones that may be None
+                box, results[i] = results[i], c_uint64.from_address(results[i]).value
+                self._delete(c_void_p(box))
         if not text:
-            values[:returned] = passed[:returned]  # type: ignore[assignment]
+            values[:returned] = results  # type: ignore[assignment]
             return 0
         self.failure.text = ""
-        for handle in () if failed else passed[:returned]:
+        for handle in filter(None, results):  # 0: None
             self._torch.aoti_torch_delete_tensor_object(c_void_p(handle))
         self._text.kept = ctypes.create_string_buffer(text.encode())
         return ctypes.addressof(self._text.kept)
+
+    def _as_integers(self, kinds: str, passed: Any) -> list[c_void_p]:
+        """Replace strings by their handles, or 0, for a sibling; return these handles."""
+        strings = []
+        for i, kind in enumerate(kinds, 1) if {*kinds} & {*"sS"} else ():
+            if kind == "S" and passed[i]:
+                box, passed[i] = passed[i], c_uint64.from_address(passed[i]).value
+                self._delete(c_void_p(box))
+            if kind in "sS" and passed[i]:
+                strings.append(c_void_p(passed[i]))
+        return strings
 
 
 def expected() -> bool:

@@ -38,8 +38,11 @@ typedef struct { /* filled by binding.py; only `generation` and `used` change af
 
 typedef struct {
   /* T: a tensor, W: a tensor that is changed, i: an integer, f: a float, b: a bool; in swapped case
-     (t, w, I, F, B): the same or None */
-  char kinds[ARGUMENTS + 1], name[128], sibling[128];
+     (t, w, I, F, B): the same or None. L: a list of tensors, V: of tensors that are changed, n, d, z:
+     of integers, floats, bools, s: a string; in upper case (N, D, Z, S): the same or None */
+  char kinds[ARGUMENTS + 1], results[RETURNS + 1], name[128], sibling[128];
+  i32 lists; /* whether an argument is a list or a string */
+  i32 boxes; /* whether a result may be None */
   i32 cuda, autograd, count, last, generation, clock;
   i32 backend[2]; /* at the Autograd key: the slots of the op on the CPU and on CUDA, or -1 */
   u64 misses;
@@ -239,6 +242,63 @@ static i64 workspace(const Call *call, i64 bytes, i32 zeroed) {
   return 0;
 }
 
+/* Whether the strides leave no gap; `dense`: in whatever order. */
+static i32 fits(const Tensor *t, i32 dense) {
+  if (!dense || contiguous(t)) return contiguous(t);
+  i64 expected = 1;
+  while (expected < t->numel) {
+    i64 d = 0;
+    while (d < t->dim && (t->size[d] == 1 || t->stride[d] != expected)) d++;
+    if (d == t->dim) return 0;
+    expected *= t->size[d];
+  }
+  return 1;
+}
+
+/* Fill the tables of the lists at these places, or return 0 if they do not fit this call. `types`
+   has the dtypes of the lists for each group of tensors. The tables come in the order of the groups,
+   which is that of their first tensors; all tables of a group but the last are full. */
+static i32 tabulate(const Call *call, const i32 *places, const i32 *types, i32 lists, Table *tables,
+                    i32 count, i64 chunk, i32 dense) {
+  const List *first = &call->lists[places[0]];
+  for (i32 l = 1; l < lists; l++)
+    if (call->lists[places[l]].count != first->count) return 0;
+  for (i32 p = 0; p < count; p++) {
+    tables[p].count = 0, tables[p].chunks = 0;
+    for (i32 l = 0; l < lists; l++) tables[p].bits[l] = 0;
+  }
+  for (i64 i = 0; i < first->count; i++) {
+    i32 p = 0, l = 0;
+    for (; p < count; p++) { /* to the last table of its dtypes that is not full */
+      const i32 *wanted = types + tables[p].group * lists;
+      for (l = 0; l < lists && call->lists[places[l]].tensors[i].dtype == wanted[l];) l++;
+      if (l == lists && tables[p].count < tables[p].capacity) break;
+      if (!tables[p].count && (!p || tables[p].group != tables[p - 1].group))
+        return 0; /* the first tensor of an earlier group would come later */
+    }
+    if (p == count) return 0;
+    Table *table = &tables[p];
+    i64 capacity = table->capacity, at = table->count++, numel = first->tensors[i].numel;
+    for (l = 0; l < lists; l++) {
+      const Tensor *t = &call->lists[places[l]].tensors[i];
+      if (t->numel != numel || t->device != call->device || !fits(t, dense)) return 0;
+      if (t->device == 1 && t->index != call->index) return 0;
+      u64 *words = table->words + l * WORDS(capacity);
+      i32 *chunks = (i32 *)(words + 2 * capacity);
+      words[at] = (u64)t->data, words[capacity + at] = (u64)numel;
+      chunks[at] = (i32)table->chunks, chunks[capacity + 1] = (i32)at + 1;
+      table->bits[l] |= (u64)t->data;
+    }
+    table->chunks += numel / chunk + (numel % chunk != 0);
+    if (table->chunks > 0x7fffffff) return 0;
+    for (l = 0; l < lists; l++)
+      ((i32 *)(table->words + l * WORDS(capacity) + 2 * capacity))[at + 1] = (i32)table->chunks;
+  }
+  for (i32 p = 0; p < count; p++)
+    if (tables[p].count < tables[p].least) return 0;
+  return 1;
+}
+
 /* ------------------------------------------------------------------ functions for Torch */
 
 static Handle tensor(const Op *op, const u64 *stack, u64 i) {
@@ -249,12 +309,42 @@ static Handle tensor(const Op *op, const u64 *stack, u64 i) {
   }
 }
 
+/* The list or the string of an argument; 0 for another argument, and for None. */
+static Handle content(const Op *op, const u64 *stack, u64 i) {
+  switch (op->kinds[i]) {
+    case 'L': case 'V': case 'n': case 'd': case 'z': case 's': return (Handle)stack[i];
+    case 'N': case 'D': case 'Z': case 'S': return stack[i] ? *(Handle *)stack[i] : 0;
+    default: return 0;
+  }
+}
+
+/* The number of tensors in the list of an argument. */
+static u64 listed(const Op *op, const u64 *stack, u64 i) {
+  u64 count = 0;
+  if (op->kinds[i] == 'L' || op->kinds[i] == 'V') api.list_size((Handle)stack[i], &count);
+  return count;
+}
+
+static Handle item(const u64 *stack, u64 i, u64 at) {
+  u64 handle = 0;
+  api.list_get_item((Handle)stack[i], at, &handle);
+  return (Handle)handle;
+}
+
+static void drop_list(const Op *op, const u64 *stack, u64 i) {
+  Handle list = content(op, stack, i);
+  if (!list) return;
+  for (u64 at = listed(op, stack, i); at--;) api.delete_tensor_object(item(stack, i, at));
+  ((op->kinds[i] | 32) == 's' ? api.delete_string : api.delete_list)(list);
+}
+
 static void drop(const Op *op, const u64 *stack, u64 given) {
   for (u64 i = 0; i < given; i++) {
     Handle handle = tensor(op, stack, i);
     if (handle) api.delete_tensor_object(handle);
+    if (op->lists) drop_list(op, stack, i);
     switch (op->kinds[i]) {
-      case 't': case 'w': case 'I': case 'F': case 'B':
+      case 't': case 'w': case 'I': case 'F': case 'B': case 'N': case 'D': case 'Z': case 'S':
         if (stack[i]) api.operator_delete((void *)stack[i]);
     }
   }
@@ -273,12 +363,29 @@ static void raise(const Op *op, const char *otherwise) {
 /* Ask the sibling, which takes the slot and the arguments; after an error it returns empty tensors. */
 static void ask_python(const Op *op, u64 *stack, u64 given, u64 returned) {
   u64 passed[1 + ARGUMENTS + RETURNS] = {(u64)(op - ops)};
-  for (u64 i = 0; i < given; i++) passed[1 + i] = stack[i];
+  Handle strings[ARGUMENTS]; /* passed as integers: Torch leaks those that it is given */
+  u64 count = 0;
+  for (u64 i = 0; i < given; i++) {
+    passed[1 + i] = stack[i];
+    if (!op->lists || (op->kinds[i] | 32) != 's') continue;
+    Handle string = content(op, stack, i);
+    if (string) strings[count++] = string;
+    if (string && op->kinds[i] == 'S') api.operator_delete((void *)stack[i]);
+    passed[1 + i] = (u64)string;
+  }
   message[0] = 0;
-  if (api.call_dispatcher(op->sibling, "", passed)) raise(op, "its Python sibling failed");
-  for (u64 i = 0; i < returned; i++) stack[i] = passed[i];
+  i32 failed = api.call_dispatcher(op->sibling, "", passed);
+  while (count) api.delete_string(strings[--count]);
+  if (failed) raise(op, "its Python sibling failed");
+  for (u64 i = 0; i < returned; i++) {
+    stack[i] = passed[i];
+    if (!op->boxes || op->results[i] == 't') continue;
+    stack[i] = *(u64 *)passed[i]; /* a sibling returns all results as ones that may be None */
+    api.operator_delete((void *)passed[i]);
+  }
   if (!message[0]) return;
-  for (u64 i = 0; i < returned; i++) api.delete_tensor_object((Handle)stack[i]);
+  for (u64 i = 0; i < returned; i++)
+    if (stack[i]) api.delete_tensor_object((Handle)stack[i]); /* a result that may be None is None */
   raise(op, "");
 }
 
@@ -291,10 +398,52 @@ static void describe(Tensor *t, Handle handle) {
   api.get_device_type(handle, &t->device), api.get_device_index(handle, &t->index);
 }
 
+/* Describe the lists and strings of a call, in memory that the caller frees; 0 if there is none. */
+static List *describe_lists(const Op *op, const u64 *stack, u64 given, i32 *index) {
+  u64 tensors = 0, values = 0, count;
+  for (u64 i = 0; i < given; i++) {
+    Handle list = content(op, stack, i);
+    tensors += count = listed(op, stack, i);
+    if (list && !count && (op->kinds[i] | 32) != 's' && !api.list_size(list, &count)) values += count;
+  }
+  u64 bytes = given * sizeof(List) + tensors * sizeof(Tensor) + values * sizeof(u64);
+  List *lists = malloc(bytes);
+  if (!lists) return 0;
+  Tensor *tensor_at = (Tensor *)(lists + given);
+  u64 *value_at = (u64 *)(tensor_at + tensors);
+  for (u64 i = 0; i < given; i++) {
+    Handle list = content(op, stack, i);
+    lists[i] = (List){tensor_at, value_at, 0, -1};
+    if (!list) continue;
+    if ((op->kinds[i] | 32) == 's') {
+      api.string_length(list, (u64 *)&lists[i].count), api.string_c_str(list, &lists[i].text);
+      continue;
+    }
+    api.list_size(list, (u64 *)&lists[i].count);
+    for (i64 at = 0; at < lists[i].count; at++) {
+      u64 value = 0;
+      api.list_get_item(list, (u64)at, &value);
+      if (op->kinds[i] != 'L' && op->kinds[i] != 'V') {
+        *value_at++ = value;
+        continue;
+      }
+      describe(tensor_at, (Handle)value);
+      if (*index < 0 && tensor_at->device == 1) *index = tensor_at->index;
+      tensor_at++;
+    }
+  }
+  return lists;
+}
+
 static i32 writes(const Op *op) {
   for (const char *kind = op->kinds; *kind; kind++)
-    if ((*kind | 32) == 'w') return 1;
+    if ((*kind | 32) == 'w' || *kind == 'V') return 1;
   return 0;
+}
+
+/* Raise the version of a changed tensor, so that Autograd notices the change of a saved one. */
+static void changed(Handle handle) {
+  if (!api.is_inference(handle)) api.bump_version(handle);
 }
 
 /* Whether all names have their old values, though a namespace has changed. */
@@ -361,6 +510,14 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
     describe(&tensors[i], tensor(op, stack, i));
     if (call.index < 0 && tensors[i].handle && tensors[i].device == 1) call.index = tensors[i].index;
   }
+  List *lists = 0;
+  if (op->lists) {
+    call.lists = lists = describe_lists(op, stack, given, &call.index);
+    if (!lists) {
+      ask_python(op, stack, given, returned);
+      return;
+    }
+  }
   if (op->cuda) {
     i32 current = call.index;
     api.get_current_device_index(&current);
@@ -369,6 +526,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   }
   i32 code = try_variants(op, &call);
   if (guard) api.delete_device_guard(guard);
+  if (lists) free(lists);
   if (code == BROKEN && !writes(op)) code = FAILED; /* nothing was changed: Python may answer */
   if (code == MISS || code == FAILED) {
     __atomic_fetch_add(&op->misses, 1, __ATOMIC_RELAXED);
@@ -376,14 +534,20 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
     return;
   }
   for (u64 i = 0; i < given; i++)
-    if ((op->kinds[i] | 32) == 'w' && tensors[i].handle && !api.is_inference(tensors[i].handle))
-      api.bump_version(tensors[i].handle); /* so that Autograd notices a change of a saved tensor */
+    if ((op->kinds[i] | 32) == 'w' && tensors[i].handle) changed(tensors[i].handle);
+    else if (op->kinds[i] == 'V')
+      for (u64 at = listed(op, stack, i); at--;) changed(item(stack, i, at));
   drop(op, stack, given);
   if (code == BROKEN) {
     raise(op, "an allocation or a copy failed after a kernel was launched: the arguments that the "
               "op changes in place may be changed");
   }
   for (u64 i = 0; i < returned; i++) stack[i] = (u64)returns[i];
+  for (u64 i = 0; op->boxes && i < returned; i++) {
+    if (op->results[i] != 't' || !stack[i]) continue;
+    u64 *box = api.operator_new(sizeof *box); /* which Torch deletes */
+    *box = stack[i], stack[i] = (u64)box;
+  }
 }
 
 /* Whether a mode, torch.func or tracing must see the calls between Autograd and the backend. */
@@ -393,23 +557,30 @@ static i32 watched(void) {
   return 0;
 }
 
+/* Whether a tensor needs no gradient and nothing but Autograd and a backend see it. */
+static inline i32 is_plain(Handle handle, i32 recording, i32 *cuda) {
+  const char *impl = *(char **)handle;
+  if ((recording && api.requires_grad(impl)) || *api.forward_grad(impl, 0, handle) != undefined)
+    return 0;
+  const u64 keys = *(const u64 *)(impl + keys_at);
+  i32 device = 0;
+  if (keys) api.get_device_type(handle, &device);
+  *cuda |= device == 1;
+  return keys && !(keys & ~plain_keys); /* no keys: None where the schema has a tensor */
+}
+
 /* At the Autograd key: go straight on to the backend if no gradient is needed and nobody watches,
    which saves the dispatcher's 0.3 us; otherwise ask Python. */
 static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
-  i32 recording = api.grad_mode_is_enabled(), wanted = 0, plain = 1, cuda = 0;
-  for (u64 i = 0; i < given && plain && !wanted; i++) {
+  i32 recording = api.grad_mode_is_enabled(), direct = 1, cuda = 0;
+  for (u64 i = 0; i < given && direct; i++) {
     Handle handle = tensor(op, stack, i);
-    if (!handle) continue;
-    const char *impl = *(char **)handle;
-    wanted = (recording && api.requires_grad(impl)) ||
-             *api.forward_grad(impl, 0, handle) != undefined;
-    const u64 keys = *(const u64 *)(impl + keys_at);
-    i32 device = 0;
-    if (keys) api.get_device_type(handle, &device);
-    cuda |= device == 1;
-    plain &= keys && !(keys & ~plain_keys); /* no keys: None where the schema has a tensor */
+    if (handle) direct = is_plain(handle, recording, &cuda);
+    if (!op->lists) continue;
+    for (u64 at = listed(op, stack, i); at-- && direct;)
+      direct = is_plain(item(stack, i, at), recording, &cuda);
   }
-  if (plain && !wanted && op->backend[cuda] >= 0 && !watched()) {
+  if (direct && op->backend[cuda] >= 0 && !watched()) {
     run(&ops[op->backend[cuda]], stack, given, returned);
   } else {
     ask_python(op, stack, given, returned);
@@ -425,7 +596,8 @@ void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
 
 void jitkern_bind(void *const *table, u64 bytes) {
   __builtin_memcpy(&api, table, bytes);
-  api.allocate = allocate, api.launch = launch, api.release = release, api.attribute = attribute;
+  api.allocate = allocate, api.launch = launch, api.release = release, api.tabulate = tabulate;
+  api.attribute = attribute;
   if (!api.workspace) pthread_key_create(&at_exit, free_own);
   api.workspace = workspace, api.tensor_map = tensor_map;
 }
@@ -441,10 +613,15 @@ void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {
 }
 
 /* Declare the slot of an op at one dispatch key, before its trampoline leads here. */
-void jitkern_declare(i32 slot, const char *kinds, const char *name, const char *sibling, i32 cuda,
-                     i32 autograd) {
+void jitkern_declare(i32 slot, const char *kinds, const char *results, const char *name,
+                     const char *sibling, i32 cuda, i32 autograd) {
   Op *op = &ops[slot];
   snprintf(op->kinds, sizeof op->kinds, "%s", kinds);
+  snprintf(op->results, sizeof op->results, "%s", results);
+  op->lists = op->boxes = 0;
+  for (; *kinds; kinds++)
+    for (const char *kind = "LVndzsNDZS"; *kind; kind++) op->lists |= *kinds == *kind;
+  for (; *results; results++) op->boxes |= *results == 't';
   snprintf(op->name, sizeof op->name, "%s", name);
   snprintf(op->sibling, sizeof op->sibling, "%s", sibling);
   op->cuda = cuda, op->autograd = autograd, op->backend[0] = op->backend[1] = -1;

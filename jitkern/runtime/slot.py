@@ -258,7 +258,11 @@ def _class_of(value: Any) -> Any:
     """Return an argument's part of the class of its call in this process."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.dim(), value.device
-    return value if value is None or isinstance(value, bool) else type(value)
+    if isinstance(value, list):
+        if value and isinstance(value[0], torch.Tensor):
+            return frozenset((tensor.dtype, tensor.device) for tensor in value)
+        return tuple(map(_class_of, value))
+    return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 
 def _changing(frozen: Sequence[Frozen]) -> str:

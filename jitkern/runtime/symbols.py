@@ -25,6 +25,7 @@ _MANGLED = {
     "bump_version": ("torch_cpu", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"),
     "is_inference": ("torch_cpu", "_ZN2at4_ops12is_inference4callERKNS_6TensorE"),
     "operator_delete": ("torch_cpu", "_ZdlPv"),
+    "operator_new": ("torch_cpu", "_Znwm"),
     "default_dtype": ("c10", "_ZN3c1017get_default_dtypeEv"),
     "function_modes": ("torch_cpu", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"),
     "context": ("torch_cpu", "_ZN2at13globalContextEv"),
@@ -32,7 +33,10 @@ _MANGLED = {
 }
 AUTOGRAD = ("requires_grad", "forward_grad", "is_included")
 MUTATION = ("bump_version", "is_inference")
-OPTIONALS = ("operator_delete",)
+OPTIONALS = ("operator_delete", "operator_new")
+LISTS = (  # of Torch's stable C interface since 2.10
+    "list_size", "list_get_item", "delete_list", "string_length", "string_c_str", "delete_string",
+)  # fmt: skip
 _TANGENT = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_ulonglong, c_void_p)
 _UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"
 _IMPL_BYTES = 184  # size of a TensorImpl; Torch itself checks that it has no more than 208
@@ -127,7 +131,8 @@ class Symbols:
         )  # fmt: skip
 
     def _optional(self, name: str) -> bool:
-        return name in _MANGLED or name in ("get_current_cuda_stream", "pow") or name[:2] == "cu"
+        few = ("get_current_cuda_stream", "pow", *LISTS)
+        return name in _MANGLED or name in few or name[:2] == "cu"
 
     def _address(self, name: str) -> int | None:
         if name.startswith("cu"):
@@ -140,7 +145,8 @@ class Symbols:
             elif name == "pow":
                 function = ctypes.CDLL("libm.so.6")[name]
             else:
-                home, symbol = _MANGLED.get(name, ("torch_cpu", f"aoti_torch_{name}"))
+                prefix = "torch" if name in LISTS else "aoti_torch"
+                home, symbol = _MANGLED.get(name, ("torch_cpu", f"{prefix}_{name}"))
                 home = "torch_cuda" if name == "get_current_cuda_stream" else home
                 function = self.library(home)[symbol]
             return ctypes.cast(function, c_void_p).value

@@ -8,12 +8,14 @@ Torch as a RuntimeError, and `cause_of` finds the exception again.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_size_t, c_void_p
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +23,7 @@ import torch
 from jitkern.calls.signature import Signature
 from jitkern.errors import JitkernError, LaunchError
 from jitkern.runtime.registry import expected, registry
-from jitkern.runtime.symbols import AUTOGRAD, MUTATION, OPTIONALS, symbols
+from jitkern.runtime.symbols import AUTOGRAD, LISTS, MUTATION, OPTIONALS, symbols
 
 NAMESPACE = "jitkern_python"
 MAX_TEXT = 4096  # the same as in runtime.c
@@ -29,6 +31,9 @@ T = TypeVar("T")
 _TYPES = {
     "T": "Tensor", "t": "Tensor?", "W": "Tensor", "w": "Tensor?", "i": "int", "I": "int?",
     "f": "float", "F": "float?", "b": "bool", "B": "bool?",
+    "s": "int", "S": "int",  # the handle of a string, or 0
+    "L": "Tensor[]", "V": "Tensor[]", "n": "int[]", "N": "int[]?", "d": "float[]", "D": "float[]?",
+    "z": "bool[]", "Z": "bool[]?",
 }  # fmt: skip
 
 
@@ -60,30 +65,61 @@ class Trampolines:
         if signature.parameters is None or not expected():
             return None
         kinds = "".join(parameter.kind for parameter in signature.parameters)
-        writes = MUTATION if "W" in kinds or "w" in kinds else ()
-        optional = OPTIONALS if not set(kinds) <= set("TWifb") else ()
-        if not symbols().provides(*needed, *writes, *optional):
+        writes = MUTATION if set(kinds) & set("WwV") else ()
+        optional = OPTIONALS if set(kinds + signature.results) & set("twIFBSNDZ") else ()
+        lists = LISTS if set(kinds) & set("LVndzsNDZS") else ()
+        if not symbols().provides(*needed, *writes, *optional, *lists):
             return None
+        sibling = _sibling(kinds, signature.results)
         return registry().declare(
-            kinds, signature.name, _sibling(kinds, signature.returns), key, self._by_value(answer),
+            kinds, signature.results, signature.name, sibling, key, self._by_value(answer),
             (self.slots.get("cpu", -1), self.slots.get("cuda", -1)),
         )  # fmt: skip
 
     def _by_value(self, answer: Callable[..., Any]) -> Callable[[tuple[Any, ...], bool], Any]:
         signature, settled = self.signature, handled(answer)
+        strings = [i for i, p in enumerate(signature.parameters or ()) if p.kind in "sS"]
 
         def ask(args: tuple[Any, ...], by_python: bool) -> Any:  # noqa: FBT001
             try:
+                if strings:
+                    args = _with_strings(args, strings)
                 positional, by_name = signature.split(args)
-                return settled(*positional, **by_name)
+                return _whole(signature, settled(*positional, **by_name))
             except BaseException as e:  # noqa: BLE001  C raises it again on its side of Torch
                 text, interrupted = _keep(cause_of(e) if type(e) is RuntimeError else e)
                 registry().fail(text, by_python=by_python, interrupted=interrupted)
-                empty = [torch.empty(0) for _ in range(signature.returns)]
-                return empty[0] if signature.returns == 1 else tuple(empty)
+                empty = [None if r == "t" else torch.empty(0) for r in signature.results]
+                return empty[0] if len(empty) == 1 else tuple(empty)
 
         _askers.add(ask.__code__)
         return ask
+
+
+def _with_strings(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    """Return the arguments with the strings of the handles at these places."""
+    text, length, torch_cpu = c_char_p(), c_size_t(), symbols().library("torch_cpu")
+    filled = [*args]
+    for place in places:
+        handle, filled[place] = c_void_p(filled[place]), None
+        if handle:
+            torch_cpu.torch_string_c_str(handle, ctypes.byref(text))
+            torch_cpu.torch_string_length(handle, ctypes.byref(length))
+            filled[place] = ctypes.string_at(text, length.value).decode()
+    return tuple(filled)
+
+
+def _whole(signature: Signature, result: Any) -> Any:
+    """Return the result. Raises LaunchError for a None that C would take for a tensor."""
+    if "t" in signature.results:
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        for name, kind, value in zip(signature.outputs, signature.results, results):
+            if value is None and kind != "t":
+                raise LaunchError(
+                    f"{signature.name} returned None for its result `{name}`: return a tensor, or "
+                    "write `Tensor?` in the schema"
+                )
+    return result
 
 
 class _Failure(threading.local):
@@ -146,12 +182,14 @@ def _keep(error: BaseException) -> tuple[str, bool]:
 
 
 @functools.cache
-def _sibling(kinds: str, returns: int) -> str:
+def _sibling(kinds: str, results: str) -> str:
     """Return the name of the sibling op of this signature; the first user defines it."""
-    name = f"ask_{kinds}_{returns}"
+    name = f"ask_{kinds}_{results}"
     arguments = "".join(f", {_TYPES[kind]} a{i}" for i, kind in enumerate(kinds))
-    result = "Tensor" if returns == 1 else f"({', '.join(['Tensor'] * returns)})"
-    _library().define(f"{name}(int op{arguments}) -> {result}")
+    # Torch 2.13 mixes up the types of several results, so they are of one type.
+    kind = "Tensor?" if "t" in results else "Tensor"
+    returned = ", ".join(kind for _ in results)
+    _library().define(f"{name}(int op{arguments}) -> ({returned})")
     # Library.impl would first search for kernels that nobody can have registered here.
     _library().m.impl(  # type: ignore[union-attr]
         name, "CompositeImplicitAutograd", lambda op, *args: registry().answer(op, args), False

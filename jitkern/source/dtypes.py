@@ -80,6 +80,19 @@ TENSOR_MAP = "tensor_map"  # the code of a parameter that is a CUtensorMap by va
 SYNONYMS = {"char": "i8", "long": "i64", "unsigned long": "u64"}  # other types of C like these
 
 
+def table_of(code: str) -> tuple[str, int, int] | None:
+    """Return the element type, capacity and bytes of a parameter that is a table of tensors.
+
+    Such a parameter has the code `@f32:512` (`jitkern::Table<float, 512>`, see `tensor_table.h`) or
+    `&f32:512` (`jitkern::Pointers`). Returns None for the code of another parameter.
+    """
+    if code[:1] not in ("@", "&"):
+        return None
+    element, _, capacity = code[1:].partition(":")
+    count = int(capacity)
+    return element, count, 20 * count + 8 if code[0] == "@" else 8 * count
+
+
 @functools.cache
 def codes_of_torch() -> dict[Any, str]:
     """Return the code of each dtype of Torch that kernels know."""

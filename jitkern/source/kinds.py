@@ -65,7 +65,7 @@ class Unit(NamedTuple):
 
 @functools.cache
 def shared_include() -> str:
-    """The folder of `float16.h`: below the package in a wheel, beside it in the repository."""
+    """The folder of jitkern's headers: below the package in a wheel, beside it in a clone."""
     package = Path(__file__).parents[1]
     folders = (above / "kernels_src" / "include" for above in (package, package.parent))
     return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
@@ -315,6 +315,11 @@ class Cuda(Source):
                 f"arch_specific={arch_specific!r}: write True or False; the target names the arch"
             )
         self.arch_specific = arch_specific
+
+    @property
+    def roots(self) -> list[Include]:
+        """The directories that `#include` searches, in order; the folder of jitkern's is last."""
+        return [*super().roots, Include(shared_include())]
 
 
 class Cpp(Source):

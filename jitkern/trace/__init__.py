@@ -8,6 +8,7 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.trace import (
+        lists as lists,
         quick as quick,
         reads as reads,
         recorder as recorder,

@@ -15,7 +15,7 @@ from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.call import Call, expanded
 from jitkern.launch.device_facts import ATTRIBUTES, constant
-from jitkern.launch.kernels import CachedKernels, Compiled, Runner, geometry_of
+from jitkern.launch.kernels import CachedKernels, Compiled, Runner, arguments_of, geometry_of
 from jitkern.launch.symbols import (
     Facts,
     Statement,
@@ -30,7 +30,7 @@ from jitkern.launch.tuned import Tuned
 from jitkern.launch.workspaces import checked_count
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_text
-from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch
+from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch, table_of
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
 # Torch's numbers for dtypes (of complex ones a launch passes views) and devices.
@@ -94,10 +94,15 @@ class Described(NamedTuple):
 def described(args: Sequence[Any]) -> list[Any]:
     """Return the arguments with a `Described` for each tensor, the same one for the same tensor."""
     known: dict[int, Described] = {}
-    return [
-        known.setdefault(id(arg), Described.of(arg)) if isinstance(arg, torch.Tensor) else arg
-        for arg in args
-    ]
+
+    def one(arg: Any) -> Any:
+        if type(arg) in (list, tuple):  # a Described is a tuple, too
+            return [one(item) for item in arg]
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        return known.setdefault(id(arg), Described.of(arg))
+
+    return [one(arg) for arg in args]
 
 
 Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads the cache
@@ -112,6 +117,7 @@ class Recorder:
         self.actions: list[Statement] = []
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
         self.maps = 0
+        self.tables = 0
         self.kernels: list[Compiled] = []
         self.model: str | None = ""
         self._kernels_of = kernels_of
@@ -154,6 +160,34 @@ class Recorder:
             self.symbol(f"(i64){name}->data", value.address, f"the address of `{label}`"),
         )
         return TensorProxy(self, memory, value.dtype, sizes, strides, argument=name)
+
+    def tabulate(
+        self, places: Sequence[int],
+        tables: Sequence[tuple[tuple[torch.dtype, ...], Any, int, int]], chunk: int, *, dense: bool,
+    ) -> int:  # fmt: skip
+        """Let the stub fill tables of the lists at these places (see `tables.parts`).
+
+        Returns their number in C: `table<number>` are the tables, over `words<number>`.
+        """
+        number, self.tables = self.tables, self.tables + 1
+        groups = list(dict.fromkeys(dtypes for dtypes, *_ in tables))
+        codes = ", ".join(str(DTYPE_CODES[dtype]) for dtypes in groups for dtype in dtypes)
+        words: list[str] = []
+        texts: list[str] = []
+        for dtypes, _, capacity, least in tables:
+            texts.append(
+                f"{{.words = words{number}{''.join(f' + {w}' for w in words)}, "
+                f".group = {groups.index(dtypes)}, .capacity = {capacity}, .least = {least}}}"
+            )
+            words.append(f"{len(places)} * WORDS({capacity})")
+        self.facts.declare(f"u64 words{number}[{' + '.join(words)}];")
+        self.facts.declare(f"Table table{number}[] = {{{', '.join(texts)}}};")
+        listed = ", ".join(map(str, places))
+        self.facts.declare(
+            f"if (!api->tabulate(call, (const i32[]){{{listed}}}, (const i32[]){{{codes}}}, "
+            f"{len(places)}, table{number}, {len(tables)}, {chunk}LL, {int(dense)})) return MISS;"
+        )
+        return number
 
     # ------------------------------------------------------------------ allocation
 
@@ -328,13 +362,11 @@ class Recorder:
         number = len(self.kernels)
         self.kernels.append(compiled)
         what = f"`{call.function}` of {where}"
-        passed = call.args if compiled.kept is None else [call.args[i] for i in compiled.kept]
+        passed = arguments_of(compiled, call.args)
         if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in passed):
             raise Unsupported("a tensor not made by empty or zeros cannot be traced")
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
-        values = [
-            (_ctype(code), _argument(code, arg)) for code, arg in zip(compiled.parameters, args)
-        ]
+        values = [_passed(code, arg) for code, arg in zip(compiled.parameters, args)]
         if self.device.type == "cpu":
             types = ", ".join(ctype for ctype, _ in values) or "void"
             texts = ", ".join(text for _, text in values)
@@ -348,8 +380,7 @@ class Recorder:
             for i, (ctype, text) in enumerate(values)
             if ctype
         )
-        places = [f"&a{i}" if ctype else text for i, (ctype, text) in enumerate(values)]
-        pointers = ", ".join(places) or "0"
+        pointers = ", ".join(f"&a{i}" if c else text for i, (c, text) in enumerate(values)) or "0"
         carveout = 0 if shape.carveout is None else shape.carveout + 1
         options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl), carveout)
         extra = _array(options).replace("i64", "i32") if any(options) else "0"
@@ -390,16 +421,18 @@ class Recorder:
             else:
                 yield "0"
 
-    def finish(self, result: Any, wanted: int) -> None:
-        """Record the results, with which the stub returns."""
-        results = (
-            result if isinstance(result, (tuple, list)) else () if result is None else (result,)
-        )
-        if len(results) != wanted:
-            raise Unsupported(f"it returns {len(results)} values, and its schema says {wanted}")
+    def finish(self, result: Any, kinds: str) -> None:
+        """Record the results, with which the stub returns. kinds: see `Signature.results`."""
+        nothing = result is None and not kinds
+        results = result if isinstance(result, (tuple, list)) else () if nothing else (result,)
+        if len(results) != len(kinds):
+            raise Unsupported(f"it returns {len(results)} values, and its schema says {len(kinds)}")
         handles_seen: set[str] = set()
         handles: list[str] = []
-        for tensor in results:
+        for tensor, kind in zip(results, kinds):
+            if tensor is None and kind == "t":
+                handles.append("")
+                continue
             if type(tensor) is not TensorProxy:
                 raise Unsupported(f"a result of type {type(tensor).__name__} cannot be traced")
             if tensor._memory.address is not None or tensor._memory.handle in handles_seen:
@@ -407,7 +440,15 @@ class Recorder:
             handles_seen.add(tensor._memory.handle)
             handles.append(self.handle(tensor))
         for i, handle in enumerate(handles):  # after all that can fail
-            self.act(f"call->returns[{i}] = {handle}, {handle} = 0;")
+            given = f"{handle}, {handle} = 0" if handle else "0"
+            self.act(f"call->returns[{i}] = {given};")
+
+
+def _passed(code: str, value: Any) -> tuple[str, str]:
+    """Return the type and the text of a kernel argument in C; no type for a table in memory."""
+    if table_of(code):
+        return "", value.parameter()
+    return _ctype(code), _argument(code, value)
 
 
 def _argument(code: str, value: Any) -> str:

@@ -14,6 +14,24 @@ typedef struct { /* a tensor argument, described once per call */
   i32 dtype, device, index; /* as Torch numbers them */
 } Tensor;
 
+typedef struct { /* an argument that is a list or a string; its place has count -1 where it is None */
+  const Tensor *tensors;
+  const u64 *values;
+  const char *text;
+  i64 count; /* items; bytes of a string */
+} List;
+
+enum { LISTS = 8 }; /* most lists of one table */
+#define WORDS(capacity) ((capacity) / 2 * 5 + 1)
+
+typedef struct { /* a table of tensors, see `launch/tables.py`: the i-th tensors of some lists */
+  u64 *words; /* WORDS(capacity) for each list: addresses, sizes; as i32, first chunks and count */
+  i64 chunks;
+  u64 bits[LISTS]; /* all addresses of a list, or-ed */
+  i32 group;       /* the place of its dtypes */
+  i32 capacity, least, count;
+} Table;
+
 typedef struct Call Call;
 
 typedef struct { /* runtime/symbols.py fills this table, by these names and in this order */
@@ -46,6 +64,13 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   void (*bump_version)(Handle);
   _Bool (*is_inference)(Handle);
   void (*operator_delete)(void *);
+  void *(*operator_new)(u64);
+  i32 (*list_size)(Handle, u64 *);
+  i32 (*list_get_item)(Handle, u64, u64 *);
+  i32 (*delete_list)(Handle);
+  i32 (*string_length)(Handle, u64 *);
+  i32 (*string_c_str)(Handle, const char **);
+  i32 (*delete_string)(Handle);
   unsigned short (*default_dtype)(void);
   i64 (*function_modes)(void);
   void *(*context)(void);
@@ -74,12 +99,14 @@ typedef struct { /* runtime/symbols.py fills this table, by these names and in t
   i64 (*attribute)(const Call *, i32);
   i64 (*workspace)(const Call *, i64, i32);
   i32 (*tensor_map)(Call *, void *, const i32 *, char *, const i64 *, const i64 *, const i32 *);
+  i32 (*tabulate)(const Call *, const i32 *, const i32 *, i32, Table *, i32, i64, i32);
 } Api;
 
 struct Call { /* one call of an op, as a stub sees it */
   const Api *api;
   const Tensor *tensors; /* by position in the schema, as are the values */
   const u64 *values;
+  const List *lists; /* only of an op that has lists or strings */
   void *const *kernels;
   Handle *returns;
   char *error;
@@ -103,6 +130,9 @@ static inline i32 contiguous(const Tensor *t) {
     expected *= t->size[d];
   }
   return 1;
+}
+static inline i32 spells(const List *list, const char *text, i64 bytes) {
+  return list->count == bytes && !__builtin_memcmp(list->text, text, (u64)bytes);
 }
 /* Python's integers: a result beyond int64, or none at all, is marked as odd, and the stub misses. */
 static inline i64 add(i64 a, i64 b, i32 *odd) { i64 r; *odd |= __builtin_add_overflow(a, b, &r); return r; }

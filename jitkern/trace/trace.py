@@ -20,11 +20,13 @@ from jitkern.launch.kernels import Compiled, Kernels
 from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
+from jitkern.trace.lists import TensorList
 from jitkern.trace.recorder import Provider, Recorder, described, recording
 from jitkern.trace.seen import traceable
 from jitkern.trace.shim import shim
 from jitkern.trace.world import World, world_of
 
+_LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`
 _KEYWORDS = frozenset((
     "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
     "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict",
@@ -36,7 +38,7 @@ _KEYWORDS = frozenset((
 @functools.cache
 def identifier(name: str) -> str:
     """Return the name of an argument in C."""
-    taken = re.fullmatch(r"[amvy]\d+", name) or name in _KEYWORDS
+    taken = re.fullmatch(r"[amvy]\d+|(table|words)\d+|item\d+_\d+", name) or name in _KEYWORDS
     return f"{name}_" if taken or re.search(rf"\b{name}\b", shim()) else name
 
 
@@ -93,7 +95,7 @@ def trace(
                 *(proxy for name, proxy in named.items() if name not in keywords),
                 **{name: proxy for name, proxy in named.items() if name in keywords},
             )
-        recorder.finish(result, signature.returns)
+        recorder.finish(result, signature.results)
         if running.problem:  # the launch function has caught the error
             raise running.problem  # noqa: TRY301
     except (CompilerNotFound, TargetError, CacheError, LoadError):
@@ -130,6 +132,11 @@ def _arguments(
     for i, (parameter, value) in enumerate(zip(parameters, args)):
         name, kind = identifier(parameter.name), parameter.kind
         stored = f"call->values[{i}]"
+        if kind in _LISTS:
+            if compares and kind in "LV" and value:
+                raise Unsupported("`is` cannot be traced beside a list of tensors")
+            proxies.append(_list(recorder, parameter, i, value))
+            continue
         if kind in "TtWw":
             tensors.append((i, name))
             twin = next((j for j, other in enumerate(args[:i]) if other is value), None)
@@ -146,20 +153,52 @@ def _arguments(
             else:
                 proxies.append(recorder.tensor(name, parameter.name, value))
             continue
-        if kind.isupper():
-            recorder.facts.guard(f"{'!' if value is None else ''}{stored}")
-            stored = f"*(const u64 *){stored}"
-        if value is None:
-            proxies.append(None)
-        elif kind in "bB":  # a real bool: `is` and `not` cannot be intercepted
-            recorder.facts.guard(f"({stored} & 255) == {int(value)}")
-            proxies.append(value)
-        else:
-            text = f"real({stored})" if kind in "fF" else f"(i64){stored}"
-            number = float(value) if kind in "fF" else int(value)
-            value_name = recorder.facts.value(type(number), text, name)
-            proxies.append(recorder.symbol(value_name, number, f"`{parameter.name}`"))
+        proxies.append(_number(recorder, parameter, stored, value))
     return proxies, tensors
+
+
+def _number(recorder: Recorder, parameter: Parameter, stored: str, value: Any) -> Any:
+    """Return what stands for a number, a bool or None, `stored` in C."""
+    kind = parameter.kind
+    if kind.isupper():
+        recorder.facts.guard(f"{'!' if value is None else ''}{stored}")
+        stored = f"*(const u64 *){stored}"
+    if value is None:
+        return None
+    if kind in "bB":  # a real bool: `is` and `not` cannot be intercepted
+        recorder.facts.guard(f"({stored} & 255) == {int(value)}")
+        return value
+    text = f"real({stored})" if kind in "fF" else f"(i64){stored}"
+    number = float(value) if kind in "fF" else int(value)
+    name = recorder.facts.value(type(number), text, identifier(parameter.name))
+    return recorder.symbol(name, number, f"`{parameter.name}`")
+
+
+def _list(recorder: Recorder, parameter: Parameter, place: int, value: Any) -> Any:
+    """Return what stands for a list or a string; strings, bools and lengths are guarded."""
+    given, facts, name = f"call->lists[{place}]", recorder.facts, parameter.name
+    if parameter.kind in "LV":
+        return TensorList(recorder, place, name, value)
+    if value is None:
+        facts.guard(f"{given}.count < 0")
+        return None
+    if isinstance(value, str):
+        text = value.encode()
+        letters = "".join(f"\\{byte:03o}" for byte in text)
+        facts.guard(f'spells(&{given}, "{letters}", {len(text)})')
+        return value
+    facts.guard(f"{given}.count == {len(value)}")
+    items: list[Any] = []
+    for i, item in enumerate(value):
+        stored, label = f"{given}.values[{i}]", f"`{name}[{i}]`"
+        if parameter.kind in "zZ":
+            facts.guard(f"({stored} & 255) == {int(item)}")
+            items.append(item)
+        elif parameter.kind in "dD":
+            items.append(recorder.symbol(facts.value(float, f"real({stored})"), float(item), label))
+        else:
+            items.append(recorder.symbol(facts.value(int, f"(i64){stored}"), int(item), label))
+    return items
 
 
 def _reason_of(e: BaseException) -> str:

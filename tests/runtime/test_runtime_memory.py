@@ -182,3 +182,37 @@ def test_autograd_notices_an_inplace_launch_whose_call_failed_after_it(inc):
     failing(inc, e, 2**46)()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         saves.backward()
+
+
+LISTS = """
+extern "C" void total(double *out, T *const *data, const long *numel, long count, double a) {
+  for (long i = 0; i < count; i++)
+    for (long j = 0; j < numel[i]; j++) *out += a * data[i][j];
+}
+"""
+
+
+@pytest.mark.parametrize("mode", ["sum", "bad"], ids=["served", "refused"])
+def test_lists_strings_and_results_that_may_be_none_leave_nothing(declare, mode):
+    def launch(k, xs, mode, more, want):
+        out = torch.zeros((), dtype=torch.float64)
+        torch._check(mode != "bad", lambda: "bad mode")
+        for table in k.tables(xs):
+            k.total[{"T": table.dtype}](out, table, float(more[0]))
+        return out, torch.empty(1) if want else None
+
+    schema = "(Tensor[] xs, str? mode, int[]? more, bool want) -> (Tensor, Tensor?)"
+    op = declare(schema, LISTS, launch)
+    xs = [torch.ones(3) for _ in range(3)]
+    for want in (True, False):
+        warmed(op, xs, "sum", [2], want)
+
+    def call():
+        for want in (True, False):
+            if mode == "sum":
+                op(xs, mode, [2], want)
+                continue
+            with pytest.raises(RuntimeError, match="bad mode"):
+                op(xs, mode, [2], want)
+
+    assert_flat(call, CALLS // 4 if mode == "sum" else CALLS // 40)

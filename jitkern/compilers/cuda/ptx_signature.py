@@ -26,8 +26,8 @@ def signature(text: str, symbol: str = "") -> tuple[str, list[str]]:
     """(symbol, parameter codes) of the probed kernel in PTX `text`; symbol "" if it is no kernel.
 
     A code is a dtype's short name, `*` and a short name for a pointer, `*` for a pointer to
-    anything else, TENSOR_MAP for a CUtensorMap, or "" for a parameter that no argument can be
-    passed for (another struct, or a half, by value).
+    anything else, TENSOR_MAP for a CUtensorMap, that of a table (`dtypes.table_of`), or "" for a
+    parameter that no argument can be passed for (another struct, or a half, by value).
     """
     entries = re.findall(_ENTRY, text)
     spelled = {entry: demangled(entry) for entry in entries}
@@ -55,6 +55,10 @@ def parameter_count(text: str, symbol: str) -> int:
 
 def _code(parameter: str) -> str:
     """The code of a parameter; an array counts as its elements, and a pointer as an address."""
+    table = re.fullmatch(r"jitkern::(Table|Pointers)<(.*), (\d+)>", parameter.strip())
+    if table:
+        element = _CODES.get(re.sub(r"\bconst\b", "", table[2]).strip(), "")
+        return f"{'@' if table[1] == 'Table' else '&'}{element}:{table[3]}"
     base, templated = parameter, 1
     while templated:  # `Pair<int*>` is no pointer
         base, templated = re.subn(r"<[^<>]*>", "", base)

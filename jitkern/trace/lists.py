@@ -1,0 +1,196 @@
+"""Lists of tensors as a launch function sees them while it is traced, and tables made of them.
+
+The length is guarded when it is asked for, and a tensor when it is taken out: a launch function
+that only passes the list to `k.tables` has a stub that serves lists of other lengths, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.launch.symbols import Symbol, Unsupported
+from jitkern.launch.tables import Table, check_alike, is_dense, parts, power_of_two
+from jitkern.trace.recorder import DTYPE_CODES, Described, Recorder
+from jitkern.trace.tensor_proxy import Memory, TensorProxy
+
+
+class TensorList:
+    """The list of tensors at one place among the arguments."""
+
+    def __init__(
+        self, recorder: Recorder, place: int, label: str, described: Sequence[Described]
+    ) -> None:
+        self._recorder = recorder
+        self._place = place
+        self._label = label
+        self._described = described
+        self._proxies: dict[int, TensorProxy] = {}
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return list
+
+    def _count(self) -> str:
+        return f"call->lists[{self._place}].count"
+
+    def __len__(self) -> int:
+        self._recorder.facts.guard(f"{self._count()} == {len(self._described)}")
+        return len(self._described)
+
+    def __bool__(self) -> bool:
+        some = bool(self._described)
+        self._recorder.facts.guard(self._count() if some else f"!{self._count()}")
+        return some
+
+    def __iter__(self) -> Iterator[TensorProxy]:
+        return iter([self._tensor(i) for i in range(len(self))])
+
+    def __reversed__(self) -> Iterator[TensorProxy]:
+        yield from reversed([*self])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [*self][index]
+        if type(index) is int and 0 <= index < len(self._described):
+            self._recorder.facts.guard(f"{self._count()} > {index}")
+            return self._tensor(index)
+        return self._tensor(range(len(self))[index])
+
+    def __add__(self, other: Any) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Any) -> list[Any]:
+        return [*other, *self]
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"`{name}` of a list of tensors cannot be traced")
+
+    def _refuse(self, *_: object) -> Any:
+        raise Unsupported(
+            f"the list `{self._label}` can be asked for its length and its tensors; a change or a "
+            "comparison of the list cannot be traced"
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __contains__ = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = __mul__ = __rmul__ = _refuse
+
+    def _tensor(self, index: int) -> TensorProxy:
+        """Return a tensor of the list, which is long enough by a guard."""
+        if index not in self._proxies:
+            name = f"item{self._place}_{index}"
+            self._recorder.facts.declare(
+                f"const Tensor *{name} = &call->lists[{self._place}].tensors[{index}];"
+            )
+            self._proxies[index] = self._recorder.tensor(
+                name, f"{self._label}[{index}]", self._described[index]
+            )
+        return self._proxies[index]
+
+    def tables(self, lists: Sequence[Any], chunk: int, most: int, *, dense: bool) -> list[Any]:
+        """Return the tables of these lists, of which this one is the first that is an argument."""
+        if any(type(items) is not TensorList for items in lists):
+            raise Unsupported("k.tables() of a list that is no argument of the op cannot be traced")
+        described = [items._described for items in lists]
+        for tensor in (tensor for tensors in described for tensor in tensors):
+            if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_CODES:
+                raise Unsupported(f"a table of {tensor.layout} {tensor.dtype} cannot be traced")
+            if not _is_packable(tensor, dense=dense):
+                raise Unsupported("a table of tensors with gaps cannot be traced")
+        check_alike([[_numel(tensor) for tensor in tensors] for tensors in described])
+        listed = parts([[tensor.dtype for tensor in tensors] for tensors in described], most)
+        if not listed:
+            for items in lists:
+                bool(items)  # guarded to be empty
+            return []
+        number = self._recorder.tabulate(
+            [items._place for items in lists], listed, chunk, dense=dense
+        )
+        made = []
+        at = 0
+        for i, (_, part, capacity, _) in enumerate(listed):
+            tables = []
+            for place, tensors in enumerate(described):
+                words = f"words{number} + {at}"
+                at += capacity // 2 * 5 + 1  # WORDS of shim.h
+                own = [tensors[j] for j in part]
+                numbers = (number, i, place)
+                tables.append(_TracedTable(self._recorder, numbers, words, own, capacity, chunk))
+            made.append(tuple(tables))
+        return [tables[0] for tables in made] if len(lists) == 1 else [*made]
+
+
+class _TracedTable(Table):
+    """A table that each call fills.
+
+    place: its numbers in C: of the call of k.tables(), of the table, and of its list.
+    """
+
+    def __init__(
+        self, recorder: Recorder, place: tuple[int, int, int], words: str,
+        described: Sequence[Described], capacity: int, chunk: int,
+    ) -> None:  # fmt: skip
+        self._recorder = recorder
+        self._described = described
+        number, i, self._list = place
+        self._table = f"table{number}[{i}]"
+        self._words = words
+        self._chunk = chunk
+        self.dtype = described[0].dtype
+        self.capacity = capacity
+        self.count: Any = self._symbol("count", len(described))
+
+    def _symbol(self, field: str, hint: int) -> Symbol:
+        text = self._recorder.facts.value(int, f"(i64){self._table}.{field}")
+        return self._recorder.symbol(text, hint, f"`{field}` of a table", natural=True)
+
+    @property
+    def chunks(self) -> Any:
+        """The number of chunks."""
+        return self._symbol("chunks", sum(-(-_numel(t) // self._chunk) for t in self._described))
+
+    def aligned(self, bytes: int) -> bool:  # noqa: A002
+        """Whether the addresses of all tensors are multiples of a power of 2, in bytes."""
+        mask = power_of_two(bytes) - 1
+        answer = all(tensor.address & mask == 0 for tensor in self._described)
+        odd = f"({self._table}.bits[{self._list}] & {mask})"
+        self._recorder.facts.guard(f"!{odd}" if answer else odd)
+        return answer
+
+    def fault(self, _: torch.device) -> str:
+        """Return "": the stub looks at all tensors itself."""
+        return ""
+
+    def parameter(self) -> str:
+        """Return the parameter of a CUDA kernel in C."""
+        return f"({self._words})"
+
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """Return the addresses, the sizes and the count, for C and C++."""
+        texts = (self._words, f"{self._words} + {self.capacity}")
+        pointers = [
+            TensorProxy(
+                self._recorder, Memory("0", f"(char *)({text})", None), torch.int64,
+                (self.capacity,), (1,), contiguous=True,
+            )
+            for text in texts
+        ]  # fmt: skip
+        return pointers[0], pointers[1], self.count
+
+
+def _numel(tensor: Described) -> int:
+    return math.prod(tensor.shape)
+
+
+def _is_packable(tensor: Described, *, dense: bool) -> bool:
+    if dense:
+        return is_dense(tensor)
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides)):
+        if size != 1 and stride != expected:
+            return 0 in tensor.shape
+        expected *= size
+    return True

@@ -1,0 +1,117 @@
+"""Tables of tensors as parameters of CUDA kernels, compiled for a GPU that is not here."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+
+import pytest
+import torch
+from helpers import H100, needs_nvrtc
+
+from jitkern import jit
+from jitkern.calls.samples import Sample
+from jitkern.declare import Cuda, kernel
+from jitkern.errors import LaunchError
+from jitkern.launch.arguments import checked
+from jitkern.launch.kernels import Kernels, ignore
+from jitkern.launch.tables import Table
+from jitkern.op.needed_kernels import units_of
+from jitkern.prewarming.ahead import refused_by, stubs_of
+from jitkern.target import Target
+from jitkern.trace.stub_text import lines_of
+
+STEP = """
+#include "tensor_table.h"
+template <typename T, typename U, int N>
+__global__ void step(const __grid_constant__ jitkern::Table<T, N> p,
+                     const __grid_constant__ jitkern::Pointers<const U, N> g, float lr) {
+  const jitkern::Chunk c = p.chunk(blockIdx.x, 1000);
+  for (long long i = c.begin + threadIdx.x; i < c.end; i += blockDim.x)
+    p.data[c.tensor][i] = (T)((float)p.data[c.tensor][i] - lr * (float)g.data[c.tensor][i]);
+}
+"""
+TARGET = Target.parse(H100)
+_number = itertools.count()
+
+
+@pytest.fixture
+def step():
+    name = f"jitkern_test::step{next(_number)}_"
+    op = kernel(f"{name}(Tensor(a!)[] ps, Tensor[] gs, float lr) -> ()", cuda=Cuda(text=STEP))
+
+    @op.launch("cuda")
+    def _(k, ps, gs, lr):
+        for p, g in k.tables(ps, gs, chunk=1000):
+            template = {"T": p.dtype, "U": g.dtype, "N": p.capacity}
+            k.step[template](p, g, lr, grid=p.chunks, block=256)
+
+    return op
+
+
+def meta(count, dtype=torch.float32):
+    return [torch.empty(2 * i, dtype=dtype, device="meta") for i in range(count)]
+
+
+@needs_nvrtc
+def test_300_tensors_are_one_launch_of_a_kernel_built_for_a_gpu(step):
+    source = step.sources["cuda"][0]
+    call = (meta(300), meta(300, torch.bfloat16), 0.5)
+    units, problems = units_of(step, source, "cuda", [Sample("a call", call)])
+    assert not problems
+    (variant,) = (variant for unit in units for variant in unit[0])
+    entry = jit.ensure(variant, TARGET)
+    assert entry.manifest.meta["parameters"] == ["@f32:512", "&bf16:512", "f32"]
+    assert refused_by(step, source, TARGET, [call]) == []
+    stubs, reasons = stubs_of(step, source, TARGET, [call])
+    assert not reasons
+    (stub,) = stubs
+    text = "\n".join(line.text for line in lines_of(step.schema, stub.traced))
+    assert text.count("api->launch(") == 1
+    assert text.count("api->tabulate(") == 1
+    assert "(words0 + 0), (words0 + 1281), &a2" in text
+    jit.ensure(stub.variant, TARGET)
+    other, _ = stubs_of(step, source, TARGET, [(meta(200), meta(200, torch.bfloat16), 2.0)])
+    assert other[0].variant == stub.variant, "one stub for other lengths, ranks and sizes"
+
+
+def test_a_table_is_packed_as_the_header_declares_it():
+    tensors = [torch.ones(n) for n in (5, 0, 1000, 1001)]
+    table = Table(tensors, 32, 1000, dense=False)
+    packed = table.packed("@f32:32")
+    assert len(packed) == 20 * 32 + 8
+    assert struct.unpack_from("4Q", packed) == tuple(t.data_ptr() for t in tensors)
+    assert struct.unpack_from("4q", packed, 8 * 32) == (5, 0, 1000, 1001)
+    assert struct.unpack_from("5i", packed, 16 * 32) == (0, 1, 1, 2, 4)
+    assert struct.unpack_from("i", packed, 20 * 32 + 4) == (4,)
+    assert table.packed("&f32:32") == packed[: 8 * 32]
+    assert table.chunks == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "argument", "message"),
+    [
+        ("@f32:32", 1.0, "must be a table of k.tables.., for Table<f32, 32>, got float"),
+        ("@f16:32", "table", "must be a table of float16 tensors, got one of torch.float32"),
+        ("&f32:64", "table", "must be a Pointers<f32, 64>, got a table of capacity 32"),
+        ("*f32", "table", "must be a tensor, got Table"),
+    ],
+)
+def test_what_is_no_fitting_table_is_refused(code, argument, message):
+    table = Table([torch.ones(2)], 32, 1000, dense=False)
+    with pytest.raises(LaunchError, match=message):
+        checked("k", [code], [table if argument == "table" else argument], torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("lists", "options", "message"),
+    [
+        ([], {}, "takes 1 to 8 lists"),
+        ([torch.ones(1)], {"chunk": 0}, "chunk=0 is no number"),
+        ([[torch.ones(1)]], {"most": 100}, "most=100 is no multiple of 32"),
+        ([[torch.ones(1)], []], {}, r"have \[1, 0\] tensors"),
+    ],
+)
+def test_what_is_no_table_is_refused(lists, options, message):
+    with pytest.raises(LaunchError, match=message):
+        Kernels(ignore).tables(*lists, **options)

@@ -1,0 +1,303 @@
+"""Lists, strings and optional results, which the launch runtime passes without Python."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from calls_of_ops import misses, warmed
+from helpers import slot_of
+
+from jitkern.errors import LaunchError
+from jitkern.runtime import binding, linker
+
+pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+
+SUM = """
+extern "C" void total(double *out, T *const *data, const long *numel, long count, double a) {
+  for (long i = 0; i < count; i++)
+    for (long j = 0; j < numel[i]; j++) *out += a * data[i][j];
+}
+"""
+SCALE = """
+extern "C" void scale(T *const *data, const long *numel, long count, double a) {
+  for (long i = 0; i < count; i++)
+    for (long j = 0; j < numel[i]; j++) data[i][j] *= a;
+}
+"""
+STEP = """
+template <typename T, typename U>
+void step(T *const *p, const long *numel, long count, U *const *g, const long *, long, double lr) {
+  for (long i = 0; i < count; i++)
+    for (long j = 0; j < numel[i]; j++) p[i][j] -= lr * g[i][j];
+}
+"""
+PUT = 'extern "C" void put(double *out, double a, long n) { for (long i = 0; i < n; i++) out[i] = a; }'
+ADD = 'extern "C" void add(double *out, const float *x) { *out += *x; }'
+ONES = [torch.ones(2), torch.ones(2, 3), torch.ones(0), torch.ones(())]
+
+
+def total_of(k, xs, a):
+    out = torch.zeros((), dtype=torch.float64)
+    for table in k.tables(xs):
+        k.total[{"T": table.dtype}](out, table, a)
+    return out
+
+
+@pytest.fixture
+def total(declare):
+    return declare("(Tensor[] xs, float a=1.0) -> Tensor", SUM, total_of)
+
+
+def test_a_table_serves_lists_of_other_lengths_ranks_and_sizes(total):
+    warmed(total, ONES)
+    before = misses(total)
+    assert float(total(ONES[:1], 0.5)) == 1
+    assert float(total([torch.ones(3, 3, 3)] * 31)) == 27 * 31
+    assert misses(total) == before
+
+
+def test_300_tensors_are_one_stub_and_one_launch(total):
+    xs = [torch.full((i,), 2.0) for i in range(300)]
+    wanted = float(sum(2 * i for i in range(300)))
+    assert float(warmed(total, xs)(xs)) == wanted
+    slot = slot_of(total)
+    assert len(slot.known) == 1
+    before = misses(total)
+    random.Random(0).shuffle(xs)
+    assert float(total(xs[:200])) == float(sum(x.sum() for x in xs[:200]))
+    assert misses(total) == before
+
+
+@pytest.mark.parametrize("count", [1, 32, 33, 128, 129, 1024, 1025, 2100])
+def test_every_capacity_holds_what_it_should(total, count):
+    xs = [torch.full((i % 3,), 1.0) for i in range(count)]
+    wanted = float(sum(i % 3 for i in range(count)))
+    assert float(total(xs)) == wanted
+    linker.settle()
+    before = misses(total)
+    assert float(total(xs)) == wanted
+    assert misses(total) == before, slot_of(total).refused
+
+
+def test_tensors_of_several_dtypes_are_several_tables(total):
+    mixed = [torch.ones(3), torch.ones(2).double(), torch.ones(4), torch.ones(1).double()]
+    assert float(warmed(total, mixed)(mixed)) == 10
+    before = misses(total)
+    assert float(total(mixed[:2])) == 5
+    assert misses(total) == before
+    assert float(total(mixed[1:])) == 7, "another order of the dtypes"
+    assert float(total(mixed[:1])) == 3, "one dtype alone"
+    assert misses(total) == before + 2
+
+
+def test_an_empty_list_launches_nothing(total):
+    assert float(warmed(total, [])([])) == 0
+    assert float(total(ONES)) == 9
+
+
+def test_a_tensor_that_no_table_takes_is_refused_with_its_place(total):
+    warmed(total, ONES)
+    with pytest.raises(LaunchError, match="tensor 1, of strides .*, is not contiguous"):
+        total([torch.ones(2), torch.ones(4, 4).t()[:2]])
+    assert float(total([torch.ones(2), torch._neg_view(torch.ones(3))])) == -1
+
+
+def test_dense_tensors_are_taken_in_any_order_of_their_dimensions(declare):
+    def launch(k, xs, a):
+        out = torch.zeros((), dtype=torch.float64)
+        for table in k.tables(xs, dense=True):
+            k.total[{"T": table.dtype}](out, table, a)
+        return out
+
+    op = declare("(Tensor[] xs, float a=1.0) -> Tensor", SUM, launch)
+    image = torch.rand(2, 3, 4, 5)
+    wide = image.to(memory_format=torch.channels_last)
+    warmed(op, [image, image])
+    before = misses(op)
+    torch.testing.assert_close(op([wide, image.permute(3, 1, 0, 2), torch.ones(3, 1, 2).mT]).item(), 2 * image.double().sum().item() + 6, rtol=1e-6, atol=0)  # fmt: skip
+    assert misses(op) == before
+    with pytest.raises(LaunchError, match="has gaps"):
+        op([image[:, 1:]])
+    with pytest.raises(LaunchError, match="has gaps"):
+        op([torch.ones(3, 1).expand(3, 4)])
+
+
+def test_changed_lists_are_changed_and_their_versions_rise(declare):
+    def launch(k, xs, a):
+        for table in k.tables(xs):
+            k.scale[{"T": table.dtype}](table, a)
+
+    op = declare("(Tensor(a!)[] xs, float a) -> ()", SCALE, launch)
+    xs = [torch.ones(3), torch.ones(2, 2).double()]
+    for turn in range(1, 4):
+        versions = [x._version for x in xs]
+        op(xs, 2.0)
+        linker.settle()
+        assert [float(x.sum()) for x in xs] == [3 * 2.0**turn, 4 * 2.0**turn]
+        assert all(x._version > before for x, before in zip(xs, versions))
+    assert misses(op) == 1
+    with torch.inference_mode():
+        inside = [torch.ones(2)]
+        op(inside, 3.0)
+    assert inside[0].tolist() == [3, 3]
+    saved = torch.ones(3, requires_grad=True)
+    squared = (saved * saved.detach().clone()).sum()
+    weight = torch.ones(2)
+    product = (torch.ones(2, requires_grad=True) * weight).sum()
+    op([weight], 2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    squared.backward()
+
+
+def test_several_lists_belong_together(declare):
+    def launch(k, ps, gs, lr):
+        for p, g in k.tables(ps, gs):
+            k.step[{"T": p.dtype, "U": g.dtype}](p, g, lr)
+
+    op = declare("(Tensor(a!)[] ps, Tensor[] gs, float lr) -> ()", STEP, launch)
+    for _ in range(2):
+        ps = [torch.full((n,), 3.0, dtype=d) for n, d in ((2, torch.float32), (3, torch.float64), (0, torch.float32))]  # fmt: skip
+        op(ps, [torch.ones(2), torch.ones(3), torch.ones(0)], 0.5)
+        assert [p.tolist() for p in ps] == [[2.5] * 2, [2.5] * 3, []]
+        linker.settle()
+    assert misses(op) == 1
+    with pytest.raises(LaunchError, match=r"tensors 1 of the lists have \(3, 2\) elements"):
+        op([torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(2)], 0.5)
+    with pytest.raises(LaunchError, match=r"the lists have \[2, 1\] tensors"):
+        op([torch.ones(2), torch.ones(3)], [torch.ones(2)], 0.5)
+
+
+def test_alignment_is_guarded_only_where_it_is_asked_for(declare):
+    def launch(k, xs, a):
+        out = torch.zeros((), dtype=torch.float64)
+        for table in k.tables(xs):
+            k.total[{"T": table.dtype}](out, table, a if table.aligned(16) else -a)
+        return out
+
+    op = declare("(Tensor[] xs, float a=1.0) -> Tensor", SUM, launch)
+    base = torch.ones(9)
+    assert float(warmed(op, ONES)(ONES)) == 9
+    assert float(warmed(op, [base[:4], base[1:]])([base[:4], base[1:]])) == -12
+    assert misses(op) == 2
+
+
+def test_a_tensor_of_a_list_is_a_tensor_with_guards(declare):
+    def launch(k, xs, only):
+        out = torch.zeros((), dtype=torch.float64)
+        for x in xs[only[0] :] if only else xs:
+            torch._check(x.numel() == 1, lambda x=x: f"{x.numel()} elements")
+            k.add(out, x)
+        return out if len(xs) else torch.ones((), dtype=torch.float64)
+
+    op = declare("(Tensor[] xs, int[] only) -> Tensor", ADD, launch)
+    three = [torch.tensor(float(i)) for i in range(3)]
+    assert float(warmed(op, three, [])(three, [])) == 3
+    assert misses(op) == 1
+    assert float(op(three[1:], [])) == 3, "another length"
+    assert float(op([three[1].reshape(1), *three[1:]], [])) == 4, "another rank"
+    assert float(op([], [])) == 1
+    assert misses(op) == 4
+    with pytest.raises(RuntimeError, match="2 elements"):
+        op([torch.ones(2)], [])
+
+
+def test_numbers_strings_and_bools_in_lists_reach_the_kernel(declare):
+    def launch(k, x, ns, fs, bs, mode, other, more):
+        out = torch.empty(len(ns) + 1, dtype=torch.float64)
+        n = sum(ns) + (sum(more) if more is not None else 0)
+        value = n + sum(fs) * (2 if mode == "twice" else 1) + (1000 if bs[0] else 0)
+        k.put(out, value if other != "ü\0\\" else -value, out.numel())
+        return out
+
+    schema = "(Tensor x, int[] ns, float[] fs, bool[2] bs, str mode='', str? other=None, int[]? more=None) -> Tensor"
+    op = declare(schema, PUT, launch)
+    x = torch.ones(1)
+    calls = [
+        (x, [1, -2], [0.5], [True, False]),
+        (x, [5, 2**40], [-1.5], [True, False]),
+        (x, [1, -2], [0.5], [False, False], "twice"),
+        (x, [1, -2], [0.5], [False, False], "twice", None, [7]),
+        (x, [], [], [False, True], "", "ü\0\\"),
+        (x, [], [], [False, True], "", "ü", []),
+    ]
+    wanted = [[999.5] * 3, [2**40 + 1003.5] * 3, [0.0] * 3, [7.0] * 3, [0.0], [0.0]]
+    for call, expected in zip(calls, wanted):
+        assert op(*call).tolist() == expected
+        linker.settle()
+    before = misses(op)
+    assert before == 5, "numbers alone make no stub of their own"
+    assert [op(*call).tolist() for call in calls] == wanted
+    assert misses(op) == before
+
+
+@pytest.fixture
+def maybe(declare):
+    def launch(k, x, n):
+        torch._check(n >= 0, lambda: "n is negative")
+        out = torch.empty(1, dtype=torch.float64)
+        k.put(out, 1.0, 1)
+        if not n:
+            return None, out
+        more = torch.empty(n, dtype=torch.float64)
+        k.put(more, 2.0, n)
+        return more, out
+
+    return declare("(Tensor x, int n) -> (Tensor? more, Tensor out)", PUT, launch)
+
+
+def test_a_result_may_be_none(maybe):
+    x = torch.ones(1)
+    for _ in range(3):
+        assert maybe(x, 0) == (None, torch.ones(1, dtype=torch.float64))
+        more, out = maybe(x, 3)
+        assert more.tolist() == [2.0] * 3
+        assert out.tolist() == [1]
+        linker.settle()
+    assert misses(maybe) == 2
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="n is negative"):
+            maybe(x, -1)
+
+
+def test_one_result_alone_may_be_none(declare):
+    def launch(k, x, want):
+        if not want:
+            return None
+        out = torch.empty(1, dtype=torch.float64)
+        k.put(out, 1.0, 1)
+        return out
+
+    op = declare("(Tensor x, bool want) -> Tensor?", PUT, launch)
+    for _ in range(3):
+        assert op(torch.ones(1), False) is None
+        assert op(torch.ones(1), True).tolist() == [1]
+        linker.settle()
+    assert misses(op) == 2
+
+
+def test_none_for_a_result_that_is_no_option_is_an_error(declare):
+    op = declare("(Tensor x) -> (Tensor?, Tensor)", PUT, lambda k, x: (None, None))
+    with pytest.raises(LaunchError, match="returned None as result 2"):
+        op(torch.ones(1))
+
+
+def test_threads_call_with_lists_of_their_own(total):
+    wrong = []
+
+    def work(seed):
+        draw = random.Random(seed)
+        for _ in range(300):
+            xs = [torch.ones(draw.randrange(5)) for _ in range(draw.randrange(140))]
+            if float(total(xs)) != sum(x.numel() for x in xs):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
