@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         TargetError as TargetError,
         UntrustedCache as UntrustedCache,
     )
+    from jitkern.op.roofline import roofline as roofline
     from jitkern.prewarming.api import prewarm as prewarm
     from jitkern.raw.from_file import cpp_kernel as cpp_kernel, cuda_kernel as cuda_kernel
     from jitkern.raw.from_triton import triton_kernel as triton_kernel
@@ -50,6 +51,7 @@ _HOMES = {
     "cuda_kernel": "raw.from_file",
     "triton_kernel": "raw.from_triton",
     "prewarm": "prewarming.api",
+    "roofline": "op.roofline",
     "stats": "cache.events",
     "using": "config",
     "JitkernError": "errors",

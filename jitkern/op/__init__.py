@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         gradient as gradient,
         needed_kernels as needed_kernels,
         op as op,
+        roofline as roofline,
+        timing as timing,
     )
 else:
     __getattr__ = on_first_use(__name__)

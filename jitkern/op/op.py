@@ -65,6 +65,7 @@ class Declaration(NamedTuple):
     reference: Function | None = None
     fake: Function | None = None
     samples: Callable[[str], Iterator[Any]] | None = None
+    cost: Function | None = None
 
 
 class _OfEach:
@@ -81,7 +82,7 @@ class Op:
     """An op: a PyTorch reference, and kernels that compute it faster.
 
     Calling it calls the registered op. The decorators `reference`, `launch`, `tune`, `fake`,
-    `backward` and `samples` complete the declaration.
+    `backward`, `samples` and `cost` complete the declaration.
     """
 
     __doc__: Any = _OfEach("doc", __doc__)
@@ -269,6 +270,16 @@ class Op:
         """
         self._declare(samples=function)
         self._drawn = None
+        return function
+
+    def cost(self, function: Function) -> Function:
+        """Decorator: `f(*args)` returns `(bytes, flops)`, what a call must move and compute.
+
+        The bytes are the least that any kernel moves: each input is read once, and each output is
+        written once. The flops are additions, multiplications and calls of functions like `exp`.
+        `jitkern.roofline` calls the function, also with meta tensors: shapes and dtypes suffice.
+        """
+        self._declare(cost=function)
         return function
 
     def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:

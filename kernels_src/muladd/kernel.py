@@ -42,6 +42,11 @@ def _(grad, a, b):
     return grad * b, grad * a, grad
 
 
+@muladd.cost
+def _(a, b, c):
+    return 2 * a.nbytes + b.nbytes + c.nbytes, 2 * a.numel()
+
+
 @muladd.samples
 def _(device):
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):

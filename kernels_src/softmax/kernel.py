@@ -70,6 +70,11 @@ def _(grad, out):
     return softmax_backward(grad, out)
 
 
+@softmax.cost
+def _(x):  # for each number: a maximum, a difference, exp, a sum, a product
+    return 2 * x.nbytes, 5 * x.numel()
+
+
 @softmax.samples
 def _(device):
     for dtype in DTYPES:
@@ -100,6 +105,11 @@ def _(k, grad, out):
     dx = torch.empty_like(out)
     k.softmax_backward[{"T": out.dtype}](dx, grad, out, rows, cols)
     return dx
+
+
+@softmax_backward.cost
+def _(grad, out):
+    return grad.nbytes + 2 * out.nbytes, 4 * out.numel()
 
 
 @softmax_backward.samples

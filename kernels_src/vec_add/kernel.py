@@ -47,6 +47,11 @@ def _(k, x, y):
     return out
 
 
+@vec_add.cost
+def _(x, y):
+    return 2 * x.nbytes + y.nbytes, x.numel()
+
+
 @vec_add.samples
 def _(device):
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
