@@ -138,6 +138,7 @@ def private_environment(home: Path, **settings: str) -> dict[str, str]:
         "JITKERN_CACHE_DIR": "jitkern",
         "TORCH_EXTENSIONS_DIR": "extensions",
         "TRITON_CACHE_DIR": "triton",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
         "CUPY_CACHE_DIR": "cupy",
         "CUDA_CACHE_PATH": "driver",
     }

@@ -50,12 +50,7 @@ def label_of(number: float, unit: str) -> str:
 
 def draw(output: dict[str, Any], path: Path) -> None:
     """Write horizontal bars as SVG, with text as text; equal input gives equal bytes."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jitkern", "text.color": TEXT})
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     numbers, unit = bars_of(output)
     names = list(numbers)[::-1]
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.33 * len(names)))
@@ -72,8 +67,24 @@ def draw(output: dict[str, Any], path: Path) -> None:
     axes.set_xticks([], minor=True)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
+    save(figure, path)
     plt.close(figure)
+
+
+def pyplot() -> Any:
+    """Return `matplotlib.pyplot`, set up for files. Raises ImportError."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jitkern", "text.color": TEXT})
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as SVG, without blanks at the ends of lines."""
+    figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
     text = path.read_text()
     path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
 

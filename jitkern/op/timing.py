@@ -6,6 +6,7 @@ moment of the machine hits all of them. Arguments rotate through more memory tha
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -46,14 +47,18 @@ def rotated(args: Sequence[Any], device: torch.device) -> list[tuple[Any, ...]]:
     return [tuple(copied(list(args), {})) for _ in range(rotation(args, device))]
 
 
-def captured(calls: Sequence[Call], device: torch.device, pool: Any = None) -> Sampler:
+def captured(
+    calls: Sequence[Call], device: torch.device, *, stream: Any = None, pool: Any = None
+) -> Sampler:
     """Return a sampler of the kernels alone: it replays a CUDA graph of these calls.
 
-    The calls have run before, on the current stream, and nothing is compiled in the background.
-    pool: the memory of graphs whose results nobody reads. Raises RuntimeError if a call cannot be
-    captured.
+    The calls have run before, and nothing is compiled in the background.
+    stream: to capture; a backward pass runs on the stream of its forward pass.
+    pool: memory that graphs share whose results nobody reads.
+
+    Raises RuntimeError if a call cannot be captured.
     """
-    stream = torch.cuda.Stream(device)
+    stream = stream or torch.cuda.Stream(device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # libraries allocate their workspaces for each stream
@@ -117,13 +122,18 @@ def issued(prepare: Callable[[], Sequence[Call]], device: torch.device) -> Sampl
 
 
 def repeated(calls: Sequence[Call], device: torch.device) -> Callable[[], Sequence[Call]]:
-    """Return what `issued` takes for calls that can be made again and again."""
-    row = [*calls] * math.ceil(_ISSUED / len(calls)) if device.type == "cuda" else [*calls]
+    """Return what `issued` takes for calls that can be made again and again.
+
+    A measurement makes all of the calls on a GPU, and one of them on the CPU.
+    """
+    if device.type != "cuda":
+        turns = itertools.cycle(calls)
+        return lambda: [next(turns)]
+    row = [*calls] * math.ceil(_ISSUED / len(calls))
 
     def prepare() -> Sequence[Call]:
-        if device.type == "cuda":
-            for call in row:
-                call()
+        for call in row:
+            call()
         return row
 
     return prepare

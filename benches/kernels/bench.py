@@ -1,0 +1,395 @@
+"""Measure an op and its peers, forward and backward, at each of some shapes.
+
+Contenders take turns on the same arguments, which are random and rotate through more memory than
+the caches hold. Each result is compared with the reference in float64 first; a wrong one gets no
+time. The kernels alone are timed by replays of a CUDA graph, and calls as Python issues them behind
+a busy queue; on the CPU there is only the latter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch
+
+from benches.common import ChildFailed
+from benches.kernels import checks, first_call, peers
+from benches.kernels.peers import Contender, Peers, Unsupported, first_line
+from benches.kernels.shapes import Shape, family_of, given_shapes, random_like, shapes_of
+from benches.kernels.subject import Subject, differentiable, subject_of
+from jitkern import config
+from jitkern.calls.signature import tensors_in
+from jitkern.op import timing
+from jitkern.op.roofline import Bandwidth, bandwidth
+from jitkern.runtime import linker
+
+FORWARD, BACKWARD = "forward", "backward"
+SECONDS = 0.5  # for the samples of all contenders of a shape, in one direction and one way
+
+
+@dataclass
+class Row:
+    """One contender at one shape in one direction. Times are medians, in microseconds.
+
+    kernel_us: of the kernels alone; None on the CPU. wall_us: as Python issues calls.
+    bytes: what must move at least; None if nothing says how many.
+    gbs, of_copy, of_read: bytes by kernel_us (on the CPU by wall_us), and shares of the ceilings.
+    samples: how many samples the median is of.
+    first_call_s: a cold first call in a process of its own, of the first shape alone.
+    note: why there is no time: `wrong: …` or an error.
+    """
+
+    op: str
+    direction: str
+    shape: str
+    who: str
+    kernel_us: float | None = None
+    wall_us: float | None = None
+    bytes: int | None = None
+    gbs: float | None = None
+    of_copy: float | None = None
+    of_read: float | None = None
+    samples: int = 0
+    first_call_s: float | None = None
+    note: str = ""
+
+
+@dataclass
+class Bench:
+    """What was measured of one op. left_out: peers that are not there, with the reasons."""
+
+    op: str
+    device: str
+    ceilings: Bandwidth
+    rows: list[Row] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether jitkern itself was wrong or did not run."""
+        return any(row.note for row in self.rows if row.who == peers.OURS)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {**asdict(self), "ceilings": self.ceilings._asdict()}
+
+
+def bench_op(
+    function: Any,
+    shapes: Mapping[str, Sequence[Any]] | Sequence[str | Shape] = (),
+    *,
+    device: str = "",
+    dtype: str = "",
+    only: Sequence[str] = (),
+    directions: Sequence[str] = (FORWARD, BACKWARD),
+    seconds: float = SECONDS,
+    most: int = timing.MOST,
+    cold: bool = False,
+    tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+) -> Bench:
+    """Measure an op, or a function that has one as its `op`.
+
+    shapes: arguments by the name of the shape, where `bf16[8192, 14336]` is a random tensor; or
+        names of shapes, see `shapes_of`; or Shapes.
+    device: "cuda" or "cpu", by default that which there is.
+    dtype: of named shapes, e.g. "f16"; by default bf16 on a GPU, and f32 on the CPU.
+    only: names of peers; by default all that can be imported.
+    seconds, most: see `SECONDS`; samples of each contender at most.
+    cold: also time cold first calls, each in a process of its own.
+    tell: gets a line of progress.
+
+    Raises UsageError for shapes that there are not, DeclarationError for an op without a reference.
+    """
+    subject = function if isinstance(function, Subject) else subject_of(function)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    peers.check_names(only)
+    wanted = [shape for shape in shapes if isinstance(shape, Shape)]
+    if isinstance(shapes, Mapping):
+        wanted = given_shapes(subject, device, shapes)
+    elif not wanted:
+        wanted = shapes_of(subject, device, dtype=dtype, names=shapes)
+    run = Run(subject, device, Peers(subject, device, only), seconds, most, tell)
+    # The graph of autograd is kept while a CUDA graph of its kernels is replayed.
+    with config.using(fallback="raise"), functorch.patch(donated_buffer=False):
+        for shape in wanted:
+            for direction in directions:
+                run.measure(shape, direction)
+    if cold:
+        run.first_calls(wanted[0], FORWARD if FORWARD in directions else directions[0])
+    return run.bench
+
+
+class Run:
+    """The measurements of one subject on one device."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        device: str,
+        contenders: Peers,
+        seconds: float,
+        most: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.subject, self.contenders = subject, contenders
+        self.device = torch.device(
+            device, torch.cuda.current_device() if device == "cuda" else None
+        )
+        self.seconds, self.most, self.tell = seconds, most, tell
+        # One stream is captured for all: memory that a graph has freed serves others of its stream.
+        self.stream = torch.cuda.Stream(self.device) if device == "cuda" else None
+        ceilings = bandwidth(self.device)
+        self.bench = Bench(subject.name, device, ceilings, left_out=contenders.left_out)
+        self._contenders: dict[str, list[Contender]] = {}  # of the shape at hand
+
+    def measure(self, shape: Shape, direction: str) -> None:
+        """Measure all contenders at a shape in one direction."""
+        if direction == BACKWARD and self.subject.op.gradient is None:
+            return
+        self.tell(f"{self.subject.name} {direction} {shape.name}")
+        contenders = self._of_shape(shape)
+        if direction == BACKWARD:
+            contenders = [contender for contender in contenders if contender.differentiable]
+        names = [contender.name for contender in contenders]
+        rows = {n: Row(self.subject.name, direction, shape.name, n) for n in names}
+        self.bench.rows += rows.values()
+        try:
+            pass_ = (Forward if direction == FORWARD else Backward)(self, shape)
+        except torch.OutOfMemoryError as e:
+            for row in rows.values():
+                row.note = f"out of memory: {first_line(e)}"
+            return
+        for contender in contenders:
+            try:
+                with self._noting(rows[contender.name]):
+                    rows[contender.name].note = pass_.problem(contender)
+            except Unsupported as e:
+                self.bench.left_out[contender.name] = str(e)
+                self.bench.rows.remove(rows.pop(contender.name))
+        right = [c for c in contenders if c.name in rows and not rows[c.name].note]
+        pass_.forget_oracle()
+        self._time(pass_, right, rows)
+        del pass_
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _of_shape(self, shape: Shape) -> list[Contender]:
+        if shape.name not in self._contenders:
+            self._contenders = {shape.name: self.contenders.of_shape()}
+        return self._contenders[shape.name]
+
+    @contextlib.contextmanager
+    def _noting(self, row: Row, what: str = "") -> Iterator[None]:
+        """Note an error in the row, in place of a time."""
+        try:
+            yield
+        except Unsupported:
+            raise
+        except Exception as e:  # noqa: BLE001  whatever a peer raises: it stops no other
+            row.note = f"{what}{type(e).__name__}: {first_line(e)}"
+            self.tell(f"  {row.who}: {row.note}")
+
+    def _time(
+        self, pass_: Forward | Backward, right: list[Contender], rows: dict[str, Row]
+    ) -> None:
+        """Fill in the times of the contenders whose results are right."""
+        ways = ["wall_us"]
+        if self.device.type == "cuda":
+            ways.insert(0, "kernel_us")
+        for way in ways:
+            samplers = {}
+            pool = torch.cuda.graph_pool_handle() if way == "kernel_us" else None
+            for contender in right:
+                with self._noting(rows[contender.name], "not captured: " if pool else ""):
+                    samplers[contender.name] = (
+                        pass_.kernels(contender, pool) if pool else pass_.wall(contender)
+                    )
+            samples = timing.taken(samplers, self.seconds, self.most)
+            for name, found in samples.items():
+                setattr(rows[name], way, statistics.median(found) * 1e6)
+                rows[name].samples = max(rows[name].samples, len(found))
+        for contender in right:
+            self._rate(rows[contender.name], pass_.bytes)
+
+    def _rate(self, row: Row, count: int | None) -> None:
+        """Fill in the rate of a row, and its shares of the ceilings."""
+        us = row.kernel_us if self.device.type == "cuda" else row.wall_us
+        row.bytes = count
+        if count is None:
+            reason = f"nothing says what a call moves: add `@{self.subject.op.__name__}.cost`"
+            self.bench.left_out[f"GB/s of {self.subject.name}"] = reason
+        if count is None or not us:
+            return
+        row.gbs = count / us / 1e3
+        row.of_copy = row.gbs * 1e9 / self.bench.ceilings.copy
+        row.of_read = row.gbs * 1e9 / self.bench.ceilings.read
+
+    def first_calls(self, shape: Shape, direction: str) -> None:
+        """Fill in cold first calls at a shape, ours and that of torch.compile."""
+        args = shape.make()
+        reason = first_call.can_be_found(self.subject, args)
+        if reason:
+            self.bench.left_out["first calls"] = reason
+            return
+        for row in self.bench.rows:
+            cold = row.who in (peers.OURS, peers.STATIC)
+            if not cold or (row.shape, row.direction) != (shape.name, direction) or row.note:
+                continue
+            self.tell(f"{self.subject.name} cold first call {row.who}")
+            try:
+                row.first_call_s = first_call.seconds_of(
+                    row.who, self.subject, self.device.type, args
+                )
+            except ChildFailed as e:
+                row.note = f"no first call: {str(e).strip().splitlines()[-1][:200]}"
+
+
+class Forward:
+    """The forward passes of a shape: its arguments, what they must give, and what must move."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        self.run, self.subject, self.device = run, run.subject, run.device
+        first = shape.make()
+        count = timing.rotation(first, run.device)
+        self.copies = [first, *(shape.make() for _ in range(count - 1))]
+        self.bytes = self.subject.bytes(first)
+        reference = self.subject.reference()
+        with torch.no_grad():
+            own = tensors_in([self.subject.call(reference, first)])
+            precise = tensors_in([self.subject.call(reference, checks.widened(first))])
+        self.results = [torch.empty_like(t, device="meta") for t in own]
+        self.oracle: checks.Oracle | None = checks.Oracle(family_of(self.subject), own, precise)
+
+    def forget_oracle(self) -> None:
+        """Free the expected results."""
+        self.oracle = None
+
+    def problem(self, contender: Contender) -> str:
+        """Return what is wrong with the result of a contender, or ""."""
+        assert self.oracle
+        checks.poison(self.results, self.device)
+        with torch.no_grad():
+            for _ in range(2):  # by Python, and then by the stub
+                results = tensors_in([self.subject.call(contender.function, self.copies[0])])
+                if problem := self.oracle.problem(results):
+                    return problem
+                linker.settle()
+        return ""
+
+    def _calls(self, contender: Contender) -> list[timing.Call]:
+        calls: list[timing.Call] = []
+        for copy in self.copies:
+            positional, by_name = self.subject.op.signature.split(copy)
+            calls.append(functools.partial(contender.function, *positional, **by_name))
+        return calls
+
+    def kernels(self, contender: Contender, pool: Any) -> timing.Sampler:
+        """Return the sampler of the kernels alone."""
+        with torch.no_grad():
+            calls = self._calls(contender)
+            return timing.captured(calls, self.device, stream=self.run.stream, pool=pool)
+
+    def wall(self, contender: Contender) -> timing.Sampler:
+        """Return the sampler of calls as Python issues them."""
+        sampler = timing.issued(timing.repeated(self._calls(contender), self.device), self.device)
+        return torch.no_grad()(sampler)
+
+
+class Backward:
+    """The backward passes of a shape."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        self.run, self.subject, self.device = run, run.subject, run.device
+        first = shape.make()
+        count = timing.rotation([*first, *differentiable(first)], run.device)
+        copies = [first, *(shape.make() for _ in range(count - 1))]
+        self.copies = [tuple(map(_leaf, copy)) for copy in copies]
+        reference = self.subject.reference()
+        outputs = self._forward(reference, self.copies[0])
+        meta = [t.detach().to("meta") for t in outputs]
+        self.grads = [[random_like(t, run.device) for t in meta] for _ in range(count)]
+        results = tensors_in([self.subject.call(reference, self.copies[0])])
+        self.bytes = self.subject.backward_bytes(self.copies[0], results)
+        own = self._gradients(outputs, self.copies[0], self.grads[0], materialize_grads=True)
+        wide = tuple(map(_leaf, checks.widened(first)))
+        of_wide = self._forward(reference, wide)
+        wide_grads = checks.widened(self.grads[0])
+        precise = self._gradients(of_wide, wide, wide_grads, materialize_grads=True)
+        self.oracle: checks.Oracle | None = checks.Oracle(
+            family_of(self.subject), own, precise, steps=2
+        )
+
+    def forget_oracle(self) -> None:
+        """Free the expected gradients."""
+        self.oracle = None
+
+    def _forward(self, function: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the results that have a gradient."""
+        results = tensors_in([self.subject.call(function, args)])
+        plain = self.subject.op.declaration.nondifferentiable
+        named = zip(self.subject.op.signature.outputs, results)
+        return [t for name, t in named if name not in plain and t.requires_grad]
+
+    @staticmethod
+    def _gradients(
+        outputs: Sequence[torch.Tensor], args: Sequence[Any], grads: Sequence[Any], **options: Any
+    ) -> list[torch.Tensor]:
+        inputs = differentiable(args)
+        return [*torch.autograd.grad(outputs, inputs, grads, allow_unused=True, **options)]
+
+    def problem(self, contender: Contender) -> str:
+        """Return what is wrong with the gradients of a contender, or ""."""
+        assert self.oracle
+        checks.poison(differentiable(self.copies[0]), self.device)
+        for _ in range(2):
+            outputs = self._forward(contender.function, self.copies[0])
+            gradients = self._gradients(
+                outputs, self.copies[0], self.grads[0], materialize_grads=True
+            )
+            if problem := self.oracle.problem(gradients):
+                return problem
+            linker.settle()
+        return ""
+
+    def _calls(self, contender: Contender, **options: Any) -> list[timing.Call]:
+        """Return backward passes of forward passes that are made now."""
+        return [self._pass(contender, number, **options) for number in range(len(self.copies))]
+
+    def _pass(self, contender: Contender, number: int, **options: Any) -> timing.Call:
+        args = self.copies[number]
+        outputs = self._forward(contender.function, args)
+        return functools.partial(self._gradients, outputs, args, self.grads[number], **options)
+
+    def kernels(self, contender: Contender, pool: Any) -> timing.Sampler:
+        """Return the sampler of the kernels alone. The graph of autograd is kept for the replays.
+
+        A backward pass runs on the stream of its forward pass, which is therefore the captured one.
+        """
+        stream = self.run.stream
+        assert stream
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            calls = self._calls(contender, retain_graph=True)
+        return timing.captured(calls, self.device, stream=stream, pool=pool)
+
+    def wall(self, contender: Contender) -> timing.Sampler:
+        """Return the sampler of passes as Python issues them, each on a new graph of autograd."""
+        if self.device.type == "cuda":
+            return timing.issued(lambda: self._calls(contender), self.device)
+        turns = itertools.cycle(range(len(self.copies)))
+        return timing.issued(lambda: [self._pass(contender, next(turns))], self.device)
+
+
+def _leaf(value: Any) -> Any:
+    wanted = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if wanted else value

@@ -1,0 +1,198 @@
+"""Who is measured: jitkern, its reference in eager mode and compiled, and kernels of others.
+
+A peer from elsewhere is one row of ADAPTERS: the op it computes, the package it needs, and a
+function that imports it and returns the call, with the op's parameters.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benches.kernels.subject import Subject
+from jitkern.cli.parser import UsageError, near
+
+Function = Callable[..., Any]
+OURS = "jitkern"
+
+
+class Unsupported(Exception):
+    """A peer takes no such arguments: it is left out, and nothing is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute an op. `differentiable`: autograd knows its backward."""
+
+    name: str
+    function: Function
+    differentiable: bool = True
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How to call a peer from elsewhere; `make` imports it."""
+
+    name: str
+    package: str
+    make: Callable[[], Function]
+    differentiable: bool = True
+
+
+def of_its_own(function: Function) -> Function:
+    """Return the function with a code object that nobody shares.
+
+    Dynamo keeps what it compiled by code object: static and dynamic shapes would mix.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
+
+
+def compiled(function: Function, *, dynamic: bool) -> Function:
+    """Return what torch.compile makes of a function, apart from all others."""
+    return torch.compile(of_its_own(function), dynamic=dynamic)
+
+
+def _liger(name: str) -> Callable[[], Function]:
+    def make() -> Function:
+        from liger_kernel.transformers import functional
+
+        function: Function = getattr(functional, name)
+        return function
+
+    return make
+
+
+def _quack_softmax() -> Function:
+    from quack.softmax import softmax
+
+    return lambda x: softmax(_two_dimensions(x))
+
+
+def _flashinfer_softmax() -> Function:
+    from flashinfer.sampling import softmax
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            raise Unsupported("its softmax is that of a sampler: it gives float32 alone")
+        return softmax(_two_dimensions(x))
+
+    return call
+
+
+def _two_dimensions(x: torch.Tensor) -> torch.Tensor:
+    if x.dim() != 2:
+        raise Unsupported(f"it takes two dimensions, not {x.dim()}")
+    return x
+
+
+def _cupy_elementwise(parameters: str, expression: str) -> Callable[[], Function]:
+    def make() -> Function:
+        import cupy
+
+        kernel = cupy.ElementwiseKernel(parameters, "T out", expression)
+
+        def call(*tensors: torch.Tensor) -> torch.Tensor:
+            if tensors[0].dtype == torch.bfloat16:
+                raise Unsupported("it has no bfloat16")
+            out = torch.empty_like(tensors[0])  # CuPy's own memory cannot be captured in a graph
+            stream = torch.cuda.current_stream()
+            with cupy.cuda.ExternalStream(stream.cuda_stream):
+                kernel(*map(cupy.from_dlpack, tensors), cupy.from_dlpack(out))
+            return out
+
+        return call
+
+    return make
+
+
+ADAPTERS = {
+    "softmax": (
+        Adapter("liger", "liger_kernel", _liger("liger_softmax")),
+        Adapter("quack", "quack", _quack_softmax),
+        Adapter("flashinfer", "flashinfer", _flashinfer_softmax, differentiable=False),
+    ),
+    "vec_add": (
+        Adapter("cupy", "cupy", _cupy_elementwise("T x, T y", "out = x + y"), False),
+    ),
+    "muladd": (
+        Adapter("cupy", "cupy", _cupy_elementwise("T a, T b, T c", "out = a * b + c"), False),
+    ),
+    "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),
+    "geglu": (Adapter("liger", "liger_kernel", _liger("liger_geglu")),),
+}  # fmt: skip
+STATIC, DYNAMIC = "torch.compile", "torch.compile dynamic"
+BUILT_IN = (OURS, "eager", STATIC, DYNAMIC)
+
+
+class Peers:
+    """The contenders of one subject, and what is left out, with the reasons.
+
+    wanted: names of peers; by default all. jitkern itself is always there.
+    """
+
+    def __init__(self, subject: Subject, device: str, wanted: Sequence[str] = ()) -> None:
+        self.subject = subject
+        self.left_out: dict[str, str] = {}
+        reference = subject.reference()
+        self._reference = reference
+        self._wanted = [*wanted] or [*BUILT_IN, *known_peers()]
+        self._fixed = {OURS: Contender(OURS, subject.function, subject.op.gradient is not None)}
+        if "eager" in self._wanted:
+            self._fixed["eager"] = Contender("eager", reference)
+        if DYNAMIC in self._wanted:  # one for all shapes
+            self._fixed[DYNAMIC] = Contender(DYNAMIC, compiled(reference, dynamic=True))
+        for contender in self._from_elsewhere(device):
+            self._fixed[contender.name] = contender
+
+    def of_shape(self) -> list[Contender]:
+        """Return the contenders for one shape, for which alone the static one is compiled."""
+        contenders = dict(self._fixed)
+        if STATIC in self._wanted:
+            contenders[STATIC] = Contender(STATIC, compiled(self._reference, dynamic=False))
+        order = [*BUILT_IN, *contenders]
+        return sorted(contenders.values(), key=lambda contender: order.index(contender.name))
+
+    def _from_elsewhere(self, device: str) -> Iterator[Contender]:
+        """Yield the adapters of this op that can be imported; note why others cannot."""
+        names = (self.subject.name, self.subject.op.__name__)
+        for adapter in next((ADAPTERS[name] for name in names if name in ADAPTERS), ()):
+            if adapter.name not in self._wanted:
+                continue
+            if device != "cuda":
+                self.left_out[adapter.name] = "its kernels are for CUDA devices"
+            elif not importlib.util.find_spec(adapter.package):
+                self.left_out[adapter.name] = f"there is no package `{adapter.package}` here"
+            else:
+                try:
+                    function = adapter.make()
+                except Exception as e:  # noqa: BLE001  whatever the import of a package raises
+                    self.left_out[adapter.name] = f"{type(e).__name__}: {first_line(e)}"
+                else:
+                    yield Contender(adapter.name, function, adapter.differentiable)
+
+
+def known_peers() -> list[str]:
+    """Return the names of the adapters."""
+    return list(dict.fromkeys(a.name for adapters in ADAPTERS.values() for a in adapters))
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise UsageError for a peer that there is not."""
+    known = [*BUILT_IN, *known_peers()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no peer `{name}`{near(name, known)}: {', '.join(known)}")
+
+
+def first_line(e: BaseException) -> str:
+    """Return the first line of an error."""
+    return (str(e).strip().splitlines() or [""])[0][:200]

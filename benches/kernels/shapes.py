@@ -1,0 +1,174 @@
+"""Named shapes of 8B and 70B models, and the arguments that calls of these shapes have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benches.kernels.subject import Subject
+from jitkern.calls.samples import spell, spelt
+from jitkern.calls.signature import tensors_in
+from jitkern.cli.parser import UsageError, near
+from jitkern.launch.autotune import copied
+
+DTYPES = {"cuda": "bf16", "cpu": "f32"}
+# Rows for each device: a CPU has an eighth of a percent of a GPU's bandwidth.
+TOKENS = {"cuda": 8192, "cpu": 64}
+LONG = {"cuda": 32768, "cpu": 256}
+NUMBERS = {"cuda": 1 << 28, "cpu": 1 << 21}
+HIDDEN = {"8B-hidden": 4096, "8B-mlp": 14336, "70B-hidden": 8192, "70B-mlp": 28672}
+VOCABULARY = 128256
+DEFAULTS = {
+    "rows": ("row-1024", "8B-hidden", "vocabulary"),
+    "pointwise": ("8B-mlp", "70B-mlp", "long"),
+}
+FAMILIES = {  # of ops; a function with an `op` of its own is pointwise
+    "jitkern::vec_add": "pointwise",
+    "jitkern::muladd": "pointwise",
+    "jitkern::softmax": "rows",
+    "jitkern::softmax_backward": "rows",
+}
+_SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
+SAMPLES = "samples"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A call to measure: its name, and new random arguments for it at each `make`.
+
+    text: the arguments as another process can read them, or "".
+    """
+
+    name: str
+    make: Callable[[], tuple[Any, ...]]
+    text: str = ""
+
+
+def family_of(subject: Subject) -> str:
+    """Return "rows", "pointwise", or "" for an op that the tables do not know."""
+    return "pointwise" if subject.pointwise else FAMILIES.get(subject.op.name, "")
+
+
+def _sizes(family: str, device: str) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of a family's tensors by the name of the shape."""
+    tokens = TOKENS[device]
+    hidden: dict[str, tuple[int, ...]] = {n: (tokens, size) for n, size in HIDDEN.items()}
+    if family == "pointwise":
+        return {**hidden, "long": (NUMBERS[device],)}
+    rows: dict[str, tuple[int, ...]] = {f"row-{n}": (LONG[device], n) for n in (256, 1024, 16384)}
+    long = {"row-65536": (2 * tokens, 65536), "vocabulary": (tokens, VOCABULARY)}
+    return {**rows, **hidden, **long}
+
+
+def named_shapes(subject: Subject, device: str, dtype: str) -> dict[str, Shape]:
+    """Return the named shapes of a subject, in the order of their tables."""
+    family = family_of(subject)
+    shapes = {}
+    for name, sizes in (_sizes(family, device) if family else {}).items():
+        text = ", ".join(_argument(a, dtype, sizes) for a in _required(subject))
+        full = f"{name} {'x'.join(map(str, sizes))}"
+        shapes[name] = _spelt_shape(subject, full, text, device)
+    return shapes
+
+
+def _required(subject: Subject) -> list[str]:
+    """Return the types of the arguments without a default."""
+    arguments = subject.op.signature.arguments
+    return [str(a.real_type) for a in arguments if not a.has_default_value()]
+
+
+def _argument(kind: str, dtype: str, sizes: Sequence[int]) -> str:
+    if kind == "Tensor":
+        return f"{dtype}[{', '.join(map(str, sizes))}]"
+    return repr(_SCALARS.get(kind))
+
+
+def shapes_of(
+    subject: Subject, device: str, *, dtype: str = "", names: Sequence[str] = ()
+) -> list[Shape]:
+    """Return the shapes to measure.
+
+    names: of shapes, `all` for all named ones, `samples` for the op's samples, or calls spelt like
+        `bf16[8192, 4096], 0.5`. By default the usual ones of the family, or the samples of an op
+        that the tables do not know. Raises UsageError.
+    """
+    table = named_shapes(subject, device, dtype or DTYPES[device])
+    default = DEFAULTS[family_of(subject)] if table else (SAMPLES,)
+    shapes: list[Shape] = []
+    for name in names or default:
+        if name == "all" and table:
+            shapes += table.values()
+        elif name in table:
+            shapes.append(table[name])
+        elif name in (SAMPLES, "all"):
+            shapes += _samples(subject, device)
+        elif "[" in name:
+            shapes.append(_spelt_shape(subject, name, name, device))
+        else:
+            known = [*table, SAMPLES, "all"]
+            raise UsageError(
+                f"{subject.name} has no shape `{name}`{near(name, known)}; there are "
+                f"{', '.join(known)}, and calls like `{_example(subject, device)}`"
+            )
+    return shapes
+
+
+def given_shapes(subject: Subject, device: str, given: Mapping[str, Sequence[Any]]) -> list[Shape]:
+    """Return shapes from arguments by name: a text like `bf16[64, 1000]` is a random tensor."""
+    shapes = []
+    for name, args in given.items():
+        text = ", ".join(a if isinstance(a, str) else spell([a]) for a in args)
+        shapes.append(_spelt_shape(subject, name, text, device))
+    return shapes
+
+
+def _example(subject: Subject, device: str) -> str:
+    return ", ".join(_argument(k, DTYPES[device], (64, 1000)) for k in _required(subject))
+
+
+def _spelt_shape(subject: Subject, name: str, text: str, device: str) -> Shape:
+    """Return the shape of a call that a text spells. Raises UsageError."""
+    (sample,) = spelt(subject.op.signature, [text])
+    if sample.problem:
+        raise UsageError(sample.problem)
+    args = subject.complete(sample.args)
+    return Shape(name, lambda: tuple(random_like(a, device) for a in args), text)
+
+
+def random_like(value: Any, device: str | torch.device) -> Any:
+    """Return a random tensor for a meta tensor; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [random_like(item, device) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_floating_point():
+        wide = value.dtype if value.itemsize > 1 else torch.float32  # 8 bits have no randn
+        return torch.randn(value.shape, dtype=wide, device=device).to(value.dtype)
+    high = 2 if value.dtype == torch.bool else 127
+    return torch.randint(0, high, value.shape, dtype=torch.int64, device=device).to(value.dtype)
+
+
+def _samples(subject: Subject, device: str) -> Iterator[Shape]:
+    """Yield the op's samples that have numbers in them. Raises UsageError without any."""
+    count = 0
+    for number, sample in enumerate(subject.op.sample_inputs(device), 1):
+        tensors = tensors_in(sample)
+        if not all(tensor.numel() for tensor in tensors):
+            continue
+        count += 1
+        args = subject.complete(sample)
+        name = f"sample {number} {spell(sample) or described(tensors)}"
+        yield Shape(name, lambda args=args: tuple(copied(list(args), {})), spell(sample))
+    if not count:
+        raise UsageError(
+            f"{subject.name} has no samples to measure: add `@{subject.op.__name__}.samples`, or "
+            f"name a call: --shapes '{_example(subject, device)}'"
+        )
+
+
+def described(tensors: Sequence[torch.Tensor]) -> str:
+    """Return shapes as text, for calls that cannot be spelt."""
+    return ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)

@@ -1,0 +1,453 @@
+"""`benches.kernels` and `benches.profile`: what they report, and that a wrong result gets no time."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from helpers import declared
+
+import jitkern.ops
+from benches import profile
+from benches.kernels import __main__ as command, bench, bench_op, checks, peers, report
+from benches.kernels.shapes import named_shapes, random_like, shapes_of
+from benches.kernels.subject import Subject, subject_of, subjects_of
+from jitkern.cli.parser import UsageError
+from jitkern.declare import kernel
+from jitkern.errors import DeclarationError
+from jitkern.op.roofline import Bandwidth
+
+needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+SMALL = {"small": ("f32[8, 1000]",)}
+_number = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine of 100 GB/s, whose caches hold little."""
+    monkeypatch.setattr(bench, "bandwidth", lambda device: Bandwidth(100e9, 120e9))
+    monkeypatch.setattr("jitkern.op.timing._CPU_BYTES", 1 << 16)
+
+
+def measured(function, shapes=SMALL, **options):
+    options = {"device": "cpu", "only": ["eager"], "seconds": 0.01, "most": 3, **options}
+    return bench_op(function, shapes, tell=lambda text: None, **options)
+
+
+def rows_of(result, direction="forward"):
+    return {row.who: row for row in result.rows if row.direction == direction}
+
+
+@pytest.fixture
+def times(tmp_path):
+    """Declare an op that multiplies by a factor, and whose reference multiplies by 2."""
+
+    def declare(body, **keywords):
+        name = f"times{next(_number)}"
+
+        def launch(k, x):
+            x, out = x.contiguous(), torch.empty_like(x)
+            getattr(k, name)[{"T": x.dtype}](out, x, x.numel())
+            return out
+
+        return declared(
+            f"benched::{name}(Tensor x) -> Tensor",
+            tmp_path / f"{name}.cpp",
+            f'#include <cstdint>\nextern "C" void {name}(T* out, const T* x, int64_t n) {{ {body} }}\n',
+            launch, lambda x: 2 * x, **keywords,
+        )  # fmt: skip
+
+    return declare
+
+
+TWICE = "for (int64_t i = 0; i < n; i++) out[i] = 2 * x[i];"
+THRICE = "for (int64_t i = 0; i < n; i++) out[i] = 3 * x[i];"
+
+
+@needs_compiler
+def test_an_op_and_its_reference_are_timed_forward_and_backward():
+    result = measured(jitkern.ops.softmax)
+    for direction, streams in (("forward", 2), ("backward", 3)):
+        rows = rows_of(result, direction)
+        assert list(rows) == ["jitkern", "eager"]
+        for row in rows.values():
+            assert row.op == "softmax" and row.shape == "small" and not row.note
+            assert row.wall_us > 0 and row.kernel_us is None and row.samples == 3
+            assert row.bytes == streams * 8 * 1000 * 4
+            assert row.gbs == pytest.approx(row.bytes / row.wall_us / 1e3)
+            assert row.of_copy == pytest.approx(row.gbs / 100)
+            assert row.of_read == pytest.approx(row.gbs / 120)
+    assert not result.failed
+    assert json.loads(json.dumps(result.as_json()))["ceilings"] == {"copy": 100e9, "read": 120e9}
+
+
+@needs_compiler
+@pytest.mark.parametrize("body", [THRICE, ""], ids=["wrong", "writes nothing"])
+def test_a_wrong_result_has_no_time_but_the_reason(times, body):
+    result = measured(times(body))
+    rows = rows_of(result)
+    assert rows["jitkern"].note.startswith("wrong: ")
+    assert rows["jitkern"].wall_us is None and rows["jitkern"].gbs is None
+    assert rows["eager"].wall_us > 0 and not rows["eager"].note
+    assert result.failed
+
+
+@needs_compiler
+def test_a_wrong_gradient_has_no_time(times):
+    op = times(TWICE)
+    op.backward(lambda grad: 3 * grad)
+    result = measured(op)
+    assert not rows_of(result)["jitkern"].note
+    row = rows_of(result, "backward")["jitkern"]
+    assert row.note.startswith("wrong: ") and row.wall_us is None
+    assert rows_of(result, "backward")["eager"].wall_us > 0
+
+
+@needs_compiler
+def test_a_peer_that_fails_is_named_and_stops_no_other(times, monkeypatch):
+    def broken(x):
+        raise RuntimeError("no such kernel\nand more")
+
+    contenders = {"liger": peers.Contender("liger", broken)}
+    of_shape = peers.Peers.of_shape
+    monkeypatch.setattr(
+        peers.Peers, "of_shape", lambda self: [*of_shape(self), *contenders.values()]
+    )
+    rows = rows_of(measured(times(TWICE)))
+    assert rows["liger"].note == "RuntimeError: no such kernel" and rows["liger"].wall_us is None
+    assert rows["jitkern"].wall_us > 0 and rows["eager"].wall_us > 0
+
+
+@needs_compiler
+def test_a_peer_that_takes_no_such_arguments_is_left_out(times, monkeypatch):
+    def call(x):
+        raise peers.Unsupported("it has no float32")
+
+    monkeypatch.setattr(peers.Peers, "of_shape", lambda self: [peers.Contender("cupy", call)])
+    result = measured(times(TWICE))
+    assert result.rows == [] and result.left_out["cupy"] == "it has no float32"
+
+
+@needs_compiler
+def test_without_a_cost_there_is_no_rate_and_it_is_said_what_to_add(times):
+    op = times(TWICE)
+    result = measured(op)
+    assert rows_of(result)["jitkern"].wall_us > 0 and rows_of(result)["jitkern"].gbs is None
+    assert f"add `@{op.__name__}.cost`" in result.left_out[f"GB/s of {op.name}"]
+    op.cost(lambda x: (2 * x.nbytes, x.numel()))
+    assert rows_of(measured(op))["jitkern"].bytes == 2 * 8 * 1000 * 4
+
+
+@needs_compiler
+def test_a_function_with_an_op_is_called_itself_and_counts_its_bytes(times):
+    class Composed:
+        op = times(TWICE)
+        calls = 0
+
+        def __call__(self, x):
+            Composed.calls += 1
+            return self.op(x)
+
+        def bytes(self, x):
+            return 2 * x.nbytes
+
+    result = measured(Composed())
+    assert Composed.calls > 3
+    assert rows_of(result)["jitkern"].bytes == 2 * 8 * 1000 * 4
+
+
+def test_an_op_without_a_reference_is_refused():
+    op = kernel("benched::alone(Tensor x) -> Tensor")
+    with pytest.raises(DeclarationError, match=r"no reference to compare with: add `@alone.ref"):
+        measured(op)
+
+
+# ------------------------------------------------------------------------------ the command line
+
+
+@needs_compiler
+def test_the_command_prints_json_and_writes_a_table_and_plots(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="needs the extra docs: pip install jitkern[docs]")
+    options = ["--device", "cpu", "--quick", "--peers", "eager", "--json", "--rounds", "2"]
+    shape = "f32[8, 1000]"
+    code = command.main(["softmax", *options, "--shapes", shape, "--plot", str(tmp_path)])
+    out, err = capsys.readouterr()
+    output = json.loads(out.splitlines()[-1])
+    assert code == 0 and output["schema"] == 1
+    assert output["device"] and output["commit"] and "torch" in output["versions"]
+    (op,) = output["ops"]
+    assert op["op"] == "softmax" and op["device"] == "cpu"
+    assert len(op["rows"]) == 4 and all(row["wall_us"] > 0 for row in op["rows"])
+    assert [file.rpartition(".")[2] for file in output["files"]] == ["csv", "svg", "png"]
+    with (tmp_path / "softmax_cpu.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["who"] for row in rows] == ["jitkern", "eager"] * 2
+    for row in rows:
+        assert row["device"] == output["device"] and row["commit"] == output["commit"]
+        assert row["torch"] == torch.__version__ and row["copy_gbs"] == "100.0"
+    drawn = (tmp_path / "softmax_cpu.svg").read_text()
+    assert "softmax forward" in drawn and "copy: 100 GB/s" in drawn and output["device"] in drawn
+    assert (tmp_path / "softmax_cpu.png").read_bytes().startswith(b"\x89PNG")
+    assert "liger" not in err, "only eager was asked for"
+
+
+@needs_compiler
+def test_the_command_prints_a_table_and_names_once_what_is_left_out(capsys, monkeypatch):
+    monkeypatch.setattr(peers, "BUILT_IN", ("jitkern", "eager"))
+    options = ["--device", "cpu", "--quick", "--rounds", "1", "--direction", "forward"]
+    assert command.main(["softmax", *options, "--shapes", "f32[8, 100]", "f32[3, 7]"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("jitkern  ") == 2 and "f32[3, 7]" in out and "of copy" in out
+    assert err.count("liger is left out: its kernels are for CUDA devices") == 1
+    assert "softmax forward f32[8, 100]" in err
+
+
+@needs_compiler
+def test_the_exit_code_tells_of_a_wrong_kernel(times, monkeypatch, capsys):
+    op = times(THRICE)
+    monkeypatch.setattr(command, "subjects_of", lambda names: [subject_of(op)])
+    options = ["--device", "cpu", "--quick", "--peers", "eager", "--shapes", "f32[8]"]
+    assert command.main(options) == 1
+    assert "wrong: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["softmx"], "`softmx` is not an op, a namespace or a package with kernels; did you mean softmax?"),
+        (["softmax", "--shapes", "vocabulry"], "softmax has no shape `vocabulry`; did you mean vocabulary?"),
+        (["softmax", "--shapes", "f32[3], 4"], "got 2 arguments, and jitkern::softmax(Tensor x)"),
+        (["softmax", "--peers", "ligr"], "there is no peer `ligr`; did you mean liger?"),
+        (["math:pi"], "`math:pi` is no op of jitkern"),
+        (["no_such_module:op"], "`no_such_module:op` cannot be found: No module named"),
+    ],
+    ids=["op", "shape", "call", "peer", "no op", "module"],
+)  # fmt: skip
+def test_mistakes_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit) as e:
+        command.main([*arguments, "--device", "cpu"])
+    assert e.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_cold_first_call_is_timed_in_a_process_of_its_own():
+    result = measured(jitkern.ops.vec_add, {"small": ("f32[100]", "f32[100]")}, cold=True)
+    rows = rows_of(result)
+    assert rows["jitkern"].first_call_s > 0 and rows["eager"].first_call_s is None
+    assert not rows["jitkern"].note
+
+
+@needs_compiler
+def test_an_op_that_no_other_process_finds_has_no_first_call(times):
+    result = measured(times(TWICE), cold=True)
+    assert "declare it in one that can be imported" in result.left_out["first calls"]
+    assert rows_of(result)["jitkern"].wall_us > 0
+
+
+# ------------------------------------------------------------------------------ shapes and peers
+
+
+def test_the_shapes_of_models_have_names():
+    softmax = subject_of(jitkern.ops.softmax)
+    shapes = named_shapes(softmax, "cuda", "bf16")
+    texts = {name: shape.text for name, shape in shapes.items()}
+    assert texts["8B-hidden"] == "bf16[8192, 4096]" and texts["70B-mlp"] == "bf16[8192, 28672]"
+    assert texts["vocabulary"] == "bf16[8192, 128256]" and texts["row-1024"] == "bf16[32768, 1024]"
+    adds = named_shapes(subject_of(jitkern.ops.vec_add), "cuda", "f16")
+    assert adds["long"].text == "f16[268435456], f16[268435456]"
+    assert [s.name for s in shapes_of(softmax, "cpu", names=["all"])] == [
+        s.name for s in named_shapes(softmax, "cpu", "f32").values()
+    ]
+
+
+def test_a_composed_function_has_the_shapes_of_pointwise_ops():
+    class Composed:
+        op = kernel("benched::composed(Tensor gate, Tensor up, float alpha) -> Tensor")
+
+    shapes = shapes_of(subject_of(Composed()), "cuda", names=["8B-mlp"])
+    assert shapes[0].text == "bf16[8192, 14336], bf16[8192, 14336], 0.5"
+
+
+def test_an_unknown_op_is_measured_on_its_samples():
+    op = kernel("benched::sampled(Tensor x, float alpha=2.0) -> Tensor")
+    with pytest.raises(UsageError, match="has no samples to measure"):
+        shapes_of(subject_of(op), "cpu")
+    op.samples(lambda device: iter([torch.zeros(0), torch.ones(3, 4), (torch.ones(4, 3).T, 1.0)]))
+    first, second = shapes_of(subject_of(op), "cpu")
+    assert first.name == "sample 2 f32[3, 4]" and first.make()[1] == 2.0
+    assert second.make()[0].stride() == (1, 3)
+
+
+def test_random_arguments_keep_shape_and_dtype():
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
+        value = random_like(torch.empty(3, 5, dtype=dtype, device="meta"), "cpu")
+        assert value.shape == (3, 5) and value.dtype == dtype and value.device.type == "cpu"
+    assert random_like(2.5, "cpu") == 2.5
+
+
+def test_what_is_not_installed_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    wanted = peers.known_peers()
+    left_out = peers.Peers(subject_of(jitkern.ops.softmax), "cuda", wanted).left_out
+    assert left_out == {
+        "liger": "there is no package `liger_kernel` here",
+        "quack": "there is no package `quack` here",
+        "flashinfer": "there is no package `flashinfer` here",
+    }
+
+
+def test_a_peer_that_cannot_be_imported_is_left_out_with_the_reason(monkeypatch):
+    def make():
+        raise ImportError("libfast.so is missing")
+
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(peers.ADAPTERS, "softmax", (peers.Adapter("fast", "fast", make),))
+    contenders = peers.Peers(subject_of(jitkern.ops.softmax), "cuda", ["eager", "fast"])
+    assert contenders.left_out == {"fast": "ImportError: libfast.so is missing"}
+    assert [c.name for c in contenders.of_shape()] == ["jitkern", "eager"]
+
+
+def test_compiled_peers_share_no_code():
+    one, other = peers.of_its_own(torch.add), peers.of_its_own(torch.add)
+    assert one.__code__ is not other.__code__
+    assert one(1, 2) == other(1, other=2) == 3
+
+
+def test_ops_and_attributes_of_modules_are_found():
+    softmax, again = subjects_of(["softmax", "jitkern.ops:softmax"])
+    assert softmax.op is again.op is jitkern.ops.softmax
+    assert softmax.spec == "jitkern.kernels_src.softmax.kernel:softmax"
+    assert again.spec == "jitkern.ops:softmax" and isinstance(again, Subject)
+
+
+# ------------------------------------------------------------------------------ what is right
+
+
+def oracle(own, precise, family="pointwise"):
+    return checks.Oracle(family, [own], [precise])
+
+
+def test_one_rounding_is_right_and_two_places_off_is_wrong():
+    precise = torch.rand(1000, dtype=torch.float64) + 1
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        right = precise.to(dtype)
+        off = right * (1 + 8 * torch.finfo(dtype).eps)
+        found = oracle(right, precise)
+        assert found.problem([right]) == ""
+        assert found.problem([off]).startswith("wrong: ")
+
+
+def test_twice_the_error_of_the_reference_is_right():
+    precise = torch.ones(10, dtype=torch.float64)
+    own = torch.full((10,), 1.01)
+    assert oracle(own, precise).problem([torch.full((10,), 0.985)]) == ""
+    assert "1.25 times the error" in oracle(own, precise).problem([torch.full((10,), 1.025)])
+
+
+def test_nan_and_infinity_must_be_where_the_reference_has_them():
+    precise = torch.tensor([1.0, math.nan, math.inf, 1e300], dtype=torch.float64)
+    own = precise.float()
+    found = oracle(own, precise)
+    assert found.problem([own.clone()]) == ""
+    for number in range(4):
+        wrong = own.clone()
+        wrong[number] = 2.0 if number else math.nan
+        assert found.problem([wrong]) == "wrong: NaN or infinity in the wrong places"
+
+
+def test_a_result_of_another_kind_is_wrong():
+    own = torch.ones(4)
+    found = oracle(own, own.double())
+    assert "gave float32[2] on cpu, the reference float32[4] on cpu" in found.problem([own[:2]])
+    assert "gave float64[4]" in found.problem([own.double()])
+    assert found.problem([]).startswith("wrong: ")
+    whole = checks.Oracle("", [torch.arange(4)], [torch.arange(4)])
+    assert whole.problem([torch.arange(4)]) == "" and whole.problem([torch.zeros(4).long()])
+
+
+def test_rows_are_compared_within_their_largest_number():
+    precise = torch.tensor([[1.0, 1e-8]], dtype=torch.float64)
+    off = torch.tensor([[1.0, 5e-6]])
+    assert oracle(precise.float(), precise, "rows").problem([off]) == ""
+    assert oracle(precise.float(), precise).problem([off]).startswith("wrong: ")
+
+
+def test_results_are_compared_by_parts(monkeypatch):
+    monkeypatch.setattr(checks, "_CHUNK", 10)
+    precise = torch.rand(7, 5, dtype=torch.float64)
+    wrong = precise.float()
+    wrong[6, 4] += 1
+    found = oracle(precise.float(), precise)
+    assert found.problem([precise.float()]) == "" and found.problem([wrong]).startswith("wrong: ")
+
+
+# ------------------------------------------------------------------------------ the trace
+
+
+@needs_compiler
+def test_a_trace_has_a_range_for_each_pass(tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    options = ["--device", "cpu", "--shape", "f32[8, 100]", "--rounds", "2", "--json"]
+    assert profile.main(["softmax", *options, "--trace", str(trace)]) == 0
+    output = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert output["op"] == "softmax" and output["trace"] == str(trace)
+    named = {kernel["name"]: kernel for kernel in output["kernels"]}
+    assert named["jitkern::softmax_backward"]["calls"] == 2
+    assert all(kernel["us"] > 0 for kernel in output["kernels"])
+    events = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
+    for number in range(2):
+        assert f"softmax forward {number}" in events and f"softmax backward {number}" in events
+    assert not any(name.startswith("softmax ") for name in named)
+
+
+def test_a_trace_of_several_ops_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        profile.main(["jitkern", "--device", "cpu"])
+    assert "means 4 ops: name one" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "muladd", "vec_add"])
+def test_on_a_gpu_kernels_are_timed_apart_from_their_calls(name):
+    op = getattr(jitkern.ops, name)
+    tensors = ("bf16[256, 1024]",) * len(op.signature.arguments)
+    result = measured(op, {"small": tensors}, device="cuda")
+    for direction in ("forward", "backward") if op.gradient else ("forward",):
+        for row in rows_of(result, direction).values():
+            assert not row.note and row.kernel_us > 0 and row.wall_us > 0 and row.gbs > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_on_a_gpu_compiled_peers_are_captured_in_both_directions():
+    only = ["eager", "torch.compile", "torch.compile dynamic"]
+    shapes = {"one": ("bf16[64, 512]",), "other": ("bf16[32, 1024]",)}
+    result = measured(jitkern.ops.softmax, shapes, device="cuda", only=only)
+    assert len(result.rows) == 16
+    for row in result.rows:
+        assert not row.note and row.kernel_us > 0 and row.wall_us > 0
+
+
+@pytest.mark.gpu
+def test_a_trace_of_a_gpu_has_its_kernels(tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    options = ["--device", "cuda", "--shape", "f32[8, 100]", "--rounds", "2", "--json"]
+    assert profile.main(["softmax", *options, "--trace", str(trace)]) == 0
+    kernels = json.loads(capsys.readouterr().out.splitlines()[-1])["kernels"]
+    assert any("softmax" in kernel["name"] and kernel["calls"] == 2 for kernel in kernels)
+    assert "softmax forward 1" in trace.read_text()
+
+
+@pytest.mark.gpu
+def test_files_are_named_after_the_model_of_the_gpu():
+    assert report.file_stem("ns::op", "cuda").startswith("ns-op_")
