@@ -99,7 +99,7 @@ class Passes:
 
     def __init__(self, subject: Subject, shape: Shape, device: str) -> None:
         self.subject, self.device = subject, device
-        self.args = shape.make()
+        self.args = subject.complete(shape.make())
         self.differentiable = subject.op.gradient is not None
         if self.differentiable:
             for tensor in differentiable(self.args):

@@ -33,7 +33,7 @@ from jitkern.op.roofline import Bandwidth, bandwidth
 from jitkern.runtime import linker
 
 FORWARD, BACKWARD = "forward", "backward"
-SECONDS = 0.5  # for the samples of all contenders of a shape, in one direction and one way
+SECONDS = 0.6  # for the samples of all contenders of a shape, in one direction and one way
 
 
 @dataclass
@@ -236,7 +236,7 @@ class Run:
 
     def first_calls(self, shape: Shape, direction: str) -> None:
         """Fill in cold first calls at a shape, ours and that of torch.compile."""
-        args = shape.make()
+        args = self.subject.complete(shape.make())
         reason = first_call.can_be_found(self.subject, args)
         if reason:
             self.bench.left_out["first calls"] = reason
@@ -259,14 +259,15 @@ class Forward:
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.subject, self.device = run, run.subject, run.device
-        first = shape.make()
+        first = self.subject.complete(shape.make())
         count = timing.rotation(first, run.device)
-        self.copies = [first, *(shape.make() for _ in range(count - 1))]
+        rest = (self.subject.complete(shape.make()) for _ in range(count - 1))
+        self.copies = [first, *rest]
         self.bytes = self.subject.bytes(first)
         reference = self.subject.reference()
         with torch.no_grad():
-            own = tensors_in([self.subject.call(reference, first)])
-            precise = tensors_in([self.subject.call(reference, checks.widened(first))])
+            own = self.subject.results(reference, first)
+            precise = self.subject.results(reference, checks.widened(first))
         self.results = [torch.empty_like(t, device="meta") for t in own]
         self.oracle: checks.Oracle | None = checks.Oracle(family_of(self.subject), own, precise)
 
@@ -280,7 +281,7 @@ class Forward:
         checks.poison(self.results, self.device)
         with torch.no_grad():
             for _ in range(2):  # by Python, and then by the stub
-                results = tensors_in([self.subject.call(contender.function, self.copies[0])])
+                results = self.subject.results(contender.function, self.copies[0])
                 if problem := self.oracle.problem(results):
                     return problem
                 linker.settle()
@@ -310,9 +311,9 @@ class Backward:
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.subject, self.device = run, run.subject, run.device
-        first = shape.make()
+        first = self.subject.complete(shape.make())
         count = timing.rotation([*first, *differentiable(first)], run.device)
-        copies = [first, *(shape.make() for _ in range(count - 1))]
+        copies = [first, *(self.subject.complete(shape.make()) for _ in range(count - 1))]
         self.copies = [tuple(map(_leaf, copy)) for copy in copies]
         reference = self.subject.reference()
         outputs = self._forward(reference, self.copies[0])

@@ -74,6 +74,8 @@ class Oracle:
             allowed = self.allowed[number]
             if not error <= allowed:
                 which = f"result {number + 1} has " if len(results) > 1 else ""
+                if not result.is_floating_point():
+                    return f"wrong: {which}other numbers than the reference"
                 if math.isinf(error):
                     return f"wrong: {which}NaN or infinity in the wrong places"
                 return f"wrong: {which}{error / allowed:.3g} times the error that is allowed"

@@ -129,7 +129,7 @@ ADAPTERS = {
     "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),
     "geglu": (Adapter("liger", "liger_kernel", _liger("liger_geglu")),),
 }  # fmt: skip
-STATIC, DYNAMIC = "torch.compile", "torch.compile dynamic"
+STATIC, DYNAMIC = "torch.compile", "torch.compile-dynamic"
 BUILT_IN = (OURS, "eager", STATIC, DYNAMIC)
 
 

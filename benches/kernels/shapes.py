@@ -39,7 +39,7 @@ SAMPLES = "samples"
 class Shape:
     """A call to measure: its name, and new random arguments for it at each `make`.
 
-    text: the arguments as another process can read them, or "".
+    text: the arguments as they are spelt, or "".
     """
 
     name: str
@@ -134,8 +134,7 @@ def _spelt_shape(subject: Subject, name: str, text: str, device: str) -> Shape:
     (sample,) = spelt(subject.op.signature, [text])
     if sample.problem:
         raise UsageError(sample.problem)
-    args = subject.complete(sample.args)
-    return Shape(name, lambda: tuple(random_like(a, device) for a in args), text)
+    return Shape(name, lambda: tuple(random_like(a, device) for a in sample.args), text)
 
 
 def random_like(value: Any, device: str | torch.device) -> Any:
@@ -159,9 +158,8 @@ def _samples(subject: Subject, device: str) -> Iterator[Shape]:
         if not all(tensor.numel() for tensor in tensors):
             continue
         count += 1
-        args = subject.complete(sample)
         name = f"sample {number} {spell(sample) or described(tensors)}"
-        yield Shape(name, lambda args=args: tuple(copied(list(args), {})), spell(sample))
+        yield Shape(name, lambda args=sample: tuple(copied(list(args), {})), spell(sample))
     if not count:
         raise UsageError(
             f"{subject.name} has no samples to measure: add `@{subject.op.__name__}.samples`, or "

@@ -14,6 +14,7 @@ from jitkern.calls.signature import tensors_in
 from jitkern.cli.choose import choose_ops
 from jitkern.cli.parser import UsageError
 from jitkern.errors import DeclarationError
+from jitkern.launch.autotune import copied
 from jitkern.op.op import Op
 from jitkern.op.roofline import cost_of
 
@@ -40,6 +41,13 @@ class Subject:
         positional, by_name = self.op.signature.split(args)
         return function(*positional, **by_name)
 
+    def results(self, function: Callable[..., Any], args: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the tensors that a call returns, and those that it changes, which are copies."""
+        changed = [position for position, _ in self.op.signature.changed]
+        args = copied(list(args), {}) if changed else args
+        result = self.call(function, args)
+        return tensors_in([result, *(args[position] for position in changed)])
+
     def complete(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments completed by the defaults of the schema, in order."""
         signature = self.op.signature
@@ -47,13 +55,10 @@ class Subject:
 
     def bytes(self, args: Sequence[Any]) -> int | None:
         """Return the least bytes that a forward pass moves; None if nothing says how many."""
-        try:
-            return cost_of(self.op, *self.op.signature.split(args)).bytes
-        except DeclarationError:
-            if self.op.declaration.cost is not None:
-                raise
-        counted = getattr(self.function, "bytes", None)
-        return None if counted is None else int(self.call(counted, args))
+        if self.op.declaration.cost is None and not hasattr(self.function, "bytes"):
+            return None
+        positional, by_name = self.op.signature.split(args)
+        return cost_of(self.function, positional, by_name).bytes
 
     def backward_bytes(self, args: Sequence[Any], results: Sequence[Any]) -> int | None:
         """Return the least bytes that the backward pass moves: what it asks for, and gradients."""

@@ -22,14 +22,15 @@ static void for_rows(int64_t rows, int64_t cols, Row row) {
 
 template <typename U>
 static void softmax_row(U* out, const U* x, int64_t cols) {
-  A m = std::numeric_limits<A>::lowest(), d = 0;
+  A m = std::numeric_limits<A>::lowest();
+  double sum = 0;  // a float would lose the small terms of a long row
   for (int64_t i = 0; i < cols; i++) m = A(x[i]) > m ? A(x[i]) : m;
   if constexpr (std::is_same_v<U, A>) {
-    for (int64_t i = 0; i < cols; i++) d += out[i] = std::exp(x[i] - m);
-    for (int64_t i = 0; i < cols; i++) out[i] /= d;
+    for (int64_t i = 0; i < cols; i++) sum += out[i] = std::exp(x[i] - m);
+    for (int64_t i = 0; i < cols; i++) out[i] /= A(sum);
   } else {  // out is too coarse for what the sum is made of
-    for (int64_t i = 0; i < cols; i++) d += std::exp(A(x[i]) - m);
-    for (int64_t i = 0; i < cols; i++) out[i] = U(std::exp(A(x[i]) - m) / d);
+    for (int64_t i = 0; i < cols; i++) sum += std::exp(A(x[i]) - m);
+    for (int64_t i = 0; i < cols; i++) out[i] = U(std::exp(A(x[i]) - m) / A(sum));
   }
 }
 
@@ -40,8 +41,9 @@ extern "C" void softmax(T* out, const T* x, int64_t rows, int64_t cols) {
 // dx[r, i] = out[r, i] * (grad[r, i] - sum_j grad[r, j] * out[r, j])
 extern "C" void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t cols) {
   for_rows(rows, cols, [=](int64_t r) {
-    A sum = 0;
+    double sum = 0;
     for (int64_t i = r * cols; i < (r + 1) * cols; i++) sum += A(grad[i]) * A(out[i]);
-    for (int64_t i = r * cols; i < (r + 1) * cols; i++) dx[i] = T(A(out[i]) * (A(grad[i]) - sum));
+    const A dot = A(sum);
+    for (int64_t i = r * cols; i < (r + 1) * cols; i++) dx[i] = T(A(out[i]) * (A(grad[i]) - dot));
   });
 }

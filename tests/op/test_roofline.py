@@ -78,6 +78,17 @@ def test_a_function_with_an_op_stands_for_it(machine):
     assert roofline(Composed(), x, x) == roofline(jitkern.ops.vec_add, x, x)
 
 
+def test_a_function_may_count_its_own_bytes(machine):
+    class Counted:
+        op = kernel("roof::counted(Tensor x) -> Tensor")
+
+        def bytes(self, x):
+            return 2 * x.nbytes
+
+    line = roofline(Counted(), torch.empty(10, device="meta"))
+    assert line.bytes == 80 and line.flops == 0 and line.bound == "memory"
+
+
 def test_an_op_without_a_cost_says_what_to_add(machine):
     op = kernel("roof::plain(Tensor x, float alpha) -> Tensor")
     with pytest.raises(DeclarationError) as e:
