@@ -19,12 +19,16 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
 }
 
+RESULTS = "benches/results/"
+
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that lie at the root of the repository, with links as the site has them."""
+    """Add the pages that lie at the root of the repository, and the figures of the benches."""
     for name, page in PAGES.items():
         text = _linked((ROOT / name).read_text(), "")
         files.append(File.generated(config, page, content=text))
+    for figure in sorted((ROOT / RESULTS).glob("*.svg")):
+        files.append(File.generated(config, f"figures/{figure.name}", abs_src_path=str(figure)))
     return files
 
 
@@ -45,6 +49,8 @@ def _linked(markdown: str, root: str) -> str:
         text, path, anchor = match.groups(default="")
         if path.startswith("docs/"):
             return f"[{text}]({path.removeprefix('docs/')}{anchor})"
+        if path.startswith(RESULTS):
+            return f"[{text}](figures/{path.removeprefix(RESULTS)})"
         if path in PAGES:
             return f"[{text}]({PAGES[path]}{anchor})"
         return f"{text} (`{path}` in the repository)"

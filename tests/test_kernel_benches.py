@@ -133,6 +133,36 @@ def test_a_peer_that_fails_is_named_and_stops_no_other(times, monkeypatch):
     assert rows["jitkern"].wall_us > 0 and rows["eager"].wall_us > 0
 
 
+class Overwriting(torch.autograd.Function):
+    """Twice the argument; the backward writes the gradient over the argument, as Liger's does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return x.detach().copy_(2 * grad)
+
+
+@needs_compiler
+def test_a_peer_that_writes_over_its_arguments_disturbs_no_other(times, monkeypatch):
+    op = times(TWICE)
+    op.backward(lambda grad: 2 * grad)
+    ours = peers.Contender("jitkern", op)
+    other = peers.Contender("liger", Overwriting.apply)
+    monkeypatch.setattr(peers.Peers, "of_shape", lambda self: [other, ours])
+    x = torch.randn(8, 1000)
+    result = measured(op, [Shape("small", lambda: (x,))])
+    rows = rows_of(result, "backward")
+    assert [row.note for row in rows.values()] == ["", ""] and rows["liger"].wall_us > 0
+    kept = x.clone()
+    measured(op, [Shape("small", lambda: (x,))])
+    assert torch.equal(x, kept)
+
+
 @needs_compiler
 def test_a_peer_that_takes_no_such_arguments_is_left_out(times, monkeypatch):
     def call(x):

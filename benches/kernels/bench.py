@@ -9,9 +9,7 @@ a busy queue; on the CPU there is only the latter.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,15 +20,14 @@ import torch
 from torch._functorch import config as functorch
 
 from benches.common import ChildFailed
-from benches.kernels import checks, first_call, peers
+from benches.kernels import first_call, peers
+from benches.kernels.passes import Backward, Forward
 from benches.kernels.peers import Contender, Peers, Unsupported, first_line
-from benches.kernels.shapes import Shape, family_of, given_shapes, random_like, shapes_of
-from benches.kernels.subject import Subject, differentiable, subject_of
+from benches.kernels.shapes import Shape, given_shapes, shapes_of
+from benches.kernels.subject import Subject, subject_of
 from jitkern import config
-from jitkern.calls.signature import tensors_in
 from jitkern.op import timing
 from jitkern.op.roofline import Bandwidth, bandwidth
-from jitkern.runtime import linker
 
 FORWARD, BACKWARD = "forward", "backward"
 SECONDS = 0.6  # for the samples of all contenders of a shape, in one direction and one way
@@ -163,7 +160,8 @@ class Run:
         rows = {n: Row(self.subject.name, direction, shape.name, n) for n in names}
         self.bench.rows += rows.values()
         try:
-            pass_ = (Forward if direction == FORWARD else Backward)(self, shape)
+            kind = Forward if direction == FORWARD else Backward
+            pass_ = kind(self.subject, shape, self.device, self.stream)
         except torch.OutOfMemoryError as e:
             for row in rows.values():
                 row.note = f"out of memory: {first_line(e)}"
@@ -252,145 +250,3 @@ class Run:
                 )
             except ChildFailed as e:
                 row.note = f"no first call: {str(e).strip().splitlines()[-1][:200]}"
-
-
-class Forward:
-    """The forward passes of a shape: its arguments, what they must give, and what must move."""
-
-    def __init__(self, run: Run, shape: Shape) -> None:
-        self.run, self.subject, self.device = run, run.subject, run.device
-        first = self.subject.complete(shape.make())
-        count = timing.rotation(first, run.device)
-        rest = (self.subject.complete(shape.make()) for _ in range(count - 1))
-        self.copies = [first, *rest]
-        self.bytes = self.subject.bytes(first)
-        reference = self.subject.reference()
-        with torch.no_grad():
-            own = self.subject.results(reference, first)
-            precise = self.subject.results(reference, checks.widened(first))
-        self.results = [torch.empty_like(t, device="meta") for t in own]
-        self.oracle: checks.Oracle | None = checks.Oracle(family_of(self.subject), own, precise)
-
-    def forget_oracle(self) -> None:
-        """Free the expected results."""
-        self.oracle = None
-
-    def problem(self, contender: Contender) -> str:
-        """Return what is wrong with the result of a contender, or ""."""
-        assert self.oracle
-        checks.poison(self.results, self.device)
-        with torch.no_grad():
-            for _ in range(2):  # by Python, and then by the stub
-                results = self.subject.results(contender.function, self.copies[0])
-                if problem := self.oracle.problem(results):
-                    return problem
-                linker.settle()
-        return ""
-
-    def _calls(self, contender: Contender) -> list[timing.Call]:
-        calls: list[timing.Call] = []
-        for copy in self.copies:
-            positional, by_name = self.subject.op.signature.split(copy)
-            calls.append(functools.partial(contender.function, *positional, **by_name))
-        return calls
-
-    def kernels(self, contender: Contender, pool: Any) -> timing.Sampler:
-        """Return the sampler of the kernels alone."""
-        with torch.no_grad():
-            calls = self._calls(contender)
-            return timing.captured(calls, self.device, stream=self.run.stream, pool=pool)
-
-    def wall(self, contender: Contender) -> timing.Sampler:
-        """Return the sampler of calls as Python issues them."""
-        sampler = timing.issued(timing.repeated(self._calls(contender), self.device), self.device)
-        return torch.no_grad()(sampler)
-
-
-class Backward:
-    """The backward passes of a shape."""
-
-    def __init__(self, run: Run, shape: Shape) -> None:
-        self.run, self.subject, self.device = run, run.subject, run.device
-        first = self.subject.complete(shape.make())
-        count = timing.rotation([*first, *differentiable(first)], run.device)
-        copies = [first, *(self.subject.complete(shape.make()) for _ in range(count - 1))]
-        self.copies = [tuple(map(_leaf, copy)) for copy in copies]
-        reference = self.subject.reference()
-        outputs = self._forward(reference, self.copies[0])
-        meta = [t.detach().to("meta") for t in outputs]
-        self.grads = [[random_like(t, run.device) for t in meta] for _ in range(count)]
-        results = tensors_in([self.subject.call(reference, self.copies[0])])
-        self.bytes = self.subject.backward_bytes(self.copies[0], results)
-        own = self._gradients(outputs, self.copies[0], self.grads[0], materialize_grads=True)
-        wide = tuple(map(_leaf, checks.widened(first)))
-        of_wide = self._forward(reference, wide)
-        wide_grads = checks.widened(self.grads[0])
-        precise = self._gradients(of_wide, wide, wide_grads, materialize_grads=True)
-        self.oracle: checks.Oracle | None = checks.Oracle(
-            family_of(self.subject), own, precise, steps=2
-        )
-
-    def forget_oracle(self) -> None:
-        """Free the expected gradients."""
-        self.oracle = None
-
-    def _forward(self, function: Any, args: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the results that have a gradient."""
-        results = tensors_in([self.subject.call(function, args)])
-        plain = self.subject.op.declaration.nondifferentiable
-        named = zip(self.subject.op.signature.outputs, results)
-        return [t for name, t in named if name not in plain and t.requires_grad]
-
-    @staticmethod
-    def _gradients(
-        outputs: Sequence[torch.Tensor], args: Sequence[Any], grads: Sequence[Any], **options: Any
-    ) -> list[torch.Tensor]:
-        inputs = differentiable(args)
-        return [*torch.autograd.grad(outputs, inputs, grads, allow_unused=True, **options)]
-
-    def problem(self, contender: Contender) -> str:
-        """Return what is wrong with the gradients of a contender, or ""."""
-        assert self.oracle
-        checks.poison(differentiable(self.copies[0]), self.device)
-        for _ in range(2):
-            outputs = self._forward(contender.function, self.copies[0])
-            gradients = self._gradients(
-                outputs, self.copies[0], self.grads[0], materialize_grads=True
-            )
-            if problem := self.oracle.problem(gradients):
-                return problem
-            linker.settle()
-        return ""
-
-    def _calls(self, contender: Contender, **options: Any) -> list[timing.Call]:
-        """Return backward passes of forward passes that are made now."""
-        return [self._pass(contender, number, **options) for number in range(len(self.copies))]
-
-    def _pass(self, contender: Contender, number: int, **options: Any) -> timing.Call:
-        args = self.copies[number]
-        outputs = self._forward(contender.function, args)
-        return functools.partial(self._gradients, outputs, args, self.grads[number], **options)
-
-    def kernels(self, contender: Contender, pool: Any) -> timing.Sampler:
-        """Return the sampler of the kernels alone. The graph of autograd is kept for the replays.
-
-        A backward pass runs on the stream of its forward pass, which is therefore the captured one.
-        """
-        stream = self.run.stream
-        assert stream
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            calls = self._calls(contender, retain_graph=True)
-        return timing.captured(calls, self.device, stream=stream, pool=pool)
-
-    def wall(self, contender: Contender) -> timing.Sampler:
-        """Return the sampler of passes as Python issues them, each on a new graph of autograd."""
-        if self.device.type == "cuda":
-            return timing.issued(lambda: self._calls(contender), self.device)
-        turns = itertools.cycle(range(len(self.copies)))
-        return timing.issued(lambda: [self._pass(contender, next(turns))], self.device)
-
-
-def _leaf(value: Any) -> Any:
-    wanted = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.detach().requires_grad_() if wanted else value

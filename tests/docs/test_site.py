@@ -1,5 +1,6 @@
 """`make docs`: the site builds without a warning, and no link of it is broken."""
 
+import csv
 import html.parser
 import importlib.util
 import json
@@ -74,6 +75,19 @@ def test_plots_show_what_was_measured():
             assert f">{name}<" in drawn and f">{plots.label_of(number, unit)}<" in drawn, name
         assert plots.caption_of(output) in drawn
         assert file.with_suffix(".svg").name in (DOCS / "performance.md").read_text()
+
+
+def test_plots_of_kernels_lie_beside_the_table_that_they_show():
+    tables = sorted((REPOSITORY / "benches" / "results").glob("*.csv"))
+    assert tables
+    for table in tables:
+        with table.open() as file:
+            rows = list(csv.DictReader(file))
+        drawn = table.with_suffix(".svg").read_text()
+        assert table.with_suffix(".png").is_file()
+        for row in rows:
+            assert row["op"] in drawn and f">{row['who']}<" in drawn
+            assert f"{row['device']}, commit {row['commit']}, " in drawn
 
 
 @mkdocs
