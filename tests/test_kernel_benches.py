@@ -219,6 +219,35 @@ def test_what_an_op_changes_is_compared_and_its_arguments_are_kept(tmp_path):
     assert wrong == "wrong: other numbers than the reference"
 
 
+@needs_compiler
+def test_a_reference_that_takes_no_float64_is_compared_with_itself(times):
+    op = times(TWICE)
+
+    def reference(x):
+        assert x.dtype == torch.float32
+        return 2 * x
+
+    op.reference(reference)
+    assert not rows_of(measured(op))["jitkern"].note
+    op.reference(lambda x: reference(x) + 1)
+    assert rows_of(measured(op))["jitkern"].note.startswith("wrong: ")
+
+
+@needs_compiler
+def test_a_shape_that_the_reference_refuses_is_named_and_stops_no_other(times):
+    op = times(TWICE)
+
+    def reference(x):
+        assert x.dim() == 1, "one dimension"
+        return 2 * x
+
+    op.reference(reference)
+    result = measured(op, ["f32[2, 3]", "f32[6]"])
+    refused, right = [row for row in result.rows if row.who == "jitkern"]
+    assert refused.note == "nothing to compare with: AssertionError: one dimension"
+    assert right.wall_us > 0 and not right.note
+
+
 def test_an_op_without_a_reference_is_refused():
     op = kernel("benched::alone(Tensor x) -> Tensor")
     with pytest.raises(DeclarationError, match=r"no reference to compare with: add `@alone.ref"):
