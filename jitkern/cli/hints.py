@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -44,9 +45,12 @@ def choices(op: Op, source: Source, target: Target) -> Iterator[Row]:
         return
     for entry, choice in launch.autotune.choices_of(op.name, source, target):
         situation = ", ".join(f"{name}={value}" for name, value in choice["situation"].items())
+        reasons = choice.get("reasons") or []  # the entry may be of a version that kept none
         listed = [
-            f"{config} {'does not run' if time is None else f'{time:.4g} ms'}"
-            for config, time in zip(choice["configs"], choice["milliseconds"])
+            f"{config} {f'{time:.4g} ms' if time is not None else _left_out(reason)}"
+            for config, time, reason in itertools.zip_longest(
+                choice["configs"], choice["milliseconds"], reasons
+            )
         ]
         chosen = listed.pop(choice["choice"])
         yield Row(
@@ -54,6 +58,10 @@ def choices(op: Op, source: Source, target: Target) -> Iterator[Row]:
             str(entry.path),
             note=f"on {choice['model']}, {situation}: {'; not '.join([chosen, *listed])}",
         )  # fmt: skip
+
+
+def _left_out(reason: str | None) -> str:
+    return f"is left out, because it does not run: {reason}" if reason else "does not run"
 
 
 def hints(op: Op, source: Source, target: Target) -> Iterator[str]:

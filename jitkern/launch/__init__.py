@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         device_view as device_view,
         devices as devices,
         kernels as kernels,
+        measure as measure,
         packing as packing,
         parameters as parameters,
         symbols as symbols,

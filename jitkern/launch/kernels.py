@@ -38,7 +38,7 @@ from jitkern.launch.device_view import AbsentDevice, Device, PresentDevice
 from jitkern.launch.packing import Pack, packed, packs_of
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tensor_maps import TensorMap
-from jitkern.launch.tuned import Tuned
+from jitkern.launch.tuned import Launch, Tuned
 from jitkern.source import triton_text
 from jitkern.source.dtypes import table_of
 from jitkern.source.kinds import HOST, TRITON_OPTIONS, Source, Variant
@@ -381,9 +381,9 @@ class Runner:
         """Return the call with what its kernel's decorators add; may measure configurations."""
 
         def choose(declared: triton_text.Function, named: dict[str, Any]) -> triton_text.Config:
-            args = functools.cache(lambda: tuple(autotune.copied(call.args, {})))
+            args = functools.cache(lambda: tuple(launch.measure.copied(call.args, {})))
 
-            def launch_of(config: triton_text.Config) -> autotune.Launch:
+            def launch_of(config: triton_text.Config) -> Launch:
                 copy = call._replace(args=args())
                 complete = expanded(self.where, self.source, copy, lambda *_: config)
 
@@ -402,31 +402,33 @@ class Runner:
         self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Return the configuration of `.tune` for a call; may measure the configurations."""
-        copies = functools.cache(lambda: autotune.copied([args, list(kwargs.values())], {}))
+        arguments = functools.cache(lambda: launch.measure.arguments_for(tuned, args, kwargs))
 
-        def launch_of(config: Mapping[str, Any]) -> autotune.Launch:
-            positional, named = copies()
-            return lambda: tuned(
-                Kernels(self, lambda *_: config), *positional, **dict(zip(kwargs, named))
-            )
+        def launch_of(config: Mapping[str, Any]) -> Launch:
+            positional, named = arguments()
+            return lambda: tuned(Kernels(self, lambda *_: config), *positional, **named)
 
         configs = autotune.configs_of(tuned, args, kwargs)
         situation = autotune.situation_of_call(tuned, args, kwargs)
-        return configs[self._choice("", configs, situation, launch_of).number]
+        choice = self._choice("", configs, situation, launch_of, cold=tuned.tuning.cold)
+        return configs[choice.number]
 
     def _choice(
         self,
         function: str,
         configs: Sequence[Any],
         situation: Situation,
-        run: Callable[[Any], autotune.Launch],
+        run: Callable[[Any], Launch],
+        *,
+        cold: bool = True,
     ) -> Choice:
         key = repr((function, configs, situation))  # 1 == 1.0 == True
         choice = self._choices.get(key)
         if choice is None or (choice.model is None and autotune.may_measure()):
             choice = self._choices[key] = autotune.choose(
-                self.op, self.source, function, self.target, self.device, configs, situation, run
-            )
+                self.op, self.source, function, self.target, self.device, configs, situation, run,
+                cold=cold,
+            )  # fmt: skip
         return choice
 
     def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:

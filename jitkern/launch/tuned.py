@@ -8,36 +8,56 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitkern.named_tuple import NamedTuple
+
+if TYPE_CHECKING:
+    from jitkern.calls.signature import Signature
+
 Function = Callable[..., Any]
+Launch = Callable[[], object]
+
+
+class Tuning(NamedTuple):
+    """What `.tune` declares: the configurations, and how they are measured.
+
+    configurations: returns the configurations for the op's inputs. key: returns the value that a
+    choice depends on besides the dtypes of the inputs. inputs: returns the arguments to measure
+    with. cold: whether each measured run begins with a cache (the L2 of a GPU) without its data.
+    """
+
+    configurations: Function
+    key: Function | None = None
+    inputs: Function | None = None
+    cold: bool = False
 
 
 class Tuned:
     """A launch function that has configurations; a call of it sets `k.config`.
 
-    configurations: returns the configurations for the op's inputs. key: returns the value that a
-    choice depends on besides the dtypes of the inputs.
+    signature: of the op, which says which arguments a launch changes.
     """
 
-    def __init__(
-        self, launch: Function, configurations: Function, key: Function | None = None
-    ) -> None:
+    def __init__(self, launch: Function, tuning: Tuning, signature: Signature) -> None:
         self.launch = launch
-        self.configurations = configurations
-        self.key = key
+        self.tuning = tuning
+        self.signature = signature
 
     def __call__(self, k: Any, *args: Any, **kwargs: Any) -> Any:
         k._begin(self, args, kwargs)
         return self.launch(k, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tuned) and parts_of(self) == parts_of(other)
+        return isinstance(other, Tuned) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash(parts_of(self))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Any, ...]:
+        return self.launch, self.tuning, self.signature.schema
 
     @property
     def __code__(self) -> Any:
@@ -46,17 +66,22 @@ class Tuned:
 
 
 def parts_of(function: Function) -> tuple[Function, ...]:
-    """Return the functions that belong to a launch function: itself, and those of `.tune`."""
+    """Return the functions that decide what a launch function does: itself, and those of `.tune`.
+
+    The function `inputs` is none of them: no call runs it once a configuration is chosen.
+    """
     if not isinstance(function, Tuned):
         return (function,)
-    key = (function.key,) if function.key else ()
-    return function.launch, function.configurations, *key
+    tuning = function.tuning
+    return function.launch, tuning.configurations, *((tuning.key,) if tuning.key else ())
 
 
 def changed(function: Function, change: Callable[[Function], Function]) -> Function:
-    """Return a launch function with `change` applied to each of its parts."""
+    """Return a launch function with `change` applied to each of its parts, in their order."""
     if isinstance(function, Tuned):
-        return Tuned(*map(change, parts_of(function)))
+        launch, configurations, *key = map(change, parts_of(function))
+        tuning = function.tuning._replace(configurations=configurations, key=next(iter(key), None))
+        return Tuned(launch, tuning, function.signature)
     return change(function)
 
 

@@ -61,7 +61,7 @@ class Declaration(NamedTuple):
     place: str = ""
     prewarm: Sequence[Any] = ()
     launchers: Mapping[str, Function] = MappingProxyType({})
-    tunings: Mapping[str, tuple[Function, Function | None]] = MappingProxyType({})
+    tunings: Mapping[str, launch.tuned.Tuning] = MappingProxyType({})
     reference: Function | None = None
     fake: Function | None = None
     samples: Callable[[str], Iterator[Any]] | None = None
@@ -201,19 +201,29 @@ class Op:
         return keep
 
     @config.trimmed
-    def tune(self, *kinds: str, key: Function | None = None) -> Callable[[Function], Function]:
+    def tune(
+        self, *kinds: str, key: Function | None = None, inputs: Function | None = None,
+        cold: bool = False,
+    ) -> Callable[[Function], Function]:  # fmt: skip
         """Decorator: `f(*args)` lists configurations for the launch function of these kinds.
 
         Each configuration is a dict of constants, which the launch function reads as `k.config`.
-        The first call measures them on copies of its arguments; the quickest is kept in the cache
-        for the model of the device, the dtypes of the arguments and the result of `key(*args)`:
-        numbers, bools, strings, tuples of them.
+        The first call measures them on its own arguments, of which those that the op changes are
+        copied; the quickest is kept in the cache for the model of the device, the dtypes of the
+        arguments and the result of `key(*args)`: numbers, bools, strings, tuples of them.
+        A configuration that does not compile or run, or for which memory is short, is left out.
+
+        inputs: `inputs(*args)` returns the arguments to measure with, as a tuple, in place of those
+            of the call; nothing is copied then.
+        cold: whether each measured run begins with an L2 cache that holds none of its data, as it
+            does among other kernels, rather than with what the run before it left there.
         """
         self._check_kinds("tune", kinds)
 
         def keep(function: Function) -> Function:
+            tuning = launch.tuned.Tuning(function, key, inputs, cold)
             tunings = self.declaration.tunings
-            self._declare(tunings={**tunings, **dict.fromkeys(kinds, (function, key))})
+            self._declare(tunings={**tunings, **dict.fromkeys(kinds, tuning)})
             self._forget()
             return function
 
@@ -350,7 +360,7 @@ class Op:
         """Return the function with the configurations of the first of these kinds that has some."""
         tunings = self.declaration.tunings
         tuning = next((tunings[kind] for kind in kinds if kind in tunings), None)
-        return launch.tuned.Tuned(function, *tuning) if tuning else function
+        return launch.tuned.Tuned(function, tuning, self.signature) if tuning else function
 
     def _register(self) -> Any:
         library, name = _library(self.name), self.name.split("::")[1]

@@ -18,7 +18,7 @@ import torch
 import jitkern.ops
 from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
-from jitkern.launch import autotune
+from jitkern.launch import measure
 from jitkern.launch.kernels import Kernels, Runner
 from jitkern.op.op import OPS
 from jitkern.runtime import binding, linker
@@ -293,10 +293,13 @@ def double(out, x, n, B: tl.constexpr, EVEN: tl.constexpr):
 def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(declare, tmp_path, monkeypatch):
     (tmp_path / "t.py").write_text(TRITON)
     measured = []
-    milliseconds = autotune._milliseconds
-    monkeypatch.setattr(
-        autotune, "_milliseconds", lambda *args: measured.append(1) or milliseconds(*args)
-    )
+    milliseconds = measure.milliseconds
+
+    def noted(*args, cold):
+        measured.append(1)
+        return milliseconds(*args, cold=cold)
+
+    monkeypatch.setattr(measure, "milliseconds", noted)
 
     def launch(k, x):
         out = torch.empty_like(x)
@@ -321,9 +324,9 @@ def autotune_again(op, tmp_path):
     declared = triton_text.functions(str(tmp_path / "t.py"), 0)["double"]
     code = (
         "import torch\nfrom jitkern import config\nfrom jitkern.source.kinds import Triton\n"
-        "from jitkern.launch import autotune\nfrom jitkern.source import triton_text\nfrom jitkern.target import Target\n"
-        "def refuse(*_): raise AssertionError('measured')\n"
-        "autotune._milliseconds = refuse\n"
+        "from jitkern.launch import autotune, measure\nfrom jitkern.source import triton_text\nfrom jitkern.target import Target\n"
+        "def refuse(*_, **__): raise AssertionError('measured')\n"
+        "measure.milliseconds = refuse\n"
         f"configs = triton_text.functions({str(tmp_path / 't.py')!r}, 0)['double'].configs\n"
         f"source = Triton(**{op.sources['cuda'][0].fields()!r})\n"
         f"s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"

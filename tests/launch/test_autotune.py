@@ -7,7 +7,7 @@ import torch
 
 from jitkern import config
 from jitkern.errors import CompileError, LaunchError
-from jitkern.launch import autotune
+from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call, every_expansion, expanded, variant_of
 from jitkern.source.kinds import Triton
 from jitkern.source.triton_text import Config, functions
@@ -106,11 +106,11 @@ class Clock:
         self.measured = []
         times = dict(enumerate(milliseconds))
 
-        def measure(run, candidate, device):
+        def milliseconds(run, candidate, device, *, cold):
             self.measured.append(candidate)
             return times[len(self.measured) - 1]
 
-        monkeypatch.setattr(autotune, "_milliseconds", measure)
+        monkeypatch.setattr(measure, "milliseconds", milliseconds)
         monkeypatch.setattr(autotune, "model_of", lambda _: "Test GPU")
 
 
@@ -150,7 +150,7 @@ def test_one_configuration_is_not_measured(source, monkeypatch):
 
 
 def test_what_another_process_published_meanwhile_is_taken(source, monkeypatch):
-    def measure_after_the_other(run, candidate, device):
+    def measure_after_the_other(run, candidate, device, *, cold):
         clock = Clock(monkeypatch, 2.0, 1.0)
         if not others:
             others.append(choose(source))
@@ -159,7 +159,7 @@ def test_what_another_process_published_meanwhile_is_taken(source, monkeypatch):
 
     others = []
     Clock(monkeypatch)
-    monkeypatch.setattr(autotune, "_milliseconds", measure_after_the_other)
+    monkeypatch.setattr(measure, "milliseconds", measure_after_the_other)
     assert (
         choose(source) == others[0] == Config((("B", 128),), (("num_warps", 4), ("num_stages", 3)))
     )

@@ -7,7 +7,7 @@ from tuning import HERE, Clock, choices, double, length, ways, ways_built
 
 from jitkern import config, jit
 from jitkern.errors import DeclarationError, LaunchError
-from jitkern.launch import autotune
+from jitkern.launch import measure
 from jitkern.launch.kernels import Kernels, Runner
 from jitkern.runtime import binding, linker
 from jitkern.source.kinds import Variant
@@ -117,7 +117,7 @@ def test_copies_have_layout_alignment_and_identity():
         base[1:], base[3:].view(37)[::3], base.view(5, 8).t(), base[:1].expand(7), base[:0],
         base.view(5, 8)[:, 2:4], torch.tensor(3.0),
     ):  # fmt: skip
-        (copy, again), = autotune.copied([[x, x]], {})  # fmt: skip
+        (copy, again), = measure.copied([[x, x]], {})  # fmt: skip
         assert copy is again and copy is not x
         assert torch.equal(copy, x) and copy.stride() == x.stride()
         assert x.numel() == 0 or copy.data_ptr() != x.data_ptr()

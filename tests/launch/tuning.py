@@ -6,7 +6,7 @@ import torch
 from helpers import H100
 
 from jitkern import jit
-from jitkern.launch import autotune
+from jitkern.launch import autotune, measure
 from jitkern.target import Target
 
 SOURCE = """
@@ -38,12 +38,12 @@ class Clock:
     def __init__(self, monkeypatch, cost):
         self.measured = []
 
-        def measure(run, candidate, device):
+        def milliseconds(run, candidate, device, *, cold):
             run(candidate)()
             self.measured.append(candidate)
             return cost(candidate)
 
-        monkeypatch.setattr(autotune, "_milliseconds", measure)
+        monkeypatch.setattr(measure, "milliseconds", milliseconds)
 
 
 def ways(x):

@@ -35,13 +35,13 @@ def _(k, x):
 """
 RUN = """
 import json, torch
-from jitkern.launch import autotune
+from jitkern.launch import measure
 measured = []
-def measure(run, candidate, device):
+def milliseconds(run, candidate, device, *, cold):
     run(candidate)()
     measured.append(candidate["WAY"])
     return float(candidate["WAY"])
-autotune._milliseconds = measure
+measure.milliseconds = milliseconds
 import jitkern, tuned
 from jitkern.runtime import linker
 x = torch.ones(3)
