@@ -1,9 +1,9 @@
 """Show where an op's kernels come from, which of their variants are cached, and why others are not.
 
 For a variant that is not cached, and for an entry that is named by its digest, show the nearest
-entry of the same op with every input that differs. For a tuned op, list the chosen configurations;
-for a Triton kernel, the arguments whose classes make many variants. `--source` prints the C stubs
-that launch the kernels.
+entry of the same op with every input that differs. For a cached GPU kernel, show its registers,
+spills, memory and threads; for a tuned op, list the chosen configurations; for a Triton kernel, the
+arguments whose classes make many variants. `--source` prints the C stubs that launch the kernels.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         places = [(t, source) for t in targets for source in op.sources.get(t.device, ())]
         rows = [row for target, source in places for row in _explain_source(op, source, target)]
         texts = [hint for target, source in places for hint in hints.hints(op, source, target)]
+        texts += hints.spills(rows)
         ops.append(
             {
                 "op": op.name,
@@ -116,7 +117,8 @@ def _print_group(rows: list[Row], *, whole: bool, source: bool) -> None:
         print(f"    {counted(len(cached), 'stub')} cached")
     for row in () if short else cached:
         digest = row.path.rpartition("-")[2][:SHORT]
-        print(f"    {row.path if whole else digest}  {row.variant}")
+        used = hints.in_words(row.resources)
+        print(f"    {row.path if whole else digest}  {row.variant}{used and f'  {used}'}")
         if source and row.stub:
             print(textwrap.indent(row.stub, "    "))
     for note in dict.fromkeys(row.note for row in cached if row.note):
@@ -187,8 +189,9 @@ def _explain(variant: Variant, target: Target, here: list[dict[str, str]]) -> Ro
         (str(entry.path), hints.newer(entry.manifest.compiler, here)) if entry else ("", "")
     )
     return Row(
-        variant.source.kind, variant.label, key.target, key.digest, path, reason=reason, note=note
-    )
+        variant.source.kind, variant.label, key.target, key.digest, path, reason=reason, note=note,
+        resources=hints.resources_of(entry) if entry else None,
+    )  # fmt: skip
 
 
 def _nearest(inputs: dict[str, Any], target: Target) -> str:
@@ -212,6 +215,7 @@ def explain_entries(args: argparse.Namespace) -> int:
         other = cache_tools.nearest(cache, entry.manifest.inputs)
         rows.append({
             **asdict(row),
+            "resources": hints.resources_of(entry),
             "nearest": str(other[0].path) if other else "",
             "differences": other[1] if other else [],
         })  # fmt: skip
@@ -221,6 +225,8 @@ def explain_entries(args: argparse.Namespace) -> int:
     shown = rows if args.level > 0 else rows[:MOST]
     for described in shown:
         print(f"{described['path']}\n  {described['op']}, made by {described['compiler']}")
+        if used := hints.in_words(described["resources"]):
+            print(f"  {used}")
         if described["nearest"]:
             print(f"  nearest: {described['nearest']}; its values, against those of this entry:")
         else:

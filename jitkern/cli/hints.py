@@ -27,6 +27,7 @@ class Row(NamedTuple):
     """A row of `explain`: an entry, or what there is instead of one.
 
     path: of the entry, "" if it is not cached, for this reason. stub: its C, for a stub.
+    resources: what a kernel takes of a GPU; None if unknown.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Row(NamedTuple):
     reason: str = ""
     note: str = ""
     stub: str = ""
+    resources: dict[str, int] | None = None
 
 
 def choices(op: Op, source: Source, target: Target) -> Iterator[Row]:
@@ -58,6 +60,43 @@ def choices(op: Op, source: Source, target: Target) -> Iterator[Row]:
             str(entry.path),
             note=f"on {choice['model']}, {situation}: {'; not '.join([chosen, *listed])}",
         )  # fmt: skip
+
+
+def resources_of(entry: Entry) -> dict[str, int] | None:
+    """Return what the kernel of an entry takes of a GPU; None for others, and if unknown."""
+    meta = entry.manifest.meta
+    resources: dict[str, int] | None = meta.get("resources") or None
+    if resources and "smem" in meta:  # of a Triton kernel, which its launches ask for
+        resources = {**resources, "dynamic_shared": meta["smem"]}
+    return resources
+
+
+def in_words(resources: dict[str, int] | None) -> str:
+    """Return the resources of a kernel as a text; "" for None."""
+    if not resources:
+        return ""
+    parts = [f"{resources['registers']} registers"]
+    if resources["spills"]:
+        parts.append(f"{resources['spills']} spills and reloads")
+    if resources["local"]:
+        parts.append(f"{resources['local']} B of local memory")
+    if shared := resources["shared"] + resources.get("dynamic_shared", 0):
+        parts.append(f"{shared} B of shared memory")
+    return ", ".join([*parts, f"at most {resources['max_threads']} threads"])
+
+
+def spills(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a hint for each kernel that has not enough registers."""
+    for row in rows:
+        if row.resources and row.resources["spills"]:
+            remedy = (
+                "more num_warps, or smaller blocks of values" if row.kind == "triton"
+                else "fewer values a thread, or __launch_bounds__ with fewer threads"
+            )  # fmt: skip
+            yield (
+                f"`{row.variant}` for {row.target} spills: {row.resources['spills']} instructions "
+                f"move registers to local memory and back, which is slow: {remedy}"
+            )
 
 
 def _left_out(reason: str | None) -> str:

@@ -9,6 +9,7 @@ from jitkern import on_first_use
 if TYPE_CHECKING:
     from jitkern.compilers.cuda import (
         arch_flags as arch_flags,
+        cubin as cubin,
         host_header_stand_ins as host_header_stand_ins,
         nvcc as nvcc,
         nvrtc as nvrtc,

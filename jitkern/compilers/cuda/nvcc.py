@@ -8,6 +8,7 @@ from pathlib import Path
 from jitkern.compilers import opened
 from jitkern.compilers.cpp import cc_build
 from jitkern.compilers.cuda import ptx_signature, toolkit
+from jitkern.compilers.cuda.cubin import resources
 from jitkern.compilers.result import Built, compile_error, no_kernel, run, write_log
 from jitkern.source import cpp_text
 from jitkern.source.closure import Closure
@@ -78,10 +79,13 @@ def compile_unit(
     symbol, parameters = ptx_signature.signature((build / "kernel.ptx").read_text())
     if not symbol:
         raise no_kernel(variant)
-    (staging / "kernel.cubin").write_bytes((build / "out.cubin").read_bytes())
-    return Built(
-        identity(version), {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
-    )
+    cubin = (build / "out.cubin").read_bytes()
+    (staging / "kernel.cubin").write_bytes(cubin)
+    meta = {
+        "artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters,
+        "resources": resources(cubin, symbol),
+    }  # fmt: skip
+    return Built(identity(version), meta)
 
 
 def _using(used: tuple[str, str]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from jitkern.compilers import cuda, opened
 from jitkern.compilers.cpp import template_arguments
 from jitkern.compilers.cuda import arch_flags, host_header_stand_ins, ptx_signature, toolkit
+from jitkern.compilers.cuda.cubin import resources
 from jitkern.compilers.cuda.nvrtc_api import Program, build_id, check_arch, version_in
 from jitkern.compilers.cuda.strip_host_code import DeviceHalf, device_half
 from jitkern.compilers.result import (
@@ -165,7 +166,8 @@ class _Attempt:
             symbol, parameters = ptx_signature.signature(assembly, program.lowered(kernel.name))
             if not symbol:
                 raise no_kernel(variant)
-            (self.staging / "kernel.cubin").write_bytes(program.bytes("CUBIN"))
+            cubin = program.bytes("CUBIN")
+            (self.staging / "kernel.cubin").write_bytes(cubin)
         finally:
             program.destroy()
         _refuse_split_variables(variant, output)
@@ -174,7 +176,10 @@ class _Attempt:
         files = _on_disk(names, headers)
         known = toolkit.include_directories()
         opened.check(variant.source, self.closure, files, known, variant.op)
-        meta = {"artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters}
+        meta = {
+            "artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters,
+            "resources": resources(cubin, symbol),
+        }  # fmt: skip
         return Built({"name": "nvrtc", "version": version_in(assembly)}, meta), output
 
 
