@@ -10,6 +10,7 @@ import jitkern.ops  # noqa: F401  declares the ops
 from jitkern import config
 from jitkern.cache import events
 from jitkern.errors import JitkernError
+from jitkern.op import check
 from jitkern.op.op import Op, all_ops
 
 
@@ -44,14 +45,8 @@ def main() -> int:
 
 def compare(op: Op, device: str) -> tuple[int, float]:
     """(samples, largest error against the reference in float64 in units of the dtype's epsilon)."""
-    worst = 0.0
     samples = op.sample_inputs(device)
-    for args in samples:
-        got, want = op(*args), op.run_reference(*(a.double() for a in args))
-        if got.numel():
-            error = (got.double() - want).abs() / (want.abs() + 1) / torch.finfo(got.dtype).eps
-            worst = max(worst, error.max().item())
-    return len(samples), worst
+    return len(samples), max((check.compared(op, args)[0] for args in samples), default=0.0)
 
 
 if __name__ == "__main__":

@@ -37,12 +37,16 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.raw.from_file import cpp_kernel as cpp_kernel, cuda_kernel as cuda_kernel
     from jitkern.raw.from_triton import triton_kernel as triton_kernel
     from jitkern.target import Target as Target
+    from jitkern.training.async_scalar import AsyncScalar as AsyncScalar
+    from jitkern.training.loss_meter import LossMeter as LossMeter
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncScalar": "training.async_scalar",
     "Cache": "cache.store",
     "Config": "config",
+    "LossMeter": "training.loss_meter",
     "Target": "target",
     "load": "dropin.api",
     "load_inline": "dropin.api",

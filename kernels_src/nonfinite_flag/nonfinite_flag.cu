@@ -1,0 +1,10 @@
+// flag |= code if a value is infinite or NaN.
+#include "nonfinite.cuh"
+
+template <typename T, int EXPONENT, int CHUNK>
+__global__ void __launch_bounds__(512) nonfinite_flag_tensor(int* flag, const T* x, long long n, long long code) {
+  if (is_set(flag, code)) return;
+  const long long begin = blockIdx.x * (long long)CHUNK;
+  const long long count = n - begin < CHUNK ? n - begin : CHUNK;
+  if (any_nonfinite<EXPONENT>(x + begin, count) && threadIdx.x == 0) atomicOr(flag, int(code));
+}
