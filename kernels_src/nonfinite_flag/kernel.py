@@ -10,6 +10,12 @@ nonfinite_flag_tensor_ = kernel(
     cpu=Cpp("nonfinite_flag.cpp"),
 )
 
+nonfinite_flag_ = kernel(
+    "nonfinite_flag_(Tensor[] tensors, Tensor(a!) flag, int code=1) -> ()",
+    cuda=Cuda("nonfinite_flag.cu"),
+    cpu=Cpp("nonfinite_flag.cpp"),
+)
+
 EXPONENTS = {torch.float32: 8, torch.float16: 5, torch.bfloat16: 8, torch.float64: 11}  # in bits
 CHUNK = 65536  # values that a block reads; a multiple of 16 bytes, which keeps the alignment
 
@@ -34,26 +40,31 @@ def _check(name, flag, code):
     )
 
 
-def _check_values(name, dtype):
-    torch._check(dtype in EXPONENTS, lambda: f"{name}: tensors must be floating point, got {dtype}")
+def _values(name, x):
+    """Return the template arguments for a tensor, and the tensor with its values in a row."""
+    torch._check(
+        x.dtype in EXPONENTS, lambda: f"{name}: tensors must be floating point, got {x.dtype}"
+    )
+    return {"T": x.dtype, "EXPONENT": EXPONENTS[x.dtype]}, x.contiguous()
+
+
+def _on_cuda(k, template, flag, x, code):
+    n, template = x.numel(), {**template, "CHUNK": CHUNK}
+    grid = (n + CHUNK - 1) // CHUNK
+    k.nonfinite_flag_tensor[template](flag, x, n, code, grid=grid, block=512)
 
 
 @nonfinite_flag_tensor_.launch("cuda")
 def _(k, x, flag, code):
     _check("nonfinite_flag_tensor_", flag, code)
-    _check_values("nonfinite_flag_tensor_", x.dtype)
-    x = x.contiguous()
-    template = {"T": x.dtype, "EXPONENT": EXPONENTS[x.dtype], "CHUNK": CHUNK}
-    grid = (x.numel() + CHUNK - 1) // CHUNK
-    k.nonfinite_flag_tensor[template](flag, x, x.numel(), code, grid=grid, block=512)
+    template, x = _values("nonfinite_flag_tensor_", x)
+    _on_cuda(k, template, flag, x, code)
 
 
 @nonfinite_flag_tensor_.launch("cpu")
 def _(k, x, flag, code):
     _check("nonfinite_flag_tensor_", flag, code)
-    _check_values("nonfinite_flag_tensor_", x.dtype)
-    x = x.contiguous()
-    template = {"T": x.dtype, "EXPONENT": EXPONENTS[x.dtype]}
+    template, x = _values("nonfinite_flag_tensor_", x)
     k.nonfinite_flag_tensor[template](flag, x, x.numel(), code)
 
 
@@ -72,3 +83,44 @@ def _(device):
 
 def _flag(device, bits=0):
     return torch.full((), bits, dtype=torch.int32, device=device)
+
+
+@nonfinite_flag_.reference
+def _(tensors, flag, code):
+    for x in tensors:
+        _set(flag, code, x.isfinite().logical_not().any())
+
+
+@nonfinite_flag_.launch("cuda")
+def _(k, tensors, flag, code):
+    _check("nonfinite_flag_", flag, code)
+    for tensor in tensors:
+        template, x = _values("nonfinite_flag_", tensor)
+        _on_cuda(k, template, flag, x, code)
+
+
+@nonfinite_flag_.launch("cpu")
+def _(k, tensors, flag, code):
+    _check("nonfinite_flag_", flag, code)
+    for tensor in tensors:
+        template, x = _values("nonfinite_flag_", tensor)
+        k.nonfinite_flag_tensor[template](flag, x, x.numel(), code)
+
+
+@nonfinite_flag_.samples
+def _(device):
+    def some(*dtypes):
+        shapes = ((1000,), (3, 7, 33), (), (0,), (70_001,))
+        return [torch.randn(s, dtype=d, device=device) for d in dtypes for s in shapes]
+
+    yield [], _flag(device)
+    yield some(torch.bfloat16), _flag(device)
+    yield some(torch.float16, torch.float64) + some(torch.float32, torch.float16), _flag(device)
+    for dtype in EXPONENTS:
+        bad = some(dtype, torch.float32)
+        bad[-1][-1] = float("inf")
+        yield bad, _flag(device, 1), 2
+    yield (
+        [torch.randn(8, 6, 2, 2, device=device).to(memory_format=torch.channels_last)],
+        _flag(device),
+    )
