@@ -18,7 +18,7 @@ def main() -> int:
     """Print one row for each op, device and kind of source; returns 1 if a result was wrong."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     wrong = 0
-    print(f"{'op':28} {'device':6} {'source':10} {'samples':>7}  largest error, in rounding errors")
+    print(f"{'op':32} {'device':6} {'source':10} {'samples':>7}  largest error, in rounding errors")
     for name, op in sorted(all_ops().items()):
         for device in devices:
             declared = op.sources[device]
@@ -30,10 +30,10 @@ def main() -> int:
                         count, error = compare(op, device)
                     except JitkernError as e:
                         why = str(e).splitlines()[0]
-                        print(f"{name:28} {device:6} {source.kind:10} {'-':>7}  {why}")
+                        print(f"{name:32} {device:6} {source.kind:10} {'-':>7}  {why}")
                         continue
                 wrong += error > 4
-                print(f"{name:28} {device:6} {source.kind:10} {count:7}  {error:.2f}")
+                print(f"{name:32} {device:6} {source.kind:10} {count:7}  {error:.2f}")
             op.sources[device] = declared
     stats = events.stats()
     print(

@@ -90,3 +90,36 @@ def test_the_table_has_every_argument():
     known |= {"py_limited_api", "dlink", "dlink_libraries"}
     known |= {*re.findall(r'kwargs\.get\("(\w+)"', inspect.getsource(BuildExtension.__init__))}
     assert known - {*re.findall(r"\w+", cells)} == set()
+
+
+# ------------------------------------------------------------------ a training loop
+
+LOOP = [sys.executable, "-W", "ignore", str(REPOSITORY / "examples" / "training_loop" / "train.py")]
+FEW = ["--every", "4", "--layers", "2", "--width", "16", "--batch", "8", "--rounds", "1"]
+
+
+def trained(device, *arguments):
+    done = subprocess.run(
+        [*LOOP, "--device", device, *FEW, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_quiet_loop_waits_for_nothing_and_reports_what_the_plain_one_does(device):
+    out = trained(device, "--steps", "12")
+    counts = dict(re.findall(r"^(plain|quiet) +([\d.]+) +[\d.]+$", out, re.MULTILINE))
+    assert counts == {"plain": "3.00", "quiet": "0.00"}
+    plain, quiet = (re.findall(rf"{name}:\n((?:  .*\n)+)", out)[0] for name in counts)
+    assert plain.count("mean loss") == 3
+    if device == "cpu":
+        assert plain == quiet
+    last = [float(text.split()[-1]) for text in (plain, quiet)]
+    assert last[0] == pytest.approx(last[1], rel=0.02)
+
+
+def test_both_loops_notice_a_nan():
+    plain, quiet = trained("cpu", "--steps", "12", "--spoil", "5").splitlines()
+    assert plain == "plain: the loss of step 5, noticed in step 5"
+    assert quiet == "quiet: the loss of a step up to 7, noticed in step 7"

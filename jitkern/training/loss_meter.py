@@ -70,6 +70,11 @@ class LossMeter:
         """Return the statistics that were put last, waiting for them; None if none were put."""
         return _read(self._copies.wait())
 
+    @property
+    def number(self) -> int:
+        """Which `put` the last statistics come from, counted from 1; 0 before there are any."""
+        return self._copies.number
+
     def reset(self) -> None:
         """Forget all losses, at this point of the current stream: what was put still arrives."""
         self.state.zero_()

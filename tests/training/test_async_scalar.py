@@ -95,6 +95,7 @@ def test_a_meter_reads_what_was_put():
     meter.put()
     assert meter.poll() == meter.wait() == LossStatistics(3, 1, 9.0, 3.0, 1.0, 5.0)
     assert meter.state.grad_fn is None  # the graphs of the losses are not kept
+    assert meter.number == 2
     meter.reset()
     meter.put()
     assert meter.poll().finite == 0
