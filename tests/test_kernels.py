@@ -15,7 +15,7 @@ from jitkern.op.op import Op, all_ops
 SHIPPED = [
     op
     for name, op in sorted(all_ops().items())
-    if name.startswith("jitkern::") and op.signature.returns
+    if name.startswith("jitkern::") and op.signature.outputs
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # The error against float64 in units of the dtype's epsilon, scaled by the magnitude of the result.

@@ -40,32 +40,25 @@ def _check(name, flag, code):
     )
 
 
-def _values(name, x):
-    """Return the template arguments for a tensor, and the tensor with its values in a row."""
-    torch._check(
-        x.dtype in EXPONENTS, lambda: f"{name}: tensors must be floating point, got {x.dtype}"
-    )
-    return {"T": x.dtype, "EXPONENT": EXPONENTS[x.dtype]}, x.contiguous()
-
-
-def _on_cuda(k, template, flag, x, code):
-    n, template = x.numel(), {**template, "CHUNK": CHUNK}
-    grid = (n + CHUNK - 1) // CHUNK
-    k.nonfinite_flag_tensor[template](flag, x, n, code, grid=grid, block=512)
+def _template(name, dtype):
+    torch._check(dtype in EXPONENTS, lambda: f"{name}: tensors must be floating point, got {dtype}")
+    return {"T": dtype, "EXPONENT": EXPONENTS[dtype]}
 
 
 @nonfinite_flag_tensor_.launch("cuda")
 def _(k, x, flag, code):
     _check("nonfinite_flag_tensor_", flag, code)
-    template, x = _values("nonfinite_flag_tensor_", x)
-    _on_cuda(k, template, flag, x, code)
+    template = {**_template("nonfinite_flag_tensor_", x.dtype), "CHUNK": CHUNK}
+    x, n = x.contiguous(), x.numel()
+    grid = (n + CHUNK - 1) // CHUNK
+    k.nonfinite_flag_tensor[template](flag, x, n, code, grid=grid, block=512)
 
 
 @nonfinite_flag_tensor_.launch("cpu")
 def _(k, x, flag, code):
     _check("nonfinite_flag_tensor_", flag, code)
-    template, x = _values("nonfinite_flag_tensor_", x)
-    k.nonfinite_flag_tensor[template](flag, x, x.numel(), code)
+    template = _template("nonfinite_flag_tensor_", x.dtype)
+    k.nonfinite_flag_tensor[template](flag, x.contiguous(), x.numel(), code)
 
 
 @nonfinite_flag_tensor_.samples
@@ -94,17 +87,17 @@ def _(tensors, flag, code):
 @nonfinite_flag_.launch("cuda")
 def _(k, tensors, flag, code):
     _check("nonfinite_flag_", flag, code)
-    for tensor in tensors:
-        template, x = _values("nonfinite_flag_", tensor)
-        _on_cuda(k, template, flag, x, code)
+    for table in k.tables(tensors, chunk=CHUNK, dense=True):  # one for a dtype
+        template = {**_template("nonfinite_flag_", table.dtype), "CHUNK": CHUNK}
+        kernel_of = k.nonfinite_flag[{**template, "N": table.capacity}]
+        kernel_of(flag, table, code, grid=table.chunks, block=512)
 
 
 @nonfinite_flag_.launch("cpu")
 def _(k, tensors, flag, code):
     _check("nonfinite_flag_", flag, code)
-    for tensor in tensors:
-        template, x = _values("nonfinite_flag_", tensor)
-        k.nonfinite_flag_tensor[template](flag, x, x.numel(), code)
+    for table in k.tables(tensors, chunk=CHUNK, dense=True):
+        k.nonfinite_flag[_template("nonfinite_flag_", table.dtype)](flag, table, code)
 
 
 @nonfinite_flag_.samples

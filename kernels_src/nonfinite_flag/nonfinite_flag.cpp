@@ -29,3 +29,8 @@ static bool is_set(const int32_t* flag, int64_t code) { return (*flag & code) ==
 extern "C" void nonfinite_flag_tensor(int32_t* flag, const T* x, int64_t n, int64_t code) {
   if (!is_set(flag, code) && any_nonfinite(x, n)) *flag |= int32_t(code);
 }
+
+extern "C" void nonfinite_flag(int32_t* flag, T* const* data, const long* numel, long count, int64_t code) {
+  for (long i = 0; i < count && !is_set(flag, code); i++)
+    if (any_nonfinite(data[i], numel[i])) *flag |= int32_t(code);
+}

@@ -6,13 +6,14 @@ from helpers import served
 
 import jitkern.ops
 from jitkern import config
+from jitkern.launch.kernels import Kernels
 from jitkern.op import check
 from jitkern.op.op import all_ops
 
 IN_PLACE = [
     op
     for name, op in sorted(all_ops().items())
-    if name.startswith("jitkern::") and not op.signature.returns
+    if name.startswith("jitkern::") and not op.signature.outputs
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HALVES_AND_WHOLES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -49,10 +50,7 @@ def test_compile_makes_one_graph(op, device):
 def test_they_do_not_synchronise_and_run_in_a_graph(op):
     for sample in op.sample_inputs("cuda")[-3:]:
         ours, theirs = check._copied(sample), check._copied(sample)
-        if op.signature.parameters is None:  # of an op whose calls go through Python
-            op(*check._copied(sample))
-        else:
-            served(op, *check._copied(sample), device="cuda")
+        served(op, *check._copied(sample), device="cuda")
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -224,3 +222,45 @@ def test_a_list_with_a_tensor_of_integers_is_refused(device):
     tensors = [torch.ones(3, device=device), torch.ones(3, dtype=torch.int32, device=device)]
     with pytest.raises(RuntimeError, match="must be floating point, got torch.int32"):
         jitkern.ops.nonfinite_flag_(tensors, no_flag(device))
+
+
+@each_device
+def test_a_tensor_with_gaps_is_refused_and_one_in_another_order_is_not(device):
+    x = torch.zeros(6, 4, device=device)
+    flag = no_flag(device)
+    jitkern.ops.nonfinite_flag_([x, x.T], flag)
+    with pytest.raises(RuntimeError, match="tensor 1.*has gaps"):
+        jitkern.ops.nonfinite_flag_([x, x[:, :2]], flag)
+    assert flag.item() == 0
+
+
+def launches(tensors):
+    """What the launch function for a GPU starts for a list."""
+    op, calls = jitkern.ops.nonfinite_flag_, []
+    op.launcher(op.sources["cuda"][0], "cuda")(Kernels(calls.append), tensors, no_flag("cpu"), 1)
+    return calls
+
+
+def test_a_list_is_one_launch_for_each_dtype():
+    gradients = [torch.ones(n, dtype=torch.bfloat16) for n in range(0, 120_000, 400)]
+    (call,) = launches(gradients)
+    assert call.keywords["grid"] == sum(-(-g.numel() // 65536) for g in gradients)
+    assert (dict(call.template)["N"], dict(call.template)["T"]) == (512, torch.bfloat16)
+    assert len(launches([*gradients, torch.ones(3)])) == 2
+    assert launches([]) == []
+
+
+@pytest.mark.gpu
+def test_300_gradients_are_one_kernel_on_a_gpu():
+    flag = no_flag("cuda")
+    gradients = [torch.ones(n, dtype=torch.bfloat16, device="cuda") for n in range(7, 120_007, 400)]
+    served(jitkern.ops.nonfinite_flag_, gradients, flag, device="cuda")
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        jitkern.ops.nonfinite_flag_(gradients, flag)
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if "nonfinite_flag" in event.name]
+    assert len(kernels) == 1 and flag.item() == 0
+    gradients[-1][-1] = float("inf")
+    jitkern.ops.nonfinite_flag_(gradients, flag)
+    assert flag.item() == 1
