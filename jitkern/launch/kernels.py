@@ -381,7 +381,7 @@ class Runner:
         """Return the call with what its kernel's decorators add; may measure configurations."""
 
         def choose(declared: triton_text.Function, named: dict[str, Any]) -> triton_text.Config:
-            args = functools.cache(lambda: tuple(launch.measure.copied(call.args, {})))
+            args = functools.cache(lambda: launch.measure.copies_for(call.args))
 
             def launch_of(config: triton_text.Config) -> Launch:
                 copy = call._replace(args=args())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -131,15 +132,31 @@ def arguments_for(
     if tuned.tuning.inputs:
         return _made(tuned, tuned.tuning.inputs, args, kwargs)
     copies: dict[int, torch.Tensor] = {}
-    try:
+    with _room_for("the arguments that the op changes", "give `.tune`"):
         for position, name in tuned.signature.changed:
             copied(kwargs[name] if name in kwargs else args[position], copies)
+    return _exchanged(args, copies), {n: _exchanged(v, copies) for n, v in kwargs.items()}
+
+
+def copies_for(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return copies of a Triton kernel's arguments, since Triton does not tell which it changes.
+
+    Raises LaunchError if memory is short.
+    """
+    with _room_for("the arguments of the kernel", "list its configurations by `.tune`, with"):
+        return tuple(copied(args, {}))
+
+
+@contextlib.contextmanager
+def _room_for(what: str, remedy: str) -> Iterator[None]:
+    """Say in a block that copies tensors what to do if no memory is left."""
+    try:
+        yield
     except torch.OutOfMemoryError as e:
         raise LaunchError(
-            "no memory is left to copy the arguments that the op changes, on which its "
-            "configurations are measured: give `.tune` a function `inputs=` that makes smaller ones"
+            f"no memory is left to copy {what}, on which configurations are measured: {remedy} a "
+            "function `inputs=` that makes smaller ones"
         ) from e
-    return _exchanged(args, copies), {n: _exchanged(v, copies) for n, v in kwargs.items()}
 
 
 def _made(

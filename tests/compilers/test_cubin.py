@@ -219,10 +219,9 @@ def test_the_driver_says_the_same(op):
     variants = needs_of(op, op.sources["cuda"][0], "cuda").variants
     here = Target.current("cuda")
     driver = ctypes.CDLL("libcuda.so.1")
-    torch.cuda.init()
-    device = torch.cuda.current_device()
+    device = torch.zeros(1, device="cuda").device.index  # which makes the context
     for variant in variants:
-        function = jit.loaded(variant, here).loaded
+        function = jit.loaded(variant, here)
         resources = jit.ensure(variant, here).manifest.meta["resources"]
 
         def attribute(number, function=function):
@@ -232,6 +231,6 @@ def test_the_driver_says_the_same(op):
             return value.value
 
         assert attribute(4) == resources["registers"]
-        assert attribute(3) == resources["local"]
+        assert 0 <= attribute(3) - resources["local"] < 16  # it may be rounded up
         assert attribute(0) == resources["max_threads"]
         assert attribute(1) - resources["shared"] in (0, 1024)  # what the system takes of it

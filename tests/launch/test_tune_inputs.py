@@ -5,14 +5,17 @@ import weakref
 
 import pytest
 import torch
+from helpers import served
 from test_tune_explain import explained
-from tuning import Clock, _number, choices, double, ways
+from tuning import HERE, Clock, _number, choices, double, ways
 
 from jitkern import config
-from jitkern.declare import Cuda, kernel
+from jitkern.declare import Cuda, Triton, kernel
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch import autotune, measure
-from jitkern.runtime import linker
+from jitkern.launch.call import Call
+from jitkern.launch.kernels import Runner
+from jitkern.runtime import binding
 from jitkern.target import Target
 
 
@@ -104,13 +107,13 @@ def test_inputs_that_do_not_fit_are_named(noted, inputs, says):
         op(torch.ones(2), 1.0)
 
 
-def test_inputs_may_read_what_no_trace_follows(noted):
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+def test_inputs_may_read_what_no_trace_follows(declare, clock):
     """They are no part of what a call computes, so they keep no call in Python."""
-    op, runs = noted(inputs=lambda x: torch.full((int(x.sum().item()),), 1.0))
-    for _ in range(3):
-        op(torch.ones(4))
-        linker.settle()
-    assert [len(run[0]) for run in runs[1:4]] == [4, 4, 4]
+    op = declare(double, None)
+    op.tune("cpu", inputs=lambda x: torch.full((int(x.sum().item()),), 1.0))(ways)
+    assert served(op, torch.ones(4)).tolist() == [2] * 4
+    assert len(clock.measured) == 3
 
 
 # ------------------------------------------------------------------ `cold`
@@ -226,6 +229,30 @@ def test_copies_for_which_there_is_no_memory_ask_for_inputs(noted, monkeypatch):
     op, _ = noted("(Tensor(a!) x) -> ()")
     with pytest.raises(LaunchError, match="no memory is left to copy.*inputs="):
         op(torch.ones(4))
+    with pytest.raises(LaunchError, match=r"no memory is left to copy.*`\.tune`, with.*inputs="):
+        measure.copies_for((torch.ones(4), 5))
+
+
+def test_a_triton_kernel_is_measured_cold_and_on_copies(tmp_path, monkeypatch):
+    source = Triton("t.py", folder=str(tmp_path))
+    source.paths[0].write_text(
+        "import triton\nimport triton.language as tl\n"
+        "@triton.autotune([triton.Config({'B': b}) for b in (16, 32)], key=['n'])\n"
+        "@triton.jit\ndef k(x, n, B: tl.constexpr):\n    pass\n"
+    )
+    runner, started = Runner("test::k", source, HERE, torch.device("cpu")), []
+    monkeypatch.setattr(runner, "_start", started.append)
+
+    def milliseconds(run, candidate, device, *, cold):
+        run(candidate)()
+        return float(dict(candidate.constexprs)["B"]) if cold else 0.0
+
+    monkeypatch.setattr(measure, "milliseconds", milliseconds)
+    x = torch.ones(4)
+    complete = runner.expanded(Call("k", (), (x, 4), {"grid": 1}))
+    assert dict(complete.template) == {"B": 16} and complete.args[0] is x
+    assert [dict(call.template)["B"] for call in started] == [16, 32]
+    assert all(torch.equal(call.args[0], x) and call.args[0] is not x for call in started)
 
 
 # ------------------------------------------------------------------ on a GPU
