@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern import cache_tools as cache_tools, declare as declare, ops as ops
     from jitkern.cache.events import on_compile as on_compile, stats as stats
     from jitkern.cache.store import Cache as Cache
+    from jitkern.composition.pointwise import compose as compose, pointwise as pointwise
     from jitkern.config import Config as Config, using as using
     from jitkern.dropin.api import load as load, load_inline as load_inline
     from jitkern.errors import (
@@ -51,9 +52,11 @@ _HOMES = {
     "load": "dropin.api",
     "load_inline": "dropin.api",
     "on_compile": "cache.events",
+    "compose": "composition.pointwise",
     "cpp_kernel": "raw.from_file",
     "cuda_kernel": "raw.from_file",
     "triton_kernel": "raw.from_triton",
+    "pointwise": "composition.pointwise",
     "prewarm": "prewarming.api",
     "roofline": "op.roofline",
     "stats": "cache.events",

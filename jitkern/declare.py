@@ -149,11 +149,7 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
             )
     op = OPS.get(name)
     if op is None:
-        _registering.op = name
-        try:
-            op = Op(signature, declaration)
-        finally:
-            del _registering.op
+        op = registered(signature, declaration)
     elif (
         op.module != module
         or execution is None
@@ -175,6 +171,15 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
         op.declare_again(declaration)
     op.execution = execution
     return op
+
+
+def registered(signature: Signature, declaration: Declaration) -> Op:
+    """Register an op of a name that no op has yet, and return the op."""
+    _registering.op = signature.name
+    try:
+        return Op(signature, declaration)
+    finally:
+        del _registering.op
 
 
 def _file_of(place: str) -> str:

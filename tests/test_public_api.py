@@ -8,7 +8,7 @@ import jitkern.declare
 NAMES = {
     "AsyncScalar", "LossMeter",
     "Cache", "CacheError", "CompileError", "CompilerNotFound", "Config", "DeclarationError", "JitkernError", "LaunchError", "LoadError",
-    "NotCached", "SettingError", "Target", "TargetError", "UntrustedCache", "cache_tools", "cpp_kernel", "cuda_kernel", "declare", "load", "load_inline", "on_compile", "ops", "prewarm", "roofline", "stats", "triton_kernel", "using",
+    "NotCached", "SettingError", "Target", "TargetError", "UntrustedCache", "cache_tools", "compose", "cpp_kernel", "cuda_kernel", "declare", "load", "load_inline", "on_compile", "ops", "pointwise", "prewarm", "roofline", "stats", "triton_kernel", "using",
 }  # fmt: skip
 
 

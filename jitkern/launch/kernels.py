@@ -83,6 +83,10 @@ class Kernels:
             return self._asked().fact(name)
         return self._configuration() if name == "config" else Function(self, name, ())
 
+    def __getitem__(self, name: str) -> Function:
+        """Return `k.<name>`, for a name that is not written in the launch function."""
+        return Function(self, name, ())
+
     def workspace(
         self,
         bytes: int,  # noqa: A002

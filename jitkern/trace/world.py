@@ -35,7 +35,8 @@ ABSENT: Any = object()  # stands for the value of a name that a namespace lacks
 _OF_TORCH = (  # beside its dtypes, layouts and memory formats
     "Size", "Tensor", "_check", "clone", "device", "dtype", "empty", "empty_like", "empty_strided",
     "finfo", "flatten", "iinfo", "is_complex", "is_floating_point", "is_tensor", "narrow", "numel",
-    "permute", "reshape", "select", "squeeze", "t", "transpose", "unsqueeze", "zeros", "zeros_like",
+    "permute", "promote_types", "reshape", "select", "squeeze", "t", "transpose", "unsqueeze",
+    "zeros", "zeros_like",
 )  # fmt: skip
 _OF_A_DEVICE = ("get_device_capability", "get_device_properties")  # of torch.cuda
 _BUILTINS = (

@@ -1,0 +1,230 @@
+"""The text of a formula as a function in C++, the same for CUDA and for the CPU.
+
+The type of a value is known up to the call: `bool`; `A`, the type that floating-point numbers are
+computed in (float or double); or `P0`, `P1`, …, one for each set of operands that may be integers,
+which a call makes `A` where they are not. A call that rounds as PyTorch does after each operation
+has also `R0`, …: the dtype that PyTorch gives the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jitkern.composition import expression
+from jitkern.composition.expression import CONST, INPUT, TO, Node
+from jitkern.composition.table import TABLE
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.dtypes import DTYPES
+
+_FLOATS = ("f16", "bf16", "f32", "f64")
+
+
+class Language(NamedTuple):
+    """What differs between CUDA and C++. row, dtype: fields of a row and of a dtype."""
+
+    name: str
+    row: str
+    dtype: str
+    function: str  # before the function of a formula
+    infinity: str
+    nan: str
+
+
+CUDA = Language(
+    "cuda", "cuda", "cuda", "__device__ __forceinline__ void",
+    "__int_as_float(0x7f800000)", "__int_as_float(0x7fc00000)",
+)  # fmt: skip
+CPP = Language("cpp", "cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf("")')
+
+
+class Formula(NamedTuple):
+    """A formula as a function in C++.
+
+    name: of the function. inputs, outputs: the names of its parameters, in order.
+    types: the template parameters that a call chooses dtypes for, beside `A`: the name, the steps
+    of the program whose dtypes are promoted to it, and whether a floating-point one becomes `A`.
+    lines: the statements. operations: the rows that they use.
+    fast: whether the function takes the template parameter FAST. text: the whole function.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[tuple[str, tuple[int, ...], bool], ...]
+    lines: tuple[str, ...]
+    operations: tuple[str, ...]
+    headers: tuple[str, ...]
+    fast: bool
+    text: str
+
+    def call(self, inputs: Sequence[str], outputs: Sequence[str]) -> str:
+        """Return the statement that computes the outputs from these inputs."""
+        own = ", ".join([*(["FAST"] if self.fast else []), "A", *(name for name, *_ in self.types)])
+        return f"{self.name}<{own}>({', '.join([*inputs, *outputs])});"
+
+
+def formula_of(
+    name: str,
+    outputs: Sequence[Node],
+    inputs: Sequence[str],
+    results: Sequence[str],
+    language: Language,
+    *,
+    eager: bool = False,
+) -> Formula:
+    """Return the function of these expressions.
+
+    inputs, results: names in C of the inputs and the outputs. eager: round after each operation.
+    """
+    writer = _Writer(inputs, language, eager=eager, steps=expression.ordered(outputs))
+    for one in writer.steps:
+        writer.write(one)
+    for i, (one, result) in enumerate(zip(outputs, results)):
+        writer.lines.append(f"{result} = Out{i}({writer.own(one)});")
+    fast = any("FAST" in line for line in writer.lines)
+    types = tuple(writer.types.values())
+    own = [*(["bool FAST"] if fast else []), "typename A", *(f"typename {t}" for t, *_ in types)]
+    parameters = [f"const In{i} {n}" for i, n in enumerate(inputs)]
+    parameters += [f"Out{i}& {n}" for i, n in enumerate(results)]
+    template = [*own, *(f"typename In{i}" for i in range(len(inputs)))]
+    template += [f"typename Out{i}" for i in range(len(results))]
+    body = "".join(f"  {line}\n" for line in writer.lines)
+    spelled = [
+        f"// {result} = {expression.spelled(one, inputs)}\n"
+        for one, result in zip(outputs, results)
+    ]
+    text = (
+        f"{''.join(spelled)}template <{', '.join(template)}>\n"
+        f"{language.function} {name}({', '.join(parameters)}) {{\n{body}}}\n"
+    )
+    return Formula(
+        name, tuple(inputs), tuple(results), types, tuple(writer.lines),
+        tuple(dict.fromkeys(one.op for one in writer.steps)), tuple(writer.headers), fast, text,
+    )  # fmt: skip
+
+
+class _Writer:
+    """The statements of a formula. steps: its nodes, operands first."""
+
+    def __init__(
+        self, inputs: Sequence[str], language: Language, *, eager: bool, steps: list[Node]
+    ) -> None:
+        self.lines: list[str] = []
+        self.types: dict[Any, tuple[str, tuple[int, ...], bool]] = {}
+        self.headers: dict[str, None] = {}
+        self.steps = steps
+        self._inputs, self._language, self._eager = inputs, language, eager
+        self._names: dict[Node, str] = {}
+        self._casts: dict[tuple[Node, str], str] = {}
+        self._number = {one: number for number, one in enumerate(steps)}
+        self._leaves: dict[Node, tuple[bool, frozenset[Any]]] = {}
+
+    def write(self, one: Node) -> None:
+        """Add the statement of a node, whose operands are written already."""
+        self._leaves[one] = self._sources(one)
+        if one.op == INPUT:
+            self._names[one] = self._inputs[one.value[0]]
+        elif one.op != CONST:
+            self._names[one] = name = f"v{len(self._names)}"
+            kind = self._type(one)
+            self.lines.append(f"const {kind} {name} = {self._text(one, kind)};")
+
+    def own(self, one: Node) -> str:
+        """Return the text of a node's value in its own type."""
+        return self._as(one, self._type(one))
+
+    def _sources(self, one: Node) -> tuple[bool, frozenset[Any]]:
+        """Return whether a value is always floating-point, and what decides on its dtype."""
+        if one.op == INPUT:
+            position, kind = one.value
+            return kind == "float", frozenset([position if kind == "tensor" else kind])
+        if one.op == CONST:
+            return type(one.value) is float, frozenset([type(one.value).__name__])
+        if one.op == TO:
+            return one.value in _FLOATS, frozenset([one.value])
+        rule = TABLE[one.op].rule
+        if rule == "bool":
+            return False, frozenset(["condition"])
+        return self._union(one.args[1:] if rule == "where" else one.args, floating=rule == "float")
+
+    def _union(self, args: Sequence[Node], *, floating: bool) -> tuple[bool, frozenset[Any]]:
+        every = [self._leaves[arg] for arg in args]
+        return floating or any(f for f, _ in every), frozenset().union(*(s for _, s in every))
+
+    def _type(self, one: Node) -> str:
+        """Return the type that a value is computed in."""
+        if self._leaves[one][1] == {"condition"} or (one.op == TO and one.value == "bool"):
+            return "bool"
+        return self._computed(self._leaves[one], [one])
+
+    def _computed(self, leaves: tuple[bool, frozenset[Any]], promoted: Sequence[Node]) -> str:
+        floating, sources = leaves
+        if floating:
+            return "A"
+        if sources == {"condition"}:
+            return "bool"
+        number = sum(computed for _, _, computed in self.types.values())
+        return self._declared(("P", sources), f"P{number}", promoted, computed=True)
+
+    def _declared(self, key: Any, name: str, promoted: Sequence[Node], *, computed: bool) -> str:
+        if key not in self.types:
+            self.types[key] = name, tuple(self._number[one] for one in promoted), computed
+        return self.types[key][0]
+
+    def _as(self, one: Node, kind: str) -> str:
+        """Return the text of a node's value as this type."""
+        if one.op == CONST:
+            return f"{kind}({self._literal(one.value)})"
+        name = self._names[one]
+        if one.op != INPUT and self._type(one) == kind:
+            return name
+        if (one, kind) not in self._casts:
+            self._casts[one, kind] = f"{name}_{kind}"
+            self.lines.append(f"const {kind} {name}_{kind} = {kind}({name});")
+        return self._casts[one, kind]
+
+    def _literal(self, value: float) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, int):
+            return f"{value}" if abs(value) < 2**31 else f"{value}LL"
+        if math.isnan(value):
+            return self._language.nan
+        if math.isinf(value):
+            return ("-" if value < 0 else "") + self._language.infinity
+        return repr(value)
+
+    def _text(self, one: Node, kind: str) -> str:
+        """Return the right-hand side of a node's statement."""
+        if one.op == TO:
+            return self._converted(one, kind)
+        row = TABLE[one.op]
+        if row.rule == "where":
+            condition, *values = one.args
+            operands = [self._as(condition, "bool"), *(self._as(v, kind) for v in values)]
+        else:
+            common = self._compared(one) if row.rule == "bool" else kind
+            operands = [self._as(arg, common) for arg in one.args]
+        text = (getattr(row, self._language.row) or row.cuda).format(*operands)
+        if self._eager and kind != "bool":
+            rounded = f"R{sum(not computed for *_, computed in self.types.values())}"
+            rounded = self._declared(("R", self._leaves[one]), rounded, [one], computed=False)
+            return f"{kind}({rounded}({text}))"
+        return text
+
+    def _compared(self, one: Node) -> str:
+        """Return the type in which operands are compared."""
+        return self._computed(self._union(one.args, floating=False), one.args)
+
+    def _converted(self, one: Node, kind: str) -> str:
+        """Return the text of a conversion, which rounds where the dtype is narrower."""
+        (arg,) = one.args
+        if kind != "A":
+            return self._as(arg, kind)
+        dtype = DTYPES[one.value]
+        header = dtype.header if self._language.name == "cuda" else dtype.host_header
+        if header:
+            self.headers[header] = None
+        return f"A({getattr(dtype, self._language.dtype)}({self._as(arg, 'A')}))"

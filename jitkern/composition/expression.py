@@ -1,0 +1,110 @@
+"""Expressions: equal nodes are one object, so common subexpressions are computed once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+INPUT, CONST, TO = "input", "const", "to"  # the operations that are no rows of the table
+KINDS = ("tensor", "float", "int", "bool")  # of inputs
+
+
+class Node:
+    """An operation and its operands.
+
+    op: the name of a row of the table; or `input`, whose value is its position and its kind (one of
+    `KINDS`), `const`, whose value is a number, or `to`, whose value is the code of a dtype.
+    """
+
+    __slots__ = ("__weakref__", "args", "op", "value")
+
+    def __init__(self, op: str, args: tuple[Node, ...], value: Any) -> None:
+        self.op, self.args, self.value = op, args, value
+
+    def __repr__(self) -> str:
+        return spelled(self)
+
+
+_known: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary()
+
+
+def node(op: str, *args: Node, value: Any = None) -> Node:
+    """Return the node of this operation; equal ones are one object."""
+    key = op, args, type(value), repr(value)  # -0.0 is not 0.0, and 1 is not True
+    made = Node(op, args, value)
+    return _known.setdefault(key, made)
+
+
+def const(value: float) -> Node:
+    """Return the node of a Python number."""
+    return node(CONST, value=value)
+
+
+def ordered(outputs: Iterable[Node]) -> list[Node]:
+    """Return every node once, operands first."""
+    found: dict[Node, None] = {}
+    stack = [(output, False) for output in reversed([*outputs])]
+    while stack:
+        one, complete = stack.pop()
+        if one in found:
+            continue
+        if complete:
+            found[one] = None
+        else:
+            stack.append((one, True))
+            stack += [(arg, False) for arg in reversed(one.args) if arg not in found]
+    return list(found)
+
+
+def inputs_of(output: Node) -> list[int]:
+    """Return the positions of the inputs that an expression depends on."""
+    return sorted(one.value[0] for one in ordered([output]) if one.op == INPUT)
+
+
+def replaced(outputs: Sequence[Node], values: Mapping[int, Node]) -> tuple[Node, ...]:
+    """Return the expressions with other nodes for the inputs at these positions."""
+    new: dict[Node, Node] = {}
+    for one in ordered(outputs):
+        if one.op == INPUT:
+            new[one] = values.get(one.value[0], one)
+        else:
+            new[one] = node(one.op, *(new[arg] for arg in one.args), value=one.value)
+    return tuple(new[output] for output in outputs)
+
+
+def canonical(outputs: Sequence[Node]) -> str:
+    """Return a text that is equal for equal expressions, whatever their inputs are called."""
+    numbers: dict[Node, int] = {}
+    lines = []
+    for one in ordered(outputs):
+        numbers[one] = len(numbers)
+        value = "" if one.value is None else f" {type(one.value).__name__} {one.value!r}"
+        lines.append(f"{one.op}{value} {' '.join(str(numbers[arg]) for arg in one.args)}".strip())
+    return "\n".join([*lines, " ".join(str(numbers[output]) for output in outputs)])
+
+
+_SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "eq": "==", "ne": "!=", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+}  # fmt: skip
+_LONGEST = 400
+
+
+def spelled(one: Node, names: Sequence[str] = ()) -> str:
+    """Return the expression as Python writes it, for people; cut short where it is long."""
+    texts: dict[Node, str] = {}
+    for part in ordered([one]):
+        args = [texts[arg] for arg in part.args]
+        if part.op == INPUT:
+            position = part.value[0]
+            text = names[position] if names else f"x{position}"
+        elif part.op == CONST:
+            text = repr(part.value)
+        elif part.op in _SIGNS:
+            text = f"({args[0]} {_SIGNS[part.op]} {args[1]})"
+        else:
+            text = f"{part.op}({', '.join([*args, *([part.value] if part.op == TO else [])])})"
+        texts[part] = text if len(text) <= _LONGEST else "(...)"
+    text = texts[one]
+    return text[1:-1] if text.startswith("(") and one.op in _SIGNS else text

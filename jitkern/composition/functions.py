@@ -1,0 +1,236 @@
+"""Functions of Torch that are made of operations of the table, with Torch's own parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jitkern.composition.symbol import FUNCTIONS, Symbol, apply
+from jitkern.composition.table import TABLE
+
+
+def _of_table(name: str, arity: int) -> Callable[..., Any]:
+    """Return the function of a row, which takes its operands alone."""
+
+    def function(*values: Any, **keywords: Any) -> Any:
+        operands = [*values, *(v for k, v in keywords.items() if k in ("input", "other"))]
+        if len(operands) != arity or len(values) + len(keywords) != arity:
+            given = ", ".join([*map(repr, values), *(f"{k}={v!r}" for k, v in keywords.items())])
+            raise TypeError(
+                f"torch.{name} takes {arity} operand{'s' * (arity > 1)} in a pointwise function, "
+                f"got ({given})"
+            )
+        return apply(name, *operands)
+
+    return function
+
+
+FUNCTIONS.update({name: _of_table(name, row.arity) for name, row in TABLE.items()})
+
+
+def _function(function: Callable[..., Any]) -> Callable[..., Any]:
+    FUNCTIONS[function.__name__.strip("_")] = function
+    return function
+
+
+@_function
+def add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """Return input + alpha other."""
+    return apply("add", input, other if alpha == 1 else apply("mul", other, alpha))
+
+
+@_function
+def sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """Return input - alpha other."""
+    return apply("sub", input, other if alpha == 1 else apply("mul", other, alpha))
+
+
+@_function
+def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """Return other - alpha input."""
+    return sub(other, input, alpha=alpha)
+
+
+@_function
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    """Return input / other; its floor with rounding_mode="floor"."""
+    if rounding_mode is None:
+        return apply("div", input, other)
+    if rounding_mode == "floor":
+        return apply("floor_divide", input, other)
+    raise TypeError(
+        f"torch.div(rounding_mode={rounding_mode!r}) in a pointwise function: write "
+        "torch.trunc(a / b)"
+    )
+
+
+@_function
+def pow(input: Any, exponent: Any) -> Any:
+    """Return a power; of the exponents 2, 3, 0.5, -0.5, -1 and -2 as Torch computes them."""
+    if not isinstance(exponent, (int, float)) or not isinstance(input, Symbol):
+        return apply("pow", input, exponent)
+    x: Any = input
+    powers: dict[float, Callable[[], Any]] = {
+        1: lambda: x,
+        2: lambda: x * x,
+        3: lambda: x * x * x,
+        0.5: lambda: torch.sqrt(x),
+        -0.5: lambda: torch.rsqrt(x),
+        -1: lambda: torch.reciprocal(x),
+        -2: lambda: torch.reciprocal(x * x),
+    }
+    return powers[exponent]() if exponent in powers else apply("pow", x, exponent)
+
+
+@_function
+def square(input: Any) -> Any:
+    """Return input²."""
+    return input * input
+
+
+@_function
+def where(condition: Any, input: Any, other: Any) -> Any:
+    """Return `input` where the condition holds, else `other`."""
+    return apply("where", condition, input, other)
+
+
+@_function
+def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
+    """Return input, at least `min` and at most `max`."""
+    if min is None and max is None:
+        raise TypeError("torch.clamp takes a minimum or a maximum")
+    raised = input if min is None else apply("clamp_min", input, min)
+    return raised if max is None else apply("clamp_max", raised, max)
+
+
+@_function
+def lerp(input: Any, end: Any, weight: Any) -> Any:
+    """Return input + weight (end - input), as Torch computes it: from the nearer end."""
+    return where(
+        abs(weight) < 0.5, input + weight * (end - input), end - (end - input) * (1 - weight)
+    )
+
+
+@_function
+def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
+    """Return input + value tensor1 tensor2."""
+    product = tensor1 * tensor2
+    return input + (product if value == 1 else value * product)
+
+
+@_function
+def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
+    """Return input + value tensor1 / tensor2."""
+    quotient = tensor1 / tensor2
+    return input + (quotient if value == 1 else value * quotient)
+
+
+@_function
+def nan_to_num(input: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    """Return input, with these numbers for NaN and the infinities."""
+    if posinf is None or neginf is None:
+        raise TypeError("torch.nan_to_num in a pointwise function needs posinf= and neginf=")
+    finite = where(input == math.inf, posinf, where(input == -math.inf, neginf, input))
+    return where(torch.isnan(input), nan, finite)
+
+
+@_function
+def relu(input: Any, inplace: bool = False) -> Any:
+    """Return max(input, 0)."""
+    return apply("relu", input)
+
+
+@_function
+def silu(input: Any, inplace: bool = False) -> Any:
+    """Return input sigmoid(input)."""
+    return input * torch.sigmoid(input)
+
+
+@_function
+def gelu(input: Any, approximate: str = "none") -> Any:
+    """Return input Φ(input), where Φ is the normal distribution; or its approximation by tanh."""
+    if approximate == "none":
+        return 0.5 * input * (1 + torch.erf(input * math.sqrt(0.5)))
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (input + 0.044715 * (input * input * input))
+        return 0.5 * input * (1 + torch.tanh(inner))
+    raise TypeError(f"F.gelu(approximate={approximate!r}): it is 'none' or 'tanh'")
+
+
+@_function
+def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """Return log(1 + exp(beta input)) / beta; `input` itself above the threshold."""
+    scaled = input if beta == 1 else input * beta
+    smooth = apply("softplus", scaled)
+    return where(scaled > threshold, input, smooth if beta == 1 else smooth / beta)
+
+
+@_function
+def logsigmoid(input: Any) -> Any:
+    """Return log(sigmoid(input))."""
+    return -apply("softplus", -input)
+
+
+@_function
+def mish(input: Any, inplace: bool = False) -> Any:
+    """Return input tanh(softplus(input))."""
+    return input * torch.tanh(apply("softplus", input))
+
+
+@_function
+def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    """Return input where positive, else alpha (exp(input) - 1)."""
+    return where(input > 0, input, alpha * torch.expm1(torch.clamp(input, max=0)))
+
+
+@_function
+def leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    """Return input where positive, else negative_slope input."""
+    return where(input > 0, input, input * negative_slope)
+
+
+@_function
+def hardtanh(
+    input: Any,
+    min_val: float = -1.0,
+    max_val: float = 1.0,
+    inplace: bool = False,
+) -> Any:
+    """Return input between `min_val` and `max_val`."""
+    return where(input <= min_val, min_val, where(input >= max_val, max_val, input))
+
+
+@_function
+def relu6(input: Any, inplace: bool = False) -> Any:
+    """Return input between 0 and 6."""
+    return hardtanh(input, 0.0, 6.0)
+
+
+@_function
+def hardsigmoid(input: Any, inplace: bool = False) -> Any:
+    """Return (input + 3) / 6 between 0 and 1."""
+    return hardtanh(input + 3, 0.0, 6.0) / 6
+
+
+@_function
+def hardswish(input: Any, inplace: bool = False) -> Any:
+    """Return input hardsigmoid(input)."""
+    return input * hardsigmoid(input)
+
+
+@_function
+def softsign(input: Any) -> Any:
+    """Return input / (1 + |input|)."""
+    return input / (1 + abs(input))
+
+
+_SAME = {
+    "multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div", "negative": "neg",
+    "absolute": "abs", "sgn": "sign", "expit": "sigmoid", "clip": "clamp", "arctan2": "atan2",
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "less": "lt", "less_equal": "le",
+    "greater": "gt", "greater_equal": "ge", "not_equal": "ne", "fix": "trunc",
+}  # fmt: skip
+FUNCTIONS.update({name: FUNCTIONS[known] for name, known in _SAME.items()})

@@ -1,0 +1,243 @@
+"""The launch functions of pointwise ops: allocate as Torch would, choose a kernel, launch it.
+
+A trace follows them. All that one of them knows of its op is plain data in the variables around it,
+so it is one and the same in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.composition.arrange import (
+    MAX_RANK,
+    all_contiguous,
+    collapsed,
+    dense_steps,
+    order_of,
+    shape_of,
+    steps_of,
+)
+from jitkern.composition.promotion import computed_in, kinds_of, promoted
+from jitkern.named_tuple import NamedTuple
+
+_HALVES = (torch.float16, torch.bfloat16)
+_BLOCK = 128
+
+
+class Plan(NamedTuple):
+    """All that a launch function knows of its op.
+
+    names: of the arguments. defaults: of the last arguments. tensors: the positions of those that
+    are tensors. program: see `promotion`. outputs: for each, its step of the program, the positions
+    of the tensors that it depends on, and that of the argument that gives its dtype, or -1.
+    types: template parameters, see `Formula.types`. templates: the names of those for the dtypes of
+    the outputs, then of the tensors. fast: whether the kernels for CUDA take FAST.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    tensors: tuple[int, ...]
+    program: tuple[Any, ...]
+    outputs: tuple[tuple[int, tuple[int, ...], int], ...]
+    types: tuple[tuple[str, tuple[int, ...], bool], ...]
+    templates: tuple[str, ...]
+    fast: bool
+
+
+def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Return the launch functions for CUDA and for the CPU, and the fake."""
+    name, names, defaults, positions = plan.name, plan.names, plan.defaults, plan.tensors
+    program, outputs, types = plan.program, plan.outputs, plan.types
+    templates, fast = plan.templates, plan.fast
+
+    def cuda(k: Any, *args: Any, **named: Any) -> Any:
+        values = completed(names, defaults, args, named)
+        tensors = [values[i] for i in positions]
+        numbers = [values[i] for i in range(len(values)) if i not in positions]
+        template, dtypes = types_of(program, outputs, types, templates, values)
+        if fast:
+            template = {**template, "FAST": all(dtype in _HALVES for dtype in dtypes)}
+        tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
+        count = total(sizes)
+        if count == 0:
+            return returned(results)
+        every = [*results, *tensors]
+        flat = len(sizes) == 1 and all(own[0] == 1 for own in steps)
+        vector = width(every, steps, sizes, flat)
+        template = {**template, "V": vector}
+        if flat:
+            grid = (count + _BLOCK * vector - 1) // (_BLOCK * vector)
+            k[name + "_flat"][template](*every, *numbers, count, grid=grid, block=_BLOCK)
+        else:
+            index = torch.uint32 if count < 2**31 else torch.int64
+            template = {**template, "RANK": len(sizes), "I": index}
+            inner, padding = sizes[0] // vector, [1] * (MAX_RANK - len(sizes))
+            count = count // vector
+            k[name + "_strided"][template](
+                *every, *numbers, count, inner, *sizes[1:], *padding, *padded(steps, len(sizes)),
+                grid=(count + _BLOCK - 1) // _BLOCK, block=_BLOCK,
+            )  # fmt: skip
+        return returned(results)
+
+    def cpu(k: Any, *args: Any, **named: Any) -> Any:
+        values = completed(names, defaults, args, named)
+        tensors = [values[i] for i in positions]
+        numbers = [values[i] for i in range(len(values)) if i not in positions]
+        template, dtypes = types_of(program, outputs, types, templates, values)
+        tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
+        count = total(sizes)
+        if count == 0:
+            return returned(results)
+        every = [*results, *tensors]
+        if len(sizes) == 1 and all(own[0] == 1 for own in steps):
+            k[name + "_flat"][template](*every, *numbers, count)
+        else:
+            template = {**template, "RANK": len(sizes), "INNER": inner_steps(steps)}
+            padding = [1] * (MAX_RANK - len(sizes))
+            k[name + "_strided"][template](
+                *every, *numbers, count, *sizes, *padding, *padded(steps, len(sizes))
+            )
+        return returned(results)
+
+    def fake(*args: Any, **named: Any) -> Any:
+        values = completed(names, defaults, args, named)
+        tensors = [values[i] for i in positions]
+        dtypes = types_of(program, outputs, types, templates, values)[1]
+        return returned(arranged(name, outputs, tensors, positions, values, dtypes)[1])
+
+    return cuda, cpu, fake
+
+
+def completed(
+    names: Sequence[str], defaults: Sequence[Any], args: Sequence[Any], named: Any
+) -> list[Any]:
+    """Return the arguments in order, with the defaults that Torch leaves out."""
+    without = len(names) - len(defaults)
+    values = [*args]
+    for position in range(len(args), len(names)):
+        name = names[position]
+        values = [*values, named[name] if name in named else defaults[position - without]]
+    return values
+
+
+def returned(results: Sequence[Any]) -> Any:
+    """Return the results as an op returns them."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def types_of(
+    program: Sequence[Any],
+    outputs: Sequence[Any],
+    types: Sequence[Any],
+    templates: Sequence[str],
+    values: Sequence[Any],
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return the template arguments for dtypes, and the dtypes of the outputs."""
+    kinds = kinds_of(program, values)
+    dtypes = [kinds[step][0] if like < 0 else values[like].dtype for step, _, like in outputs]
+    wide = computed_in(program, kinds)
+    tensors = [value.dtype for value in values if isinstance(value, torch.Tensor)]
+    template = dict(zip(templates, [*dtypes, *tensors]))
+    template = {**template, "A": wide}
+    for name, steps, computed in types:
+        dtype = promoted([kinds[step] for step in steps])
+        floating = computed and dtype.is_floating_point
+        template = {**template, name: wide if floating else dtype}
+    return template, dtypes
+
+
+def arranged(
+    name: str,
+    outputs: Sequence[Any],
+    tensors: list[Any],
+    positions: Sequence[int],
+    values: Sequence[Any],
+    dtypes: Sequence[Any],
+) -> tuple[list[Any], list[Any], list[Any], list[list[Any]]]:
+    """Return the tensors, new results, and the sizes and strides that kernels walk over.
+
+    Sizes and strides are listed innermost first; strides for each result, then for each tensor.
+    """
+    device = tensors[0].device
+    if all_contiguous(tensors):
+        shape = tensors[0].shape
+        results = [torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes]
+        return tensors, results, [shape.numel()], [[1]] * (len(results) + len(tensors))
+    shape = shape_of(name, tensors)
+    steps = [steps_of(tensor, shape) for tensor in tensors]
+    order = order_of(shape, steps)
+    results = []
+    for (_, own, _), dtype in zip(outputs, dtypes):
+        if len(own) == len(positions):
+            results = [*results, new(shape, order, dtype, device)]
+        else:
+            of = [values[i] for i in own]
+            inside = shape_of(name, of)
+            sorted_dims = order_of(inside, [steps_of(tensor, inside) for tensor in of])
+            results = [*results, new(inside, sorted_dims, dtype, device)]
+    sizes, walks = collapsed(shape, order, [*[steps_of(r, shape) for r in results], *steps])
+    if len(sizes) > MAX_RANK:
+        tensors = [tensor.expand(shape).contiguous() for tensor in tensors]
+        results = [torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes]
+        return tensors, results, [total(shape)], [[1]] * (len(results) + len(tensors))
+    return tensors, results, sizes, walks
+
+
+def new(shape: Sequence[Any], order: Sequence[int], dtype: Any, device: Any) -> Any:
+    """Return new memory without gaps, whose dimensions lie in this order, innermost first."""
+    if list(order) == list(range(len(shape) - 1, -1, -1)):
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty_strided(shape, dense_steps(shape, order), dtype=dtype, device=device)
+
+
+def total(sizes: Sequence[Any]) -> Any:
+    """Return the number of elements."""
+    count: Any = 1
+    for size in sizes:
+        count = count * size
+    return count
+
+
+def padded(steps: Sequence[Sequence[Any]], rank: int) -> list[Any]:
+    """Return the strides of all tensors one after the other, each filled up with zeros."""
+    found: list[Any] = []
+    for own in steps:
+        found = [*found, *own, *[0] * (MAX_RANK - rank)]
+    return found
+
+
+def width(
+    every: Sequence[Any],
+    steps: Sequence[Sequence[Any]],
+    sizes: Sequence[Any],
+    flat: bool,  # noqa: FBT001
+) -> int:
+    """Return how many elements a thread handles: vectors of 16 bytes where all lie so, else 1."""
+    rows = [(tensor, own) for tensor, own in zip(every, steps) if own[0] != 0]
+    bytes_each = [tensor.element_size() for tensor, _ in rows]
+    elements: int = max(1, min(16 // min(bytes_each), 32 // max(bytes_each)))
+    if not flat and sizes[0] % elements != 0:
+        return 1
+    for tensor, own in rows:
+        if own[0] != 1 or tensor.data_ptr() % min(16, elements * tensor.element_size()) != 0:
+            return 1
+    for own in steps:
+        for step in own[1:]:
+            if step % elements != 0:
+                return 1
+    return elements
+
+
+def inner_steps(steps: Sequence[Sequence[Any]]) -> int:
+    """Return a bit for each tensor whose rows lie side by side, or -1 if strides have gaps."""
+    bits = 0
+    for bit, own in enumerate(steps):
+        if own[0] == 1:
+            bits += 2**bit
+        elif own[0] != 0:
+            return -1
+    return bits

@@ -1,0 +1,507 @@
+"""`pointwise`: one formula in Python, and with it a kernel, its gradient and its compositions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import torch
+
+from jitkern.composition import (
+    expression,
+    functions as _functions,  # noqa: F401  of Torch, for symbols
+    registration,
+)
+from jitkern.composition.derivative import gradients
+from jitkern.composition.expression import INPUT, Node, canonical, inputs_of, node, replaced
+from jitkern.composition.symbol import Symbol, named
+from jitkern.errors import DeclarationError
+from jitkern.named_tuple import NamedTuple
+from jitkern.op.op import Op
+from jitkern.source.dtypes import DTYPES, codes_of_torch
+
+_KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
+_ANNOTATED = _KINDS | {kind: kind for kind in _KINDS.values()}
+_is_compiling = torch.compiler.is_compiling
+_SAMPLED = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Parameter(NamedTuple):
+    """A parameter of a pointwise function: its kind is `tensor`, `float`, `int` or `bool`."""
+
+    name: str
+    kind: str
+    default: Any = None
+
+
+class Pointwise:
+    """A function of single elements: called with tensors, it is one kernel.
+
+    It promotes, broadcasts and keeps strides as Torch does, computes in float32 (float64 for
+    float64) and rounds once. `f >> g` is g of f's outputs in one kernel: they are g's first
+    arguments, and what else g takes becomes arguments of the composition, after f's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        outputs: Sequence[Node],
+        parameters: Sequence[Parameter],
+        *,
+        module: str,
+        place: tuple[str, int],
+        eager: bool = False,
+        results: Sequence[str] = (),
+        likes: Sequence[int] = (),
+        function: Callable[..., Any] | None = None,
+        samples: Callable[[str], Iterator[Any]] | None = None,
+        dtypes: Sequence[torch.dtype] = _SAMPLED,
+    ) -> None:
+        self.name, self.outputs, self.parameters = name, tuple(outputs), tuple(parameters)
+        self.module, self.place, self.eager, self.function = module, place, eager, function
+        self.results = tuple(results) or ("",) * len(self.outputs)
+        self.likes = tuple(likes) or (-1,) * len(self.outputs)
+        self.samples, self.dtypes = samples, tuple(dtypes)
+        self.tensors = [i for i, p in enumerate(self.parameters) if p.kind == "tensor"]
+        self._op: Op | None = None
+        self._derived: dict[Any, Pointwise] = {}
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = module
+        self.__doc__ = inspect.getdoc(function) if function else None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """All that tells the op of this function from others of its name."""
+        parameters = [tuple(parameter) for parameter in self.parameters]
+        return canonical(self.outputs), parameters, self.eager, self.results, self.likes
+
+    @property
+    def op(self) -> Op:
+        """The registered op, which is declared when it is first asked for."""
+        if self._op is None:
+            self._op = registration.declared(self)
+        return self._op
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if named:
+            args = self._bound(args, named)
+        for i in self.tensors:
+            if i < len(args) and type(args[i]) in _KINDS:
+                return self._of_numbers(args)(*args)
+        if _is_compiling() and self._is_declared():
+            return self._op.overload(*args)  # type: ignore[union-attr]
+        return self.op(*args)
+
+    def _is_declared(self) -> bool:
+        """Declare the op while Dynamo traces a call: it runs this as it stands, for a constant."""
+        return self.op is not None
+
+    _is_declared._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def __rshift__(self, then: Pointwise) -> Pointwise:
+        if not isinstance(then, Pointwise):
+            return NotImplemented
+        return _composed(self, then, _place(sys._getframe(1)))
+
+    def __repr__(self) -> str:
+        names = [parameter.name for parameter in self.parameters]
+        texts = ", ".join(node_text for node_text in self.formulas(names))
+        return f"<pointwise {self.name}({', '.join(names)}) = {texts}>"
+
+    def __deepcopy__(self, _: Any) -> Pointwise:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the function as the name that its module has for it."""
+        module = sys.modules.get(self.module)
+        for name, value in vars(module).items() if module else ():
+            if value is self:
+                return _named, (self.module, name)
+        raise DeclarationError(
+            f"{self.name}: a pointwise function is pickled by its name, and the module "
+            f"`{self.module}` has no name for it: assign the function to a name there"
+        )
+
+    def formulas(self, names: Sequence[str] = ()) -> list[str]:
+        """Return the formula of each output, for people."""
+        from_names = names or [parameter.name for parameter in self.parameters]
+        return [expression.spelled(output, from_names) for output in self.outputs]
+
+    def source(self, device: str = "cuda", dtypes: Any = None) -> str:
+        """Return the text of the kernels for "cuda" or "cpu".
+
+        dtypes: dtypes of the tensors, as `"bf16,f32"` or a list of Torch's; the text then begins
+        with the template arguments of a call with tensors of these dtypes.
+        """
+        text = registration.text_of(self, device)
+        if dtypes is None:
+            return text
+        listed: list[Any] = dtypes.split(",") if isinstance(dtypes, str) else list(dtypes)
+        listed = [
+            getattr(torch, DTYPES[d.strip()].torch) if isinstance(d, str) else d for d in listed
+        ]
+        if len(listed) != len(self.tensors):
+            raise ValueError(
+                f"{self.name} takes {len(self.tensors)} tensors, got {len(listed)} dtypes"
+            )
+        codes = codes_of_torch()
+        template = registration.template_of(self, listed)
+        return f"// {', '.join(f'{name} = {codes[d]}' for name, d in template.items())}\n{text}"
+
+    def bytes(self, *args: Any, **named: Any) -> int:
+        """Return the bytes that a call must move: each element of an operand and a result once."""
+        args = self._bound(args, named)
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        result = self.op.declaration.fake(*[_meta(a) for a in args])  # type: ignore[misc]
+        results = result if isinstance(result, tuple) else (result,)
+        read = {(t.data_ptr(), t.shape, t.stride()): _distinct(t) for t in tensors}
+        return sum(read.values()) + sum(int(r.nbytes) for r in results)
+
+    def _bound(self, args: Sequence[Any], named: Any) -> tuple[Any, ...]:
+        """Return the arguments in order. Raises TypeError as a call of a function does."""
+        values = [*args]
+        for parameter in self.parameters[len(args) :]:
+            if parameter.name in named:
+                values.append(named[parameter.name])
+            elif parameter.default is not None:
+                values.append(parameter.default)
+            else:
+                raise TypeError(f"{self.name}() misses the argument `{parameter.name}`")
+        known = {parameter.name for parameter in self.parameters[len(args) :]}
+        if len(values) > len(self.parameters) or not known.issuperset(named):
+            names = ", ".join(parameter.name for parameter in self.parameters)
+            raise TypeError(
+                f"{self.name}() takes ({names}), got {len(args)} and {', '.join(named)}"
+            )
+        return tuple(values)
+
+    def _of_numbers(self, args: Sequence[Any]) -> Pointwise:
+        """Return the function whose parameters are numbers where these arguments are."""
+        kinds = tuple(_KINDS.get(type(arg), "") for arg in args)
+        changed = {i: kinds[i] for i in self.tensors if i < len(kinds) and kinds[i]}
+        if len(changed) == len(self.tensors):
+            raise TypeError(f"{self.name}() takes tensors, and got numbers alone")
+        key = tuple(changed.items())
+        if key not in self._derived:
+            values = {i: node(INPUT, value=(i, kind)) for i, kind in changed.items()}
+            parameters = [
+                p._replace(kind=changed.get(i, p.kind)) for i, p in enumerate(self.parameters)
+            ]
+            self._derived[key] = self._like(self.name, replaced(self.outputs, values), parameters)
+        return self._derived[key]
+
+    def _like(
+        self, name: str, outputs: Sequence[Node], parameters: Sequence[Parameter], **rest: Any
+    ) -> Pointwise:
+        own = {"eager": self.eager, "results": self.results, "likes": self.likes, **rest}
+        return Pointwise(
+            name, outputs, parameters, module=self.module, place=self.place, dtypes=self.dtypes,
+            function=self.function, **own,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ gradients
+
+    def grad(self, wrt: Any = None) -> Pointwise:
+        """Return the function of the gradients: of the outputs' gradients, then the arguments used.
+
+        wrt: names of tensor arguments, or one; by default all that have a gradient.
+        """
+        names = [wrt] if isinstance(wrt, str) else wrt
+        known = {self.parameters[i].name: i for i in self.tensors}
+        unknown = [name for name in names or () if name not in known]
+        if unknown:
+            raise ValueError(
+                f"{self.name} has no tensor argument `{unknown[0]}`: {', '.join(known)}"
+            )
+        found = self._gradient(tuple(known[n] for n in names) if names else tuple(self.tensors))
+        kept = [one for one in found if one is not None]
+        missing = [n for n, one in zip(names or (), found) if one is None]
+        if missing or not kept:
+            raise ValueError(
+                f"{self.name} has no derivative by {', '.join(missing) or 'any argument'}"
+            )
+        positions = tuple(known[n] for n in names) if names else tuple(self.tensors)
+        return self._of_gradients(tuple(zip(positions, found)))
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether an output has a derivative by an argument."""
+        return any(one is not None for one in self._gradient(tuple(self.tensors)))
+
+    def gradients(self) -> list[Pointwise]:
+        """Return the functions that the backward of the op calls for all gradients: one or none."""
+        found = self._computed(tuple(self.tensors))
+        return [self._of_gradients(found)] if found else []
+
+    def _gradient(self, positions: tuple[int, ...]) -> list[Node | None]:
+        """Return the gradients by these arguments.
+
+        Their inputs are the gradients of the outputs, then the arguments.
+        """
+        count = len(self.outputs)
+        moved = {i: node(INPUT, value=(count + i, p.kind)) for i, p in enumerate(self.parameters)}
+        seeds = [node(INPUT, value=(i, "tensor")) for i in range(count)]
+        wrt = [count + i for i in positions]
+        return gradients(replaced(self.outputs, moved), seeds, wrt)
+
+    def _computed(self, positions: tuple[int, ...]) -> tuple[tuple[int, Node], ...]:
+        """Return the gradients by these arguments, by position, that a kernel must compute."""
+        found = zip(positions, self._gradient(positions))
+        return tuple((i, one) for i, one in found if one is not None and one.op != INPUT)
+
+    def _of_gradients(self, found: tuple[tuple[int, Node | None], ...]) -> Pointwise:
+        """Return the function of gradients, given with the positions of their arguments."""
+        key = "gradient", tuple(i for i, _ in found)
+        if key in self._derived:
+            return self._derived[key]
+        outputs = [one for _, one in found if one is not None]
+        taken = {parameter.name for parameter in self.parameters}
+        seeds = [Parameter(_unused(f"d_{r}", taken), "tensor") for r in self._result_names()]
+        every = [*seeds, *(parameter._replace(default=None) for parameter in self.parameters)]
+        used = sorted({i for one in outputs for i in inputs_of(one)})
+        numbers = {i: node(INPUT, value=(new, every[i].kind)) for new, i in enumerate(used)}
+        count = len(seeds)
+        self._derived[key] = self._like(
+            f"{self.name}_backward",
+            replaced(outputs, numbers),
+            [every[i] for i in used],
+            eager=False,
+            results=[f"d_{self.parameters[i].name}" for i, one in found if one is not None],
+            likes=[
+                used.index(count + i) if count + i in used else -1
+                for i, one in found
+                if one is not None
+            ],
+        )
+        return self._derived[key]
+
+    def _result_names(self) -> list[str]:
+        """Return the names of the outputs as the schema of the op has them."""
+        if len(self.outputs) == 1:
+            return [self.results[0] or "out"]
+        return [name or f"out{i}" for i, name in enumerate(self.results)]
+
+    def backward(self) -> Callable[..., Any]:
+        """Return the backward of the op, see `jitkern.op.gradient.Gradient`."""
+        names, count = self._result_names(), len(self.outputs)
+        seeds = ["grad"] if count == 1 else [f"grad_{name}" for name in names]
+        every = [*seeds, *(parameter.name for parameter in self.parameters)]
+        used = sorted(
+            {i for one in self._gradient(tuple(self.tensors)) if one for i in inputs_of(one)}
+        )
+        asked = [every[i] for i in used]
+
+        def backward(**known: Any) -> Any:
+            needed = tuple(i for i, need in zip(self.tensors, known["needs"]) if need)
+            found = dict(zip(needed, self._gradient(needed)))
+            computed = self._computed(needed)
+            results: dict[int, Any] = {}
+            if computed:
+                function = self._of_gradients(computed)
+                inputs = sorted({i for _, one in computed for i in inputs_of(one)})
+                made = function(*(known[every[i]] for i in inputs))
+                made = made if isinstance(made, tuple) else (made,)
+                results = dict(zip((i for i, _ in computed), made))
+            for i, one in found.items():
+                if one is not None and one.op == INPUT:  # the gradient of an output, as it is
+                    results[i] = known[every[one.value[0]]]
+            return tuple(results.get(i) for i in self.tensors)
+
+        parameters = [
+            inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in [*asked, "needs"]
+        ]
+        backward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return backward
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _named(module: str, name: str) -> Any:
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
+
+
+def _meta(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _distinct(tensor: torch.Tensor) -> int:
+    """Return the bytes of the elements of a tensor, those of an expanded dimension once."""
+    sizes = (size for size, step in zip(tensor.shape, tensor.stride()) if step or not size)
+    return int(math.prod(sizes)) * tensor.element_size()
+
+
+def _place(frame: Any) -> tuple[str, str, int]:
+    """Return the module, the file and the line that a frame runs."""
+    return str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, frame.f_lineno
+
+
+def _composed(first: Pointwise, then: Pointwise, place: tuple[str, str, int]) -> Pointwise:
+    """Return `then` of the outputs of `first`. Raises TypeError if they do not fit."""
+    count, expected = len(first.outputs), len(then.parameters)
+    fed = then.parameters[:count]
+    if count > expected or any(parameter.kind != "tensor" for parameter in fed):
+        names = ", ".join(f"{p.name}: {p.kind}" for p in then.parameters)
+        raise TypeError(
+            f"{first.name} >> {then.name}: {first.name} gives {count} value{'s' * (count > 1)}, "
+            f"and {then.name} takes ({names}): its first arguments must be tensors for them"
+        )
+    if first.eager != then.eager:
+        raise TypeError(
+            f"{first.name} >> {then.name}: one rounds once and the other as eager does; declare "
+            "both with the same round="
+        )
+    offset = len(first.parameters)
+    values = dict(enumerate(first.outputs))
+    taken = {parameter.name for parameter in first.parameters}
+    parameters = [*first.parameters]
+    for i, parameter in enumerate(then.parameters[count:], count):
+        values[i] = node(INPUT, value=(offset + i - count, parameter.kind))
+        parameters.append(parameter._replace(name=_numbered(parameter.name, taken)))
+    return _announced(
+        Pointwise(
+            f"{first.name}_{then.name}",
+            replaced(then.outputs, values),
+            _ordered(parameters),
+            module=place[0],
+            place=place[1:],
+            eager=first.eager,
+            results=then.results,
+            dtypes=first.dtypes,
+        )
+    )
+
+
+def _ordered(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Return the parameters, without defaults before one that has none."""
+    found: list[Parameter] = []
+    required = False
+    for parameter in reversed(parameters):
+        required = required or parameter.default is None
+        found.append(parameter._replace(default=None) if required else parameter)
+    return found[::-1]
+
+
+def _numbered(name: str, taken: set[str]) -> str:
+    number = 0
+    own = name
+    while own in taken:
+        number += 1
+        own = f"{name}_{number}"
+    taken.add(own)
+    return own
+
+
+def _announced(function: Pointwise) -> Pointwise:
+    registration.announce(function)
+    return function
+
+
+def compose(*parts: Any) -> Any:
+    """Return one function of several: `compose(f, g)` is `f >> g`, f first. Raises TypeError."""
+    if not parts or not all(isinstance(part, Pointwise) for part in parts):
+        raise TypeError(f"compose() takes pointwise functions, got {parts!r:.200}")
+    place = _place(sys._getframe(1))
+    return functools.reduce(lambda first, then: _composed(first, then, place), parts)
+
+
+@overload
+def pointwise(function: Callable[..., Any], /) -> Pointwise: ...
+
+
+@overload
+def pointwise(
+    *,
+    round: str = ...,
+    samples: Callable[[str], Iterator[Any]] | None = ...,
+    dtypes: Sequence[torch.dtype] = ...,
+) -> Callable[[Callable[..., Any]], Pointwise]: ...
+
+
+def pointwise(
+    function: Any = None,
+    /,
+    *,
+    round: str = "once",  # noqa: A002  as the issue and the docs call it
+    samples: Callable[[str], Iterator[Any]] | None = None,
+    dtypes: Sequence[torch.dtype] = _SAMPLED,
+) -> Any:
+    """Make a kernel of a function of single elements, written in plain PyTorch.
+
+    The function runs once, on symbols. Its parameters are tensors, but those annotated `float`,
+    `int` or `bool`, or with such a default, which are numbers: other values need no other kernel.
+
+    round: "once", at the end; or "eager", to the dtype of each operation's result, as PyTorch does.
+    samples: `f(device)` yields argument tuples for tests and prewarm; by default tensors of
+        `dtypes`.
+    Raises DeclarationError or TypeError for a function that cannot be followed.
+    """
+    if round not in ("once", "eager"):
+        raise DeclarationError(f"pointwise(round={round!r}): it is 'once' or 'eager'")
+    if function is None:
+        return functools.partial(_traced, eager=round == "eager", samples=samples, dtypes=dtypes)
+    return _traced(function, eager=round == "eager", samples=samples, dtypes=dtypes)
+
+
+def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: Any) -> Pointwise:
+    name = getattr(function, "__name__", "")
+    code = getattr(function, "__code__", None)
+    if code is None or not name.isidentifier():
+        raise DeclarationError(f"pointwise takes a function with a name, got {function!r}")
+    parameters = [_parameter(name, p) for p in inspect.signature(function).parameters.values()]
+    symbols = [Symbol(node(INPUT, value=(i, p.kind))) for i, p in enumerate(parameters)]
+    keywords = {
+        p.name: symbol
+        for p, symbol in zip(inspect.signature(function).parameters.values(), symbols)
+        if p.kind == p.KEYWORD_ONLY
+    }
+    with named([parameter.name for parameter in parameters]):
+        result = function(*symbols[: len(symbols) - len(keywords)], **keywords)
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    for output in outputs:
+        known = isinstance(output, Symbol) and inputs_of(output.node)
+        if not known or all(parameters[i].kind != "tensor" for i in inputs_of(output.node)):
+            raise DeclarationError(
+                f"{name}: a pointwise function returns values that depend on its tensors, got "
+                f"{output!r:.80}"
+            )
+    return _announced(
+        Pointwise(
+            name,
+            [output.node for output in outputs],
+            parameters,
+            module=str(function.__module__),
+            place=(code.co_filename, code.co_firstlineno),
+            eager=eager,
+            function=function,
+            samples=samples,
+            dtypes=dtypes,
+        )
+    )
+
+
+def _parameter(function: str, parameter: inspect.Parameter) -> Parameter:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise DeclarationError(f"{function}: a pointwise function takes no *{parameter.name}")
+    default = None if parameter.default is parameter.empty else parameter.default
+    kind = _ANNOTATED.get(parameter.annotation) or _KINDS.get(type(default), "tensor")
+    if default is not None and (kind == "tensor" or type(default) not in _KINDS):
+        raise DeclarationError(
+            f"{function}: the parameter `{parameter.name}` has the default {default!r:.80}, which "
+            "is no number"
+        )
+    if kind == "float" and default is not None:
+        default = float(default)
+    return Parameter(parameter.name, kind, default)

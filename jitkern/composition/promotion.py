@@ -1,0 +1,115 @@
+"""Dtypes of expressions: what Torch promotes operands to, for each operation of a program.
+
+A program is an expression as plain data, for launch functions: a tuple of steps, operands first.
+A step is `(rule, operands, what)`: the rule of a row of the table, or `input`, `number` or `to`;
+the numbers of earlier steps; and the position of an input, or the dtype of a number or conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jitkern.composition.expression import CONST, INPUT, TO, Node, ordered
+from jitkern.composition.table import TABLE
+from jitkern.source.dtypes import DTYPES
+
+OF_PYTHON = {bool: torch.bool, int: torch.int64, float: torch.float32}
+_OF_KIND = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
+NUMBER, ZERO_DIM, TENSOR = 0, 1, 2  # how much an operand weighs in promotion
+_NOT_OF_BOOL = ("sub", "neg")
+
+Kind = tuple[torch.dtype, int]
+
+
+def program_of(outputs: Sequence[Node]) -> tuple[Any, ...]:
+    """Return the steps of these expressions, in the order of `ordered(outputs)`."""
+    numbers: dict[Node, int] = {}
+    steps: list[Any] = []
+    for one in ordered(outputs):
+        operands = tuple(numbers[arg] for arg in one.args)
+        numbers[one] = len(steps)
+        if one.op == INPUT:
+            position, kind = one.value
+            if kind == "tensor":
+                steps.append(("input", (), position))
+            else:
+                steps.append(("number", (), _OF_KIND[kind]))
+        elif one.op == CONST:
+            steps.append(("number", (), OF_PYTHON[type(one.value)]))
+        elif one.op == TO:
+            steps.append(("to", operands, getattr(torch, DTYPES[one.value].torch)))
+        else:
+            steps.append((TABLE[one.op].rule, operands, one.op))
+    return tuple(steps)
+
+
+def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
+    """Return the dtype and the weight of each step, for these arguments. Launch functions call it.
+
+    Raises RuntimeError for what Torch refuses, as the difference of two bools.
+    """
+    found: list[Any] = []
+    for rule, operands, what in program:
+        if rule == "input":
+            value = values[what]
+            found.append((value.dtype, 2 if value.dim() else 1))
+        elif rule == "number":
+            found.append((what, 0))
+        else:
+            weight = max([found[i][1] for i in operands])
+            given = [found[i] for i in (operands[1:] if rule == "where" else operands)]
+            if rule == "to":
+                dtype = what
+            elif rule == "bool":
+                dtype = torch.bool
+            else:
+                dtype = promoted(given)
+                if rule == "float" and not dtype.is_floating_point:
+                    dtype = torch.float32
+                torch._check(
+                    dtype != torch.bool or what not in _NOT_OF_BOOL,
+                    lambda what=what: (
+                        f"{what}() of bools: use torch.logical_not, or `^` for a difference"
+                    ),
+                )
+            found.append((dtype, max(weight, 1)))
+    return found
+
+
+def promoted(kinds: Sequence[Any]) -> Any:
+    """Return the dtype that operands of these dtypes and weights are promoted to.
+
+    This is torch.result_type: tensors with dimensions decide over those without, and these over
+    numbers, unless the lighter operand is of a higher kind (bool, integer, floating-point).
+    """
+    chosen: Any = None
+    for weight in (0, 1, 2):
+        alike: Any = None
+        for dtype, own in kinds:
+            if own == weight:
+                alike = dtype if alike is None else torch.promote_types(alike, dtype)
+        if alike is None:
+            continue
+        if (
+            chosen is not None
+            and not alike.is_floating_point
+            and (alike == torch.bool or chosen.is_floating_point)
+        ):
+            alike = torch.promote_types(alike, chosen)
+        chosen = alike
+    return chosen
+
+
+def computed_in(program: Sequence[Any], kinds: Sequence[Any]) -> Any:
+    """Return the dtype that floating-point numbers are computed in: float64 for float64."""
+    given = [kind for (rule, _, _), kind in zip(program, kinds) if rule == "input"]
+    floating = [kind for kind in given if kind[0].is_floating_point]
+    if floating and promoted(floating) == torch.float64:
+        return torch.float64
+    for (rule, _, _), (dtype, _) in zip(program, kinds):
+        if rule not in ("input", "number") and dtype == torch.float64:
+            return torch.float64
+    return torch.float32

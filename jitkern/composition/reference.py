@@ -1,0 +1,74 @@
+"""The reference of a pointwise op: its expressions with Torch's operations, in float32 or more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.composition.expression import CONST, INPUT, TO, Node, ordered
+from jitkern.composition.promotion import computed_in, kinds_of
+from jitkern.composition.table import TABLE
+from jitkern.source.dtypes import DTYPES
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def reference_of(
+    outputs: Sequence[Node], program: Sequence[Any], likes: Sequence[int]
+) -> Callable[..., Any]:
+    """Return the reference: what kernels compute, rounded once.
+
+    likes: for each output the position of the argument that gives its dtype, or -1.
+    """
+    steps = ordered(outputs)
+    numbers = [steps.index(output) for output in outputs]
+
+    def reference(*values: Any) -> Any:
+        kinds = kinds_of(program, values)
+        wide = computed_in(program, kinds)
+        widened = [value.to(wide) if _is_floating(value) else value for value in values]
+        found = evaluated(outputs, widened, wide)
+        dtypes = [
+            kinds[n][0] if like < 0 else values[like].dtype for n, like in zip(numbers, likes)
+        ]
+        results = tuple(_own(r.to(d), values) for r, d in zip(found, dtypes))
+        return results[0] if len(results) == 1 else results
+
+    return reference
+
+
+def evaluated(outputs: Sequence[Node], values: Sequence[Any], wide: torch.dtype) -> list[Any]:
+    """Return the expressions of these tensors and numbers, computed by Torch as they stand."""
+    results: dict[Node, Any] = {}
+    for one in ordered(outputs):
+        if one.op == INPUT:
+            results[one] = values[one.value[0]]
+        elif one.op == CONST:
+            results[one] = one.value
+        elif one.op == TO:
+            dtype = getattr(torch, DTYPES[one.value].torch)
+            result = results[one.args[0]].to(dtype)
+            results[one] = result.to(wide) if dtype in _FLOATS else result
+        else:
+            operands = [results[arg] for arg in one.args]
+            results[one] = TABLE[one.op].function(*_tensor_first(operands))
+    return [results[output] for output in outputs]
+
+
+def _tensor_first(operands: list[Any]) -> list[Any]:
+    """Return the operands, the first as a tensor: few functions of Torch take a number there."""
+    if isinstance(operands[0], torch.Tensor):
+        return operands
+    device = next((o.device for o in operands if isinstance(o, torch.Tensor)), None)
+    return [torch.as_tensor(operands[0], device=device), *operands[1:]]
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _own(result: Any, values: Sequence[Any]) -> Any:
+    """Return a result in memory of its own: that of an identity is its argument's."""
+    return result.clone() if any(result is value for value in values) else result

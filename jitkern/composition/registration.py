@@ -1,0 +1,206 @@
+"""Ops of pointwise functions: their names, their declarations, and how others find them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitkern.calls.signature import Signature
+from jitkern.composition import launch
+from jitkern.composition.c_text import CPP, CUDA, Formula, formula_of
+from jitkern.composition.expression import inputs_of, ordered
+from jitkern.composition.promotion import program_of
+from jitkern.composition.reference import reference_of
+from jitkern.composition.source import cpp_text, cuda_text
+from jitkern.composition.table import TABLE
+from jitkern.declare import MAX_NAME, registered
+from jitkern.op.op import ANNOUNCED, OPS, Declaration, Op
+from jitkern.source.kinds import Cpp, Cuda, Source
+
+if TYPE_CHECKING:
+    from jitkern.composition.pointwise import Pointwise
+
+_RESERVED = frozenset((
+    "alignas", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const",
+    "constexpr", "continue", "default", "delete", "do", "double", "else", "enum", "explicit",
+    "extern", "false", "first", "float", "for", "friend", "goto", "i", "i64", "if", "inline", "int",
+    "j", "left", "loaded", "long", "n", "namespace", "new", "next", "not", "operator", "or",
+    "private", "protected", "public", "read", "register", "rest", "return", "row", "rows", "short",
+    "signed", "size", "sizeof", "static", "std", "stored", "struct", "switch", "template", "this",
+    "throw", "true", "try", "typedef", "union", "unsigned", "using", "virtual", "void", "volatile",
+    "while", "xor",
+))  # fmt: skip
+_LOCAL = r"v\d+|[APR]\d*|[VI]|RANK|FAST|INNER|(In|Out)\d+|T_\w+|\w+_(s|at|inner|step\d*)"
+_VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
+_SHAPES = ((4096,), (4097,))
+_alive: weakref.WeakSet[Pointwise] = weakref.WeakSet()
+
+
+def announce(function: Pointwise) -> None:
+    """Let `prewarm`, `list`, `check` and `discover` find a function that a module gives a name."""
+    _alive.add(function)
+    ANNOUNCED.setdefault(__name__, declare_named)
+
+
+def declare_named() -> None:
+    """Declare the ops of all functions that are bound to a name in a loaded module."""
+    for function in [*_alive]:
+        module = sys.modules.get(function.module)
+        if any(value is function for value in vars(module).values()) if module else False:
+            assert function.op
+            for gradient in function.gradients():
+                assert gradient.op
+
+
+def namespace_of(module: str) -> str:
+    """Return the namespace of a module's ops: its top-level package, `main` of a script."""
+    package = module.partition(".")[0].strip("_")
+    return package if package.isidentifier() else "pointwise"
+
+
+def name_of(function: Pointwise) -> str:
+    """Return the qualified name of the op of a function."""
+    digest = hashlib.sha256(repr(function.identity).encode()).hexdigest()[:8]
+    namespace = namespace_of(function.module)
+    return f"{namespace}::{function.name[: MAX_NAME - len(namespace) - 11]}_{digest}"
+
+
+def declared(function: Pointwise) -> Op:
+    """Return the op of a function, declared now if it was not before."""
+    name = name_of(function)
+    if name in OPS:
+        return OPS[name]
+    plan = plan_of(function)
+    cuda, cpu, fake = launch.launchers(plan)
+    separate = ("-fmad=false",) if function.eager else ()
+    sources: dict[str, Source] = {
+        "cuda": Cuda(text=text_of(function, "cuda"), flags=separate),
+        "cpu": Cpp(
+            text=text_of(function, "cpu"), native=True, openmp=True,
+            flags=(*_VECTORIZED, *(["-ffp-contract=off"] if function.eager else [])),
+        ),
+    }  # fmt: skip
+    likes, folder = function.likes, str(Path(function.place[0]).absolute().parent)
+    declaration = Declaration(
+        {device: (source.placed(folder, function.place),) for device, source in sources.items()},
+        fusible=True, module=function.module, place=f"{function.place[0]}:{function.place[1]}: ",
+        launchers={"cuda": cuda, "cpu": cpu}, fake=fake,
+        reference=function.function if function.eager and function.function
+        else reference_of(function.outputs, plan.program, likes),
+        samples=function.samples or default_samples(function),
+    )  # fmt: skip
+    op = registered(Signature(f"{name}{schema_of(function)}"), declaration)
+    if function.differentiable:
+        op.backward(function.backward())
+    return op
+
+
+def schema_of(function: Pointwise) -> str:
+    """Return the schema of the op of a function, without its name."""
+    kinds = {"tensor": "Tensor"}
+    parameters = []
+    for parameter in function.parameters:
+        default = "" if parameter.default is None else f"={parameter.default!r}"
+        parameters.append(f"{kinds.get(parameter.kind, parameter.kind)} {parameter.name}{default}")
+    named = [f"Tensor {name}" if name else "Tensor" for name in function.results]
+    returns = named[0] if len(named) == 1 and not function.results[0] else f"({', '.join(named)})"
+    return f"({', '.join(parameters)}) -> {returns}"
+
+
+def formula(function: Pointwise, device: str) -> Formula:
+    """Return the function in C++ of the expressions, for the language of a device."""
+    inputs = names_in_c([parameter.name for parameter in function.parameters])
+    outputs = names_in_c([r or "out" for r in function.results], inputs)
+    language = CUDA if device == "cuda" else CPP
+    return formula_of(
+        names_in_c([function.name])[0], function.outputs, inputs, outputs, language,
+        eager=function.eager,
+    )  # fmt: skip
+
+
+def text_of(function: Pointwise, device: str) -> str:
+    """Return the text of the kernels for a device."""
+    own = formula(function, device)
+    numbers = [
+        (name, parameter.kind)
+        for name, parameter in zip(own.inputs, function.parameters)
+        if parameter.kind != "tensor"
+    ]
+    return (cuda_text if device == "cuda" else cpp_text)(own, numbers)
+
+
+def plan_of(function: Pointwise) -> launch.Plan:
+    """Return what the launch functions know of a function."""
+    own, parameters = formula(function, "cuda"), function.parameters
+    tensors = tuple(i for i, parameter in enumerate(parameters) if parameter.kind == "tensor")
+    steps = ordered(function.outputs)
+    return launch.Plan(
+        own.name,
+        tuple(parameter.name for parameter in parameters),
+        tuple(parameter.default for parameter in parameters if parameter.default is not None),
+        tensors,
+        program_of(function.outputs),
+        tuple(
+            (steps.index(one), tuple(i for i in inputs_of(one) if i in tensors), like)
+            for one, like in zip(function.outputs, function.likes)
+        ),
+        own.types,
+        tuple(f"T_{name}" for name in (*own.outputs, *(own.inputs[i] for i in tensors))),
+        own.fast,
+    )
+
+
+def names_in_c(names: list[str], taken: tuple[str, ...] | list[str] = ()) -> list[str]:
+    """Return names like these that C++ takes, none twice."""
+    found: list[str] = []
+    for name in names:
+        own = name if name.isascii() and name.isidentifier() else f"x{len(found)}"
+        while (
+            own in _RESERVED
+            or own in TABLE
+            or own in found
+            or own in taken
+            or own.endswith("_")
+            or re.fullmatch(_LOCAL, own)
+        ):
+            own = f"{own.rstrip('_')}0x"
+        found.append(own)
+    return found
+
+
+def default_samples(function: Pointwise) -> Any:
+    """Return samples of each dtype, for vectors and for tensors that no vector fits."""
+
+    def samples(device: str) -> Iterator[tuple[Any, ...]]:
+        for dtype in function.dtypes:
+            for skipped in (0, 1):
+                values: list[Any] = []
+                for parameter in function.parameters:
+                    if parameter.kind == "tensor":
+                        whole = torch.ones(4096 + skipped, dtype=dtype, device=device)
+                        values.append(whole[skipped:])
+                    else:
+                        default = {"float": 0.5, "int": 1, "bool": False}[parameter.kind]
+                        given = parameter.default
+                        values.append(default if given is None else given)
+                yield tuple(values)
+
+    return samples
+
+
+def template_of(function: Pointwise, dtypes: Sequence[torch.dtype]) -> dict[str, torch.dtype]:
+    """Return the template arguments for dtypes of a call with tensors of these dtypes."""
+    given = iter(dtypes)
+    values = [
+        torch.empty(1, dtype=next(given), device="meta") if p.kind == "tensor" else 0
+        for p in function.parameters
+    ]
+    plan = plan_of(function)
+    return launch.types_of(plan.program, plan.outputs, plan.types, plan.templates, values)[0]

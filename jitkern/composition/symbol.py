@@ -1,0 +1,206 @@
+"""Symbols: the numbers that a pointwise function is run with, once, to learn its formula."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from jitkern.composition import expression
+from jitkern.composition.expression import Node
+from jitkern.source.dtypes import codes_of_torch
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # of Torch by name, see `functions.py`
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
+    "eq": operator.eq, "ge": operator.ge, "bitwise_and": operator.and_,
+}  # fmt: skip
+_METHODS = {  # of tensors, that are called otherwise than their functions
+    "to": "to", "type": "to", "float": "float32", "double": "float64", "half": "float16",
+    "bfloat16": "bfloat16", "int": "int32", "long": "int64", "short": "int16", "char": "int8",
+    "byte": "uint8", "bool": "bool",
+}  # fmt: skip
+_WRITE_WHERE = (
+    "a pointwise function runs once, on symbols, and cannot choose by a value: write "
+    "torch.where(condition, a, b), torch.maximum(a, b), or `&`, `|` and `~` of conditions"
+)
+_WRITE_TORCH = (
+    "the value is not known when a pointwise function runs: write torch.exp(x), torch.sqrt(x) and "
+    "the like in place of float(x), int(x), round(x) and the functions of math"
+)
+
+
+_running = threading.local()  # `names`: of the inputs of the function that runs
+
+
+@contextlib.contextmanager
+def named(names: Sequence[str]) -> Iterator[None]:
+    """Let errors of this thread spell the inputs by these names while the block runs."""
+    before, _running.names = getattr(_running, "names", ()), names
+    try:
+        yield
+    finally:
+        _running.names = before
+
+
+def apply(name: str, *values: Any) -> Any:
+    """Return the symbol of an operation of the table; of numbers alone, a number."""
+    nodes = [node_of(value) for value in values]
+    numbers = [one.value for one in nodes if one.op == expression.CONST]
+    if len(numbers) == len(nodes) and name in _FOLDED:
+        return _FOLDED[name](*numbers)
+    if name == "where" and nodes[0].op == expression.CONST:
+        return values[1] if nodes[0].value else values[2]
+    return Symbol(expression.node(name, *nodes))
+
+
+def node_of(value: Any) -> Node:
+    """Return the node of a symbol or a number. Raises TypeError for anything else."""
+    if isinstance(value, Symbol):
+        return value.node
+    if type(value) in (bool, int, float):
+        return expression.const(value)
+    if isinstance(value, torch.Tensor):
+        raise TypeError(
+            "a pointwise function cannot hold a tensor from outside: pass the tensor as an argument"
+        )
+    if isinstance(value, (bool, int, float)):
+        return expression.const(float(value) if isinstance(value, float) else int(value))
+    raise TypeError(
+        f"a pointwise function computes with its arguments and numbers, got {type(value).__name__} "
+        f"`{value!r:.80}`"
+    )
+
+
+def cast(value: Any, dtype: Any) -> Any:
+    """Return the symbol of `value` converted to a dtype."""
+    code = codes_of_torch().get(dtype)
+    if code is None or not (dtype.is_floating_point or code[0] in "iub") or code.startswith("f8"):
+        raise TypeError(f"a pointwise function converts to dtypes of numbers, not to {dtype!r}")
+    return Symbol(expression.node(expression.TO, node_of(value), value=code))
+
+
+def _binary(name: str) -> Any:
+    def forward(self: Symbol, other: Any) -> Any:
+        return apply(name, self, other)
+
+    return forward
+
+
+def _reflected(name: str) -> Any:
+    def backward(self: Symbol, other: Any) -> Any:
+        return apply(name, other, self)
+
+    return backward
+
+
+def _refused(message: str) -> Any:
+    def refuse(self: Symbol, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"`{self}`: {message}")
+
+    return refuse
+
+
+class Symbol:
+    """A number that is not known yet: Python's operators, and Torch's functions and methods."""
+
+    __slots__ = ("node",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, one: Node) -> None:
+        self.node = one
+
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
+    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
+    __mod__, __rmod__ = _binary("remainder"), _reflected("remainder")
+    __and__, __rand__ = _binary("bitwise_and"), _reflected("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or"), _reflected("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor"), _reflected("bitwise_xor")
+    __lt__, __le__, __gt__, __ge__ = map(_binary, ("lt", "le", "gt", "ge"))
+    __eq__, __ne__ = _binary("eq"), _binary("ne")
+    __bool__ = _refused(_WRITE_WHERE)
+    __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = (
+        _refused(_WRITE_TORCH)
+    )
+    __len__ = __iter__ = __getitem__ = __contains__ = _refused(
+        "a pointwise function sees one element at a time, which has no parts"
+    )
+    __setitem__ = __delitem__ = _refused("a pointwise function changes nothing in place")
+
+    def __pow__(self, exponent: Any) -> Any:
+        return FUNCTIONS["pow"](self, exponent)
+
+    def __rpow__(self, base: Any) -> Any:
+        return FUNCTIONS["pow"](base, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return apply("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return apply("floor_divide", other, self)
+
+    def __neg__(self) -> Any:
+        return apply("neg", self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return apply("abs", self)
+
+    def __invert__(self) -> Any:
+        return apply("bitwise_not", self)
+
+    def __repr__(self) -> str:
+        return expression.spelled(self.node, getattr(_running, "names", ()))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _METHODS:
+            return lambda *args, **kwargs: _converted(self, _METHODS[name], args, kwargs)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        function = _function(name, "method")
+        return lambda *args, **kwargs: function(self, *args, **kwargs)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", str(function)).removeprefix("special_")
+        return _function(name, "function")(*args, **(kwargs or {}))
+
+
+def _converted(value: Symbol, name: str, args: Any, kwargs: Any) -> Any:
+    """Return the result of a method of tensors that converts them."""
+    if name != "to":
+        return cast(value, getattr(torch, name))
+    dtypes = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+    if len(dtypes) != 1:
+        raise TypeError(f"{value!r}: .to() takes a dtype here, as in x.to(torch.float32)")
+    return cast(value, dtypes[0])
+
+
+def _function(name: str, what: str) -> Callable[..., Any]:
+    """Return what a function of Torch means for symbols. Raises TypeError for an unknown one."""
+    if name in FUNCTIONS:
+        return FUNCTIONS[name]
+    if name in ("dtype", "shape", "device", "ndim", "size", "dim", "numel", "requires_grad"):
+        why = "a pointwise function sees one element at a time, for every dtype, shape and device"
+        raise TypeError(f"x.{name} in a pointwise function: {why}")
+    plain = name.removesuffix("_")
+    if plain in FUNCTIONS:
+        raise TypeError(f"{name}() changes its argument in place: write {plain}()")
+    near = difflib.get_close_matches(plain, FUNCTIONS, 3)
+    hint = (
+        f"; did you mean {', '.join(near)}?"
+        if near
+        else f"; it knows {', '.join(sorted(FUNCTIONS))}"
+    )
+    raise TypeError(f"a pointwise function has no {what} `{name}`{hint}")

@@ -1,0 +1,165 @@
+"""The table of scalar operations: one row an operation.
+
+A new operation is a row here, and a name in `functions.py` if it takes more than operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jitkern.named_tuple import NamedTuple
+
+Values = tuple[Any, ...]
+_where = torch.where
+_SLOPE = 2 / math.sqrt(math.pi)  # of erf at 0
+
+
+class Row(NamedTuple):
+    """An operation on numbers.
+
+    name: also that of the function of Torch, and of the method of tensors, if there are such.
+    arity: the number of operands.
+    rule: the dtype of the result: `same` as that to which Torch promotes the operands, `float` (the
+        same, and float32 for integers), `bool` (operands are compared as what they are promoted
+        to), or `where` (as `same`, of the last two operands; the first is a condition).
+    cuda, cpp: the text in each language, of operands `{0}`, …; cpp is "" where it is the same.
+        Names that end in an underscore are functions of `helpers.py`.
+    gradient: `f(g, *operands, out)` returns, for each operand, its part of the gradient, or None.
+        It is written for symbols, and works on tensors as well.
+    eager: the function of Torch, where it is not `torch.<name>`.
+    """
+
+    name: str
+    arity: int
+    rule: str
+    cuda: str
+    cpp: str = ""
+    gradient: Callable[..., Values] | None = None
+    eager: Callable[..., Any] | None = None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function of Torch that the reference calls."""
+        found: Callable[..., Any] = self.eager or getattr(torch, self.name)
+        return found
+
+
+def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of Torch that takes tensors alone, for numbers too."""
+
+    def call(*values: Any) -> Any:
+        device = next(v.device for v in values if isinstance(v, torch.Tensor))
+        return function(*(torch.as_tensor(v, device=device) for v in values))
+
+    return call
+
+
+def _larger(g: Any, x: Any, y: Any) -> Values:
+    """The gradient of maximum(x, y): a tie shares it, and NaN gives it to both."""
+    return (
+        _where(x < y, 0, _where(x == y, g / 2, g)),
+        _where(y < x, 0, _where(x == y, g / 2, g)),
+    )
+
+
+def _power(g: Any, x: Any, y: Any, out: Any) -> Values:
+    return (
+        _where(y == 0, 0, g * (y * torch.pow(x, y - 1))),
+        _where((x == 0) & (y >= 0), 0, g * (out * torch.log(x))),
+    )
+
+
+def _unary(name: str, cuda: str, gradient: Any, cpp: str = "", eager: Any = None) -> Row:
+    """A function of one number, whose result is floating-point; gradient: `f(g, x, out)`."""
+    return Row(name, 1, "float", cuda, cpp, lambda g, x, out: (gradient(g, x, out),), eager)
+
+
+def _step(name: str, eager: Any = None) -> Row:
+    """A function whose derivative is zero wherever there is one."""
+    return Row(name, 1, "same", f"{name}_({{0}})", eager=eager)
+
+
+def _compared(name: str, sign: str) -> Row:
+    return Row(name, 2, "bool", f"{{0}} {sign} {{1}}")
+
+
+def _logical(name: str, text: str) -> Row:
+    return Row(name, 2, "bool", text, eager=_on_tensors(getattr(torch, name)))
+
+
+_ROWS = (
+    Row("add", 2, "same", "{0} + {1}", gradient=lambda g, x, y, out: (g, g)),
+    Row("sub", 2, "same", "{0} - {1}", gradient=lambda g, x, y, out: (g, -g)),
+    Row("mul", 2, "same", "{0} * {1}", gradient=lambda g, x, y, out: (g * y, g * x)),
+    Row("div", 2, "float", "{0} / {1}", gradient=lambda g, x, y, out: (g / y, -g * (out / y))),
+    Row("neg", 1, "same", "-{0}", gradient=lambda g, x, out: (-g,)),
+    Row("abs", 1, "same", "abs_({0})", gradient=lambda g, x, out: (g * torch.sign(x),)),
+    Row("sign", 1, "same", "(0 < {0}) - ({0} < 0)"),
+    Row("relu", 1, "same", "{0} <= 0 ? 0 : {0}",
+        gradient=lambda g, x, out: (_where(out <= 0, 0, g),)),
+    Row("maximum", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
+        gradient=lambda g, x, y, out: _larger(g, x, y), eager=_on_tensors(torch.maximum)),
+    Row("minimum", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
+        gradient=lambda g, x, y, out: _larger(g, y, x)[::-1], eager=_on_tensors(torch.minimum)),
+    Row("clamp_min", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
+        gradient=lambda g, x, y, out: (_where(x >= y, g, 0), _where(x < y, g, 0))),
+    Row("clamp_max", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
+        gradient=lambda g, x, y, out: (_where(x <= y, g, 0), _where(x > y, g, 0))),
+    Row("where", 3, "where", "{0} ? {1} : {2}",
+        gradient=lambda g, c, x, y, out: (None, _where(c, g, 0), _where(c, 0, g))),
+    Row("pow", 2, "same", "pow_({0}, {1})", gradient=_power),
+    Row("fmod", 2, "same", "fmod_({0}, {1})",
+        gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),
+    Row("remainder", 2, "same", "remainder_({0}, {1})",
+        gradient=lambda g, x, y, out: (g, -g * torch.floor(x / y))),
+    Row("floor_divide", 2, "same", "floor_divide_({0}, {1})"),
+    Row("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (
+        g * (y / (x * x + y * y)), g * (-x / (x * x + y * y))), eager=_on_tensors(torch.atan2)),
+    Row("hypot", 2, "float", "hypot({0}, {1})", eager=_on_tensors(torch.hypot),
+        gradient=lambda g, x, y, out: (g * (x / out), g * (y / out))),
+    _step("floor"), _step("ceil"), _step("round"), _step("trunc"),
+    _unary("exp", "exp_<FAST>({0})", lambda g, x, out: g * out, "exp_({0})"),
+    _unary("exp2", "exp2({0})", lambda g, x, out: g * out * math.log(2)),
+    _unary("expm1", "expm1({0})", lambda g, x, out: g * (out + 1)),
+    _unary("log", "log({0})", lambda g, x, out: g / x, "log_({0})"),
+    _unary("log2", "log2({0})", lambda g, x, out: g / (x * math.log(2))),
+    _unary("log10", "log10({0})", lambda g, x, out: g / (x * math.log(10))),
+    _unary("log1p", "log1p({0})", lambda g, x, out: g / (x + 1)),
+    _unary("sqrt", "sqrt({0})", lambda g, x, out: g / (2 * out)),
+    _unary("rsqrt", "rsqrt({0})", lambda g, x, out: -0.5 * g * (out * out * out), "1 / sqrt({0})"),
+    _unary("reciprocal", "1 / {0}", lambda g, x, out: -g * (out * out)),
+    _unary("sin", "sin({0})", lambda g, x, out: g * torch.cos(x)),
+    _unary("cos", "cos({0})", lambda g, x, out: -g * torch.sin(x)),
+    _unary("tan", "tan({0})", lambda g, x, out: g * (1 + out * out)),
+    _unary("asin", "asin({0})", lambda g, x, out: g * torch.rsqrt(1 - x * x)),
+    _unary("acos", "acos({0})", lambda g, x, out: -g * torch.rsqrt(1 - x * x)),
+    _unary("atan", "atan({0})", lambda g, x, out: g / (x * x + 1)),
+    _unary("sinh", "sinh({0})", lambda g, x, out: g * torch.cosh(x)),
+    _unary("cosh", "cosh({0})", lambda g, x, out: g * torch.sinh(x)),
+    _unary("tanh", "tanh({0})", lambda g, x, out: g * (1 - out * out), "tanh_({0})"),
+    _unary("sigmoid", "sigmoid_<FAST>({0})", lambda g, x, out: g * (out * (1 - out)),
+           "sigmoid_({0})"),
+    _unary("erf", "erf({0})", lambda g, x, out: g * (_SLOPE * torch.exp(-(x * x))), "erf_({0})"),
+    _unary("erfc", "erfc({0})", lambda g, x, out: -g * (_SLOPE * torch.exp(-(x * x)))),
+    _unary("softplus", "softplus_({0})", lambda g, x, out: g * torch.sigmoid(x),
+           eager=lambda x: torch.logaddexp(x, torch.zeros_like(x))),
+    _compared("lt", "<"), _compared("le", "<="), _compared("gt", ">"), _compared("ge", ">="),
+    _compared("eq", "=="), _compared("ne", "!="),
+    _logical("logical_and", "{0} != 0 && {1} != 0"),
+    _logical("logical_or", "{0} != 0 || {1} != 0"),
+    _logical("logical_xor", "({0} != 0) != ({1} != 0)"),
+    Row("logical_not", 1, "bool", "{0} == 0"),
+    Row("bitwise_and", 2, "same", "{0} & {1}"),
+    Row("bitwise_or", 2, "same", "{0} | {1}"),
+    Row("bitwise_xor", 2, "same", "{0} ^ {1}"),
+    Row("bitwise_not", 1, "same", "not_({0})"),
+    Row("isnan", 1, "bool", "{0} != {0}"),
+    Row("isinf", 1, "bool", "{0} == {0} && {0} - {0} != 0"),
+    Row("isfinite", 1, "bool", "{0} - {0} == 0"),
+    Row("signbit", 1, "bool", "signbit_({0})"),
+)  # fmt: skip
+TABLE = {row.name: row for row in _ROWS}

@@ -1,0 +1,267 @@
+"""`jitkern.pointwise`: one formula, one kernel; Torch's dtypes, shapes and strides; gradients."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitkern
+from jitkern import compose, pointwise
+from jitkern.errors import DeclarationError
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+@pointwise
+def geglu(gate, up):
+    """The gated linear unit with GELU."""
+    return F.gelu(gate) * up
+
+
+@pointwise
+def square(x):
+    return x * x
+
+
+@pointwise
+def bias(x, b):
+    return x + b
+
+
+@pointwise
+def mixed(x, y, alpha: float = 2.0, n: int = 3, flip: bool = False):
+    return torch.where(flip, x * alpha + n, y - alpha), x < y
+
+
+double_square = square >> square
+biased_square = square >> bias
+
+
+def randn(*shape, device="cpu", dtype=torch.float32):
+    return torch.randn(shape, device=device, dtype=torch.float64).to(dtype)
+
+
+@on_each_device
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
+)
+def test_rounds_once(device, dtype):
+    gate, up = randn(33, 70, device=device, dtype=dtype), randn(33, 70, device=device, dtype=dtype)
+    exact = F.gelu(gate.double()) * up.double()
+    got = geglu(gate, up)
+    assert got.dtype == dtype
+    bound = {
+        torch.bfloat16: 2**-8,
+        torch.float16: 2**-11 * 1.05,
+        torch.float32: 2**-21,
+        torch.float64: 1e-14,
+    }[dtype]
+    assert (
+        (got.double() - exact).abs() <= bound * exact.abs() + 1e-6 * (bound > 1e-10) + 1e-15
+    ).all()
+
+
+SHAPES = [
+    lambda t: (t(6, 8), t(6, 8)),
+    lambda t: (t(6, 8), t(8)),
+    lambda t: (t(6, 8), t(6, 1)),
+    lambda t: (t(6, 1), t(1, 8)),
+    lambda t: (t(6, 8), t()),
+    lambda t: (t(), t()),
+    lambda t: (t(0, 8), t(1, 8)),
+    lambda t: (t(8, 6).T, t(8, 6).T),
+    lambda t: (t(8, 6).T, t(6, 8)),
+    lambda t: (t(6, 8), t(8, 6).T),
+    lambda t: (t(2, 8, 3, 5).to(memory_format=torch.channels_last),) * 2,
+    lambda t: (t(2, 8, 3, 5).to(memory_format=torch.channels_last), t(8, 1, 1)),
+    lambda t: (t(4, 3, 5).permute(2, 0, 1), t(4, 3, 5).permute(2, 0, 1)),
+    lambda t: (t(4, 3, 5).permute(2, 0, 1), t(5, 1, 3)),
+    lambda t: (t(12, 16)[::2, ::2], t(6, 8)),
+    lambda t: (t(100)[1:], t(99)),
+    lambda t: (t(1).expand(6, 8), t(6, 8)),
+    lambda t: (t(2, 3, 2, 3, 2, 2, 2).permute(6, 4, 2, 0, 5, 3, 1), t(2, 2, 3)[:, None, :, None, :, None]),
+    lambda t: (t(3, 1, 4), t(2, 1, 5, 1)),
+]  # fmt: skip
+
+
+@on_each_device
+@pytest.mark.parametrize("case", range(len(SHAPES)))
+def test_shapes_and_strides_are_those_of_torch(device, case):
+    x, b = SHAPES[case](lambda *shape: randn(*shape, device=device))
+    got, expected = bias(x, b), x + b
+    assert torch.equal(got, expected)
+    assert got.shape == expected.shape
+    dims = [i for i, size in enumerate(got.shape) if size > 1]
+    assert [got.stride(i) for i in dims] == [expected.stride(i) for i in dims]
+
+
+def test_shapes_that_do_not_broadcast_are_refused():
+    with pytest.raises(RuntimeError, match=r"bias.*\[6, 8\], \[7\] do not broadcast"):
+        bias(randn(6, 8), randn(7))
+
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+]
+
+
+@on_each_device
+def test_promotes_as_torch(device):
+    for one in DTYPES[1:]:
+        for other in (torch.bool, torch.int32, torch.bfloat16, torch.float64):
+            x = torch.tensor([0, 1, 100], device=device).to(one)
+            for y in (
+                torch.tensor([1, 0, 7], device=device).to(other),
+                torch.tensor(3, device=device).to(other),
+            ):
+                got, expected = bias(x, y), x + y
+                assert got.dtype == expected.dtype
+                assert torch.equal(got, expected), (one, other)
+                assert torch.equal(mixed(x, y)[1], x < y)
+
+
+@on_each_device
+def test_numbers_are_arguments_of_one_kernel(device):
+    x, y = randn(100, device=device), randn(100, device=device)
+    for alpha, n, flip in ((2.0, 3, False), (0.1, 5, True), (math.inf, -1, True)):
+        got = mixed(x, y, alpha, n=n, flip=flip)
+        torch.testing.assert_close(got[0], x * alpha + n if flip else y - alpha, equal_nan=True)
+    before = jitkern.stats()["compiles"]
+    mixed(x, y, 7.0, 9, True)
+    mixed(x, y)
+    assert jitkern.stats()["compiles"] == before
+
+
+@on_each_device
+def test_a_number_in_place_of_a_tensor(device):
+    x = randn(100, device=device, dtype=torch.bfloat16)
+    assert torch.equal(bias(x, 2.0), x + 2.0)
+    assert torch.equal(bias(x, b=0.1), (x.float() + 0.1).to(x.dtype))  # rounded once
+    assert torch.equal(bias(torch.arange(5, device=device), 2), torch.arange(5, device=device) + 2)
+    assert bias(torch.arange(5), 2.5).dtype == torch.float32
+    with pytest.raises(TypeError, match="numbers alone"):
+        bias(1, 2)
+
+
+@on_each_device
+def test_composition_is_one_kernel(device):
+    x, b = randn(100, device=device), randn(100, device=device)
+    torch.testing.assert_close(double_square(x), x**4)
+    torch.testing.assert_close(biased_square(x, b), x * x + b)
+    torch.testing.assert_close(compose(square, bias, square)(x, b), (x * x + b) ** 2)
+    twice = bias >> bias
+    assert [p.name for p in twice.parameters] == ["x", "b", "b_1"]
+    assert compose(square, square).identity == double_square.identity
+    with pytest.raises(TypeError, match="mixed gives 2 values, and square takes"):
+        mixed >> square
+    with pytest.raises(TypeError, match="takes pointwise functions"):
+        compose(square, torch.exp)
+
+
+@on_each_device
+def test_gradients(device):
+    x = randn(5, 7, device=device, dtype=torch.float64).requires_grad_()
+    b = randn(7, device=device, dtype=torch.float64).requires_grad_()
+    for function in (geglu, biased_square):
+        assert torch.autograd.gradcheck(function, (x, b))
+        assert torch.autograd.gradgradcheck(function, (x, b))
+        assert torch.autograd.gradcheck(function, (x.detach(), b))
+        torch.library.opcheck(function.op.overload, (x, b))
+    y = geglu(x.detach(), b)
+    (only,) = torch.autograd.grad(y.sum(), [b])
+    torch.testing.assert_close(only, F.gelu(x).sum(0))
+
+
+@on_each_device
+def test_transforms(device):
+    x, b = randn(5, 7, device=device), randn(7, device=device)
+    torch.testing.assert_close(torch.vmap(geglu, in_dims=(0, None))(x, b), F.gelu(x) * b)
+    grad = torch.func.grad(lambda t: geglu(t, b).sum())(x)
+    torch.testing.assert_close(grad, torch.func.grad(lambda t: (F.gelu(t) * b).sum())(x))
+    _, tangent = torch.func.jvp(square, (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, 2 * x)
+
+
+@on_each_device
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_to_one_graph(device, dynamic):
+    fresh = square >> bias >> square  # its op is declared while Dynamo looks
+    x, b = randn(5, 7, device=device).requires_grad_(), randn(7, device=device)
+    torch._dynamo.reset()
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    compiled = torch.compile(
+        lambda x, b: fresh(x + 1, b).sin(), fullgraph=True, dynamic=dynamic, backend=backend
+    )
+    got, expected = compiled(x, b), (((x + 1) ** 2 + b) ** 2).sin()
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(got.sum(), x), torch.autograd.grad(expected.sum(), x)
+    )
+
+
+def test_python_cannot_choose_by_a_value():
+    with pytest.raises(TypeError, match=r"`x > 0`: .*write torch.where\(condition, a, b\)"):
+        pointwise(lambda_named(lambda x: x if x > 0 else -x))
+    with pytest.raises(TypeError, match="write torch.exp"):
+        pointwise(lambda_named(lambda x: 1 + math.exp(x)))
+    with pytest.raises(TypeError, match="no function `digamma`; it knows abs, "):
+        pointwise(lambda_named(lambda x: 1 + torch.digamma(x)))
+    with pytest.raises(TypeError, match="no method `siginoid`; did you mean sigmoid"):
+        pointwise(lambda_named(lambda x: x.siginoid()))
+    with pytest.raises(TypeError, match="pass the tensor as an argument"):
+        pointwise(lambda_named(lambda x: x + torch.ones(3)))
+    with pytest.raises(TypeError, match=r"write relu\(\)"):
+        pointwise(lambda_named(lambda x: x.relu_()))
+    with pytest.raises(DeclarationError, match="depend on its tensors"):
+        pointwise(lambda_named(lambda x: 2.0))
+    with pytest.raises(DeclarationError, match="round='twice'"):
+        pointwise(round="twice")
+
+
+def lambda_named(function):
+    function.__name__ = "f"
+    return function
+
+
+def test_text_can_be_read():
+    text = geglu.source("cuda", dtypes="bf16,bf16")
+    assert text.startswith("// T_out = bf16, T_gate = bf16, T_up = bf16, A = f32\n")
+    assert "// out = ((0.5 * gate) * (1 + erf((gate * 0.7071067811865476)))) * up" in text
+    assert "geglu_flat" in geglu.source("cpu")
+    assert repr(square) == "<pointwise square(x) = x * x>"
+    assert geglu.__doc__ == "The gated linear unit with GELU."
+
+
+def test_bytes_count_each_operand_once():
+    x, b = torch.ones(6, 8), torch.ones(8)
+    assert bias.bytes(x, b) == 4 * (48 + 8 + 48)
+    assert bias.bytes(x, b.expand(6, 8)) == 4 * (48 + 8 + 48)
+    assert bias.bytes(x, x) == 4 * (48 + 48)
+
+
+def test_is_pickled_and_copied_as_itself():
+    assert pickle.loads(pickle.dumps(double_square)) is double_square
+    assert copy.deepcopy(square) is square
+    with pytest.raises(DeclarationError, match="assign the function to a name"):
+        pickle.dumps(square >> square >> square)
+
+
+def test_the_gradient_is_a_function_too():
+    derived = geglu.grad(wrt="gate")
+    assert [p.name for p in derived.parameters] == ["d_out", "gate", "up"]
+    x = randn(9)
+    torch.testing.assert_close(square.grad()(torch.ones(9), x), 2 * x)
+    with pytest.raises(ValueError, match="no tensor argument `z`"):
+        geglu.grad(wrt="z")
