@@ -6,8 +6,18 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jitkern.named_tuple import NamedTuple
+
 INPUT, CONST, TO = "input", "const", "to"  # the operations that are no rows of the table
 KINDS = ("tensor", "float", "int", "bool")  # of inputs
+
+
+class Parameter(NamedTuple):
+    """A parameter of a pointwise function; its kind is one of `KINDS`."""
+
+    name: str
+    kind: str
+    default: Any = None
 
 
 class Node:

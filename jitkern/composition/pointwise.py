@@ -16,11 +16,18 @@ from jitkern.composition import (
     functions as _functions,  # noqa: F401  of Torch, for symbols
     registration,
 )
-from jitkern.composition.derivative import gradients
-from jitkern.composition.expression import INPUT, Node, canonical, inputs_of, node, replaced
+from jitkern.composition.backward import Backward
+from jitkern.composition.expression import (
+    INPUT,
+    Node,
+    Parameter,
+    canonical,
+    inputs_of,
+    node,
+    replaced,
+)
 from jitkern.composition.symbol import Symbol, named
 from jitkern.errors import DeclarationError
-from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.source.dtypes import DTYPES, codes_of_torch
 
@@ -28,14 +35,6 @@ _KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
 _ANNOTATED = _KINDS | {kind: kind for kind in _KINDS.values()}
 _is_compiling = torch.compiler.is_compiling
 _SAMPLED = (torch.bfloat16, torch.float16, torch.float32)
-
-
-class Parameter(NamedTuple):
-    """A parameter of a pointwise function: its kind is `tensor`, `float`, `int` or `bool`."""
-
-    name: str
-    kind: str
-    default: Any = None
 
 
 class Pointwise:
@@ -191,10 +190,10 @@ class Pointwise:
             parameters = [
                 p._replace(kind=changed.get(i, p.kind)) for i, p in enumerate(self.parameters)
             ]
-            self._derived[key] = self._like(self.name, replaced(self.outputs, values), parameters)
+            self._derived[key] = self.like(self.name, replaced(self.outputs, values), parameters)
         return self._derived[key]
 
-    def _like(
+    def like(
         self, name: str, outputs: Sequence[Node], parameters: Sequence[Parameter], **rest: Any
     ) -> Pointwise:
         own = {"eager": self.eager, "results": self.results, "likes": self.likes, **rest}
@@ -217,112 +216,18 @@ class Pointwise:
             raise ValueError(
                 f"{self.name} has no tensor argument `{unknown[0]}`: {', '.join(known)}"
             )
-        found = self._gradient(tuple(known[n] for n in names) if names else tuple(self.tensors))
-        kept = [one for one in found if one is not None]
-        missing = [n for n, one in zip(names or (), found) if one is None]
-        if missing or not kept:
+        found = self.gradient.expressions([known[name] for name in names or known])
+        missing = [name for name in names or () if known[name] not in found]
+        if missing or not found:
             raise ValueError(
                 f"{self.name} has no derivative by {', '.join(missing) or 'any argument'}"
             )
-        positions = tuple(known[n] for n in names) if names else tuple(self.tensors)
-        return self._of_gradients(tuple(zip(positions, found)))
+        return self.gradient.function_of(found)
 
-    @property
-    def differentiable(self) -> bool:
-        """Whether an output has a derivative by an argument."""
-        return any(one is not None for one in self._gradient(tuple(self.tensors)))
-
-    def gradients(self) -> list[Pointwise]:
-        """Return the functions that the backward of the op calls for all gradients: one or none."""
-        found = self._computed(tuple(self.tensors))
-        return [self._of_gradients(found)] if found else []
-
-    def _gradient(self, positions: tuple[int, ...]) -> list[Node | None]:
-        """Return the gradients by these arguments.
-
-        Their inputs are the gradients of the outputs, then the arguments.
-        """
-        count = len(self.outputs)
-        moved = {i: node(INPUT, value=(count + i, p.kind)) for i, p in enumerate(self.parameters)}
-        seeds = [node(INPUT, value=(i, "tensor")) for i in range(count)]
-        wrt = [count + i for i in positions]
-        return gradients(replaced(self.outputs, moved), seeds, wrt)
-
-    def _computed(self, positions: tuple[int, ...]) -> tuple[tuple[int, Node], ...]:
-        """Return the gradients by these arguments, by position, that a kernel must compute."""
-        found = zip(positions, self._gradient(positions))
-        return tuple((i, one) for i, one in found if one is not None and one.op != INPUT)
-
-    def _of_gradients(self, found: tuple[tuple[int, Node | None], ...]) -> Pointwise:
-        """Return the function of gradients, given with the positions of their arguments."""
-        key = "gradient", tuple(i for i, _ in found)
-        if key in self._derived:
-            return self._derived[key]
-        outputs = [one for _, one in found if one is not None]
-        taken = {parameter.name for parameter in self.parameters}
-        seeds = [Parameter(_unused(f"d_{r}", taken), "tensor") for r in self._result_names()]
-        every = [*seeds, *(parameter._replace(default=None) for parameter in self.parameters)]
-        used = sorted({i for one in outputs for i in inputs_of(one)})
-        numbers = {i: node(INPUT, value=(new, every[i].kind)) for new, i in enumerate(used)}
-        count = len(seeds)
-        self._derived[key] = self._like(
-            f"{self.name}_backward",
-            replaced(outputs, numbers),
-            [every[i] for i in used],
-            eager=False,
-            results=[f"d_{self.parameters[i].name}" for i, one in found if one is not None],
-            likes=[
-                used.index(count + i) if count + i in used else -1
-                for i, one in found
-                if one is not None
-            ],
-        )
-        return self._derived[key]
-
-    def _result_names(self) -> list[str]:
-        """Return the names of the outputs as the schema of the op has them."""
-        if len(self.outputs) == 1:
-            return [self.results[0] or "out"]
-        return [name or f"out{i}" for i, name in enumerate(self.results)]
-
-    def backward(self) -> Callable[..., Any]:
-        """Return the backward of the op, see `jitkern.op.gradient.Gradient`."""
-        names, count = self._result_names(), len(self.outputs)
-        seeds = ["grad"] if count == 1 else [f"grad_{name}" for name in names]
-        every = [*seeds, *(parameter.name for parameter in self.parameters)]
-        used = sorted(
-            {i for one in self._gradient(tuple(self.tensors)) if one for i in inputs_of(one)}
-        )
-        asked = [every[i] for i in used]
-
-        def backward(**known: Any) -> Any:
-            needed = tuple(i for i, need in zip(self.tensors, known["needs"]) if need)
-            found = dict(zip(needed, self._gradient(needed)))
-            computed = self._computed(needed)
-            results: dict[int, Any] = {}
-            if computed:
-                function = self._of_gradients(computed)
-                inputs = sorted({i for _, one in computed for i in inputs_of(one)})
-                made = function(*(known[every[i]] for i in inputs))
-                made = made if isinstance(made, tuple) else (made,)
-                results = dict(zip((i for i, _ in computed), made))
-            for i, one in found.items():
-                if one is not None and one.op == INPUT:  # the gradient of an output, as it is
-                    results[i] = known[every[one.value[0]]]
-            return tuple(results.get(i) for i in self.tensors)
-
-        parameters = [
-            inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in [*asked, "needs"]
-        ]
-        backward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return backward
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
+    @functools.cached_property
+    def gradient(self) -> Backward:
+        """The gradients of the function by its arguments."""
+        return Backward(self)
 
 
 def _named(module: str, name: str) -> Any:

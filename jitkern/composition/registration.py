@@ -14,12 +14,12 @@ import torch
 
 from jitkern.calls.signature import Signature
 from jitkern.composition import launch
-from jitkern.composition.c_text import CPP, CUDA, Formula, formula_of
 from jitkern.composition.expression import inputs_of, ordered
 from jitkern.composition.promotion import program_of
 from jitkern.composition.reference import reference_of
-from jitkern.composition.source import cpp_text, cuda_text
 from jitkern.composition.table import TABLE
+from jitkern.composition.text.formula import CPP, CUDA, Formula, formula_of
+from jitkern.composition.text.kernels import cpp_text, cuda_text
 from jitkern.declare import MAX_NAME, registered
 from jitkern.op.op import ANNOUNCED, OPS, Declaration, Op
 from jitkern.source.kinds import Cpp, Cuda, Source
@@ -55,7 +55,7 @@ def declare_named() -> None:
         module = sys.modules.get(function.module)
         if any(value is function for value in vars(module).values()) if module else False:
             assert function.op
-            for gradient in function.gradients():
+            for gradient in function.gradient.functions():
                 assert gradient.op
 
 
@@ -97,8 +97,8 @@ def declared(function: Pointwise) -> Op:
         samples=function.samples or default_samples(function),
     )  # fmt: skip
     op = registered(Signature(f"{name}{schema_of(function)}"), declaration)
-    if function.differentiable:
-        op.backward(function.backward())
+    if function.gradient.expressions():
+        op.backward(function.gradient.of_op())
     return op
 
 

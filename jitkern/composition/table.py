@@ -59,7 +59,10 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _larger(g: Any, x: Any, y: Any) -> Values:
-    """The gradient of maximum(x, y): a tie shares it, and NaN gives it to both."""
+    """Return the gradient of maximum(x, y), and with x and y exchanged that of minimum.
+
+    A tie shares it, and NaN gives it to both.
+    """
     return (
         _where(x < y, 0, _where(x == y, g / 2, g)),
         _where(y < x, 0, _where(x == y, g / 2, g)),
@@ -104,7 +107,7 @@ _ROWS = (
     Row("maximum", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
         gradient=lambda g, x, y, out: _larger(g, x, y), eager=_on_tensors(torch.maximum)),
     Row("minimum", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
-        gradient=lambda g, x, y, out: _larger(g, y, x)[::-1], eager=_on_tensors(torch.minimum)),
+        gradient=lambda g, x, y, out: _larger(g, y, x), eager=_on_tensors(torch.minimum)),
     Row("clamp_min", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
         gradient=lambda g, x, y, out: (_where(x >= y, g, 0), _where(x < y, g, 0))),
     Row("clamp_max", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",

@@ -39,6 +39,11 @@ def mixed(x, y, alpha: float = 2.0, n: int = 3, flip: bool = False):
     return torch.where(flip, x * alpha + n, y - alpha), x < y
 
 
+@pointwise
+def promoting(x, y):
+    return x + y, x < y
+
+
 double_square = square >> square
 biased_square = square >> bias
 
@@ -106,30 +111,21 @@ def test_shapes_that_do_not_broadcast_are_refused():
         bias(randn(6, 8), randn(7))
 
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-]
+PAIRS = [
+    (torch.bool, torch.bool), (torch.int8, torch.uint8), (torch.int64, torch.bfloat16),
+    (torch.bfloat16, torch.float16), (torch.float32, torch.bool), (torch.uint8, torch.float64),
+]  # fmt: skip
 
 
 @on_each_device
-def test_promotes_as_torch(device):
-    for one in DTYPES[1:]:
-        for other in (torch.bool, torch.int32, torch.bfloat16, torch.float64):
-            x = torch.tensor([0, 1, 100], device=device).to(one)
-            for y in (
-                torch.tensor([1, 0, 7], device=device).to(other),
-                torch.tensor(3, device=device).to(other),
-            ):
-                got, expected = bias(x, y), x + y
-                assert got.dtype == expected.dtype
-                assert torch.equal(got, expected), (one, other)
-                assert torch.equal(mixed(x, y)[1], x < y)
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_promotes_as_torch(device, pair):
+    x, y = (torch.tensor([0, 1, 100], device=device).to(dtype) for dtype in pair)
+    for other in (y, y[1]):  # one without dimensions counts less
+        results = promoting(x, other)
+        for got, expected in zip(results, (x + other, x < other)):
+            assert got.dtype == expected.dtype
+            assert torch.equal(got, expected)
 
 
 @on_each_device
@@ -178,10 +174,26 @@ def test_gradients(device):
         assert torch.autograd.gradcheck(function, (x, b))
         assert torch.autograd.gradgradcheck(function, (x, b))
         assert torch.autograd.gradcheck(function, (x.detach(), b))
-        torch.library.opcheck(function.op.overload, (x, b))
+    torch.library.opcheck(geglu.op.overload, (x, b))
     y = geglu(x.detach(), b)
     (only,) = torch.autograd.grad(y.sum(), [b])
     torch.testing.assert_close(only, F.gelu(x).sum(0))
+
+
+@pointwise
+def apart(x, b):
+    return x * b, b * b
+
+
+@on_each_device
+def test_outputs_have_the_shapes_of_what_they_depend_on(device):
+    x = randn(5, 7, device=device, dtype=torch.float64).requires_grad_()
+    b = randn(7, device=device, dtype=torch.float64).requires_grad_()
+    wide, narrow = apart(x, b)
+    assert (wide.shape, narrow.shape) == ((5, 7), (7,))
+    torch.testing.assert_close((wide, narrow), (x * b, b * b))
+    assert torch.autograd.gradcheck(apart, (x, b))
+    assert torch.autograd.gradgradcheck(apart, (x, b))
 
 
 @on_each_device

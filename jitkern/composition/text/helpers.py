@@ -44,11 +44,6 @@ template <typename T> DEVICE T remainder_(T x, T y) {  // the sign of the diviso
   const T r = fmod_(x, y);
   return r != T(0) && (r < T(0)) != (y < T(0)) ? T(r + y) : r;
 }
-template <typename T> DEVICE T floor_divide_(T x, T y) {  // of integers
-  if (y == T(0) || y == T(-1)) return T(-(y != T(0)) * x);
-  const T q = T(x / y);
-  return x % y != T(0) && (x < T(0)) != (y < T(0)) ? T(q - 1) : q;
-}
 template <typename T> DEVICE T floor_divided_(T x, T y) {
   if (y == 0) return x / y;
   const T r = fmod_(x, y);
@@ -57,6 +52,11 @@ template <typename T> DEVICE T floor_divided_(T x, T y) {
   if (q == 0) return x / y < 0 ? T(-0.) : T(0);
   const T whole = floor_(q);
   return q - whole > T(0.5) ? whole + 1 : whole;
+}
+template <typename T> DEVICE T floor_divide_(T x, T y) {  // of integers
+  if (y == T(0) || y == T(-1)) return T(-(y != T(0)) * x);
+  const T q = T(x / y);
+  return x % y != T(0) && (x < T(0)) != (y < T(0)) ? T(q - 1) : q;
 }
 DEVICE float floor_divide_(float x, float y) { return floor_divided_(x, y); }
 DEVICE double floor_divide_(double x, double y) { return floor_divided_(x, y); }

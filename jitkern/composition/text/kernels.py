@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition.arrange import MAX_RANK
-from jitkern.composition.c_text import Formula
-from jitkern.composition.helpers import helpers_for
+from jitkern.composition.text.formula import Formula
+from jitkern.composition.text.helpers import helpers_for
 
 BLOCK = 128
 _DIMS = range(MAX_RANK)

@@ -1,0 +1,157 @@
+"""The gradients of a pointwise function: as functions, and as the backward of its op."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jitkern.composition.derivative import gradients
+from jitkern.composition.expression import (
+    INPUT,
+    Node,
+    Parameter,
+    inputs_of,
+    node,
+    replaced,
+)
+
+if TYPE_CHECKING:
+    from jitkern.composition.pointwise import Pointwise
+
+
+class Backward:
+    """The gradients of a function by its arguments.
+
+    As expressions they have other inputs than the function: the gradients of its outputs, then its
+    arguments. `names` are those of these inputs for the backward of an op.
+    """
+
+    def __init__(self, function: Pointwise) -> None:
+        self._function = function
+        self._outputs = tuple(range(len(function.outputs)))
+        self._made: dict[Any, Pointwise] = {}
+        results = [name or f"out{i}" for i, name in enumerate(function.results)]
+        one = len(results) == 1
+        self._results = [function.results[0] or "out"] if one else results
+        self.names = ["grad"] if one else [f"grad_{name}" for name in results]
+        self.names += [parameter.name for parameter in function.parameters]
+        kinds = {tuple(self._tensors_of(output)) for output in function.outputs}
+        self._one_shape = len(kinds) == 1  # of all outputs, whatever the shapes of the arguments
+
+    def _tensors_of(self, output: Node) -> list[int]:
+        return [i for i in inputs_of(output) if i in self._function.tensors]
+
+    def expressions(
+        self, positions: Sequence[int] = (), outputs: Sequence[int] = ()
+    ) -> dict[int, Node]:
+        """Return the gradients of these outputs by these arguments, where there are any.
+
+        positions, outputs: by default all tensors, and all outputs.
+        """
+        function, count = self._function, len(self._outputs)
+        parameters = enumerate(function.parameters)
+        moved = {i: node(INPUT, value=(count + i, p.kind)) for i, p in parameters}
+        chosen = outputs or self._outputs
+        seeds = [node(INPUT, value=(i, "tensor")) for i in chosen]
+        wanted = positions or function.tensors
+        found = gradients(
+            replaced([function.outputs[i] for i in chosen], moved),
+            seeds,
+            [count + i for i in wanted],
+        )
+        return {i: one for i, one in zip(wanted, found) if one is not None}
+
+    def function_of(self, found: Mapping[int, Node], outputs: Sequence[int] = ()) -> Pointwise:
+        """Return the function of these gradients of some outputs (by default all)."""
+        key = tuple(found), tuple(outputs or self._outputs)
+        if key not in self._made:
+            function, count = self._function, len(self._outputs)
+            taken = {parameter.name for parameter in function.parameters}
+            seeds = [Parameter(_unused(f"d_{r}", taken), "tensor") for r in self._results]
+            every = [*seeds, *(p._replace(default=None) for p in function.parameters)]
+            used = sorted({i for one in found.values() for i in inputs_of(one)})
+            new = {i: node(INPUT, value=(at, every[i].kind)) for at, i in enumerate(used)}
+            self._made[key] = function.like(
+                f"{function.name}_backward",
+                replaced([*found.values()], new),
+                [every[i] for i in used],
+                eager=False,
+                results=[f"d_{function.parameters[i].name}" for i in found],
+                likes=[used.index(count + i) if count + i in used else -1 for i in found],
+            )
+        return self._made[key]
+
+    def functions(self) -> list[Pointwise]:
+        """Return the functions that the backward calls for all gradients: one or none."""
+        found = _computed(self.expressions())
+        return [self.function_of(found)] if found else []
+
+    def of_op(self) -> Callable[..., Any]:
+        """Return the backward of the op, see `jitkern.op.gradient.Gradient`."""
+        count, tensors = len(self._outputs), self._function.tensors
+        used = {i for one in self.expressions().values() for i in inputs_of(one)}
+        if not self._one_shape:
+            used |= {count + i for i in tensors}
+        asked = [*(self.names[i] for i in sorted(used)), "needs"]
+
+        def backward(**known: Any) -> Any:
+            needed = [i for i, need in zip(tensors, known["needs"]) if need]
+            total: dict[int, Any] = {}
+            groups = self._groups(known)
+            for outputs in groups:
+                for i, part in self._parts(needed, outputs, known).items():
+                    if len(groups) > 1:  # each is summed over what its own outputs broadcast
+                        part = part.sum_to_size(known[self.names[count + i]].shape)  # noqa: PLW2901
+                    total[i] = total[i] + part if i in total else part
+            return tuple(total.get(i) for i in tensors)
+
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in asked]
+        backward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return backward
+
+    def _groups(self, known: Mapping[str, Any]) -> list[tuple[int, ...]]:
+        """Return the outputs by the shapes that they have in this call."""
+        if self._one_shape:
+            return [self._outputs]
+        groups: list[tuple[Any, tuple[int, ...]]] = []
+        for i in self._outputs:
+            gradient = known.get(self.names[i])
+            if gradient is None:
+                continue
+            for at, (shape, members) in enumerate(groups):
+                if shape == gradient.shape:
+                    groups[at] = shape, (*members, i)
+                    break
+            else:
+                groups.append((gradient.shape, (i,)))
+        return [members for _, members in groups]
+
+    def _parts(
+        self, needed: Sequence[int], outputs: Sequence[int], known: Mapping[str, Any]
+    ) -> dict[int, Any]:
+        """Return the gradients of these outputs by the arguments that need one, as tensors."""
+        if not needed:
+            return {}
+        found = self.expressions(needed, outputs)
+        parts = {  # the gradient of an output, as it is
+            i: known[self.names[one.value[0]]] for i, one in found.items() if one.op == INPUT
+        }
+        computed = _computed(found)
+        if computed:
+            inputs = sorted({i for one in computed.values() for i in inputs_of(one)})
+            made = self.function_of(computed, outputs)(*(known[self.names[i]] for i in inputs))
+            parts |= zip(computed, made if isinstance(made, tuple) else (made,))
+        return parts
+
+
+def _computed(found: Mapping[int, Node]) -> dict[int, Node]:
+    """Return the gradients that a kernel must compute."""
+    return {i: one for i, one in found.items() if one.op != INPUT}
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

@@ -1,0 +1,153 @@
+"""Each row of the table of scalar operations: values, special values, derivatives, dtypes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from formulas import FLOATS, SPECIAL, named, on_each_device, wrong
+
+from jitkern import jit
+from jitkern.composition.symbol import FUNCTIONS, apply
+from jitkern.composition.table import TABLE
+from jitkern.launch.call import variant_of
+from jitkern.launch.kernels import Kernels
+from jitkern.target import Target
+
+OF_INTEGERS = [row for row in TABLE.values() if row.name.startswith("bitwise")]
+ROWS = [row for row in TABLE.values() if row not in OF_INTEGERS]
+EITHER_ZERO = {
+    "maximum",
+    "minimum",
+    "clamp_min",
+    "clamp_max",
+    "relu",
+    "where",
+    "pow",
+    "floor_divide",
+}
+
+
+def of_rows(name, rows):
+    """Return one pointwise function that has an output for each row."""
+
+    def function(x, y):
+        operands = {1: (x,), 2: (x, y), 3: (x > 0, x, y)}
+        return tuple(apply(row.name, *operands[row.arity]) for row in rows)
+
+    return named(name, function)
+
+
+GROUPS = [of_rows(f"rows{i}", ROWS[i : i + 15]) for i in range(0, len(ROWS), 15)]
+INTEGERS = [row for row in TABLE.values() if row.rule != "float" and row.name != "signbit"]
+OF_INT = [of_rows(f"integers{i}", INTEGERS[i : i + 15]) for i in range(0, len(INTEGERS), 15)]
+
+
+def expected(row, x, y):
+    operands = {1: (x,), 2: (x, y), 3: (x > 0, x, y)}
+    return row.function(*operands[row.arity])
+
+
+def pairs(device, dtype):
+    values = torch.tensor(
+        list(itertools.product(SPECIAL, SPECIAL)), dtype=torch.float64, device=device
+    )
+    return values[:, 0].to(dtype), values[:, 1].to(dtype)
+
+
+@on_each_device
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        *(pytest.param(d, marks=pytest.mark.stress) for d in FLOATS[2:]),
+    ],
+    ids=str,
+)
+def test_values(device, dtype):
+    """Of special values, by twos; against float64 of Torch on the CPU."""
+    x, y = pairs(device, dtype)
+    found = [result for group in GROUPS for result in group(x, y)]
+    wide = x.cpu().double(), y.cpu().double()
+    for row, result in zip(ROWS, found):
+        exact, got = expected(row, *wide), result.cpu()
+        assert got.dtype == (torch.bool if row.rule == "bool" else dtype), row.name
+        bad = wrong(got, exact)
+        assert not bad.any(), (
+            row.name,
+            x.cpu()[bad][:5],
+            y.cpu()[bad][:5],
+            got[bad][:5],
+            exact[bad][:5],
+        )
+        if row.rule != "bool" and row.name not in EITHER_ZERO:
+            zero = (exact == 0) & (got == 0)
+            assert (got[zero].signbit() == exact[zero].signbit()).all(), row.name
+
+
+@on_each_device
+def test_values_of_integers(device):
+    """Exactly those of Torch, overflows included."""
+    for dtype in (torch.int8, torch.int64):
+        x, y = (
+            torch.tensor(v, device=device, dtype=dtype)
+            for v in zip(
+                *itertools.product([0, 1, -1, 2, -3, 7, -100, 127], [1, -2, 3, -7, 100, 5])
+            )
+        )
+        found = [result for group in OF_INT for result in group(x, y)]
+        for row, got in zip(INTEGERS, found):
+            keep = y >= 0 if row.name == "pow" else y != 0
+            want = expected(row, x[keep], y[keep])
+            assert got.dtype == want.dtype, row.name
+            assert torch.equal(got[keep], want), (row.name, dtype)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.gradient], ids=lambda row: row.name)
+def test_derivative(row):
+    """Against autograd in float64, at ordinary points and where a function has a kink."""
+    x = torch.tensor([0.3, -0.7, 0.9, 0.0, 0.5, -0.2, 0.1], dtype=torch.float64)
+    y = torch.tensor([0.4, 0.7, -0.6, 0.8, 0.5, -0.2, 2.0], dtype=torch.float64)
+    x = x.abs() + 0.1 if row.name in ("log", "log2", "log10", "sqrt", "rsqrt", "pow") else x
+    operands = {1: (x,), 2: (x, y), 3: (x > 0, x, y)}[row.arity]
+    leaves = [v.clone().requires_grad_(v.is_floating_point()) for v in operands]
+    out = row.function(*leaves)
+    g = torch.arange(1.0, 8.0, dtype=torch.float64)
+    wanted = torch.autograd.grad(out, [v for v in leaves if v.requires_grad], g)
+    got = [part for part in row.gradient(g, *operands, out.detach()) if part is not None]
+    torch.testing.assert_close(tuple(got), wanted, equal_nan=True)
+
+
+def test_rows_without_a_derivative_have_none():
+    flat = {"sign", "floor", "ceil", "round", "trunc", "floor_divide", "signbit"}
+    without = {row.name for row in TABLE.values() if not row.gradient}
+    assert without == flat | {row.name for row in TABLE.values() if row.rule == "bool"} | {
+        r.name for r in OF_INTEGERS
+    }
+
+
+def test_each_row_is_a_function_and_a_method():
+    for row in TABLE.values():
+        assert row.name in FUNCTIONS
+    assert len(TABLE) >= 45
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.stress), torch.float16]
+)
+def test_every_row_compiles_for_a_gpu(dtype):
+    target = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+    x = torch.empty(4096, dtype=dtype, device="meta")
+    for group in GROUPS:
+        assert jit.ensure(variant_for(group, x, x), target)
+
+
+def variant_for(function, *args):
+    """Return the variant that a call launches on a GPU."""
+    source, found = function.op.sources["cuda"][0], []
+    kernels = Kernels(lambda call: found.append(variant_of(function.op.name, source, call)[0]))
+    function.op.launcher(source, "cuda")(kernels, *args)
+    return found[0]
