@@ -14,6 +14,7 @@ import torch
 from jitkern.composition import (
     expression,
     functions as _functions,  # noqa: F401  of Torch, for symbols
+    kernels,
     registration,
 )
 from jitkern.composition.backward import Backward
@@ -101,10 +102,11 @@ class Pointwise:
 
     _is_declared._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def __rshift__(self, then: Pointwise) -> Pointwise:
-        if not isinstance(then, Pointwise):
-            return NotImplemented
-        return _composed(self, then, _place(sys._getframe(1)))
+    def __rshift__(self, then: Any) -> Any:
+        return _joined(self, then, place_of(sys._getframe(1)))
+
+    def __rrshift__(self, first: Any) -> Any:
+        return _joined(first, self, place_of(sys._getframe(1)))
 
     def __repr__(self) -> str:
         names = [parameter.name for parameter in self.parameters]
@@ -248,12 +250,12 @@ def _distinct(tensor: torch.Tensor) -> int:
     return int(math.prod(sizes)) * tensor.element_size()
 
 
-def _place(frame: Any) -> tuple[str, str, int]:
+def place_of(frame: Any) -> tuple[str, str, int]:
     """Return the module, the file and the line that a frame runs."""
     return str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, frame.f_lineno
 
 
-def _composed(first: Pointwise, then: Pointwise, place: tuple[str, str, int]) -> Pointwise:
+def composed(first: Pointwise, then: Pointwise, place: tuple[str, str, int]) -> Pointwise:
     """Return `then` of the outputs of `first`. Raises TypeError if they do not fit."""
     count, expected = len(first.outputs), len(then.parameters)
     fed = then.parameters[:count]
@@ -274,7 +276,7 @@ def _composed(first: Pointwise, then: Pointwise, place: tuple[str, str, int]) ->
     parameters = [*first.parameters]
     for i, parameter in enumerate(then.parameters[count:], count):
         values[i] = node(INPUT, value=(offset + i - count, parameter.kind))
-        parameters.append(parameter._replace(name=_numbered(parameter.name, taken)))
+        parameters.append(parameter._replace(name=numbered(parameter.name, taken)))
     return _announced(
         Pointwise(
             f"{first.name}_{then.name}",
@@ -299,7 +301,8 @@ def _ordered(parameters: Sequence[Parameter]) -> list[Parameter]:
     return found[::-1]
 
 
-def _numbered(name: str, taken: set[str]) -> str:
+def numbered(name: str, taken: set[str]) -> str:
+    """Return the name, with a number if it is taken, and take it."""
     number = 0
     own = name
     while own in taken:
@@ -314,12 +317,33 @@ def _announced(function: Pointwise) -> Pointwise:
     return function
 
 
+def _joined(first: Any, then: Any, place: tuple[str, str, int]) -> Any:
+    """Return `first >> then`, of pointwise functions, and of ops whose kernels take them."""
+    if isinstance(first, Pointwise) and isinstance(then, Pointwise):
+        return composed(first, then, place)
+    if not all(isinstance(p, (Pointwise, Op, kernels.fused.Fused)) for p in (first, then)):
+        return NotImplemented
+    return kernels.fused.joined(first, then, place)
+
+
 def compose(*parts: Any) -> Any:
-    """Return one function of several: `compose(f, g)` is `f >> g`, f first. Raises TypeError."""
-    if not parts or not all(isinstance(part, Pointwise) for part in parts):
-        raise TypeError(f"compose() takes pointwise functions, got {parts!r:.200}")
-    place = _place(sys._getframe(1))
-    return functools.reduce(lambda first, then: _composed(first, then, place), parts)
+    """Return one function of several: `compose(f, g)` is `f >> g`, f first.
+
+    parts: pointwise functions, and an op whose kernel takes them around it, if any (see
+        docs/pointwise.md); or `@triton.jit` functions of values, of which an op is made.
+
+    Raises TypeError or DeclarationError for parts that do not fit.
+    """
+    place = place_of(sys._getframe(1))
+    if parts and all(hasattr(part, "fn") for part in parts):
+        return kernels.triton_functions.composed(parts, place)
+    known = all(isinstance(p, (Pointwise, Op, kernels.fused.Fused)) for p in parts)
+    if not parts or not known:
+        raise TypeError(
+            f"compose() takes pointwise functions and ops, or `@triton.jit` functions, got "
+            f"{parts!r:.200}"
+        )
+    return functools.reduce(lambda first, then: _joined(first, then, place), parts)
 
 
 @overload

@@ -25,6 +25,7 @@ from jitkern.op.op import ANNOUNCED, OPS, Declaration, Op
 from jitkern.source.kinds import Cpp, Cuda, Source
 
 if TYPE_CHECKING:
+    from jitkern.composition.kernels.fused import Fused
     from jitkern.composition.pointwise import Pointwise
 
 _RESERVED = frozenset((
@@ -40,10 +41,10 @@ _RESERVED = frozenset((
 _LOCAL = r"v\d+|[APR]\d*|[VI]|RANK|FAST|INNER|(In|Out)\d+|T_\w+|\w+_(s|at|inner|step\d*)"
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
 _SHAPES = ((4096,), (4097,))
-_alive: weakref.WeakSet[Pointwise] = weakref.WeakSet()
+_alive: weakref.WeakSet[Pointwise | Fused] = weakref.WeakSet()
 
 
-def announce(function: Pointwise) -> None:
+def announce(function: Pointwise | Fused) -> None:
     """Let `prewarm`, `list`, `check` and `discover` find a function that a module gives a name."""
     _alive.add(function)
     ANNOUNCED.setdefault(__name__, declare_named)
@@ -67,9 +68,14 @@ def namespace_of(module: str) -> str:
 
 def name_of(function: Pointwise) -> str:
     """Return the qualified name of the op of a function."""
-    digest = hashlib.sha256(repr(function.identity).encode()).hexdigest()[:8]
-    namespace = namespace_of(function.module)
-    return f"{namespace}::{function.name[: MAX_NAME - len(namespace) - 11]}_{digest}"
+    return qualified(function.module, function.name, function.identity)
+
+
+def qualified(module: str, name: str, identity: Any) -> str:
+    """Return the qualified name of an op that a module declares, with a digest of its identity."""
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
+    namespace = namespace_of(module)
+    return f"{namespace}::{name[: MAX_NAME - len(namespace) - 11]}_{digest}"
 
 
 def declared(function: Pointwise) -> Op:

@@ -294,9 +294,10 @@ class Op:
 
     def sample_inputs(self, device: str) -> list[tuple[Any, ...]]:
         """Return the samples as argument tuples."""
-        return list(self._each_sample(device))
+        return list(self.each_sample(device))
 
-    def _each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
+    def each_sample(self, device: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the samples as argument tuples."""
         samples = self.declaration.samples
         for sample in samples(device) if samples else ():
             yield sample if isinstance(sample, tuple) else (sample,)
@@ -314,7 +315,7 @@ class Op:
         function: Any = self.declaration.samples
         try:
             with calls.samples.ShapesAlone():
-                for args in self._each_sample("meta"):
+                for args in self.each_sample("meta"):
                     origin, why = f"sample {len(drawn) + 1}", self.signature.misfit(args)
                     problem = f"{defined_at(function)}{origin} does not fit the op: {why}; {_YIELD}"
                     drawn.append(calls.samples.Sample(origin, args, problem if why else ""))

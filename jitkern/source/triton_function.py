@@ -46,10 +46,20 @@ def source_of(function: Any) -> tuple[str, dict[str, Any]]:
         package = plain.__globals__.get("__package__") or ""
         path = os.path.abspath(plain.__code__.co_filename)  # noqa: PTH100  as the code has it
         return path, {"package": package}
-    writer = _Writer()
-    writer.add_function(plain)
-    text, written_at = writer.module()
+    text, written_at = text_of([plain])
     return f"{plain.__name__}.py", {"text": text, "written_at": written_at}
+
+
+def text_of(functions: Iterable[types.FunctionType]) -> tuple[str, list[texts.Span]]:
+    """Return a module of functions and all that they name, and where the functions are written.
+
+    Raises DeclarationError for what `source_of` refuses, and for a name with two meanings.
+    """
+    writer = _Writer()
+    for function in functions:
+        if function not in writer.added:
+            writer.add_function(function)
+    return writer.module()
 
 
 class _Writer:
@@ -59,6 +69,7 @@ class _Writer:
         self.imports: list[str] = []
         self.values: list[str] = []
         self.functions: list[tuple[str, str, int]] = []  # text, file and line there
+        self.added: list[types.FunctionType] = []
         self._named: dict[str, Any] = {}
 
     def module(self) -> tuple[str, list[texts.Span]]:
@@ -74,9 +85,10 @@ class _Writer:
 
     def add_function(self, function: types.FunctionType) -> None:
         """Add a function, after all that its source names."""
-        text = _source_of(function)
+        text = written(function)
         self._check(function.__name__, function, function)
         self._named[function.__name__] = function
+        self.added.append(function)
         known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         for name in _names_in(text):
             if name in known:
@@ -170,7 +182,8 @@ def _is_installed(value: Any) -> bool:
     )
 
 
-def _source_of(function: types.FunctionType) -> str:
+def written(function: types.FunctionType) -> str:
+    """Return the source of a function. Raises DeclarationError if its text is not known."""
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as e:

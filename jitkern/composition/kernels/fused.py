@@ -1,0 +1,385 @@
+"""A pointwise function before or after a kernel that somebody wrote: one kernel, and its gradient.
+
+The kernel includes `epilogue.h`, which defines `EPILOGUE(value, row, column)`, and stores that of
+each result; alone, it is the value. For `op >> f`, a header of that name is generated, found before
+jitkern's own, and f's further arguments become parameters of the kernel. `prologue.h` and
+`f >> op` are the same for the elements that a kernel loads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitkern.calls.signature import Signature
+from jitkern.composition import registration
+from jitkern.composition.c_text import CPP, CUDA, Language, formula_of
+from jitkern.composition.helpers import helpers_for
+from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
+from jitkern.declare import registered
+from jitkern.errors import DeclarationError
+from jitkern.op.gradient import described
+from jitkern.op.op import OPS, Declaration, Op
+from jitkern.source import cpp_text, texts
+from jitkern.source.kinds import Include, Source
+
+_HALVES = (torch.float16, torch.bfloat16)
+_NONE: Any = inspect.Parameter.empty  # for no default
+_TYPES = {"tensor": "Tensor", "float": "float", "int": "int", "bool": "bool"}
+_C = {"float": "double", "int": "long long", "bool": "bool"}
+_LANGUAGES = {"nvrtc": CUDA, "cc": CPP}
+_HEADER = """// {title}: written by jitkern
+#pragma once
+{headers}namespace jitkern_{which} {{
+{helpers}
+{formula}
+template <typename T, typename V> {function} applied({parameters}) {{
+  V result;
+  {call}
+  return result;
+}}
+}}  // namespace jitkern_{which}
+#define {macro}_PARAMETERS {declared}
+#define {macro}(value, row, column) jitkern_{which}::applied<T>({given})
+"""
+
+
+class Fused:
+    """An op whose kernel applies pointwise functions before and after: `f >> op >> g`.
+
+    before, after: pointwise functions, or None. Their first argument is the value; the others are
+    arguments of the composition: f's before those of the op, g's after them. Tensors among them
+    have the dtype of the value, and hold one value, or one for each column, for each row or for
+    each element of the op's first argument (f's) or of its result (g's).
+    """
+
+    def __init__(
+        self, op: Op, before: Pointwise | None, after: Pointwise | None,
+        place: tuple[str, str, int],
+    ) -> None:  # fmt: skip
+        self.base, self.before, self.after = op, before, after
+        self.module, *self._place = place
+        parts = [before.name if before else "", op.name.split("::")[1], after.name if after else ""]
+        self.__name__ = self.name = "_".join(filter(None, parts))
+        self._op: Op | None = None
+        self._check()
+        self._before = before.parameters if before else ()
+        self._after = after.parameters[1:] if after else ()
+        self.arguments = self._arguments()
+        registration.announce(self)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if named or len(args) != len(self.arguments):
+            args = self._bound(args, named)
+        return self.op(*args)
+
+    def __repr__(self) -> str:
+        parts = [part for part in (self.before, self.base, self.after) if part]
+        return f"<{' >> '.join(part.name for part in parts)}>"
+
+    def __rshift__(self, then: Pointwise) -> Fused:
+        if not isinstance(then, Pointwise):
+            return NotImplemented
+        return joined(self, then, place_of(sys._getframe(1)))
+
+    @property
+    def op(self) -> Op:
+        """The registered op, which is declared when it is first asked for."""
+        if self._op is None:
+            parts = [part and part.identity for part in (self.before, self.after)]
+            name = registration.qualified(self.module, self.name, (self.base.name, parts))
+            self._op = OPS.get(name) or self._declared(name)
+        return self._op
+
+    def gradients(self) -> list[Pointwise]:
+        """Return the functions that the backward calls, beside the op itself and its backward."""
+        return [g for part in (self.before, self.after) if part for g in part.gradients()]
+
+    def _bound(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments in order, with defaults. Raises TypeError as a function does."""
+        values = [*args]
+        for name, _, default in self.arguments[len(args) :]:
+            value = named.pop(name, default)
+            if value is _NONE:
+                raise TypeError(f"{self.name}() misses the argument `{name}`")
+            values.append(value)
+        if named or len(values) > len(self.arguments):
+            names = ", ".join(name for name, _, _ in self.arguments)
+            raise TypeError(f"{self.name}() takes ({names}), got {len(args)} and {[*named]}")
+        return tuple(values)
+
+    def _check(self) -> None:
+        """Refuse functions and ops that cannot be composed. Raises TypeError."""
+        own = self.base.overload._schema
+        if [str(r.type) for r in own.returns] != ["Tensor"] or self.base.signature.changed:
+            raise TypeError(
+                f"{self!r}: a composition is of an op that returns one tensor and changes none"
+            )
+        if self.before and (not own.arguments or str(own.arguments[0].type) != "Tensor"):
+            raise TypeError(f"{self!r}: the first argument of {self.base.name} must be a tensor")
+        for part in (self.before, self.after):
+            if part and (part.eager or len(part.outputs) != 1 or 0 not in part.tensors):
+                raise TypeError(
+                    f"{self!r}: {part.name} must take a tensor first, return one, and round once"
+                )
+
+    # ------------------------------------------------------------------ the declaration
+
+    def _arguments(self) -> list[tuple[str, str, Any]]:
+        """Return name, type in the schema and default of each argument; `_NONE` for no default."""
+        schema = self.base.overload._schema.arguments[1 if self.before else 0 :]
+        taken = {argument.name for argument in schema}
+        own = [
+            (a.name, _type_of(a), a.default_value if a.has_default_value() else _NONE)
+            for a in schema
+        ]
+        before, after = (
+            [(numbered(p.name, taken), _TYPES[p.kind], _NONE) for p in parameters]
+            for parameters in (self._before, self._after)
+        )
+        return [*before, *own, *after]
+
+    def _parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return the arguments of the function before, those of the op, and of that after.
+
+        Those that come from another part are missing.
+        """
+        first, end = len(self._before), len(self.arguments) - len(self._after)
+        return [*values[:first]], [*values[first:end]], [*values[end:]]
+
+    def _functions(self) -> list[tuple[str, Pointwise]]:
+        """Return the macros of the headers to generate, with their functions."""
+        every = (("PROLOGUE", self.before), ("EPILOGUE", self.after))
+        return [(macro, function) for macro, function in every if function]
+
+    def _declared(self, name: str) -> Op:
+        declared, macros = self.base.declaration, [macro for macro, _ in self._functions()]
+        sources = {device: self._sources(own) for device, own in declared.sources.items()}
+        if not any(sources.values()):
+            raise DeclarationError(
+                f"{self!r}: no `.cu` or `.cpp` source of {self.base.name} uses "
+                f"{' and '.join(macros)}: include `{macros[0].lower()}.h`, and use its macros"
+            )
+        for function in declared.launchers.values():
+            known = inspect.signature(function).parameters
+            for missing in {macro.lower() for macro in macros} - {*known}:
+                raise DeclarationError(
+                    f"{self!r}: the launch function of {self.base.name} has no parameter "
+                    f"`{missing}`: write `{missing}=lambda like: ()`, and pass "
+                    f"`*{missing}(tensor)` to the kernel last"
+                )
+        declaration = Declaration(
+            sources, module=self.module, place=f"{self._place[0]}:{self._place[1]}: ",
+            launchers={k: self._launcher(own) for k, own in declared.launchers.items()},
+            reference=self._reference if declared.reference else None,
+            samples=self._samples if declared.samples else None,
+        )  # fmt: skip
+        schema = ", ".join(f"{kind} {argument}" for argument, kind, _ in self.arguments)
+        op = registered(Signature(f"{name}({schema}) -> Tensor"), declaration)
+        if self.base.gradient:
+            op.backward(self._backward())
+        return op
+
+    def _sources(self, sources: Sequence[Source]) -> tuple[Source, ...]:
+        """Return the sources that use the macros, with the generated headers before jitkern's."""
+        found = []
+        for source in sources:
+            if source.kind not in _LANGUAGES:
+                continue
+            text = "".join(cpp_text.read(path) for path in source.paths)
+            if all(f"{macro}(" in text for macro, _ in self._functions()):
+                headers = [
+                    (f"{macro.lower()}.h", _header(macro, function, _LANGUAGES[source.kind]))
+                    for macro, function in self._functions()
+                ]
+                folders = [texts.folder_of(text, file) for file, text in headers]
+                # The folder is of this process, and named after the text, which the key needs.
+                own = [Include(folder, version=Path(folder).name) for folder in folders]
+                found.append(source.replace(include=(*own, *source.include)))
+        return tuple(found)
+
+    def _launcher(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        first, end = len(self._before), len(self.arguments) - len(self._after)
+        has_before, has_after = self.before is not None, self.after is not None
+
+        def launch(k: Any, *args: Any) -> Any:
+            own = args[:end]
+            more: dict[str, Any] = {}
+            if has_before:
+                own = (args[0], *args[first:end])
+                more = {**more, "prologue": lambda like: operands(like, args[1:first])}
+            if has_after:
+                more = {**more, "epilogue": lambda like: operands(like, args[end:])}
+            return function(k, *own, **more)
+
+        return launch
+
+    def _reference(self, *values: Any) -> Any:
+        """Compute in float32 or more, as a kernel does, and round once."""
+        before, own, after = self._parts([_widened(value) for value in values])
+        if self.before:
+            own = [self.before.op.run_reference(*before), *own]
+        out = self.base.run_reference(*own)
+        if self.after:
+            out = self.after.op.run_reference(out, *after)
+        dtype = values[0].dtype
+        return out.to(dtype) if dtype in _HALVES and out.dtype == torch.float32 else out
+
+    def _samples(self, device: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the samples of the op, with a value for each column where a function takes more."""
+        own = self.base.overload._schema.arguments
+        for sample in self.base.each_sample(device):
+            row = torch.ones(sample[0].shape[-1:], dtype=sample[0].dtype, device=device)
+            further = {"tensor": row, "float": 0.5, "int": 1, "bool": True}
+            complete = (*sample, *(a.default_value for a in own[len(sample) :]))
+            before = (further[p.kind] for p in self._before[1:])
+            yield (complete[0], *before, *complete[1:], *(further[p.kind] for p in self._after))
+
+    def _backward(self) -> Callable[..., Any]:
+        """Return the backward: that of each part, over values that are computed again."""
+        base, before, after, gradient = self.base, self.before, self.after, self.base.gradient
+        assert gradient
+        names = [name for name, _, _ in self.arguments]
+        tensors = [i for i, (_, kind, _) in enumerate(self.arguments) if kind.startswith("Tensor")]
+        inputs = [argument.name for argument in base.signature.arguments]
+
+        def backward(**known: Any) -> Any:
+            first, own, last = self._parts([known[name] for name in names])
+            need = dict(zip(tensors, known["needs"]))
+            needs, own_needs, last_needs = (
+                [need[i] for i in part if i in need] for part in self._parts(range(len(names)))
+            )
+            if before:
+                own = [before.op(*first), *own]
+                own_needs = [any(needs), *own_needs]
+            out, grad = base(*own), known["grad"]
+            of_first: Sequence[Any] = [None] * len(needs)
+            of_own: Sequence[Any] = [None] * len(own_needs)
+            of_last: Sequence[Any] = ()
+            if after:
+                every = [any(own_needs), *last_needs]
+                grad, *of_last = _pulled_back(after, grad, [out, *last], every)
+            if grad is not None:
+                kept = {**dict(zip(inputs, own)), base.signature.outputs[0]: out}
+                of_own = gradient.backward(
+                    (grad,), kept, tuple(own_needs),
+                    [described(kept[name]) for name in gradient.tensors], [described(out)],
+                )  # fmt: skip
+            if before:
+                through, *of_own = of_own
+                if through is not None:
+                    of_first = _pulled_back(before, through, first, needs)
+            return (*of_first, *of_own, *of_last)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        asked = [inspect.Parameter(name, keyword) for name in ("grad", "needs", *names)]
+        backward.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
+        return backward
+
+
+def joined(first: Any, then: Any, place: tuple[str, str, int]) -> Fused:
+    """Return `first >> then`, of an op or a `Fused` and a pointwise function. Raises TypeError."""
+    if isinstance(first, Pointwise) == isinstance(then, Pointwise):
+        raise TypeError(f"{first!r} >> {then!r}: one of them must be a pointwise function")
+    kernel = then if isinstance(first, Pointwise) else first
+    base, before, after = (
+        (kernel.base, kernel.before, kernel.after)
+        if isinstance(kernel, Fused) else (kernel, None, None)
+    )  # fmt: skip
+    if kernel is first:
+        after = composed(after, then, place) if after else then
+    else:
+        before = composed(first, before, place) if before else first
+    return Fused(base, before, after, place)
+
+
+def operands(like: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments of a kernel for a function's arguments beside the value.
+
+    They are numbers as they are, and each tensor with its steps from row to row and from column to
+    column of `like`, which is seen as a matrix of its last dimension. Launch functions call this.
+    """
+    found: list[Any] = []
+    for value in values:
+        found = [*found, *(_walked(like, value) if isinstance(value, torch.Tensor) else [value])]
+    return tuple(found)
+
+
+def _walked(like: Any, value: Any) -> tuple[Any, Any, Any]:
+    """Return a tensor, and its steps from row to row and from column to column of `like`."""
+    torch._check(
+        value.dtype == like.dtype and value.dim() <= like.dim(),
+        lambda: (
+            f"a tensor of {value.dtype} with {value.dim()} dimensions does not fit one of "
+            f"{like.dtype} with {like.dim()}: convert it"
+        ),
+    )
+    if value.dim() == 0:
+        return value, 0, 0
+    columns = value.shape[-1]
+    torch._check(
+        columns == 1 or columns == like.shape[-1],
+        lambda: f"{columns} columns do not broadcast to {like.shape[-1]}",
+    )
+    if all([size == 1 for size in value.shape[:-1]]):  # noqa: C419  a trace follows no generator
+        return value, 0, 0 if columns == 1 else value.stride(-1)
+    return value.expand(*like.shape[:-1], columns).contiguous(), columns, 0 if columns == 1 else 1
+
+
+def _pulled_back(
+    function: Pointwise, grad: Any, values: Sequence[Any], needs: Sequence[bool]
+) -> tuple[Any, ...]:
+    """Return the gradients of a function's tensors, from that of its result."""
+    named = dict(zip((p.name for p in function.parameters), values))
+    found: tuple[Any, ...] = function.backward()(grad=grad, needs=needs, **named)
+    return tuple(
+        None if g is None else g.sum_to_size(values[i].shape)
+        for i, g in zip(function.tensors, found)
+    )
+
+
+def _header(macro: str, function: Pointwise, language: Language) -> str:
+    """Return the header that defines the macros for a function."""
+    which = macro.lower()
+    inputs = [f"in{i}" for i in range(len(function.parameters))]
+    formula = formula_of(function.name, function.outputs, inputs, ["result"], language)
+    declared, given, taken = [], ["value"], ["V in0"]
+    for i, parameter in enumerate(function.parameters[1:], 1):
+        name = f"{which}_{i}"
+        if parameter.kind == "tensor":
+            declared += [f"const T* {name}", f"long long {name}_row", f"long long {name}_column"]
+            given.append(f"{name}[(row) * {name}_row + (column) * {name}_column]")
+            taken.append(f"T in{i}")
+        else:
+            declared.append(f"{_C[parameter.kind]} {name}")
+            given.append(name)
+            taken.append(f"{_C[parameter.kind]} in{i}")
+    types = [*(["sizeof(T) == 2"] if formula.fast else []), "V", *("V" for _ in formula.types)]
+    return _HEADER.format(
+        title=function.formulas()[0],
+        headers="".join(f"#include <{header}>\n" for header in formula.headers),
+        which=which,
+        helpers=helpers_for(formula.lines, language.name),
+        formula=formula.text,
+        function=language.function.replace("void", "V"),
+        parameters=", ".join(taken),
+        call=f"{formula.name}<{', '.join(types)}>({', '.join([*inputs, 'result'])});",
+        macro=macro,
+        declared="".join(f", {parameter}" for parameter in declared),
+        given=", ".join(given),
+    )
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALVES else value
+
+
+def _type_of(argument: Any) -> str:
+    """Return the type of an argument as a schema has it."""
+    text = str(argument.type)
+    return f"{text[9:-1]}?" if text.startswith("Optional[") else text

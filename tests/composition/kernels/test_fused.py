@@ -1,0 +1,132 @@
+"""Pointwise functions around kernels that somebody wrote: one kernel forward, and a gradient."""
+
+import json
+from pathlib import Path
+
+import norms
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import kernels, last_json, needs_nvrtc
+
+import jitkern
+from jitkern.composition.kernels.fused import Fused
+from jitkern.declare import Cpp, kernel
+from jitkern.errors import DeclarationError
+from jitkern.op.op import ops_named
+from jitkern.runtime import linker
+
+HERE = Path(__file__).parent
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def expected(x, factor, weight, eps, added):
+    return F.silu(norms.rms_norm.run_reference(x * factor, weight, eps) + added)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_kernel_computes_all_and_rounds_once(device):
+    x, weight = torch.randn(6, 5, 32, device=device), torch.randn(32, device=device)
+    for shape in ((32,), (5, 1), (6, 5, 32), ()):
+        added = torch.randn(shape, device=device)
+        for dtype, ulp in (
+            (torch.float64, 2**-52),
+            (torch.float32, 2**-20),
+            (torch.bfloat16, 2**-8),
+        ):
+            x_, weight_, added_ = (t.to(dtype) for t in (x, weight, added))
+            found = norms.whole(x_, 2.0, weight_, 1e-6, added_)
+            wanted = expected(x_.double(), 2.0, weight_.double(), 1e-6, added_.double())
+            assert found.dtype == dtype
+            bound = 1.05 * ulp * wanted.abs() + (1e-14 if dtype is torch.float64 else 1e-6)
+            assert ((found.double() - wanted).abs() <= bound).all(), (shape, dtype)
+    before = jitkern.stats()["compiles"]
+    linker.settle()
+    assert torch.equal(
+        norms.whole(x, 2.0, weight, 1e-6, added), norms.whole(x, 2.0, weight, 1e-6, added)
+    )
+    assert norms.activated(x, weight).shape == x.shape
+    assert jitkern.stats()["compiles"] > before  # another epilogue is another kernel
+
+
+def test_compose_is_the_same_as_the_operator():
+    assert norms.again.op is norms.whole.op
+    assert isinstance(norms.whole, Fused) and "scale >> jitkern_norms::rms_norm >>" in repr(
+        norms.whole
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_those_of_the_parts(device):
+    args = [
+        torch.randn(shape, device=device, dtype=torch.float64) for shape in ((3, 8), (8,), (3, 1))
+    ]
+
+    def call(x, weight, added):
+        return norms.whole(x, 2.0, weight, 1e-3, added)
+
+    args = [arg.requires_grad_() for arg in args]
+    assert torch.autograd.gradcheck(call, args)
+    assert torch.autograd.gradgradcheck(call, args)
+    plain = [arg.detach().requires_grad_(i == 1) for i, arg in enumerate(args)]
+    call(*plain).sum().backward()
+    expected(
+        plain[0], 2.0, wanted := plain[1].detach().requires_grad_(), 1e-3, plain[2]
+    ).sum().backward()
+    torch.testing.assert_close(plain[1].grad, wanted.grad)
+
+
+def test_the_op_is_registered_as_any_other():
+    x, weight = torch.randn(4, 8), torch.randn(8)
+    torch.library.opcheck(norms.activated.op.overload, (x, weight, 1e-6))
+    compiled = torch.compile(lambda x, w: norms.activated(x, w) * 2, fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), 2 * norms.activated(x, weight))
+    assert norms.activated.op in ops_named("norms")
+
+
+def test_another_process_compiles_nothing(run_python):
+    text = (
+        "import json, torch, jitkern, norms\nfrom jitkern.runtime import linker\n"
+        "x, w = torch.randn(4, 8), torch.randn(8)\n"
+        "norms.whole(x, 2.0, w, 1e-6, w)\nlinker.settle()\nprint(json.dumps(jitkern.stats()))"
+    )
+    runs = [run_python(text, PYTHONPATH=str(HERE), JITKERN_COMPILE=mode) for mode in ("", "never")]
+    assert [json.loads(run.stdout)["compiles"] > 0 for run in runs] == [True, False], runs[1].stderr
+
+
+@needs_nvrtc
+def test_kernels_are_prewarmed_for_a_gpu_that_is_not_here(cli, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    code, out, err = cli("prewarm", "norms", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json")
+    assert code == 0, err
+    built = {row["op"] for row in kernels(last_json(out))}
+    assert {norms.rms_norm.name, norms.activated.op.name, norms.whole.op.name} <= built
+
+
+def test_what_cannot_be_composed_says_why(tmp_path):
+    (tmp_path / "k.cpp").write_text('extern "C" void f(float* out) { *out = 1; }\n')
+    op = kernel("jitkern_norms::plain(Tensor x) -> Tensor", cpu=Cpp(str(tmp_path / "k.cpp")))
+    op.launch("cpu")(lambda k, x: x.clone())
+    with pytest.raises(DeclarationError, match=r"uses EPILOGUE: include `epilogue.h`"):
+        (op >> norms.silu).op
+    (tmp_path / "k.cpp").write_text(
+        '#include "epilogue.h"\nvoid f(float* out) { *out = EPILOGUE(1.f, 0, 0); }\n'
+    )
+    with pytest.raises(DeclarationError, match="no parameter `epilogue`"):
+        (op >> norms.silu).op
+    two = kernel(
+        "jitkern_norms::two(Tensor x) -> (Tensor, Tensor)", cpu=Cpp(str(tmp_path / "k.cpp"))
+    )
+    with pytest.raises(TypeError, match="returns one tensor"):
+        two >> norms.silu
+    with pytest.raises(TypeError, match="unsupported operand"):
+        norms.rms_norm >> 1
+    with pytest.raises(TypeError, match="one of them must be a pointwise function"):
+        jitkern.compose(norms.rms_norm, op)
+    with pytest.raises(TypeError, match="misses the argument `factor`"):
+        norms.whole(torch.ones(2, 2))
+    x = torch.ones(2, 4)
+    with pytest.raises(RuntimeError, match="columns do not broadcast"):
+        norms.whole(x, 1.0, x[0], 1e-6, torch.ones(3))
+    with pytest.raises(RuntimeError, match="convert it"):
+        norms.whole(x, 1.0, x[0], 1e-6, torch.ones(4, dtype=torch.float64))
