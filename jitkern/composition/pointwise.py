@@ -226,6 +226,10 @@ class Pointwise:
             )
         return self.gradient.function_of(found)
 
+    def gradients(self) -> list[Pointwise]:
+        """Return the functions that the backward of the op calls."""
+        return self.gradient.functions()
+
     @functools.cached_property
     def gradient(self) -> Backward:
         """The gradients of the function by its arguments."""

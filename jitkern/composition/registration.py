@@ -56,7 +56,7 @@ def declare_named() -> None:
         module = sys.modules.get(function.module)
         if any(value is function for value in vars(module).values()) if module else False:
             assert function.op
-            for gradient in function.gradient.functions():
+            for gradient in function.gradients():
                 assert gradient.op
 
 

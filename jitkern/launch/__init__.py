@@ -11,18 +11,14 @@ if TYPE_CHECKING:
         arguments as arguments,
         autotune as autotune,
         call as call,
-        device_facts as device_facts,
-        device_view as device_view,
         devices as devices,
         kernels as kernels,
         measure as measure,
         packing as packing,
         parameters as parameters,
+        resources as resources,
         symbols as symbols,
-        tables as tables,
-        tensor_maps as tensor_maps,
         tuned as tuned,
-        workspaces as workspaces,
     )
 else:
     __getattr__ = on_first_use(__name__)

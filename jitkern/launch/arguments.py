@@ -11,7 +11,7 @@ import torch
 
 from jitkern import launch
 from jitkern.errors import LaunchError
-from jitkern.launch.tensor_maps import TensorMap
+from jitkern.launch.resources.tensor_maps import TensorMap
 from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch, table_of
 
 ALIGNMENT = 64  # bytes: the alignment of every allocation of Torch on any device
@@ -86,7 +86,7 @@ def _fault_of_table(
     """Return the same for a table of tensors; wanted: its element type and its capacity."""
     element, capacity = wanted
     kind = f"{'Table' if code[0] == '@' else 'Pointers'}<{element or '…'}, {capacity}>"
-    if not isinstance(arg, launch.tables.Table):
+    if not isinstance(arg, launch.resources.tables.Table):
         return f"a table of k.tables(), for {kind}", type(arg).__name__
     if not same_type(element, codes_of_torch().get(arg.dtype, "")):
         return f"a table of {DTYPES[element].torch} tensors", f"one of {arg.dtype}"

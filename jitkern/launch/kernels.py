@@ -33,11 +33,11 @@ from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Situation
 from jitkern.launch.call import Call, expanded, variant_of
-from jitkern.launch.device_facts import FACTS
-from jitkern.launch.device_view import AbsentDevice, Device, PresentDevice
 from jitkern.launch.packing import Pack, packed, packs_of
+from jitkern.launch.resources.device_facts import FACTS
+from jitkern.launch.resources.device_view import AbsentDevice, Device, PresentDevice
+from jitkern.launch.resources.tensor_maps import TensorMap
 from jitkern.launch.symbols import Unsupported
-from jitkern.launch.tensor_maps import TensorMap
 from jitkern.launch.tuned import Launch, Tuned
 from jitkern.source import triton_text
 from jitkern.source.dtypes import table_of
@@ -149,15 +149,15 @@ class Kernels:
     ) -> list[Any]:  # fmt: skip
         """Return tables of lists of tensors, each of which is one argument of a launch.
 
-        A table (`launch.tables.Table`) has up to `most` tensors of one dtype: `.dtype`, `.count`,
-        `.capacity` (32, 128, 512 or 1024, for a template argument), `.chunks` (the pieces of
-        `chunk` elements of all its tensors, for the grid), `.aligned(16)`. Of several lists whose
-        i-th tensors belong together, the result has a tuple of tables, one for each list.
+        A table has up to `most` tensors of one dtype: `.dtype`, `.count`, `.capacity` (32, 128, 512
+        or 1024, for a template argument), `.chunks` (the pieces of `chunk` elements of all its
+        tensors, for the grid), `.aligned(16)`. Of several lists whose i-th tensors belong together,
+        the result has a tuple of tables, one for each list.
 
         The tensors are contiguous, or `dense`: without gaps, in any order. Raises LaunchError for
         lists that do not belong together; the launch does, for tensors that cannot be passed.
         """
-        return launch.tables.tables_of(lists, chunk, most, dense=dense)
+        return launch.resources.tables.tables_of(lists, chunk, most, dense=dense)
 
     def _begin(self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note the call of a launch function that has configurations, before it runs."""
@@ -580,7 +580,7 @@ def _is_on(tensor: torch.Tensor, target: Target) -> bool:
 def arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments that the compiled kernel takes."""
     if compiled.variant.source.runs == HOST and {*map(type, args)}.difference(_PLAIN):
-        return launch.tables.spread(args)
+        return launch.resources.tables.spread(args)
     return args if compiled.kept is None else [args[i] for i in compiled.kept]
 
 

@@ -355,5 +355,5 @@ def _share_workspaces(device: torch.device) -> bool:
     loaded = runtime.binding.runtime()
     if loaded is None or device.type != "cuda":
         return False
-    new = [loaded.share(block) for block in launch.workspaces.shared(device)]
+    new = [loaded.share(block) for block in launch.resources.workspaces.shared(device)]
     return any(new)

@@ -11,8 +11,8 @@ from jitkern.calls.samples import Sample, ShapesAlone
 from jitkern.errors import DeclarationError, JitkernError, called_at, raised_at, told
 from jitkern.launch.autotune import configs_of
 from jitkern.launch.call import Call, every_expansion, variant_of
-from jitkern.launch.device_view import AbsentDevice
 from jitkern.launch.kernels import Choose, Kernels, check_result
+from jitkern.launch.resources.device_view import AbsentDevice
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.kinds import ITSELF, Source, Variant

@@ -415,7 +415,7 @@ class Op:
                 device = next(device for device in DEVICES if kind in _launched_on(device))
                 launcher = self._tuned(launchers[kind], kind, *_launched_on(device))
                 kernels = launch.kernels.Kernels(
-                    launch.kernels.ignore, None, launch.device_view.faked(device, place)
+                    launch.kernels.ignore, None, launch.resources.device_view.faked(device, place)
                 )
                 return trace.quick.runnable(launcher)(kernels, *args, **kwargs)
         return self.run_reference(*args, **kwargs)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from jitkern.calls.signature import tensors_in
-from jitkern.launch.autotune import copied
+from jitkern.launch.measure import copied
 
 Call = Callable[[], object]
 Sampler = Callable[[], float]  # returns the seconds of one call

@@ -30,7 +30,7 @@ from jitkern.trace.shim import shim
 from jitkern.trace.world import World
 
 if TYPE_CHECKING:
-    from jitkern.launch.workspaces import Block
+    from jitkern.launch.resources.workspaces import Block
 
 REMEDY = "apt-get install gcc (or set CC)"
 _log = logging.getLogger(__name__)

@@ -60,7 +60,7 @@ def _tracer() -> str:
     """Return a digest of the code of jitkern that decides what a trace gives."""
     digest = hashlib.sha256(__version__.encode())
     package = Path(__file__).parents[1]
-    inside = [path for room in ("launch", "trace") for path in sorted((package / room).iterdir())]
+    inside = [path for room in ("launch", "trace") for path in sorted((package / room).rglob("*"))]
     files = [path for path in inside if path.suffix in (".py", ".h")]
     for path in (*files, *(package / name for name in _OF_A_TRACE)):
         digest.update(path.read_bytes())

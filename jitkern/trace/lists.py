@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from jitkern.launch.resources.tables import Table, check_alike, is_dense, parts, power_of_two
 from jitkern.launch.symbols import Symbol, Unsupported
-from jitkern.launch.tables import Table, check_alike, is_dense, parts, power_of_two
 from jitkern.trace.recorder import DTYPE_CODES, Described, Recorder
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 

@@ -14,8 +14,10 @@ import torch
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.call import Call, expanded
-from jitkern.launch.device_facts import ATTRIBUTES, constant
 from jitkern.launch.kernels import CachedKernels, Compiled, Runner, arguments_of, geometry_of
+from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
+from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
+from jitkern.launch.resources.workspaces import checked_count
 from jitkern.launch.symbols import (
     Facts,
     Statement,
@@ -25,9 +27,7 @@ from jitkern.launch.symbols import (
     is_symbol,
     text_of,
 )
-from jitkern.launch.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.launch.tuned import Tuned
-from jitkern.launch.workspaces import checked_count
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_text
 from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch, table_of

@@ -24,7 +24,7 @@ typedef struct { /* an argument that is a list or a string; its place has count 
 enum { LISTS = 8 }; /* most lists of one table */
 #define WORDS(capacity) ((capacity) / 2 * 5 + 1)
 
-typedef struct { /* a table of tensors, see `launch/tables.py`: the i-th tensors of some lists */
+typedef struct { /* a table of tensors, see `launch/resources/tables.py`: the i-th tensors of some lists */
   u64 *words; /* WORDS(capacity) for each list: addresses, sizes; as i32, first chunks and count */
   i64 chunks;
   u64 bits[LISTS]; /* all addresses of a list, or-ed */

@@ -12,7 +12,7 @@ import torch
 
 from jitkern.declare import Cuda, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch.device_facts import ATTRIBUTES
+from jitkern.launch.resources.device_facts import ATTRIBUTES
 from jitkern.runtime import binding
 
 pytestmark = [

@@ -11,8 +11,8 @@ from jitkern import jit
 from jitkern.compilers import parallelism
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch.device_facts import ATTRIBUTES, FACTS
-from jitkern.launch.device_view import AbsentDevice, PresentDevice
+from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
+from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.ahead import keep_plans, stubs_of

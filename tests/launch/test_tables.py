@@ -15,7 +15,7 @@ from jitkern.declare import Cuda, kernel
 from jitkern.errors import LaunchError
 from jitkern.launch.arguments import checked
 from jitkern.launch.kernels import Kernels, ignore
-from jitkern.launch.tables import Table
+from jitkern.launch.resources.tables import Table
 from jitkern.op.needed_kernels import units_of
 from jitkern.prewarming.ahead import refused_by, stubs_of
 from jitkern.target import Target

@@ -11,8 +11,8 @@ from helpers import needs_nvrtc
 from jitkern import jit
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch.device_view import AbsentDevice
-from jitkern.launch.tensor_maps import TensorMap, layout_of, options_of
+from jitkern.launch.resources.device_view import AbsentDevice
+from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming.ahead import refused_by

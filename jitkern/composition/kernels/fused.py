@@ -18,9 +18,9 @@ import torch
 
 from jitkern.calls.signature import Signature
 from jitkern.composition import registration
-from jitkern.composition.c_text import CPP, CUDA, Language, formula_of
-from jitkern.composition.helpers import helpers_for
 from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
+from jitkern.composition.text.formula import CPP, CUDA, Language, formula_of
+from jitkern.composition.text.helpers import helpers_for
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.op.gradient import described
@@ -336,7 +336,7 @@ def _pulled_back(
 ) -> tuple[Any, ...]:
     """Return the gradients of a function's tensors, from that of its result."""
     named = dict(zip((p.name for p in function.parameters), values))
-    found: tuple[Any, ...] = function.backward()(grad=grad, needs=needs, **named)
+    found: tuple[Any, ...] = function.gradient.of_op()(grad=grad, needs=needs, **named)
     return tuple(
         None if g is None else g.sum_to_size(values[i].shape)
         for i, g in zip(function.tensors, found)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from jitkern.errors import LaunchError
-from jitkern.launch.device_facts import capability_of
+from jitkern.launch.resources.device_facts import capability_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.target import Target

@@ -9,8 +9,8 @@ import torch
 
 from jitkern import launch, loading
 from jitkern.errors import LaunchError
-from jitkern.launch.device_facts import present, usual
-from jitkern.launch.tensor_maps import TensorMap, layout_of, options_of
+from jitkern.launch.resources.device_facts import present, usual
+from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.target import EXAMPLE, Target
 
 
@@ -40,8 +40,8 @@ class PresentDevice:
         return present(name, self._target, self._device.index)
 
     def workspace(self, start: Any, size: Any, dtype: torch.dtype, *, zeroed: bool) -> torch.Tensor:
-        launch.workspaces.checked_count(size, dtype)
-        memory = launch.workspaces.memory_of(self._device, start + size, zeroed=zeroed)
+        launch.resources.workspaces.checked_count(size, dtype)
+        memory = launch.resources.workspaces.memory_of(self._device, start + size, zeroed=zeroed)
         return memory[start : start + size].view(dtype)
 
     def tensor_map(
