@@ -12,7 +12,7 @@ from helpers import needs_nvrtc, served, slot_of
 
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch import workspaces
+from jitkern.launch.resources import workspaces
 from jitkern.runtime import binding, linker
 
 CPP = """
