@@ -125,6 +125,21 @@ def test_drop_in_reports_both_contenders_of_a_kind(cache_dir: Path) -> None:
     assert not cache_dir.exists()
 
 
+@pytest.mark.stress
+def test_kernels_compares_an_op_with_what_torch_compile_makes(
+    cache_dir: Path, tmp_path: Path
+) -> None:
+    call = "f32[64, 100], f32[64, 100]"
+    options = ("--device", "cpu", "--shapes", call, "--rounds", "2", "--plot", str(tmp_path))
+    output = printed(cache_dir, "benches.kernels", "vec_add", *options, "--json")
+    (op,) = output["ops"]
+    rows = {row["who"]: row for row in op["rows"]}
+    assert list(rows) == ["jitkern", "eager", "torch.compile", "torch.compile-dynamic"]
+    assert all(row["wall_us"] > 0 and row["gbs"] > 0 and not row["note"] for row in rows.values())
+    assert rows["jitkern"]["first_call_s"] > 0 and rows["torch.compile"]["first_call_s"] > 0
+    assert op["left_out"] == {"cupy": "its kernels are for CUDA devices"}
+
+
 def test_the_simulation_of_a_fleet_compares_ways_to_fetch(cache_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `docs` is not installed")
     plot = tmp_path / "plot.svg"

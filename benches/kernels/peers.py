@@ -127,7 +127,6 @@ ADAPTERS = {
         Adapter("cupy", "cupy", _cupy_elementwise("T a, T b, T c", "out = a * b + c"), False),
     ),
     "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),
-    "geglu": (Adapter("liger", "liger_kernel", _liger("liger_geglu")),),
 }  # fmt: skip
 STATIC, DYNAMIC = "torch.compile", "torch.compile-dynamic"
 BUILT_IN = (OURS, "eager", STATIC, DYNAMIC)
