@@ -10,10 +10,18 @@ nonfinite_flag_tensor_ = kernel(
     cpu=Cpp("nonfinite_flag.cpp"),
 )
 
+
+def _listed(dtype, count):
+    """Return a call with so many tensors, for prewarm."""
+    flag = torch.empty((), dtype=torch.int32, device="meta")
+    return [torch.empty(1, dtype=dtype, device="meta")] * count, flag
+
+
 nonfinite_flag_ = kernel(
     "nonfinite_flag_(Tensor[] tensors, Tensor(a!) flag, int code=1) -> ()",
     cuda=Cuda("nonfinite_flag.cu"),
     cpu=Cpp("nonfinite_flag.cpp"),
+    prewarm=[_listed(dtype, n) for dtype in (torch.bfloat16, torch.float32) for n in (128, 512)],
 )
 
 EXPONENTS = {torch.float32: 8, torch.float16: 5, torch.bfloat16: 8, torch.float64: 11}  # in bits
