@@ -14,7 +14,7 @@ from benches.kernels.peers import Contender
 from benches.kernels.shapes import Shape, family_of, random_like
 from benches.kernels.subject import Subject, differentiable
 from jitkern.calls.signature import tensors_in
-from jitkern.launch.autotune import copied
+from jitkern.launch.measure import copied
 from jitkern.op import timing
 from jitkern.runtime import linker
 

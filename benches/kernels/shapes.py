@@ -12,7 +12,7 @@ from benches.kernels.subject import Subject
 from jitkern.calls.samples import spell, spelt
 from jitkern.calls.signature import tensors_in
 from jitkern.cli.parser import UsageError, near
-from jitkern.launch.autotune import copied
+from jitkern.launch.measure import copied
 
 DTYPES = {"cuda": "bf16", "cpu": "f32"}
 # Rows for each device: a CPU has an eighth of a percent of a GPU's bandwidth.

@@ -14,7 +14,7 @@ from jitkern.calls.signature import tensors_in
 from jitkern.cli.choose import choose_ops
 from jitkern.cli.parser import UsageError
 from jitkern.errors import DeclarationError
-from jitkern.launch.autotune import copied
+from jitkern.launch.measure import copied
 from jitkern.op.op import Op
 from jitkern.op.roofline import cost_of
 
