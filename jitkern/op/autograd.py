@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,9 +84,8 @@ class Autograd:
         gradient = self.gradient
         if gradient is not None:
             args, kwargs = self.op.signature.complete(args, kwargs)
-            named = {**dict(zip(gradient.inputs, args)), **kwargs}
-            tensors = [named[name] for name in gradient.tensors]
-            return _apply(_Recorded, self, gradient, named, *tensors)
+            call = _Differentiable(self, gradient, {**dict(zip(gradient.inputs, args)), **kwargs})
+            return call.results(_apply(_Recorded, call, *call.tensors()))
         if inside_backward() and self.op.declaration.reference:
             return self.op.run_reference(*args, **kwargs)
         return self._refused(inputs, args, kwargs)
@@ -202,46 +202,99 @@ def _mark(ctx: Any, op: Op, results: Sequence[Any]) -> None:
     """Tell Torch which results have no gradient."""
     plain = op.declaration.nondifferentiable
     places = {i for i, name in enumerate(op.signature.outputs) if name in plain}
-    tensors = ((i, result) for i, result in enumerate(results) if isinstance(result, torch.Tensor))
+    tensors = ((i, t) for i, result in enumerate(results) for t in tensors_in([result]))
     ctx.mark_non_differentiable(*(t for i, t in tensors if i in places or not _is_floating(t)))
 
 
-class _Recorded:
-    """A node for a call of an op that has a gradient.
+def _flat(values: Iterable[Any]) -> list[Any]:
+    """Return the values, with its items in place of each list."""
+    flat: list[Any] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            flat += value
+        else:
+            flat.append(value)
+    return flat
 
-    The tensors are passed beside the named arguments, so that Autograd sees them.
+
+def _lengths(values: Iterable[Any]) -> list[int | None]:
+    """Return the length of each list, and None for each other value."""
+    return [len(value) if isinstance(value, (list, tuple)) else None for value in values]
+
+
+def _grouped(flat: Iterable[Any], lengths: Iterable[int | None]) -> list[Any]:
+    """Return the values of which `_flat` and `_lengths` made these."""
+    items = iter(flat)
+    return [
+        next(items) if length is None else list(itertools.islice(items, length))
+        for length in lengths
+    ]
+
+
+class _Differentiable:
+    """A call of an op that has a gradient. Autograd sees tensors alone, and none inside of lists.
+
+    taken, returned: the results of `_lengths` for the inputs and the outputs.
     """
 
+    def __init__(self, autograd: Autograd, gradient: Gradient, named: dict[str, Any]) -> None:
+        self.autograd = autograd
+        self.gradient = gradient
+        self.named = named
+        self.taken = _lengths(named[name] for name in gradient.tensors)
+        self.returned: list[int | None] = []
+
+    def tensors(self) -> list[Any]:
+        """Return the tensors that the op takes, or None in place of one."""
+        return _flat(self.named[name] for name in self.gradient.tensors)
+
+    def results(self, flat: Any) -> Any:
+        """Return the results of the op, of those of the node."""
+        if self.returned == [None]:
+            return flat
+        results = _grouped(flat, self.returned)
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+class _Recorded:
+    """A node for a call of an op that has a gradient."""
+
     @staticmethod
-    def forward(
-        ctx: Any, autograd: Autograd, gradient: Gradient, named: dict[str, Any], *tensors: Any
-    ) -> Any:
-        named = {**named, **dict(zip(gradient.tensors, tensors))}
-        result = autograd.forward((), named)
-        results = result if isinstance(result, tuple) else (result,)
+    def forward(ctx: Any, call: _Differentiable, *tensors: Any) -> Any:
+        gradient, inputs = call.gradient, _grouped(tensors, call.taken)
+        named = {**call.named, **dict(zip(gradient.tensors, inputs))}
+        result = call.autograd.forward((), named)
+        results = [result] if len(gradient.outputs) == 1 else [*result]
+        call.returned = _lengths(results)
         known = {**named, **dict(zip(gradient.outputs, results))}
-        saved = [name for name in gradient.asked if isinstance(known.get(name), torch.Tensor)]
-        ctx.save_for_backward(*(known[name] for name in saved))
-        ctx.gradient, ctx.kept = gradient, saved
-        ctx.inputs = [described(tensor) for tensor in tensors]
+        saved = [name for name in gradient.asked if _holds_tensors(known.get(name))]
+        ctx.save_for_backward(*_flat(known[name] for name in saved))
+        ctx.kept = dict(zip(saved, _lengths(known[name] for name in saved)))
+        ctx.gradient, ctx.taken, ctx.returned = gradient, call.taken, call.returned
+        ctx.inputs = [described(value) for value in inputs]
         ctx.plain = {
             name: known.get(name) for name in gradient.asked if name in known and name not in saved
         }
-        ctx.outputs = [described(tensor) for tensor in results]
+        ctx.outputs = [described(value) for value in results]
         ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
-        _mark(ctx, autograd.op, results)
-        return result
+        _mark(ctx, call.autograd.op, results)
+        return result if call.returned == [None] else tuple(_flat(results))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        values = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
-        needs = ctx.needs_input_grad[3:]
-        return (
-            None,
-            None,
-            None,
-            *ctx.gradient.backward(grads, values, needs, ctx.inputs, ctx.outputs),
-        )
+        kept = zip(ctx.kept, _grouped(ctx.saved_tensors, ctx.kept.values()))
+        values = {**ctx.plain, **dict(kept)}
+        needs = tuple(_grouped(ctx.needs_input_grad[1:], ctx.taken))
+        by_output = tuple(_grouped(grads, ctx.returned))
+        gradients = ctx.gradient.backward(by_output, values, needs, ctx.inputs, ctx.outputs)
+        return None, *_flat(gradients)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or a list of tensors."""
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(item, torch.Tensor) for item in value)
+    return isinstance(value, torch.Tensor)
 
 
 class _Call:
@@ -263,7 +316,8 @@ class _Refusal:
         raise DeclarationError(
             f"{op.name}: a backward pass reached a call of this op, which has no gradient; "
             + (
-                "an op that changes its arguments can have none: call it under torch.no_grad()"
+                "an op that changes its arguments can have none: call it under torch.no_grad(), or "
+                "from a torch.autograd.Function, as under `In place` in docs/author_guide.md"
                 if op.signature.changed
                 else f"add @{_plain(op)}.backward, or call the op under torch.no_grad()"
             )

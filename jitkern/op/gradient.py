@@ -11,6 +11,8 @@ import torch
 
 from jitkern.errors import DeclarationError, defined_at
 
+_TENSORS = ("Tensor", "Optional[Tensor]", "List[Tensor]")
+
 
 class _Depth(threading.local):
     """The number of backward functions that this thread is inside of."""
@@ -32,7 +34,8 @@ class Gradient:
     The function gets its arguments by parameter name: `grad` (or `grad_<output>` if several outputs
     have a gradient), an input by its name in the schema, an output by its name (`out`, or `out0`,
     …, if the schema names none), `needs` (a bool for each tensor input). Only these values are kept
-    for the backward pass. It returns one gradient, or None, for each tensor input, in order.
+    for the backward pass. It returns one gradient, or None, for each tensor input, in order. For a
+    list of tensors, all of these are lists.
 
     plain: the names of outputs that have no gradient.
     """
@@ -43,9 +46,7 @@ class Gradient:
     ) -> None:  # fmt: skip
         self.name, self.place = name, defined_at(function)
         self.inputs = [argument.name for argument in schema.arguments]
-        self.tensors = [
-            a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")
-        ]
+        self.tensors = [a.name for a in schema.arguments if str(a.type) in _TENSORS]
         self.outputs = outputs
         with_gradient = [output for output in outputs if output not in plain]
         single = len(with_gradient) == 1
@@ -54,7 +55,8 @@ class Gradient:
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
-                f"{name}: {self.place}an op that changes its arguments cannot have a backward"
+                f"{name}: {self.place}an op that changes its arguments cannot have a backward: "
+                "call it from a torch.autograd.Function, as under `In place` in docs/author_guide.md"
             )
         clash = {*self.inputs} & {*self.outputs, *self.grads, "needs"}
         if clash:
@@ -65,7 +67,7 @@ class Gradient:
             )
         if any("Tensor" in str(a.type) and a.name not in self.tensors for a in schema.arguments):
             raise DeclarationError(
-                f"{name}: {self.place}an op with a list of tensors cannot have a backward"
+                f"{name}: {self.place}an op with a list of optional tensors cannot have a backward"
             )
         if not known.issuperset(self.asked):
             unknown = ", ".join(sorted({*self.asked} - known))
@@ -78,18 +80,18 @@ class Gradient:
         self,
         grads: tuple[Any, ...],
         kept: dict[str, Any],
-        needs: tuple[bool, ...],
+        needs: tuple[Any, ...],
         inputs: list[Any],
         outputs: list[Any],
     ) -> tuple[Any, ...]:
-        """Return one gradient, or None, for each tensor input.
+        """Return one gradient, or None, for each tensor input; for a list, a list of as many.
 
         grads: for each output its gradient, or None, which stands for zeros. inputs, outputs: the
         result of `described` for each tensor input and each output. Raises DeclarationError.
         """
         given = dict(zip(self.outputs, zip(grads, outputs)))
         asked = {name: given[o] for name, o in self.grads.items() if name in self.asked}
-        filled = {name: _zeros(output) if g is None else g for name, (g, output) in asked.items()}
+        filled = {name: _filled(g, output) for name, (g, output) in asked.items()}
         known = {**kept, **filled, "needs": needs}
         _depth.value += 1
         try:
@@ -100,12 +102,26 @@ class Gradient:
         if len(gradients) != len(self.tensors):
             raise DeclarationError(
                 f"{self.name}: {self.place}its backward returned {len(gradients)} gradients for "
-                f"the tensors {', '.join(self.tensors)}: return one gradient, or None, for each"
+                f"the tensors {', '.join(self.tensors)}: return one gradient, or None, for each, "
+                "and a list for a list of tensors"
             )
-        for name, gradient, needed, expected in zip(self.tensors, gradients, needs, inputs):
-            if gradient is not None and described(gradient) != expected:
-                self._check(name, gradient, expected, needed=needed)
-        return gradients
+        checked = zip(self.tensors, gradients, needs, inputs)
+        return tuple(self._checked(*of_input) for of_input in checked)
+
+    def _checked(self, name: str, gradient: Any, needed: Any, expected: Any) -> Any:
+        """Return the gradient of a tensor, or those of a list. Raises DeclarationError."""
+        if isinstance(expected, list):
+            gradients = [None] * len(expected) if gradient is None else gradient
+            if not isinstance(gradients, (list, tuple)) or len(gradients) != len(expected):
+                raise DeclarationError(
+                    f"{self.name}: {self.place}its backward returned no list of {len(expected)} "
+                    f"gradients for the list `{name}`: return one, or None, for each of its tensors"
+                )
+            each = enumerate(zip(gradients, needed, expected))
+            return [self._checked(f"{name}[{i}]", *of_item) for i, of_item in each]
+        if gradient is not None and described(gradient) != expected:
+            self._check(name, gradient, expected, needed=needed)
+        return gradient
 
     def _check(self, name: str, gradient: Any, expected: Any, *, needed: bool) -> None:
         """Refuse what Torch refuses: Torch sums over broadcast dimensions, and converts dtypes."""
@@ -136,10 +152,22 @@ class Gradient:
 
 
 def described(tensor: Any) -> Any:
-    """Return the shape, device and dtype that a gradient must have; None if not a tensor."""
+    """Return the shape, device and dtype that a gradient must have; None if not a tensor.
+
+    For a list, return a list of these.
+    """
+    if isinstance(tensor, (list, tuple)):
+        return [described(item) for item in tensor]
     if isinstance(tensor, torch.Tensor):
         return tensor.shape, tensor.device, tensor.dtype
     return None
+
+
+def _filled(gradient: Any, output: Any) -> Any:
+    """Return the gradient of a described output, with zeros where nothing depends on it."""
+    if isinstance(output, list):
+        return [_filled(*both) for both in zip(gradient, output)]
+    return _zeros(output) if gradient is None and output is not None else gradient
 
 
 def _zeros(described: Any) -> torch.Tensor:

@@ -266,12 +266,14 @@ def test_an_inplace_op_is_noticed_by_autograd(tmp_path):
     ("schema", "function"),
     [
         ("(Tensor grad, Tensor out) -> Tensor", lambda grad, out: (grad, out)),
-        ("(Tensor[] xs) -> Tensor", lambda grad: grad),
+        ("(Tensor?[] xs) -> Tensor", lambda grad: grad),
     ],
 )
 def test_a_backward_that_would_be_silently_wrong_is_refused(schema, function):
     op = kernel(f"jitkern_test::clash{next(_number)}{schema}")
-    with pytest.raises(DeclarationError, match="cannot tell the input `grad`|list of tensors"):
+    with pytest.raises(
+        DeclarationError, match="cannot tell the input `grad`|list of optional tensors"
+    ):
         op.backward(function)
 
 
