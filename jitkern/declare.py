@@ -75,11 +75,14 @@ def kernel(
         module = str(frame.f_globals.get("__name__", ""))
         _check(schema, module, unknown)
         sources = _placed({"cuda": cuda, "cpu": cpu}, schema, module, frame)
+        body = _body_around(frame)
+        if body is not None:  # of a module that calls a function of another one, to make ops
+            module = str(body.f_globals.get("__name__", ""))
         declaration = Declaration(
             sources, fusible=fusible, nondifferentiable=_names(nondifferentiable), module=module,
             place=place, prewarm=prewarm,
         )  # fmt: skip
-        return _declared(schema, declaration, _execution_of(frame))
+        return _declared(schema, declaration, body.f_code if body is not None else None)
     except DeclarationError as e:
         raise DeclarationError(f"{place}{e}") from e.__cause__
 
@@ -187,17 +190,22 @@ def _file_of(place: str) -> str:
     return place.rsplit(":", 2)[0]
 
 
-def _execution_of(frame: types.FrameType) -> types.CodeType | None:
+def _body_around(frame: types.FrameType) -> types.FrameType | None:
     """Return the body of the module, or the cell, that runs now; None if a function is called.
 
-    A module that is reloaded, or a cell that runs again, is compiled again: it is another object.
+    It is the body of the caller's module, or of any other that is being imported: its import makes
+    the op. The code of a module that is reloaded, or of a cell that runs again, is another object.
     """
-    caller, body = frame.f_globals, frame
-    while body.f_globals is not caller or not body.f_code.co_name.startswith(_BODIES):
-        if body.f_back is None:
-            return None
+    body: types.FrameType | None = frame
+    while body is not None:
+        if body.f_code.co_name.startswith(_BODIES):
+            name = str(body.f_globals.get("__name__", ""))
+            module = None if name == "__main__" else sys.modules.get(name)
+            imported = module is not None and vars(module) is body.f_globals
+            if imported or body.f_globals is frame.f_globals:
+                return body
         body = body.f_back
-    return body.f_code
+    return None
 
 
 def _allowed(device: str) -> tuple[type[Source], ...]:

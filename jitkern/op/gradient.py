@@ -56,7 +56,7 @@ class Gradient:
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
                 f"{name}: {self.place}an op that changes its arguments cannot have a backward: "
-                "call it from a torch.autograd.Function, as under `In place` in docs/author_guide.md"
+                "call it from an autograd.Function, as under `In place` in docs/author_guide.md"
             )
         clash = {*self.inputs} & {*self.outputs, *self.grads, "needs"}
         if clash:

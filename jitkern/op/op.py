@@ -6,6 +6,7 @@ function that gets the kernel on its first call.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -192,7 +193,9 @@ class Op:
         def keep(function: Function) -> Function:
             launchers = self.declaration.launchers
             again = not launchers.keys().isdisjoint(kinds)  # it may be the op's fake
-            self._declare(launchers={**launchers, **dict.fromkeys(kinds, function)})
+            partial = isinstance(function, functools.partial)
+            kept = trace.quick.from_partial(function) if partial else function
+            self._declare(launchers={**launchers, **dict.fromkeys(kinds, kept)})
             self._forget()
             if again:
                 self._forget_compiled()

@@ -33,6 +33,24 @@ def runnable(function: Function) -> Function:
     return _quick(world, function)
 
 
+def from_partial(partial: functools.partial[Any]) -> Function:
+    """Return a Python function that does what a partial does, so that a trace can follow it.
+
+    Its place in files is that of the function inside.
+    """
+    inner, given, named = partial.func, partial.args, {**partial.keywords}
+
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        return inner(*given, *args, **{**named, **kwargs})
+
+    code = getattr(inner, "__code__", None)
+    if code is not None:
+        launch.__code__ = launch.__code__.replace(
+            co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+        )
+    return functools.update_wrapper(launch, inner, updated=())
+
+
 @functools.lru_cache(maxsize=1024)
 def _quick(world: World, function: Function) -> Function:
     copies = iter(world.copies({id(torch._check): check}))

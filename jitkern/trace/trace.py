@@ -77,7 +77,7 @@ def trace(
     """
     assert signature.parameters is not None
     parameters = signature.parameters
-    code = getattr(function, "__code__", None)
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     world = world_of(parts_of(function))
     if world.refusal:
         raise Unsupported(world.refusal)
