@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern.composition.expression import CONST, INPUT, TO, Node, ordered
+from jitkern.composition.expression import INPUT, TO, Node, ordered
 from jitkern.composition.symbol import Symbol, node_of
 from jitkern.composition.table import TABLE
 
@@ -34,15 +34,11 @@ def gradients(
             _give(parts, one.args[0], g)
         elif TABLE[one.op].gradient:
             gradient: Any = TABLE[one.op].gradient
-            for arg, part in zip(one.args, gradient(g, *map(_symbol, one.args), Symbol(one))):
-                if part is not None and arg in wanted:
+            for arg, part in zip(one.args, gradient(g, *map(Symbol, one.args), Symbol(one))):
+                if isinstance(part, Symbol) and arg in wanted:  # else None, or the number 0
                     _give(parts, arg, part)
     by_position = {one.value[0]: node_of(g) for one, g in found.items()}
     return [by_position.get(position) for position in wrt]
-
-
-def _symbol(one: Node) -> Any:
-    return one.value if one.op == CONST else Symbol(one)
 
 
 def _give(parts: dict[Node, Any], one: Node, part: Any) -> None:

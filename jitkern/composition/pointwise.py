@@ -389,10 +389,10 @@ def pointwise(
 
 
 def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: Any) -> Pointwise:
-    name = getattr(function, "__name__", "")
     code = getattr(function, "__code__", None)
-    if code is None or not name.isidentifier():
-        raise DeclarationError(f"pointwise takes a function with a name, got {function!r}")
+    if code is None:
+        raise DeclarationError(f"pointwise takes a Python function, got {function!r:.200}")
+    name = function.__name__ if function.__name__.isidentifier() else "formula"  # of a lambda
     parameters = [_parameter(name, p) for p in inspect.signature(function).parameters.values()]
     symbols = [Symbol(node(INPUT, value=(i, p.kind))) for i, p in enumerate(parameters)]
     keywords = {

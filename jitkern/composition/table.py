@@ -14,7 +14,6 @@ import torch
 from jitkern.named_tuple import NamedTuple
 
 Values = tuple[Any, ...]
-_where = torch.where
 _SLOPE = 2 / math.sqrt(math.pi)  # of erf at 0
 
 
@@ -46,6 +45,13 @@ class Row(NamedTuple):
         """The function of Torch that the reference calls."""
         found: Callable[..., Any] = self.eager or getattr(torch, self.name)
         return found
+
+
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    """Return torch.where, of a condition that may be known: that of two numbers is."""
+    if isinstance(condition, bool):
+        return x if condition else y
+    return torch.where(condition, x, y)
 
 
 def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +125,8 @@ _ROWS = (
         gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),
     Row("remainder", 2, "same", "remainder_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.floor(x / y))),
-    Row("floor_divide", 2, "same", "floor_divide_({0}, {1})"),
+    Row("floor_divide", 2, "same", "floor_divide_({0}, {1})",
+        eager=lambda x, y: torch.div(x, y, rounding_mode="floor")),  # floor_divide has no autograd
     Row("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (
         g * (y / (x * x + y * y)), g * (-x / (x * x + y * y))), eager=_on_tensors(torch.atan2)),
     Row("hypot", 2, "float", "hypot({0}, {1})", eager=_on_tensors(torch.hypot),

@@ -9,10 +9,12 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import served
 
 import jitkern
 from jitkern import compose, pointwise
 from jitkern.errors import DeclarationError
+from jitkern.runtime import binding
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_each_device = pytest.mark.parametrize("device", DEVICES)
@@ -180,6 +182,22 @@ def test_gradients(device):
     torch.testing.assert_close(only, F.gelu(x).sum(0))
 
 
+@on_each_device
+def test_gradients_of_powers(device):
+    x = (randn(50, device=device, dtype=torch.float64).abs() + 0.1).requires_grad_()
+    assert torch.autograd.gradcheck(powers, (x,))
+    for got, exponent in zip(powers(x), EXPONENTS):
+        torch.testing.assert_close(got, x**exponent)
+
+
+EXPONENTS = (0, 1, 2, 3, -1, -2, 0.5, -0.5, 2.5, 7)
+
+
+@pointwise
+def powers(x):
+    return (*(x**exponent for exponent in EXPONENTS), 2.0**x, x**x)
+
+
 @pointwise
 def apart(x, b):
     return x * b, b * b
@@ -225,26 +243,22 @@ def test_compiles_to_one_graph(device, dynamic):
 
 def test_python_cannot_choose_by_a_value():
     with pytest.raises(TypeError, match=r"`x > 0`: .*write torch.where\(condition, a, b\)"):
-        pointwise(lambda_named(lambda x: x if x > 0 else -x))
+        pointwise(lambda x: x if x > 0 else -x)
+    assert pointwise(lambda x: 2 * x).name == "formula"
     with pytest.raises(TypeError, match="write torch.exp"):
-        pointwise(lambda_named(lambda x: 1 + math.exp(x)))
+        pointwise(lambda x: 1 + math.exp(x))
     with pytest.raises(TypeError, match="no function `digamma`; it knows abs, "):
-        pointwise(lambda_named(lambda x: 1 + torch.digamma(x)))
+        pointwise(lambda x: 1 + torch.digamma(x))
     with pytest.raises(TypeError, match="no method `siginoid`; did you mean sigmoid"):
-        pointwise(lambda_named(lambda x: x.siginoid()))
+        pointwise(lambda x: x.siginoid())
     with pytest.raises(TypeError, match="pass the tensor as an argument"):
-        pointwise(lambda_named(lambda x: x + torch.ones(3)))
+        pointwise(lambda x: x + torch.ones(3))
     with pytest.raises(TypeError, match=r"write relu\(\)"):
-        pointwise(lambda_named(lambda x: x.relu_()))
+        pointwise(lambda x: x.relu_())
     with pytest.raises(DeclarationError, match="depend on its tensors"):
-        pointwise(lambda_named(lambda x: 2.0))
+        pointwise(lambda x: 2.0)
     with pytest.raises(DeclarationError, match="round='twice'"):
         pointwise(round="twice")
-
-
-def lambda_named(function):
-    function.__name__ = "f"
-    return function
 
 
 def test_text_can_be_read():
@@ -261,6 +275,32 @@ def test_bytes_count_each_operand_once():
     assert bias.bytes(x, b) == 4 * (48 + 8 + 48)
     assert bias.bytes(x, b.expand(6, 8)) == 4 * (48 + 8 + 48)
     assert bias.bytes(x, x) == 4 * (48 + 48)
+
+
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+@pytest.mark.parametrize("case", [0, 1, 2, 3, 7, 8, 11, 12, 15, 18])
+def test_the_launch_function_is_traced(case):
+    """The second call of a kind runs as C, and answers as Python."""
+    x, b = SHAPES[case](randn)
+    first, again = bias(x, b), served(bias.op, x, b)
+    assert torch.equal(first, again)
+    assert first.stride() == again.stride()
+
+
+@on_each_device
+def test_rounds_as_eager_does(device):
+    """To the bit, where each operation is correctly rounded."""
+    for dtype in (torch.bfloat16, torch.float32):
+        x, y = randn(1000, device=device, dtype=dtype), randn(1000, device=device, dtype=dtype)
+        got = stepwise(x, y)
+        assert torch.equal(got, torch.where(x > y, x * y + x, abs(x / y) - y))
+        leaves = x.clone().requires_grad_(), y
+        assert torch.isfinite(torch.autograd.grad(stepwise(*leaves).sum(), leaves[0])[0]).all()
+
+
+@pointwise(round="eager")
+def stepwise(x, y):
+    return torch.where(x > y, x * y + x, abs(x / y) - y)
 
 
 def test_is_pickled_and_copied_as_itself():

@@ -1,0 +1,75 @@
+"""Pointwise functions of a package: found, prewarmed, called by another process; a notebook's cells."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from jitkern import pointwise
+from jitkern.op.op import OPS, all_ops, ops_named
+
+MODULE = """
+import torch
+from jitkern import pointwise
+
+@pointwise
+def halved(x, alpha: float = 0.5):
+    return torch.tanh(x) * alpha
+
+@pointwise
+def square(x):
+    return x * x
+
+both = halved >> square >> square
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    (tmp_path / "pointed.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield __import__("pointed")
+    del sys.modules["pointed"]
+
+
+def test_functions_with_a_name_are_found(package):
+    assert package.both._op is None
+    names = {op.name.rpartition("_")[0] for op in ops_named("pointed")}
+    assert names == {
+        f"pointed::{name}{end}"
+        for name in ("halved", "square", "halved_square_square")
+        for end in ("", "_backward")
+    }, "and not halved >> square, which has no name"
+    assert package.both.op.module == "pointed"
+
+
+def test_equal_functions_are_one_op_and_others_are_others():
+    scope = {"__name__": "cells", "torch": torch, "pointwise": pointwise}
+    ops = []
+    for text in ("x * x", "x * x", "x * x * x"):
+        exec(f"@pointwise\ndef cell(x): return {text}", scope)
+        ops.append(scope["cell"].op)
+    assert ops[0] is ops[1]
+    assert ops[0] is not ops[2]
+    assert [op.name.rpartition("_")[0] for op in ops] == ["cells::cell"] * 3
+    assert ops[2].name in all_ops()
+    assert ops[0].name in OPS
+
+
+@pytest.mark.slow
+def test_what_is_prewarmed_is_not_compiled_again(package, cli, run_python, tmp_path):
+    code, out, err = cli("prewarm", "pointed")
+    assert code == 0, err
+    script = """
+        import jitkern, torch, pointed
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(4096, dtype=dtype, requires_grad=True)
+            pointed.both(x, 0.25).backward(torch.ones(4096, dtype=dtype))
+            pointed.square(torch.randn(64, 64, dtype=dtype))
+        assert jitkern.stats()["compiles"] == 0, jitkern.stats()
+    """
+    done = run_python(textwrap.dedent(script), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
