@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from jitkern import config
 from jitkern.cache.entry import Entry
@@ -130,3 +133,15 @@ class FakeCompiler(Compiler):
             raise CompileError("the fake refuses", op=variant.op)
         (staging / "out.so").write_bytes(f"code of {variant.label}".encode())
         return Built(self.identities(variant.source, target)[0], {"artifact": "out.so"})
+
+
+@contextlib.contextmanager
+def refusing_to_wait():
+    """Within, Torch refuses what would wait for a GPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype, which Torch says once
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

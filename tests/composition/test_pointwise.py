@@ -232,9 +232,9 @@ def test_compiles_to_one_graph(device, dynamic):
     torch._dynamo.reset()
     backend = "inductor" if device == "cuda" else "aot_eager"
     compiled = torch.compile(
-        lambda x, b: fresh(x + 1, b).sin(), fullgraph=True, dynamic=dynamic, backend=backend
+        lambda x, b: fresh(x + 1, b) * 0.5, fullgraph=True, dynamic=dynamic, backend=backend
     )
-    got, expected = compiled(x, b), (((x + 1) ** 2 + b) ** 2).sin()
+    got, expected = compiled(x, b), ((x + 1) ** 2 + b) ** 2 * 0.5
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(
         torch.autograd.grad(got.sum(), x), torch.autograd.grad(expected.sum(), x)

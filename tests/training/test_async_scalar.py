@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import served
+from helpers import refusing_to_wait, served
 
 import jitkern
 from jitkern import ops
@@ -126,8 +126,7 @@ def test_nothing_waits_for_the_gpu():
             earlier.put(tensor)
         earlier.wait()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         torch.cuda._sleep(500_000_000)  # a quarter of a second
         ops.nonfinite_flag_tensor_(loss, flag)
         scalar.put(flag)
@@ -139,8 +138,6 @@ def test_nothing_waits_for_the_gpu():
         first = scalar.poll(), meter.poll()
         scalar.put(flag)
         meter.put()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert first == (None, None), "the GPU was waited for"
     assert (scalar.wait(), scalar.number) == (1, 2)
     assert meter.wait() == LossStatistics(1, 1, 2.0, 2.0, 2.0, 2.0)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import served
+from helpers import refusing_to_wait, served
 
 import jitkern.ops
 from jitkern import config
@@ -52,11 +52,8 @@ def test_they_do_not_synchronise_and_run_in_a_graph(op):
         ours, theirs = check._copied(sample), check._copied(sample)
         served(op, *check._copied(sample), device="cuda")
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with refusing_to_wait():
             op(*theirs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             op(*ours)
@@ -256,7 +253,9 @@ def test_300_gradients_are_one_kernel_on_a_gpu():
     gradients = [torch.ones(n, dtype=torch.bfloat16, device="cuda") for n in range(7, 120_007, 400)]
     served(jitkern.ops.nonfinite_flag_, gradients, flag, device="cuda")
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+    ) as profile:
         jitkern.ops.nonfinite_flag_(gradients, flag)
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() if "nonfinite_flag" in event.name]
