@@ -77,10 +77,10 @@ DEVICE double tanh_(double x) { return tanh(x); }
 """
 # Polynomials of float without branches, which compilers make vectors of; about 2 ulp.
 _CPP = """
-// After Cephes' expf: 2^n e^r, where |r| <= log(2) / 2; two factors, for results that are subnormal.
+// After Cephes' expf: 2^n e^r, where |r| <= log(2) / 2; two factors, for subnormal results.
 DEVICE float exp_(float x) {
-  const float n = rintf((x < -104 ? -104 : x > 89 ? 89 : x) * 1.44269504f);
-  const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, x < -104 ? -104 : x > 89 ? 89 : x));
+  const float near = x < -104 ? -104 : x > 89 ? 89 : x, n = rintf(near * 1.44269504f);
+  const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, near));
   float p = fmaf(1.9875691500e-4f, r, 1.3981999507e-3f);
   p = fmaf(p, r, 8.3334519073e-3f);
   p = fmaf(p, r, 4.1665795894e-2f);
@@ -109,17 +109,17 @@ DEVICE float log_(float x) {
   p = fmaf(p, m, 3.3333331174e-1f);
   const float y = fmaf(-0.5f, s, fmaf(e, -2.12194440e-4f, p * m * s));
   const float value = fmaf(e, 0.693359375f, m + y);
-  const float infinite = __builtin_inff();
-  return x > 0 && x < infinite ? value : x == 0 ? -infinite : x > 0 ? x : x == x ? infinite - infinite : x;
+  const float infinite = __builtin_inff(), outside = x == 0 ? -infinite : x > 0 ? x : 0 * infinite;
+  return x > 0 && x < infinite ? value : outside;
 }
 DEVICE double log_(double x) { return log(x); }
 DEVICE float tanh_(float x) {  // after Cephes' tanhf
-  const float s = x * x, outer = 1 - 2 / (exp_(2 * fabsf(x)) + 1);
+  const float t = fabsf(x), s = x * x, outer = 1 - 2 / (exp_(2 * t) + 1);
   float p = fmaf(-5.70498872745e-3f, s, 2.06390887954e-2f);
   p = fmaf(p, s, -5.37397155531e-2f);
   p = fmaf(p, s, 1.33314422036e-1f);
   p = fmaf(p, s, -3.33332819422e-1f);
-  return fabsf(x) < 0.625f ? fmaf(p * s, x, x) : copysignf(outer, x);
+  return copysignf(t < 0.625f ? fmaf(p * s, t, t) : outer, x);
 }
 DEVICE double tanh_(double x) { return tanh(x); }
 // Minimax polynomials of N. Juffa, for small arguments and for 1 - exp(p) of large ones.

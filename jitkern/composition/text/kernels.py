@@ -93,6 +93,13 @@ __global__ void __launch_bounds__({block}) {name}_strided({parameters}, i64 n, {
 _CPP = """// {title}: written by jitkern.pointwise
 #include <cmath>
 #include <cstdint>
+// Of these the C library has a form for vectors, which the compiler takes within `omp simd`.
+#if defined(__GLIBC__) && defined(__x86_64__) && !defined(__clang__) && __GLIBC_PREREQ(2, 22)
+#define VECTORS _Pragma("omp declare simd notinbranch") extern "C"
+VECTORS float sinf(float) noexcept;
+VECTORS float cosf(float) noexcept;
+VECTORS float powf(float, float) noexcept;
+#endif
 {headers}using namespace std;
 typedef int64_t i64;
 {helpers}
