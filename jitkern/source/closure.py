@@ -146,9 +146,14 @@ class _Headers:
         return [self._file(path) for path in files if path.suffix not in _NEVER_COMPILED]
 
     def _listings(self, roots: Iterable[Include]) -> Iterator[tuple[str, str, bytes]]:
-        """The names of the files in each root that lies outside of the kernel's folder."""
+        """The names of the files in each root that lies outside of the kernel's folder.
+
+        jitkern's own headers are left out: their folder comes last, and they are no one else's.
+        """
         for root in roots:
             folder = Path(os.path.normpath(root.path))
+            if root.path == shared_include():
+                continue
             if root.version or folder.is_relative_to(self._source.folder) or not folder.is_dir():
                 continue
             if names := sorted(os.path.relpath(path, folder) for path in _files(folder)):

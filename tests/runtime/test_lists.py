@@ -153,6 +153,58 @@ def test_changed_lists_are_changed_and_their_versions_rise(declare):
     squared.backward()
 
 
+def test_ops_with_lists_pass_opcheck_and_compile(total, maybe, declare):
+    def launch(k, xs, a):
+        for table in k.tables(xs):
+            k.scale[{"T": table.dtype}](table, a)
+
+    scale = declare("(Tensor(a!)[] xs, float a) -> ()", SCALE, launch)
+    torch.library.opcheck(total.overload, ([torch.ones(3), torch.ones(2).double()], 2.0))
+    torch.library.opcheck(scale.overload, ([torch.ones(3), torch.ones(2).double()], 2.0))
+    for n in (0, 2):
+        torch.library.opcheck(maybe.overload, (torch.ones(1), n))
+
+    def both(a, b):
+        ys = [a * 2, b * 3]
+        scale(ys, 2.0)
+        return total(ys) + 1
+
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (3, 4):
+        assert float(compiled(torch.ones(n), torch.ones(n, 2))) == 16 * n + 1
+    none = torch.compile(lambda x: maybe(x, 0), backend="aot_eager", fullgraph=True)(torch.ones(1))
+    assert none[0] is None
+
+
+ANOTHER_PROCESS = """
+import torch
+from jitkern.declare import Cpp, kernel
+from jitkern.runtime import linker
+traced, real = [], linker.trace
+linker.trace = lambda *rest: (traced.append(1), real(*rest))[1]
+op = kernel("lists::total(Tensor[] xs, str mode, int[] more) -> Tensor", cpu=Cpp(text=TEXT))
+@op.launch("cpu")
+def _(k, xs, mode, more):
+    out = torch.zeros((), dtype=torch.float64)
+    for table in k.tables(xs):
+        k.total[{"T": table.dtype}](out, table, float(more[0]) if mode == "by" else 1.0)
+    return out
+for count in (3, 20):
+    for mode in ("by", "sum"):
+        for _ in range(2):
+            result = op([torch.ones(2)] * count, mode, [4])
+            linker.settle()
+        assert float(result) == 2 * count * (4 if mode == "by" else 1)
+slot = op.backends["cpu"].implementation.slot
+print(len(traced), len(slot.known), slot.refused)
+"""
+
+
+def test_another_process_has_the_stub_of_a_list_by_its_plan(run_python):
+    found = [run_python(f"TEXT = {SUM!r}\n{ANOTHER_PROCESS}") for _ in range(2)]
+    assert [run.stdout for run in found] == ["2 2 {}\n", "0 2 {}\n"], found
+
+
 def test_several_lists_belong_together(declare):
     def launch(k, ps, gs, lr):
         for p, g in k.tables(ps, gs):
