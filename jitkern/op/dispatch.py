@@ -343,7 +343,9 @@ def _meta(value: Any) -> Any:
 
 
 def _restride(result: Any, promised: Any) -> Any:
-    if not isinstance(result, torch.Tensor) or result.stride() == promised.stride():
+    if not isinstance(result, torch.Tensor) or promised is None:  # for a `Tensor?`
+        return result
+    if result.stride() == promised.stride():
         return result
     return torch.empty_strided(
         result.shape, promised.stride(), dtype=result.dtype, device=result.device

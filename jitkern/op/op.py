@@ -193,8 +193,9 @@ class Op:
         def keep(function: Function) -> Function:
             launchers = self.declaration.launchers
             again = not launchers.keys().isdisjoint(kinds)  # it may be the op's fake
-            partial = isinstance(function, functools.partial)
-            kept = trace.quick.from_partial(function) if partial else function
+            kept: Function = function
+            if isinstance(function, functools.partial):
+                kept = trace.quick.from_partial(function)
             self._declare(launchers={**launchers, **dict.fromkeys(kinds, kept)})
             self._forget()
             if again:
