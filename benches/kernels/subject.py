@@ -55,7 +55,7 @@ class Subject:
 
     def bytes(self, args: Sequence[Any]) -> int | None:
         """Return the least bytes that a forward pass moves; None if nothing says how many."""
-        if self.op.declaration.cost is None and not hasattr(self.function, "bytes"):
+        if self.op.declaration.cost is None:
             return None
         positional, by_name = self.op.signature.split(args)
         return cost_of(self.function, positional, by_name).bytes
@@ -75,8 +75,11 @@ class Subject:
         return sum(tensor.nbytes for tensor in [*read, *differentiable(args)])
 
     def reference(self) -> Callable[..., Any]:
-        """Return the reference. Raises DeclarationError without one: nothing can be checked."""
-        reference = self.op.declaration.reference
+        """Return what a user would write: the function operation by operation, or the reference.
+
+        Raises DeclarationError for an op without a reference: nothing can be checked.
+        """
+        reference = getattr(self.function, "in_torch", self.op.declaration.reference)
         if reference is None:
             raise DeclarationError(
                 f"{self.op.name}: {self.op.place}a wrong result must not be timed, and the op has "

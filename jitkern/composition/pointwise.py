@@ -27,6 +27,7 @@ from jitkern.composition.expression import (
     node,
     replaced,
 )
+from jitkern.composition.reference import evaluated
 from jitkern.composition.symbol import Symbol, named
 from jitkern.errors import DeclarationError
 from jitkern.op.op import Op
@@ -153,14 +154,26 @@ class Pointwise:
         template = registration.template_of(self, listed)
         return f"// {', '.join(f'{name} = {codes[d]}' for name, d in template.items())}\n{text}"
 
+    def in_torch(self, *args: Any, **named: Any) -> Any:
+        """Compute with Torch, operation by operation, as the function is written."""
+        found = evaluated(self.outputs, self._bound(args, named))
+        return found[0] if len(found) == 1 else tuple(found)
+
     def bytes(self, *args: Any, **named: Any) -> int:
         """Return the bytes that a call must move: each element of an operand and a result once."""
-        args = self._bound(args, named)
+        return self.cost(*self._bound(args, named))[0]
+
+    def cost(self, *args: Any) -> tuple[int, int]:
+        """Return the bytes that a call must move, and how many operations it computes."""
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         result = self.op.declaration.fake(*[_meta(a) for a in args])  # type: ignore[misc]
         results = result if isinstance(result, tuple) else (result,)
         read = {(t.data_ptr(), t.shape, t.stride()): _distinct(t) for t in tensors}
-        return sum(read.values()) + sum(int(r.nbytes) for r in results)
+        steps = [one for one in expression.ordered(self.outputs) if one.args]
+        return (
+            sum(read.values()) + sum(int(r.nbytes) for r in results),
+            len(steps) * max(int(r.numel()) for r in results),
+        )
 
     def _bound(self, args: Sequence[Any], named: Any) -> tuple[Any, ...]:
         """Return the arguments in order. Raises TypeError as a call of a function does."""

@@ -39,8 +39,13 @@ def reference_of(
     return reference
 
 
-def evaluated(outputs: Sequence[Node], values: Sequence[Any], wide: torch.dtype) -> list[Any]:
-    """Return the expressions of these tensors and numbers, computed by Torch as they stand."""
+def evaluated(
+    outputs: Sequence[Node], values: Sequence[Any], wide: torch.dtype | None = None
+) -> list[Any]:
+    """Return the expressions of these tensors and numbers, computed by Torch as they stand.
+
+    wide: what conversions to a dtype of floating-point numbers are computed in, after they round.
+    """
     results: dict[Node, Any] = {}
     for one in ordered(outputs):
         if one.op == INPUT:
@@ -50,7 +55,7 @@ def evaluated(outputs: Sequence[Node], values: Sequence[Any], wide: torch.dtype)
         elif one.op == TO:
             dtype = getattr(torch, DTYPES[one.value].torch)
             result = results[one.args[0]].to(dtype)
-            results[one] = result.to(wide) if dtype in _FLOATS else result
+            results[one] = result.to(wide) if wide and dtype in _FLOATS else result
         else:
             operands = [results[arg] for arg in one.args]
             results[one] = TABLE[one.op].function(*_tensor_first(operands))

@@ -100,7 +100,7 @@ def declared(function: Pointwise) -> Op:
         launchers={"cuda": cuda, "cpu": cpu}, fake=fake,
         reference=function.function if function.eager and function.function
         else reference_of(function.outputs, plan.program, likes),
-        samples=function.samples or default_samples(function),
+        samples=function.samples or default_samples(function), cost=function.cost,
     )  # fmt: skip
     op = registered(Signature(f"{name}{schema_of(function)}"), declaration)
     if function.gradient.expressions():

@@ -88,8 +88,7 @@ def quantity(number: float, unit: str) -> str:
 def roofline(op: Any, *args: Any, **kwargs: Any) -> Roofline:
     """Return the least time that a device needs for a call, and the time that the call takes.
 
-    op: an op with `@op.cost`, or a function with such an op as its `op`; or one with an op and
-        `bytes(*args)` of its own, whose flops are not known and count as none.
+    op: an op with `@op.cost`, or a function with such an op as its `op`.
     args, kwargs: arguments of the call. The op is called on copies of them that rotate through more
         memory than the caches hold. If a tensor is on meta, nothing is called, and the floor is
         that of the current GPU, or of the CPU on a machine without a GPU.
@@ -120,11 +119,9 @@ def roofline(op: Any, *args: Any, **kwargs: Any) -> Roofline:
 
 
 def cost_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
-    """Return what `@op.cost` says of a call, or `bytes` of a function. Raises DeclarationError."""
+    """Return what `@op.cost` says of a call. Raises DeclarationError."""
     declared = _op_of(op)
     function = declared.declaration.cost
-    if function is None and op is not declared and hasattr(op, "bytes"):
-        return Cost(int(op.bytes(*args, **kwargs)), 0)
     if function is None:
         inputs = ", ".join(argument.name for argument in declared.signature.arguments)
         raise DeclarationError(

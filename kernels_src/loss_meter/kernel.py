@@ -77,3 +77,8 @@ def _(device):
         torch.full((), float("nan"), device=device),
         torch.ones(6, dtype=torch.float64, device=device),
     )
+
+
+@loss_meter_.cost
+def _(loss, state):
+    return loss.nbytes + 2 * state.nbytes, 8

@@ -125,3 +125,13 @@ def _(device):
         [torch.randn(8, 6, 2, 2, device=device).to(memory_format=torch.channels_last)],
         _flag(device),
     )
+
+
+@nonfinite_flag_tensor_.cost
+def _(x, flag, _code):
+    return x.nbytes + 2 * flag.nbytes, x.numel()
+
+
+@nonfinite_flag_.cost
+def _(tensors, flag, _code):
+    return sum(x.nbytes for x in tensors) + 2 * flag.nbytes, sum(x.numel() for x in tensors)

@@ -36,7 +36,7 @@ _LANGUAGES = {"nvrtc": CUDA, "cc": CPP}
 _HEADER = """// {title}: written by jitkern
 #pragma once
 {headers}namespace jitkern_{which} {{
-{helpers}
+{names}{helpers}
 {formula}
 template <typename T, typename V> {function} applied({parameters}) {{
   V result;
@@ -359,11 +359,13 @@ def _header(macro: str, function: Pointwise, language: Language) -> str:
             declared.append(f"{_C[parameter.kind]} {name}")
             given.append(name)
             taken.append(f"{_C[parameter.kind]} in{i}")
+    headers = [*(("cmath", "cstdint") if language is CPP else ()), *formula.headers]
     types = [*(["sizeof(T) == 2"] if formula.fast else []), "V", *("V" for _ in formula.types)]
     return _HEADER.format(
         title=function.formulas()[0],
-        headers="".join(f"#include <{header}>\n" for header in formula.headers),
+        headers="".join(f"#include <{header}>\n" for header in headers),
         which=which,
+        names="using namespace std;\n" if language is CPP else "",
         helpers=helpers_for(formula.lines, language.name),
         formula=formula.text,
         function=language.function.replace("void", "V"),

@@ -25,35 +25,32 @@ _CUDA = """// {title}: written by jitkern.pointwise
 template <typename T, int V>
 struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector {{ T at[V]; }};
 
-// V elements: as vectors of 16 bytes where so many are left, else one by one.
-template <int V, typename T>
-__device__ __forceinline__ Vector<T, V> loaded(const T* from, i64 left) {{
-  if (left >= V) return *(const Vector<T, V>*)from;
-  Vector<T, V> some;
-#pragma unroll
-  for (int j = 0; j < V; j++) some.at[j] = from[j < left ? j : 0];
-  return some;
-}}
-template <int V, typename T>
-__device__ __forceinline__ void stored(T* to, Vector<T, V> all, i64 left) {{
-  if (left >= V) {{
-    *(Vector<T, V>*)to = all;
-    return;
-  }}
-#pragma unroll
-  for (int j = 0; j < V; j++)
-    if (j < left) to[j] = all.at[j];
-}}
-
-// Tensors of n elements in one order: V elements a thread.
+// Tensors of n elements in one order: V elements a thread, one by one where fewer are left. All
+// loads stand below one `if`, so that they are in flight together.
 template <{template}, int V>
 __global__ void __launch_bounds__({block}) {name}_flat({parameters}, i64 n) {{
   const i64 first = (blockIdx.x * {block}LL + threadIdx.x) * V, left = n - first;
   if (left <= 0) return;
+{vectors}
+  if (left >= V) {{
 {flat_loads}
+  }} else {{
+#pragma unroll
+    for (int j = 0; j < V; j++) {{
+{last_loads}
+    }}
+  }}
 #pragma unroll
   for (int j = 0; j < V; j++) {call}
+  if (left >= V) {{
 {flat_stores}
+  }} else {{
+#pragma unroll
+    for (int j = 0; j < V; j++) {{
+      if (j >= left) break;
+{last_stores}
+    }}
+  }}
 }}
 
 // V elements of a row, which lie side by side (step 1) or are one (step 0); for V = 1 any step.
@@ -145,10 +142,17 @@ def cuda_text(formula: Formula, numbers: Sequence[tuple[str, str]]) -> str:
     return _CUDA.format(
         **parts,
         call=_call(formula, vectors),
-        flat_loads=zero + "".join(
-            f"\n  const auto {name}_s = loaded<V>({name} + first, left);" for name in read
+        vectors="\n".join(f"  Vector<T_{name}, V> {name}_s;" for name in every),
+        flat_loads="\n".join(
+            f"    {name}_s = *(const Vector<T_{name}, V>*)({name} + first);" for name in read
         ),
-        flat_stores="\n".join(f"  stored<V>({name} + first, {name}_s, left);" for name in written),
+        last_loads="\n".join(
+            f"      {name}_s.at[j] = {name}[first + (j < left ? j : 0)];" for name in read
+        ),
+        flat_stores="\n".join(
+            f"    *(Vector<T_{name}, V>*)({name} + first) = {name}_s;" for name in written
+        ),
+        last_stores="\n".join(f"      {name}[first + j] = {name}_s.at[j];" for name in written),
         advances="\n".join(f"    {name}_at += i64(i) * {name}_step[d];" for name in every),
         strided_loads=zero + "".join(
             f"\n  const auto {name}_s = read<V>({name} + {name}_at, {name}_step[0]);"
