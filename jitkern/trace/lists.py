@@ -17,6 +17,8 @@ from jitkern.launch.symbols import Symbol, Unsupported
 from jitkern.trace.recorder import DTYPE_CODES, Described, Recorder
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
+_MOST_WORDS = 1 << 17  # of eight bytes, of the tables of one call of k.tables()
+
 
 class TensorList:
     """The list of tensors at one place among the arguments."""
@@ -106,6 +108,8 @@ class TensorList:
             for items in lists:
                 bool(items)  # guarded to be empty
             return []
+        if sum(_words(capacity) for *_, capacity, _ in listed) * len(lists) > _MOST_WORDS:
+            raise Unsupported("tables of more than a megabyte, which a stub has on its stack")
         number = self._recorder.tabulate(
             [items._place for items in lists], listed, chunk, dense=dense
         )
@@ -115,7 +119,7 @@ class TensorList:
             tables = []
             for place, tensors in enumerate(described):
                 words = f"words{number} + {at}"
-                at += capacity // 2 * 5 + 1  # WORDS of shim.h
+                at += _words(capacity)
                 own = [tensors[j] for j in part]
                 numbers = (number, i, place)
                 tables.append(_TracedTable(self._recorder, numbers, words, own, capacity, chunk))
@@ -179,6 +183,10 @@ class _TracedTable(Table):
             for text in texts
         ]  # fmt: skip
         return pointers[0], pointers[1], self.count
+
+
+def _words(capacity: int) -> int:
+    return capacity // 2 * 5 + 1  # WORDS of shim.h
 
 
 def _numel(tensor: Described) -> int:

@@ -93,6 +93,22 @@ def test_tensors_of_several_dtypes_are_several_tables(total):
     assert misses(total) == before + 2
 
 
+def test_tables_beyond_a_megabyte_stay_with_python(declare):
+    def launch(k, xs, a):
+        out = torch.zeros((), dtype=torch.float64)
+        for table in k.tables(xs, most=1 << 16):
+            k.total[{"T": table.dtype}](out, table, a)
+        return out
+
+    op = declare("(Tensor[] xs, float a=1.0) -> Tensor", SUM, launch)
+    many = [torch.ones(1)] * 1100
+    for _ in range(2):
+        assert float(op(many)) == 1100
+        linker.settle()
+    assert "more than a megabyte" in str(slot_of(op).refused)
+    assert float(warmed(op, many[:9])(many[:9])) == 9
+
+
 def test_an_empty_list_launches_nothing(total):
     assert float(warmed(total, [])([])) == 0
     assert float(total(ONES)) == 9
