@@ -20,6 +20,7 @@ OF_PYTHON = {bool: torch.bool, int: torch.int64, float: torch.float32}
 _OF_KIND = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
 NUMBER, ZERO_DIM, TENSOR = 0, 1, 2  # how much an operand weighs in promotion
 _NOT_OF_BOOL = ("sub", "neg")
+_OF_INTEGERS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
 
 Kind = tuple[torch.dtype, int]
 
@@ -69,12 +70,10 @@ def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
                 dtype = promoted(given)
                 if rule == "float" and not dtype.is_floating_point:
                     dtype = torch.float32
-                torch._check(
-                    dtype != torch.bool or what not in _NOT_OF_BOOL,
-                    lambda what=what: (
-                        f"{what}() of bools: use torch.logical_not, or `^` for a difference"
-                    ),
-                )
+                if dtype.is_floating_point and what in _OF_INTEGERS:
+                    raise RuntimeError(f"{what}() takes integers and conditions, got {dtype}")
+                if dtype == torch.bool and what in _NOT_OF_BOOL:
+                    raise RuntimeError(f"{what}() takes no bools: write `^` or torch.logical_not")
             found.append((dtype, max(weight, 1)))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitkern import after_fork
 from jitkern.calls.signature import Signature
 from jitkern.composition import launch
 from jitkern.composition.expression import inputs_of, ordered
-from jitkern.composition.promotion import program_of
+from jitkern.composition.promotion import kinds_of, program_of
 from jitkern.composition.reference import reference_of
 from jitkern.composition.table import TABLE
 from jitkern.composition.text.formula import CPP, CUDA, Formula, formula_of
@@ -42,6 +44,8 @@ _LOCAL = r"v\d+|[APR]\d*|[VI]|RANK|FAST|INNER|(In|Out)\d+|T_\w+|\w+_(s|at|inner|
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
 _SHAPES = ((4096,), (4097,))
 _alive: weakref.WeakSet[Pointwise | Fused] = weakref.WeakSet()
+_declaring = threading.RLock()
+after_fork(_declaring)
 
 
 def announce(function: Pointwise | Fused) -> None:
@@ -81,8 +85,11 @@ def qualified(module: str, name: str, identity: Any) -> str:
 def declared(function: Pointwise) -> Op:
     """Return the op of a function, declared now if it was not before."""
     name = name_of(function)
-    if name in OPS:
-        return OPS[name]
+    with _declaring:
+        return OPS.get(name) or _declared(name, function)
+
+
+def _declared(name: str, function: Pointwise) -> Op:
     plan = plan_of(function)
     cuda, cpu, fake = launch.launchers(plan)
     separate = ("-fmad=false",) if function.eager else ()
@@ -184,19 +191,25 @@ def names_in_c(names: list[str], taken: tuple[str, ...] | list[str] = ()) -> lis
 def default_samples(function: Pointwise) -> Any:
     """Return samples of each dtype, for vectors and for tensors that no vector fits."""
 
+    def values(dtype: torch.dtype, skipped: int, device: str) -> Iterator[Any]:
+        for parameter in function.parameters:
+            if parameter.kind == "tensor":
+                yield torch.ones(4096 + skipped, dtype=dtype, device=device)[skipped:]
+            else:
+                default = {"float": 0.5, "int": 1, "bool": False}[parameter.kind]
+                yield default if parameter.default is None else parameter.default
+
+    def fits(dtype: torch.dtype) -> bool:
+        try:
+            kinds_of(program_of(function.outputs), [*values(dtype, 0, "meta")])
+        except RuntimeError:
+            return False
+        return True
+
     def samples(device: str) -> Iterator[tuple[Any, ...]]:
-        for dtype in function.dtypes:
+        for dtype in [*filter(fits, function.dtypes)] or [torch.int64]:
             for skipped in (0, 1):
-                values: list[Any] = []
-                for parameter in function.parameters:
-                    if parameter.kind == "tensor":
-                        whole = torch.ones(4096 + skipped, dtype=dtype, device=device)
-                        values.append(whole[skipped:])
-                    else:
-                        default = {"float": 0.5, "int": 1, "bool": False}[parameter.kind]
-                        given = parameter.default
-                        values.append(default if given is None else given)
-                yield tuple(values)
+                yield tuple(values(dtype, skipped, device))
 
     return samples
 

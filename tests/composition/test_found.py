@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -57,6 +58,31 @@ def test_equal_functions_are_one_op_and_others_are_others():
     assert [op.name.rpartition("_")[0] for op in ops] == ["cells::cell"] * 3
     assert ops[2].name in all_ops()
     assert ops[0].name in OPS
+
+
+def test_threads_declare_one_op():
+    function = pointwise(lambda x: x + 123)
+    ops = []
+    threads = [threading.Thread(target=lambda: ops.append(function.op)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ops) == 8
+    assert set(map(id, ops)) == {id(function.op)}
+
+
+def test_samples_are_of_dtypes_that_fit():
+    floats = pointwise(lambda x: x * 2)
+    integers = pointwise(lambda x, n: x & n)
+    assert {args[0].dtype for args in floats.op.sample_inputs("meta")} == {
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+    }
+    assert {args[0].dtype for args in integers.op.sample_inputs("meta")} == {torch.int64}
+    with pytest.raises(RuntimeError, match="takes integers and conditions"):
+        integers(torch.ones(2), torch.ones(2))
 
 
 @pytest.mark.slow
