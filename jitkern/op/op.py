@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -489,11 +490,16 @@ def all_ops() -> dict[str, Op]:
 
 
 def ops_named(name: str) -> list[Op]:
-    """Return the ops of this name, of this namespace, or declared in this package or module."""
+    """Return the ops of this name, of this namespace, or declared in this package or module.
+
+    The digest at the end of the name of a pointwise function's op may be left out.
+    """
+    digest = re.compile("_[0-9a-f]{8}$")
     return [
         op
         for op in all_ops().values()
         if op.name in (name, f"jitkern::{name}")
+        or digest.sub("", op.__name__) == name
         or op.name.split("::")[0] == name
         or f"{op.module}.".startswith(f"{name}.")
     ]

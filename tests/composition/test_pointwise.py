@@ -298,6 +298,17 @@ def test_rounds_as_eager_does(device):
         assert torch.isfinite(torch.autograd.grad(stepwise(*leaves).sum(), leaves[0])[0]).all()
 
 
+def test_eager_rounding_takes_no_shortcut():
+    assert "FAST" in pointwise(torch_exp).source("cuda").partition("_flat")[0].partition("exp_<")[2]
+    text = pointwise(round="eager")(torch_exp).source("cuda")
+    assert "const A v1 = A(R0(exp_<false>(x_A)));" in text
+    assert "-fmad=false" in stepwise.op.sources["cuda"][0].flags
+
+
+def torch_exp(x):
+    return torch.exp(x)
+
+
 @pointwise(round="eager")
 def stepwise(x, y):
     return torch.where(x > y, x * y + x, abs(x / y) - y)

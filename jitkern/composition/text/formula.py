@@ -208,6 +208,8 @@ class _Writer:
             common = self._compared(one) if row.rule == "bool" else kind
             operands = [self._as(arg, common) for arg in one.args]
         text = (getattr(row, self._language.row) or row.cuda).format(*operands)
+        if self._eager:
+            text = text.replace("<FAST>", "<false>")
         if self._eager and kind != "bool":
             rounded = f"R{sum(not computed for *_, computed in self.types.values())}"
             rounded = self._declared(("R", self._leaves[one]), rounded, [one], computed=False)
