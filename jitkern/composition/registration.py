@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +85,13 @@ def qualified(module: str, name: str, identity: Any) -> str:
 def declared(function: Pointwise) -> Op:
     """Return the op of a function, declared now if it was not before."""
     name = name_of(function)
+    return once(name, lambda: _declared(name, function))
+
+
+def once(name: str, declare: Callable[[], Op]) -> Op:
+    """Return the op of this name, which `declare` declares if no thread has done so."""
     with _declaring:
-        return OPS.get(name) or _declared(name, function)
+        return OPS.get(name) or declare()
 
 
 def _declared(name: str, function: Pointwise) -> Op:

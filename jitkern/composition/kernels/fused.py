@@ -24,7 +24,7 @@ from jitkern.composition.text.helpers import helpers_for
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.op.gradient import described
-from jitkern.op.op import OPS, Declaration, Op
+from jitkern.op.op import Declaration, Op
 from jitkern.source import cpp_text, texts
 from jitkern.source.kinds import Include, Source
 
@@ -93,7 +93,7 @@ class Fused:
         if self._op is None:
             parts = [part and part.identity for part in (self.before, self.after)]
             name = registration.qualified(self.module, self.name, (self.base.name, parts))
-            self._op = OPS.get(name) or self._declared(name)
+            self._op = registration.once(name, lambda: self._declared(name))
         return self._op
 
     def gradients(self) -> list[Pointwise]:

@@ -24,7 +24,7 @@ from jitkern.composition.promotion import promoted
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.named_tuple import NamedTuple
-from jitkern.op.op import OPS, Declaration, Op
+from jitkern.op.op import Declaration, Op
 from jitkern.source import texts, triton_function
 from jitkern.source.kinds import Triton
 
@@ -44,8 +44,6 @@ def composed(functions: Sequence[Any], place: tuple[str, str, int]) -> Op:
     own = chain(functions)
     module, file, line = place
     name = registration.qualified(module, own.name, own.text)
-    if name in OPS:
-        return OPS[name]
     schema = ", ".join(f"{kind} {parameter}" for parameter, kind in own.inputs)
     returns = "Tensor" if own.results == 1 else f"({', '.join(['Tensor'] * own.results)})"
     source = Triton(f"{own.name}.py", text=own.text, written_at=own.written_at)
@@ -55,7 +53,8 @@ def composed(functions: Sequence[Any], place: tuple[str, str, int]) -> Op:
         module=module, place=f"{file}:{line}: ", launchers={"cuda": launch},
         samples=samples_of([kind for _, kind in own.inputs]),
     )  # fmt: skip
-    return registered(Signature(f"{name}({schema}) -> {returns}"), declaration)
+    signature = Signature(f"{name}({schema}) -> {returns}")
+    return registration.once(name, lambda: registered(signature, declaration))
 
 
 def launcher(name: str, tensors: tuple[bool, ...], results: int) -> Callable[..., Any]:
