@@ -1,10 +1,10 @@
-"""Pointwise functions for `benches.kernels`: `python -m benches.kernels benches.formulas:swiglu`."""
+"""Pointwise functions to measure: `python -m benches.kernels benches.formulas:swiglu`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
+from torch.nn import functional
 
 from jitkern import pointwise
 
@@ -18,13 +18,13 @@ def square(x: Any) -> Any:
 @pointwise
 def swiglu(gate: Any, up: Any) -> Any:
     """Return silu(gate) · up."""
-    return F.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 @pointwise
 def geglu(gate: Any, up: Any) -> Any:
     """Return gelu(gate) · up."""
-    return F.gelu(gate) * up
+    return functional.gelu(gate) * up
 
 
 @pointwise
