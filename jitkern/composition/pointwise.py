@@ -35,6 +35,7 @@ from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 _KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
 _ANNOTATED = _KINDS | {kind: kind for kind in _KINDS.values()}
+_NUMBERS = frozenset(_KINDS)
 _is_compiling = torch.compiler.is_compiling
 _SAMPLED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -90,12 +91,23 @@ class Pointwise:
     def __call__(self, *args: Any, **named: Any) -> Any:
         if named:
             args = self._bound(args, named)
+        if _is_compiling():
+            return self._traced(args)
+        if not _NUMBERS.isdisjoint(map(type, args)) and self._misplaced(args):
+            return self._of_numbers(args)(*args)
+        return (self._op or self.op)(*args)
+
+    def _misplaced(self, args: Sequence[Any]) -> bool:
+        """Whether a number stands where the function has a tensor."""
+        return any(i < len(args) and type(args[i]) in _KINDS for i in self.tensors)
+
+    def _traced(self, args: Sequence[Any]) -> Any:
+        """Do what a call does, in steps that Dynamo can follow."""
         for i in self.tensors:
             if i < len(args) and type(args[i]) in _KINDS:
                 return self._of_numbers(args)(*args)
-        if _is_compiling() and self._is_declared():
-            return self._op.overload(*args)  # type: ignore[union-attr]
-        return self.op(*args)
+        assert self._is_declared()
+        return self._op.overload(*args)  # type: ignore[union-attr]
 
     def _is_declared(self) -> bool:
         """Declare the op while Dynamo traces a call: it runs this as it stands, for a constant."""
