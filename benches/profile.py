@@ -86,7 +86,7 @@ def profiled(subject: Subject, shape: Shape, device: str, calls: int) -> Any:
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
         torch.cuda.synchronize()
-    with profile(activities=activities) as found:
+    with profile(activities=activities, acc_events=True) as found:
         for number in range(calls):
             passes.run(number)
         if device == "cuda":

@@ -513,6 +513,7 @@ def test_on_a_gpu_kernels_are_timed_apart_from_their_calls(name):
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Inductor, about its own lowering
 def test_on_a_gpu_compiled_peers_are_captured_in_both_directions():
     only = ["eager", "torch.compile", "torch.compile-dynamic"]
     shapes = {"one": ("bf16[64, 512]",), "other": ("bf16[32, 1024]",)}

@@ -93,9 +93,10 @@ class Oracle:
 
     @staticmethod
     def _part(got: Any, want: Any, tolerance: Tolerance, most: float) -> float:
+        want = want.detach()
         rounded = want.to(got.dtype).double()
         want = torch.where(rounded.isinf(), rounded, want.double())  # the dtype has no more
-        got = got.double()
+        got = got.detach().double()
         bound = tolerance.relative * want.abs() + tolerance.absolute
         bound += tolerance.of_all * most
         if tolerance.of_row:
