@@ -181,6 +181,13 @@ def arranged(
             results = [*results, new(inside, sorted_dims, dtype, device)]
     sizes, walks = collapsed(shape, order, [*[steps_of(r, shape) for r in results], *steps])
     if len(sizes) > MAX_RANK:
+        torch._check(
+            all([list(result.shape) == list(shape) for result in results]),  # noqa: C419  a trace
+            lambda: (
+                f"{name}: outputs of several shapes, and tensors that lie apart in more than "
+                f"{MAX_RANK} dimensions: make the tensors contiguous first"
+            ),
+        )
         tensors = [tensor.expand(shape).contiguous() for tensor in tensors]
         results = [torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes]
         return tensors, results, [total(shape)], [[1]] * (len(results) + len(tensors))

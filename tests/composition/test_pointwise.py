@@ -215,6 +215,15 @@ def test_outputs_have_the_shapes_of_what_they_depend_on(device):
 
 
 @on_each_device
+def test_more_dimensions_than_a_kernel_walks_over(device):
+    x = randn(*[3] * 7, device=device)[(slice(2),) * 7]  # no two dimensions are one
+    b = randn(2, 1, 2, 1, 2, 1, 2, device=device)
+    torch.testing.assert_close(geglu(x, b), F.gelu(x) * b)
+    with pytest.raises(RuntimeError, match="outputs of several shapes, and tensors that lie apart"):
+        apart(x, b)
+
+
+@on_each_device
 def test_transforms(device):
     x, b = randn(5, 7, device=device), randn(7, device=device)
     torch.testing.assert_close(torch.vmap(geglu, in_dims=(0, None))(x, b), F.gelu(x) * b)
