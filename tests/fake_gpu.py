@@ -89,7 +89,8 @@ class FakeGpu:
         entry = jit.ensure(stub.variant, TARGET)
         loaded = ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
         kinds = "".join(p.kind for p in op.signature.parameters).encode()
-        self.runtime.jitkern_declare(slot, kinds, b"fake", b"fake", 1, 0)
+        results = b"T" * len(op.signature.outputs)
+        self.runtime.jitkern_declare(slot, kinds, results, b"fake", b"fake", 1, 0)
         kernels = (c_void_p * 4)(1, 2, 3, 4)
         guard = Guard(0, 0, 0, None, None)
         variant = binding._Variant(
