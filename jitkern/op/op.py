@@ -499,7 +499,7 @@ def ops_named(name: str) -> list[Op]:
         op
         for op in all_ops().values()
         if op.name in (name, f"jitkern::{name}")
-        or digest.sub("", op.__name__) == name
+        or digest.sub("", op.name) == name
         or op.name.split("::")[0] == name
         or f"{op.module}.".startswith(f"{name}.")
     ]

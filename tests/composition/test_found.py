@@ -45,7 +45,7 @@ def test_functions_with_a_name_are_found(package):
         for end in ("", "_backward")
     }, "and not halved >> square, which has no name"
     assert package.both.op.module == "pointed"
-    assert ops_named("halved") == [package.halved.op]
+    assert ops_named("pointed::halved") == [package.halved.op] and not ops_named("halved")
 
 
 def test_equal_functions_are_one_op_and_others_are_others():

@@ -228,7 +228,7 @@ PREWARMED = [
     _gpu("no_block", ", block=256", "", "`block` must be one to three sizes, got None: pass block="),
     _gpu("block_2048", "block=256", "block=2048", "no GPU takes more than 1024 in a block: use a smaller block, and a larger grid"),
     _gpu("grid_float", "(x.numel() + 255) // 256", "x.numel() / 256", "`grid` must be one to three sizes, got 3.90625: divide with //"),
-    _gpu("blocks", "block=256", "blocks=256", "unknown keyword `blocks`; there are: block, cluster"),
+    _gpu("blocks", "block=256", "blocks=256", "unknown keyword `blocks`; there are: block, carveout, cluster"),
     _gpu("name_error", "out, x", "undefined, x", "NameError: name 'undefined' is not defined"),
     _host("cuda_no_launch", '@scale.launch("cuda")\n', "", "scale = kernel(", "no launch function for nvrtc: add @scale.launch('cuda')"),
     _of("cu_missing", "scale.cu", "", "", "scale = kernel(", "scale.cu does not exist", "correct the name in the declaration"),

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import norms
+import jitkern_norms
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def expected(x, factor, weight, eps, added):
-    return F.silu(norms.rms_norm.run_reference(x * factor, weight, eps) + added)
+    return F.silu(jitkern_norms.rms_norm.run_reference(x * factor, weight, eps) + added)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -35,7 +35,7 @@ def test_one_kernel_computes_all_and_rounds_once(device):
             (torch.bfloat16, 2**-8),
         ):
             x_, weight_, added_ = (t.to(dtype) for t in (x, weight, added))
-            found = norms.whole(x_, 2.0, weight_, 1e-6, added_)
+            found = jitkern_norms.whole(x_, 2.0, weight_, 1e-6, added_)
             wanted = expected(x_.double(), 2.0, weight_.double(), 1e-6, added_.double())
             assert found.dtype == dtype
             bound = 1.05 * ulp * wanted.abs() + (1e-14 if dtype is torch.float64 else 1e-6)
@@ -43,16 +43,17 @@ def test_one_kernel_computes_all_and_rounds_once(device):
     before = jitkern.stats()["compiles"]
     linker.settle()
     assert torch.equal(
-        norms.whole(x, 2.0, weight, 1e-6, added), norms.whole(x, 2.0, weight, 1e-6, added)
+        jitkern_norms.whole(x, 2.0, weight, 1e-6, added),
+        jitkern_norms.whole(x, 2.0, weight, 1e-6, added),
     )
-    assert norms.activated(x, weight).shape == x.shape
+    assert jitkern_norms.activated(x, weight).shape == x.shape
     assert jitkern.stats()["compiles"] > before  # another epilogue is another kernel
 
 
 def test_compose_is_the_same_as_the_operator():
-    assert norms.again.op is norms.whole.op
-    assert isinstance(norms.whole, Fused) and "scale >> jitkern_norms::rms_norm >>" in repr(
-        norms.whole
+    assert jitkern_norms.again.op is jitkern_norms.whole.op
+    assert isinstance(jitkern_norms.whole, Fused) and "scale >> jitkern_norms::rms_norm >>" in repr(
+        jitkern_norms.whole
     )
 
 
@@ -63,7 +64,7 @@ def test_gradients_are_those_of_the_parts(device):
     ]
 
     def call(x, weight, added):
-        return norms.whole(x, 2.0, weight, 1e-3, added)
+        return jitkern_norms.whole(x, 2.0, weight, 1e-3, added)
 
     args = [arg.requires_grad_() for arg in args]
     assert torch.autograd.gradcheck(call, args)
@@ -78,17 +79,17 @@ def test_gradients_are_those_of_the_parts(device):
 
 def test_the_op_is_registered_as_any_other():
     x, weight = torch.randn(4, 8), torch.randn(8)
-    torch.library.opcheck(norms.activated.op.overload, (x, weight, 1e-6))
-    compiled = torch.compile(lambda x, w: norms.activated(x, w) * 2, fullgraph=True)
-    torch.testing.assert_close(compiled(x, weight), 2 * norms.activated(x, weight))
-    assert norms.activated.op in ops_named("norms")
+    torch.library.opcheck(jitkern_norms.activated.op.overload, (x, weight, 1e-6))
+    compiled = torch.compile(lambda x, w: jitkern_norms.activated(x, w) * 2, fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), 2 * jitkern_norms.activated(x, weight))
+    assert jitkern_norms.activated.op in ops_named("jitkern_norms")
 
 
 def test_another_process_compiles_nothing(run_python):
     text = (
-        "import json, torch, jitkern, norms\nfrom jitkern.runtime import linker\n"
+        "import json, torch, jitkern, jitkern_norms\nfrom jitkern.runtime import linker\n"
         "x, w = torch.randn(4, 8), torch.randn(8)\n"
-        "norms.whole(x, 2.0, w, 1e-6, w)\nlinker.settle()\nprint(json.dumps(jitkern.stats()))"
+        "jitkern_norms.whole(x, 2.0, w, 1e-6, w)\nlinker.settle()\nprint(json.dumps(jitkern.stats()))"
     )
     runs = [run_python(text, PYTHONPATH=str(HERE), JITKERN_COMPILE=mode) for mode in ("", "never")]
     assert [json.loads(run.stdout)["compiles"] > 0 for run in runs] == [True, False], runs[1].stderr
@@ -97,10 +98,16 @@ def test_another_process_compiles_nothing(run_python):
 @needs_nvrtc
 def test_kernels_are_prewarmed_for_a_gpu_that_is_not_here(cli, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
-    code, out, err = cli("prewarm", "norms", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json")
+    code, out, err = cli(
+        "prewarm", "jitkern_norms", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json"
+    )
     assert code == 0, err
     built = {row["op"] for row in kernels(last_json(out))}
-    assert {norms.rms_norm.name, norms.activated.op.name, norms.whole.op.name} <= built
+    assert {
+        jitkern_norms.rms_norm.name,
+        jitkern_norms.activated.op.name,
+        jitkern_norms.whole.op.name,
+    } <= built
 
 
 def test_what_cannot_be_composed_says_why(tmp_path):
@@ -108,25 +115,25 @@ def test_what_cannot_be_composed_says_why(tmp_path):
     op = kernel("jitkern_norms::plain(Tensor x) -> Tensor", cpu=Cpp(str(tmp_path / "k.cpp")))
     op.launch("cpu")(lambda k, x: x.clone())
     with pytest.raises(DeclarationError, match=r"uses EPILOGUE: include `epilogue.h`"):
-        (op >> norms.silu).op
+        (op >> jitkern_norms.silu).op
     (tmp_path / "k.cpp").write_text(
         '#include "epilogue.h"\nvoid f(float* out) { *out = EPILOGUE(1.f, 0, 0); }\n'
     )
     with pytest.raises(DeclarationError, match="no parameter `epilogue`"):
-        (op >> norms.silu).op
+        (op >> jitkern_norms.silu).op
     two = kernel(
         "jitkern_norms::two(Tensor x) -> (Tensor, Tensor)", cpu=Cpp(str(tmp_path / "k.cpp"))
     )
     with pytest.raises(TypeError, match="returns one tensor"):
-        two >> norms.silu
+        two >> jitkern_norms.silu
     with pytest.raises(TypeError, match="unsupported operand"):
-        norms.rms_norm >> 1
+        jitkern_norms.rms_norm >> 1
     with pytest.raises(TypeError, match="one of them must be a pointwise function"):
-        jitkern.compose(norms.rms_norm, op)
+        jitkern.compose(jitkern_norms.rms_norm, op)
     with pytest.raises(TypeError, match="misses the argument `factor`"):
-        norms.whole(torch.ones(2, 2))
+        jitkern_norms.whole(torch.ones(2, 2))
     x = torch.ones(2, 4)
     with pytest.raises(RuntimeError, match="columns do not broadcast"):
-        norms.whole(x, 1.0, x[0], 1e-6, torch.ones(3))
+        jitkern_norms.whole(x, 1.0, x[0], 1e-6, torch.ones(3))
     with pytest.raises(RuntimeError, match="convert it"):
-        norms.whole(x, 1.0, x[0], 1e-6, torch.ones(4, dtype=torch.float64))
+        jitkern_norms.whole(x, 1.0, x[0], 1e-6, torch.ones(4, dtype=torch.float64))

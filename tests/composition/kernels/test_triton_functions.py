@@ -5,7 +5,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-import chains  # noqa: E402
+import jitkern_chains  # noqa: E402
 from helpers import kernels, last_json  # noqa: E402
 
 from jitkern import compose  # noqa: E402
@@ -14,14 +14,17 @@ from jitkern.errors import DeclarationError  # noqa: E402
 
 
 def test_arguments_are_those_that_no_function_gives():
-    assert chains.chain.schema.endswith(
+    assert jitkern_chains.chain.schema.endswith(
         "(Tensor x, float factor, Tensor added) -> (Tensor, Tensor)"
     )
-    assert compose(chains.scale, chains.scale).schema.endswith(
+    assert compose(jitkern_chains.scale, jitkern_chains.scale).schema.endswith(
         "(Tensor x, float factor, float factor_1) -> Tensor"
     )
-    assert compose(chains.scale, chains.relu, chains.both) is not chains.chain  # another module's
-    sums = chains.chain(*meta((3, 1), (4,)))
+    assert (
+        compose(jitkern_chains.scale, jitkern_chains.relu, jitkern_chains.both)
+        is not jitkern_chains.chain
+    )  # another module's
+    sums = jitkern_chains.chain(*meta((3, 1), (4,)))
     assert [t.shape for t in sums] == [(3, 4)] * 2
 
 
@@ -30,7 +33,7 @@ def meta(first, second):
 
 
 def test_the_kernel_is_one_and_can_be_read():
-    text = chain([chains.scale, chains.relu, chains.both]).text
+    text = chain([jitkern_chains.scale, jitkern_chains.relu, jitkern_chains.both]).text
     assert text.count("@") == 5  # the functions, what widens, and the kernel
     lines = text[text.index("def scale_relu_both_kernel") :]
     assert "value0_0 = scale(x_, factor)\n    value1_0 = relu(value0_0)\n" in lines
@@ -38,10 +41,12 @@ def test_the_kernel_is_one_and_can_be_read():
 
 
 def test_it_is_prewarmed_without_a_gpu(cli, monkeypatch):
-    monkeypatch.syspath_prepend(str(chains.__file__).rpartition("/")[0])
-    code, out, err = cli("prewarm", "chains", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json")
+    monkeypatch.syspath_prepend(str(jitkern_chains.__file__).rpartition("/")[0])
+    code, out, err = cli(
+        "prewarm", "jitkern_chains", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json"
+    )
     assert code == 0, err
-    built = [row for row in kernels(last_json(out)) if row["op"] == chains.chain.name]
+    built = [row for row in kernels(last_json(out)) if row["op"] == jitkern_chains.chain.name]
     assert len(built) >= 3
 
 
@@ -54,7 +59,7 @@ def test_what_is_no_function_of_values_is_refused():
     with pytest.raises(
         DeclarationError, match="takes 1 values, and the function before it returns 2"
     ):
-        compose(chains.both, chains.relu)
+        compose(jitkern_chains.both, jitkern_chains.relu)
 
 
 @pytest.mark.gpu
@@ -63,7 +68,9 @@ def test_it_computes_what_the_functions_do():
         for shapes in (((4097,), (4097,)), ((5, 33), (33,)), ((2, 3, 1), (3, 7)), ((0,), (0,))):
             x, added = (torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes)
             base = torch.relu(x.double() * 0.5)
-            for found, wanted in zip(chains.chain(x, 0.5, added), (base + added, base - added)):
+            for found, wanted in zip(
+                jitkern_chains.chain(x, 0.5, added), (base + added, base - added)
+            ):
                 assert (found.shape, found.dtype) == (wanted.shape, dtype)
                 assert ((found.double() - wanted).abs() <= 1.05 * bound * wanted.abs() + 1e-6).all()
-    torch.library.opcheck(chains.chain.overload, (x, 0.5, added))
+    torch.library.opcheck(jitkern_chains.chain.overload, (x, 0.5, added))
