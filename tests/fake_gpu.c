@@ -10,7 +10,7 @@ u64 stream = 77;
 unsigned config[7], cluster[3];
 u64 launched_on;
 int sizes[16]; /* bytes of each parameter of the next launch */
-unsigned char parameters[16][128];
+unsigned char parameters[16][2048];
 int (*real_empty_strided)(long long, const long long *, const long long *, int, int, int, void **);
 
 int cuGetErrorString(int error, const char **text) { *text = "of the fake driver"; return 0; }

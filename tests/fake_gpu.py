@@ -10,7 +10,7 @@ import functools
 import shutil
 import struct
 import subprocess
-from ctypes import c_int, c_uint, c_uint64, c_void_p
+from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from jitkern.prewarming.ahead import stubs_of
 from jitkern.runtime import binding
 from jitkern.runtime.guards import Guard
 from jitkern.runtime.symbols import symbols
+from jitkern.source.dtypes import table_of
 from jitkern.target import Target
 
 TARGET = Target.parse(H100)
@@ -37,6 +38,22 @@ _PARAMETERS = {
     "f32": ("f", 4),
     "tensor_map": ("16Q", 128),
 }
+
+
+def _parameter(code: str) -> tuple[str, int]:
+    """The format and the bytes of a parameter; of a table, its bytes."""
+    table = table_of(code)
+    return (
+        (f"{table[2]}s", table[2]) if table else _PARAMETERS[code[:1] if code[0] == "*" else code]
+    )
+
+
+def _handle(library, tensor: torch.Tensor) -> int:
+    handle = c_void_p()
+    library.aoti_torch_new_tensor_handle(
+        ctypes.byref(c_void_p(tensor._cdata)), ctypes.byref(handle)
+    )
+    return handle.value
 
 
 class FakeGpu:
@@ -89,7 +106,7 @@ class FakeGpu:
         entry = jit.ensure(stub.variant, TARGET)
         loaded = ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
         kinds = "".join(p.kind for p in op.signature.parameters).encode()
-        results = b"T" * len(op.signature.outputs)
+        results = op.signature.results.encode()
         self.runtime.jitkern_declare(slot, kinds, results, b"fake", b"fake", 1, 0)
         kernels = (c_void_p * 4)(1, 2, 3, 4)
         guard = Guard(0, 0, 0, None, None)
@@ -108,7 +125,7 @@ class FakeGpu:
     def expect(self, codes: list[str]) -> None:
         """Say what the parameters of the next launches are."""
         self._codes = codes
-        sizes = [_PARAMETERS[code[:1] if code[0] == "*" else code][1] for code in codes]
+        sizes = [_parameter(code)[1] for code in codes]
         (c_int * 16).in_dll(self.driver, "sizes")[:] = [*sizes, *[0] * (16 - len(sizes))]
 
     def call(self, *args, slot: int = 0) -> list | None:
@@ -117,11 +134,13 @@ class FakeGpu:
         library, stack = symbols().library("torch_cpu"), (c_uint64 * 16)()
         for i, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                handle = c_void_p()
-                library.aoti_torch_new_tensor_handle(
-                    ctypes.byref(c_void_p(arg._cdata)), ctypes.byref(handle)
-                )
-                stack[i] = handle.value
+                stack[i] = _handle(library, arg)
+            elif isinstance(arg, list):
+                made = c_void_p()
+                library.torch_new_list_reserve_size(c_size_t(len(arg)), ctypes.byref(made))
+                for tensor in arg:
+                    library.torch_list_push_back(made, c_uint64(_handle(library, tensor)))
+                stack[i] = made.value
             else:
                 stack[i] = arg
         self.runtime.jitkern_enter(stack, c_uint64(len(args)), c_uint64(1), c_uint(slot))
@@ -134,11 +153,10 @@ class FakeGpu:
 
     def launched(self) -> list:
         """The arguments of the last launch."""
-        noted = (ctypes.c_ubyte * 128 * 16).in_dll(self.driver, "parameters")
+        noted = (ctypes.c_ubyte * 2048 * 16).in_dll(self.driver, "parameters")
         values = []
         for code, row in zip(self._codes, noted):
-            letters = _PARAMETERS[code[:1] if code[0] == "*" else code][0]
-            unpacked = struct.unpack_from(f"={letters}", bytes(row))
+            unpacked = struct.unpack_from(f"={_parameter(code)[0]}", bytes(row))
             values.append(unpacked[0] if len(unpacked) == 1 else list(unpacked))
         return values
 

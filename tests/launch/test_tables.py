@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import torch
+from fake_gpu import FakeGpu
 from helpers import H100, needs_nvrtc
 
 from jitkern import jit
@@ -73,6 +74,62 @@ def test_300_tensors_are_one_launch_of_a_kernel_built_for_a_gpu(step):
     jit.ensure(stub.variant, TARGET)
     other, _ = stubs_of(step, source, TARGET, [(meta(200), meta(200, torch.bfloat16), 2.0)])
     assert other[0].variant == stub.variant, "one stub for other lengths, ranks and sizes"
+
+
+BOTH = """
+#include <cuda.h>
+#include "tensor_table.h"
+template <typename T, int N>
+__global__ void both(T *out, const __grid_constant__ jitkern::Table<const T, N> x,
+                     const __grid_constant__ CUtensorMap map, int rows,
+                     const __grid_constant__ jitkern::Pointers<T, N> y) {
+  out[0] = x.data[0][0] + y.data[0][0] + (T)rows + (T)(size_t)&map;
+}
+"""
+
+
+@needs_nvrtc
+def test_a_stub_passes_tables_and_a_tensor_map_to_one_kernel(tmp_path, monkeypatch):
+    op = kernel(
+        f"jitkern_test::both{next(_number)}(Tensor[] xs, Tensor[] ys, Tensor w) -> Tensor",
+        cuda=Cuda(text=BOTH),
+    )
+
+    @op.launch("cuda")
+    def _(k, xs, ys, w):
+        out = torch.empty(1, dtype=w.dtype, device=w.device)
+        for x, y in k.tables(xs, ys, chunk=1000):
+            of_w = k.tensor_map(w, (16, 64))
+            template = {"T": w.dtype, "N": x.capacity}
+            k.both[template](out, x, of_w, w.shape[0], y, grid=x.chunks, block=32)
+        return out
+
+    meta_w = torch.ones(20, 64, device="meta")
+    call = meta(3)[1:], meta(3)[1:], meta_w
+    op.samples(lambda device: iter([call]))
+    gpu = FakeGpu(tmp_path, monkeypatch)
+    gpu.learn(op, call)
+    for sizes in ((5, 1001), (3,), (0, 2500, 7)):
+        xs, ys = ([torch.ones(n) for n in sizes] for _ in range(2))
+        w = torch.ones(16 + len(sizes), 64)
+        _, x, of_w, rows, y = gpu.call(xs, ys, w)
+        tables = (Table(tensors, 32, 1000, dense=False) for tensors in (xs, ys))
+        for code, given, table in zip(("@f32:32", "&f32:32"), (x, y), tables):
+            wanted = table.packed(code)
+            held = [*range(8 * len(sizes))]  # the rest of the addresses and sizes means nothing
+            if code[0] == "@":
+                held += [256 + i for i in held] + [512 + i for i in range(4 * len(sizes) + 4)]
+                held += [*range(644, 648)]
+            assert [given[i] for i in held] == [wanted[i] for i in held]
+        assert (of_w[2], of_w[6], of_w[7], rows) == (w.data_ptr(), 64, len(w), len(w))
+        assert gpu.grid == sum(-(-n // 1000) for n in sizes)
+    one = torch.ones(4)
+    assert gpu.call([one], [one, one], w) is None, "lists of two lengths"
+    assert gpu.call([one], [torch.ones(5)], w) is None, "tensors of two sizes"
+    assert gpu.call([one.double()], [one.double()], w) is None, "another dtype"
+    assert gpu.call([torch.ones(4, 4).t()], [torch.ones(4, 4)], w) is None, "not contiguous"
+    assert gpu.call([one] * 33, [one] * 33, w) is None, "another capacity"
+    assert gpu.call([], [], w) is None
 
 
 def test_a_table_is_packed_as_the_header_declares_it():
