@@ -97,6 +97,7 @@ def test_requests_of_one_call_lie_apart_and_each_kind_by_itself(on_cpu):
 def test_a_forked_child_has_a_workspace_too(on_cpu):
     op, x = on_cpu(summed), torch.arange(100.0).double()
     op(x)
+    torch.zeros(1 << 20)  # starts the threads of OpenMP, which the child does not have
     child = os.fork()
     if not child:
         os._exit(0 if op(x, 9000).item() == 4950 else 1)

@@ -9,6 +9,7 @@ graph, or a thread that is about to launch, may hold the address of a smaller on
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import threading
 from typing import Any
 
@@ -64,7 +65,9 @@ def memory_of(device: torch.device, size: int, *, zeroed: bool) -> torch.Tensor:
     if device.type == "cpu":
         block = _own.blocks.get(zeroed)
         if block is None or block.numel() < size:
-            block = _own.blocks[zeroed] = torch.zeros(_grown(size, block), dtype=torch.uint8)
+            block = _own.blocks[zeroed] = torch.empty(_grown(size, block), dtype=torch.uint8)
+            # torch.zeros would wait forever for the threads of OpenMP that a forked child lacks.
+            ctypes.memset(block.data_ptr(), 0, block.numel())
         return block
     stream = torch._C._cuda_getCurrentRawStream(device.index)
     graph = loading.cuda_driver.capture_of(stream, device.index)
