@@ -17,7 +17,7 @@ from jitkern.launch.symbols import Symbol, Unsupported
 from jitkern.trace.recorder import DTYPE_CODES, Described, Recorder
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
-_MOST_WORDS = 1 << 17  # of eight bytes, of the tables of one call of k.tables()
+_MOST_WORDS = 1 << 17  # of eight bytes, of all tables of a stub
 
 
 class TensorList:
@@ -108,7 +108,9 @@ class TensorList:
             for items in lists:
                 bool(items)  # guarded to be empty
             return []
-        if sum(_words(capacity) for *_, capacity, _ in listed) * len(lists) > _MOST_WORDS:
+        words = sum(_words(capacity) for *_, capacity, _ in listed) * len(lists)
+        self._recorder.table_words += words
+        if self._recorder.table_words > _MOST_WORDS:
             raise Unsupported("tables of more than a megabyte, which a stub has on its stack")
         number = self._recorder.tabulate(
             [items._place for items in lists], listed, chunk, dense=dense
@@ -118,11 +120,11 @@ class TensorList:
         for i, (_, part, capacity, _) in enumerate(listed):
             tables = []
             for place, tensors in enumerate(described):
-                words = f"words{number} + {at}"
+                text = f"words{number} + {at}"
                 at += _words(capacity)
                 own = [tensors[j] for j in part]
                 numbers = (number, i, place)
-                tables.append(_TracedTable(self._recorder, numbers, words, own, capacity, chunk))
+                tables.append(_TracedTable(self._recorder, numbers, text, own, capacity, chunk))
             made.append(tuple(tables))
         return [tables[0] for tables in made] if len(lists) == 1 else [*made]
 

@@ -118,6 +118,7 @@ class Recorder:
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
         self.maps = 0
         self.tables = 0
+        self.table_words = 0  # of eight bytes, which the tables take
         self.kernels: list[Compiled] = []
         self.model: str | None = ""
         self._kernels_of = kernels_of

@@ -109,6 +109,22 @@ def test_tables_beyond_a_megabyte_stay_with_python(declare):
     assert float(warmed(op, many[:9])(many[:9])) == 9
 
 
+def test_all_tables_of_a_stub_together_stay_below_a_megabyte(declare):
+    def launch(k, xs, a):
+        out = torch.zeros((), dtype=torch.float64)
+        for chunk in (1, 2, 3):
+            for table in k.tables(xs, chunk=chunk, most=1 << 15):
+                k.total[{"T": table.dtype}](out, table, a)
+        return out
+
+    op = declare("(Tensor[] xs, float a=1.0) -> Tensor", SUM, launch)
+    many = [torch.ones(1)] * 1100
+    for _ in range(2):
+        assert float(op(many)) == 3300
+        linker.settle()
+    assert "more than a megabyte" in str(slot_of(op).refused)
+
+
 def test_an_empty_list_launches_nothing(total):
     assert float(warmed(total, [])([])) == 0
     assert float(total(ONES)) == 9
