@@ -11,7 +11,7 @@ from helpers import needs_nvrtc
 from jitkern import jit
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
-from jitkern.launch.resources.device_view import AbsentDevice
+from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of
@@ -123,6 +123,14 @@ def test_a_map_of_a_view_and_of_an_allocation(on_cuda, gpu):
         on_cuda(lambda k, x: k.tensor_map(torch.empty_like(x), (16, 64))), (META,), slot=1
     )
     assert made(gpu.call(x, slot=1)[1])[1] == [64, 44] and ", y1, " in text
+
+
+def test_a_tensor_whose_memory_does_not_hold_its_values_is_refused(gpu):
+    device = PresentDevice(TARGET, torch.device("cpu"))
+    x = torch.ones(20, 64)
+    assert device.tensor_map(x, (8, 16), "none", "none", "zeros").encoded
+    with pytest.raises(LaunchError, match="resolve_neg"):
+        device.tensor_map(torch._neg_view(x), (8, 16), "none", "none", "zeros")
 
 
 @needs_nvrtc
