@@ -36,7 +36,7 @@ template <typename T> DEVICE T pow_(T x, T y) {  // of integers
 DEVICE float pow_(float x, float y) { return powf(x, y); }
 DEVICE double pow_(double x, double y) { return pow(x, y); }
 template <typename T> DEVICE T fmod_(T x, T y) {
-  return y == T(0) || y == T(-1) ? T(0) : T(x % y);
+  return y == T(0) || (y < T(0) && y == T(-1)) ? T(0) : T(x % y);
 }
 DEVICE float fmod_(float x, float y) { return fmodf(x, y); }
 DEVICE double fmod_(double x, double y) { return fmod(x, y); }
@@ -54,7 +54,7 @@ template <typename T> DEVICE T floor_divided_(T x, T y) {
   return q - whole > T(0.5) ? whole + 1 : whole;
 }
 template <typename T> DEVICE T floor_divide_(T x, T y) {  // of integers
-  if (y == T(0) || y == T(-1)) return T(-(y != T(0)) * x);
+  if (y == T(0) || (y < T(0) && y == T(-1))) return T(-(y != T(0)) * x);
   const T q = T(x / y);
   return x % y != T(0) && (x < T(0)) != (y < T(0)) ? T(q - 1) : q;
 }
