@@ -217,7 +217,9 @@ class Pointwise:
             parameters = [
                 p._replace(kind=changed.get(i, p.kind)) for i, p in enumerate(self.parameters)
             ]
-            self._derived[key] = self.like(self.name, replaced(self.outputs, values), parameters)
+            likes = [-1 if like in changed else like for like in self.likes]
+            outputs = replaced(self.outputs, values)
+            self._derived[key] = self.like(self.name, outputs, parameters, likes=likes)
         return self._derived[key]
 
     def like(

@@ -60,10 +60,10 @@ def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
         elif rule == "number":
             found.append((what, 0))
         else:
-            weight = max([found[i][1] for i in operands])
+            weight = max([found[i][1] for i in operands])  # that of numbers alone is a number's
             given = [found[i] for i in (operands[1:] if rule == "where" else operands)]
             if rule == "to":
-                dtype = what
+                dtype, weight = what, max(weight, 1)
             elif rule == "bool":
                 dtype = torch.bool
             else:
@@ -74,7 +74,7 @@ def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
                     raise RuntimeError(f"{what}() takes integers and conditions, got {dtype}")
                 if dtype == torch.bool and what in _NOT_OF_BOOL:
                     raise RuntimeError(f"{what}() takes no bools: write `^` or torch.logical_not")
-            found.append((dtype, max(weight, 1)))
+            found.append((dtype, weight))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 
 from jitkern.composition.expression import CONST, INPUT, TO, Node, ordered
 from jitkern.composition.promotion import computed_in, kinds_of
+from jitkern.composition.symbol import FOLDED
 from jitkern.composition.table import TABLE
 from jitkern.source.dtypes import DTYPES
 
+_OF_NUMBERS = {**FOLDED, "div": operator.truediv}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -58,16 +61,20 @@ def evaluated(
             results[one] = result.to(wide) if wide and dtype in _FLOATS else result
         else:
             operands = [results[arg] for arg in one.args]
-            results[one] = TABLE[one.op].function(*_tensor_first(operands))
+            results[one] = _applied(one.op, operands, wide)
     return [results[output] for output in outputs]
 
 
-def _tensor_first(operands: list[Any]) -> list[Any]:
-    """Return the operands, the first as a tensor: few functions of Torch take a number there."""
-    if isinstance(operands[0], torch.Tensor):
-        return operands
-    device = next((o.device for o in operands if isinstance(o, torch.Tensor)), None)
-    return [torch.as_tensor(operands[0], device=device), *operands[1:]]
+def _applied(name: str, operands: list[Any], wide: torch.dtype | None) -> Any:
+    """Return the result of an operation of the table; of numbers alone, mostly a number."""
+    first, tensors = operands[0], [o for o in operands if isinstance(o, torch.Tensor)]
+    if not tensors and name in _OF_NUMBERS and (name != "div" or operands[1] != 0):
+        return _OF_NUMBERS[name](*operands)
+    if not isinstance(first, torch.Tensor):  # few functions of Torch take a number there
+        floating = isinstance(first, (float, torch.SymFloat))
+        device = tensors[0].device if tensors else None
+        first = torch.as_tensor(first, device=device, dtype=wide if floating else None)
+    return TABLE[name].function(first, *operands[1:])
 
 
 def _is_floating(value: Any) -> bool:

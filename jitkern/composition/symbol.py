@@ -16,7 +16,7 @@ from jitkern.composition.expression import Node
 from jitkern.source.dtypes import codes_of_torch
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # of Torch by name, see `functions.py`
-_FOLDED: dict[str, Callable[..., Any]] = {
+FOLDED: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "eq": operator.eq, "ge": operator.ge, "bitwise_and": operator.and_,
 }  # fmt: skip
@@ -52,8 +52,8 @@ def apply(name: str, *values: Any) -> Any:
     """Return the symbol of an operation of the table; of numbers alone, a number."""
     nodes = [node_of(value) for value in values]
     numbers = [one.value for one in nodes if one.op == expression.CONST]
-    if len(numbers) == len(nodes) and name in _FOLDED:
-        return _FOLDED[name](*numbers)
+    if len(numbers) == len(nodes) and name in FOLDED:
+        return FOLDED[name](*numbers)
     if name == "where" and nodes[0].op == expression.CONST:
         return values[1] if nodes[0].value else values[2]
     return Symbol(expression.node(name, *nodes))

@@ -153,6 +153,34 @@ def test_a_number_in_place_of_a_tensor(device):
         bias(1, 2)
 
 
+@pointwise
+def of_numbers(x, alpha: float, n: int):
+    return x * (alpha * 2), x + 1 / alpha, x * (alpha + n), x + n * 2
+
+
+@on_each_device
+def test_numbers_computed_from_numbers_are_numbers(device):
+    """They decide no dtype, even of tensors without dimensions, and are exact in float64."""
+    compiled = torch.compile(lambda *args: of_numbers(*args), backend="aot_eager", fullgraph=True)
+    for dtype in (torch.bfloat16, torch.float64, torch.int32):
+        for x in (torch.tensor(3), torch.tensor([3, 4])):
+            x = x.to(device, dtype)  # noqa: PLW2901
+            expected = of_numbers.function(x, 0.1, 3)
+            for results in (of_numbers(x, 0.1, 3), compiled(x, 0.1, 3)):
+                for got, want in zip(results, expected):
+                    torch.testing.assert_close(got, want)
+                    assert dtype != torch.float64 or (got - want).abs().max() < 1e-14
+
+
+@on_each_device
+def test_the_gradient_takes_numbers(device):
+    d_out, y = randn(5, device=device), randn(5, device=device)
+    assert geglu.grad(wrt="up")(d_out, 1.0).dtype == torch.float32
+    torch.testing.assert_close(
+        geglu.grad(wrt="gate")(d_out, 1.0, y), geglu.grad(wrt="gate")(d_out, torch.ones_like(y), y)
+    )
+
+
 @on_each_device
 def test_composition_is_one_kernel(device):
     x, b = randn(100, device=device), randn(100, device=device)
