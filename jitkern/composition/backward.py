@@ -31,11 +31,8 @@ class Backward:
         self._function = function
         self._outputs = tuple(range(len(function.outputs)))
         self._made: dict[Any, Pointwise] = {}
-        results = [name or f"out{i}" for i, name in enumerate(function.results)]
-        one = len(results) == 1
-        self._results = [function.results[0] or "out"] if one else results
-        self.names = ["grad"] if one else [f"grad_{name}" for name in results]
-        self.names += [parameter.name for parameter in function.parameters]
+        self._results, self.names = _results_of(function)
+        self.names += arguments_of(function)
         kinds = {tuple(self._tensors_of(output)) for output in function.outputs}
         self._one_shape = len(kinds) == 1  # of all outputs, whatever the shapes of the arguments
 
@@ -68,6 +65,7 @@ class Backward:
         if key not in self._made:
             function, count = self._function, len(self._outputs)
             taken = {parameter.name for parameter in function.parameters}
+            arguments = arguments_of(function)
             seeds = [Parameter(_unused(f"d_{r}", taken), "tensor") for r in self._results]
             every = [*seeds, *(p._replace(default=None) for p in function.parameters)]
             used = sorted({i for one in found.values() for i in inputs_of(one)})
@@ -77,7 +75,7 @@ class Backward:
                 replaced([*found.values()], new),
                 [every[i] for i in used],
                 eager=False,
-                results=[f"d_{function.parameters[i].name}" for i in found],
+                results=[f"d_{arguments[i]}" for i in found],
                 likes=[used.index(count + i) if count + i in used else -1 for i in found],
             )
         return self._made[key]
@@ -143,6 +141,30 @@ class Backward:
             made = self.function_of(computed, outputs)(*(known[self.names[i]] for i in inputs))
             parts |= zip(computed, made if isinstance(made, tuple) else (made,))
         return parts
+
+
+def arguments_of(function: Pointwise) -> list[str]:
+    """Return the names that the parameters of a function have in the schema of its op.
+
+    They are ASCII, and none that a backward uses for something else, see
+    `jitkern.op.gradient.Gradient`.
+    """
+    results, gradients = _results_of(function)
+    names = [parameter.name for parameter in function.parameters]
+    taken = {"needs", *results, *gradients}
+    free = {name for name in names if name.isascii()} - taken  # these keep their names
+    return [
+        name if name in free else _unused(f"{name}_" if name.isascii() else f"x{i}", taken | free)
+        for i, name in enumerate(names)
+    ]
+
+
+def _results_of(function: Pointwise) -> tuple[list[str], list[str]]:
+    """Return the names of the results of an op, and those of their gradients."""
+    results = [name or f"out{i}" for i, name in enumerate(function.results)]
+    if len(results) > 1:
+        return results, [f"grad_{name}" for name in results]
+    return [function.results[0] or "out"], ["grad"]
 
 
 def _computed(found: Mapping[int, Node]) -> dict[int, Node]:

@@ -179,6 +179,14 @@ def arranged(
             inside = shape_of(name, of)
             sorted_dims = order_of(inside, [steps_of(tensor, inside) for tensor in of])
             results = [*results, new(inside, sorted_dims, dtype, device)]
+    if any([len(own) != len(positions) for _, own, _ in outputs]):  # noqa: C419  a trace
+        torch._check(
+            total(shape) != 0 or all([total(result.shape) == 0 for result in results]),  # noqa: C419
+            lambda: (
+                f"{name}: outputs of several shapes, and a tensor without elements, for which no "
+                "kernel runs: compute the outputs that do not depend on the tensor apart"
+            ),
+        )
     sizes, walks = collapsed(shape, order, [*[steps_of(r, shape) for r in results], *steps])
     if len(sizes) > MAX_RANK:
         torch._check(

@@ -16,6 +16,7 @@ import torch
 from jitkern import after_fork
 from jitkern.calls.signature import Signature
 from jitkern.composition import launch
+from jitkern.composition.backward import arguments_of
 from jitkern.composition.expression import inputs_of, ordered
 from jitkern.composition.promotion import kinds_of, program_of
 from jitkern.composition.reference import reference_of
@@ -67,7 +68,7 @@ def declare_named() -> None:
 def namespace_of(module: str) -> str:
     """Return the namespace of a module's ops: its top-level package, `main` of a script."""
     package = module.partition(".")[0].strip("_")
-    return package if package.isidentifier() else "pointwise"
+    return package if package.isascii() and package.isidentifier() else "pointwise"
 
 
 def name_of(function: Pointwise) -> str:
@@ -79,6 +80,7 @@ def qualified(module: str, name: str, identity: Any) -> str:
     """Return the qualified name of an op that a module declares, with a digest of its identity."""
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
     namespace = namespace_of(module)
+    name = name if name.isascii() else "formula"
     return f"{namespace}::{name[: MAX_NAME - len(namespace) - 11]}_{digest}"
 
 
@@ -124,9 +126,9 @@ def schema_of(function: Pointwise) -> str:
     """Return the schema of the op of a function, without its name."""
     kinds = {"tensor": "Tensor"}
     parameters = []
-    for parameter in function.parameters:
+    for parameter, name in zip(function.parameters, arguments_of(function)):
         default = "" if parameter.default is None else f"={parameter.default!r}"
-        parameters.append(f"{kinds.get(parameter.kind, parameter.kind)} {parameter.name}{default}")
+        parameters.append(f"{kinds.get(parameter.kind, parameter.kind)} {name}{default}")
     named = [f"Tensor {name}" if name else "Tensor" for name in function.results]
     returns = named[0] if len(named) == 1 and not function.results[0] else f"({', '.join(named)})"
     return f"({', '.join(parameters)}) -> {returns}"
@@ -138,8 +140,8 @@ def formula(function: Pointwise, device: str) -> Formula:
     outputs = names_in_c([r or "out" for r in function.results], inputs)
     language = CUDA if device == "cuda" else CPP
     return formula_of(
-        names_in_c([function.name])[0], function.outputs, inputs, outputs, language,
-        eager=function.eager,
+        names_in_c([function.name], [*inputs, *outputs])[0], function.outputs, inputs, outputs,
+        language, eager=function.eager,
     )  # fmt: skip
 
 
@@ -161,7 +163,7 @@ def plan_of(function: Pointwise) -> launch.Plan:
     steps = ordered(function.outputs)
     return launch.Plan(
         own.name,
-        tuple(parameter.name for parameter in parameters),
+        tuple(arguments_of(function)),
         tuple(parameter.default for parameter in parameters if parameter.default is not None),
         tensors,
         program_of(function.outputs),

@@ -161,7 +161,7 @@ def of_numbers(x, alpha: float, n: int):
 @on_each_device
 def test_numbers_computed_from_numbers_are_numbers(device):
     """They decide no dtype, even of tensors without dimensions, and are exact in float64."""
-    compiled = torch.compile(lambda *args: of_numbers(*args), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(of_numbers, backend="aot_eager", fullgraph=True)
     for dtype in (torch.bfloat16, torch.float64, torch.int32):
         for x in (torch.tensor(3), torch.tensor([3, 4])):
             x = x.to(device, dtype)  # noqa: PLW2901
@@ -208,6 +208,31 @@ def test_gradients(device):
     y = geglu(x.detach(), b)
     (only,) = torch.autograd.grad(y.sum(), [b])
     torch.testing.assert_close(only, F.gelu(x).sum(0))
+
+
+def bias_(bias, grad, out, needs, k, größe):  # noqa: PLC2401  any name
+    return bias * grad + out * k, needs * größe
+
+
+def test_any_name_will_do():
+    """Also those that a backward gives to gradients and results, and that of the function."""
+    inputs = [randn(4, dtype=torch.float64).requires_grad_() for _ in range(6)]
+    for name in ("bias", "größe"):
+        bias_.__name__ = name
+        function = pointwise(bias_)
+        assert torch.autograd.gradcheck(function, inputs)
+        keywords = dict(zip(("bias", "grad", "out", "needs", "k", "größe"), inputs))
+        torch.testing.assert_close(function(**keywords), bias_(**keywords))
+    out = pointwise(lambda out, grad: out * grad)
+    assert torch.autograd.gradcheck(out >> out, inputs[:3])
+
+
+def test_no_output_is_left_unwritten():
+    """An output with elements, beside one without."""
+    function = pointwise(lambda x, y: (x * y, x + 1))
+    assert [r.numel() for r in function(torch.ones(0, 1), torch.ones(0, 3))] == [0, 0]
+    with pytest.raises(RuntimeError, match="a tensor without elements"):
+        function(torch.ones(1), torch.ones(2, 0))
 
 
 @on_each_device

@@ -18,6 +18,8 @@ import torch
 
 from jitkern.calls.signature import Signature
 from jitkern.composition import registration
+from jitkern.composition.backward import arguments_of
+from jitkern.composition.expression import Parameter
 from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
 from jitkern.composition.text.formula import CPP, CUDA, Language, formula_of
 from jitkern.composition.text.helpers import helpers_for
@@ -139,8 +141,8 @@ class Fused:
             for a in schema
         ]
         before, after = (
-            [(numbered(p.name, taken), _TYPES[p.kind], _NONE) for p in parameters]
-            for parameters in (self._before, self._after)
+            [(numbered(name, taken), _TYPES[p.kind], _NONE) for name, p in parameters]
+            for parameters in (_named(self.before), _named(self.after)[1:])
         )
         return [*before, *own, *after]
 
@@ -282,6 +284,11 @@ class Fused:
         return backward
 
 
+def _named(function: Pointwise | None) -> list[tuple[str, Parameter]]:
+    """Return the parameters of a function, with their names in a schema."""
+    return list(zip(arguments_of(function), function.parameters)) if function else []
+
+
 def joined(first: Any, then: Any, place: tuple[str, str, int]) -> Fused:
     """Return `first >> then`, of an op or a `Fused` and a pointwise function. Raises TypeError."""
     if isinstance(first, Pointwise) == isinstance(then, Pointwise):
@@ -335,7 +342,7 @@ def _pulled_back(
     function: Pointwise, grad: Any, values: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[Any, ...]:
     """Return the gradients of a function's tensors, from that of its result."""
-    named = dict(zip((p.name for p in function.parameters), values))
+    named = dict(zip(arguments_of(function), values))
     found: tuple[Any, ...] = function.gradient.of_op()(grad=grad, needs=needs, **named)
     return tuple(
         None if g is None else g.sum_to_size(values[i].shape)
