@@ -21,10 +21,12 @@ from jitkern.composition import registration
 from jitkern.composition.backward import arguments_of
 from jitkern.composition.expression import Parameter
 from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
+from jitkern.composition.promotion import NUMBER, kinds_of, program_of
 from jitkern.composition.text.formula import CPP, CUDA, Language, formula_of
 from jitkern.composition.text.helpers import helpers_for
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
+from jitkern.launch.tuned import Tuning
 from jitkern.op.gradient import described
 from jitkern.op.op import Declaration, Op
 from jitkern.source import cpp_text, texts
@@ -141,7 +143,10 @@ class Fused:
             for a in schema
         ]
         before, after = (
-            [(numbered(name, taken), _TYPES[p.kind], _NONE) for name, p in parameters]
+            [
+                (numbered(name, taken), _TYPES[p.kind], _NONE if p.default is None else p.default)
+                for name, p in parameters
+            ]
             for parameters in (_named(self.before), _named(self.after)[1:])
         )
         return [*before, *own, *after]
@@ -178,6 +183,7 @@ class Fused:
         declaration = Declaration(
             sources, module=self.module, place=f"{self._place[0]}:{self._place[1]}: ",
             launchers={k: self._launcher(own) for k, own in declared.launchers.items()},
+            tunings={k: self._tuning(own) for k, own in declared.tunings.items()},
             reference=self._reference if declared.reference else None,
             samples=self._samples if declared.samples else None,
         )  # fmt: skip
@@ -205,28 +211,59 @@ class Fused:
                 found.append(source.replace(include=(*own, *source.include)))
         return tuple(found)
 
+    def _own_arguments(self) -> Callable[..., Any]:
+        """Return a function for launch functions: the arguments of the op, of all arguments."""
+        first, end = len(self._before), len(self.arguments) - len(self._after)
+        has_before, arguments = self.before is not None, self.base.signature.arguments
+        names = tuple(argument.name for argument in arguments if argument.kwarg_only)
+        count = len(arguments) - len(names)
+
+        def own(args: Any) -> tuple[Any, dict[str, Any]]:
+            found = (args[0], *args[first:end]) if has_before else args[:end]
+            named: dict[str, Any] = {}
+            for name, value in zip(names, found[count:]):
+                named = {**named, name: value}
+            return found[:count], named
+
+        return own
+
     def _launcher(self, function: Callable[..., Any]) -> Callable[..., Any]:
         first, end = len(self._before), len(self.arguments) - len(self._after)
         has_before, has_after = self.before is not None, self.after is not None
+        before, after = (part and program_of(part.outputs) for part in (self.before, self.after))
+        own = self._own_arguments()
 
         def launch(k: Any, *args: Any) -> Any:
-            own = args[:end]
-            more: dict[str, Any] = {}
+            given, more = own(args)
             if has_before:
-                own = (args[0], *args[first:end])
-                more = {**more, "prologue": lambda like: operands(like, args[1:first])}
+                more = {**more, "prologue": lambda like: operands(like, args[1:first], before)}
             if has_after:
-                more = {**more, "epilogue": lambda like: operands(like, args[end:])}
-            return function(k, *own, **more)
+                more = {**more, "epilogue": lambda like: operands(like, args[end:], after)}
+            return function(k, *given, **more)
 
         return launch
+
+    def _tuning(self, tuning: Tuning) -> Tuning:
+        """Return what the `.tune` of the op declares, measured with the arguments of the call."""
+        own = self._own_arguments()
+
+        def of_call(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                given, named = own(args)
+                return function(*given, **named)
+
+            return call
+
+        key = tuning.key and of_call(tuning.key)
+        return tuning._replace(configurations=of_call(tuning.configurations), key=key, inputs=None)
 
     def _reference(self, *values: Any) -> Any:
         """Compute in float32 or more, as a kernel does, and round once."""
         before, own, after = self._parts([_widened(value) for value in values])
         if self.before:
             own = [self.before.op.run_reference(*before), *own]
-        out = self.base.run_reference(*own)
+        args, by_name = self.base.signature.split(own)
+        out = self.base.run_reference(*args, **by_name)
         if self.after:
             out = self.after.op.run_reference(out, *after)
         dtype = values[0].dtype
@@ -259,7 +296,8 @@ class Fused:
             if before:
                 own = [before.op(*first), *own]
                 own_needs = [any(needs), *own_needs]
-            out, grad = base(*own), known["grad"]
+            args, by_name = base.signature.split(own)
+            out, grad = base(*args, **by_name), known["grad"]
             of_first: Sequence[Any] = [None] * len(needs)
             of_own: Sequence[Any] = [None] * len(own_needs)
             of_last: Sequence[Any] = ()
@@ -305,8 +343,11 @@ def joined(first: Any, then: Any, place: tuple[str, str, int]) -> Fused:
     return Fused(base, before, after, place)
 
 
-def operands(like: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+def operands(like: Any, values: Sequence[Any], program: Sequence[Any]) -> tuple[Any, ...]:
     """Return the arguments of a kernel for a function's arguments beside the value.
+
+    program: of the function, see `promotion`; all it computes with is of the value's kind, and its
+    result of the value's dtype, since a kernel has no other.
 
     They are numbers as they are, and each tensor with its steps from row to row and from column to
     column of `like`, which is seen as a matrix of its last dimension. Launch functions call this.
@@ -314,6 +355,21 @@ def operands(like: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     found: list[Any] = []
     for value in values:
         found = [*found, *(_walked(like, value) if isinstance(value, torch.Tensor) else [value])]
+    kinds = kinds_of(program, [like, *values])
+    floating = like.dtype.is_floating_point
+    torch._check(
+        kinds[-1][0] == like.dtype
+        and all(
+            [  # noqa: C419  a trace follows no generator
+                dtype == torch.bool or dtype.is_floating_point == floating or weight == NUMBER
+                for dtype, weight in kinds
+            ]
+        ),
+        lambda: (
+            f"a function around a kernel computes in the dtype of the value, {like.dtype}, and "
+            f"this one makes {kinds[-1][0]} of it or converts it on the way: call it by itself"
+        ),
+    )
     return tuple(found)
 
 

@@ -40,6 +40,36 @@ def _(k, x, weight, eps, prologue=lambda like: (), epilogue=lambda like: ()):
     return out
 
 
+by_name = kernel(  # arguments by name, one of them optional, and configurations
+    "jitkern_norms::by_name(Tensor x, *, Tensor? weight=None, float eps=1e-6) -> Tensor",
+    cpu=Cpp("rms_norm.cpp"),
+)
+
+
+@by_name.reference
+def _(x, *, weight, eps):
+    return rms_norm.run_reference(x, torch.ones_like(x[0]) if weight is None else weight, eps)
+
+
+@by_name.tune("cpu", key=lambda x, weight, eps: x.shape[-1] > 8)
+def _(x, *, weight, eps):
+    return [{"times": 1}, {"times": 1, "again": True}]
+
+
+@by_name.launch("cpu")
+def _(k, x, *, weight, eps, epilogue=lambda like: ()):
+    out, ones = torch.empty_like(x), torch.ones(x.shape[-1], dtype=x.dtype)
+    weight = ones if weight is None else weight
+    rows = k.config["times"] * x.shape[0]
+    k.rms_norm[{"T": x.dtype}](out, x, weight, eps, rows, x.shape[-1], *epilogue(out))
+    return out
+
+
+@by_name.backward
+def _(grad, x, eps):
+    return grad * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps), None
+
+
 @rms_norm.backward
 def _(grad, x, weight, eps):
     scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
@@ -65,6 +95,11 @@ def bias(value, added):
 
 @pointwise(dtypes=[torch.float32])
 def scale(value, factor: float):
+    return value * factor
+
+
+@pointwise(dtypes=[torch.float32])
+def halved(value, factor: float = 0.5):
     return value * factor
 
 
