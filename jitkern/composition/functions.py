@@ -232,5 +232,6 @@ _SAME = {
     "absolute": "abs", "sgn": "sign", "expit": "sigmoid", "clip": "clamp", "arctan2": "atan2",
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "less": "lt", "less_equal": "le",
     "greater": "gt", "greater_equal": "ge", "not_equal": "ne", "fix": "trunc",
+    "log_sigmoid": "logsigmoid",
 }  # fmt: skip
 FUNCTIONS.update({name: FUNCTIONS[known] for name, known in _SAME.items()})

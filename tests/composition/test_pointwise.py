@@ -131,6 +131,21 @@ def test_promotes_as_torch(device, pair):
 
 
 @on_each_device
+@pytest.mark.parametrize("rounds", ["once", "eager"])
+def test_the_order_of_promotions_matters(device, rounds):
+    def orders(a, b, c, h):
+        first, then = ((c + b) + a) // 7, ((c + a) + b) // 7
+        return first, then, a.int() // c.int(), b.int() // a, c.int() // a, a / h, torch.sqrt(a) + h
+
+    function = pointwise(round=rounds)(orders)
+    a = torch.tensor([100, 100, 3], dtype=torch.int8, device=device)
+    b, c = torch.tensor(300, device=device), torch.tensor([True, True, True], device=device)
+    h = torch.tensor([0.3, 1.1, 7.7], dtype=torch.bfloat16, device=device)
+    for got, want in zip(function(a, b, c, h), orders(a, b, c, h)):
+        torch.testing.assert_close(got, want)
+
+
+@on_each_device
 def test_numbers_are_arguments_of_one_kernel(device):
     x, y = randn(100, device=device), randn(100, device=device)
     for alpha, n, flip in ((2.0, 3, False), (0.1, 5, True), (math.inf, -1, True)):
@@ -170,6 +185,12 @@ def test_numbers_computed_from_numbers_are_numbers(device):
                 for got, want in zip(results, expected):
                     torch.testing.assert_close(got, want)
                     assert dtype != torch.float64 or (got - want).abs().max() < 1e-14
+
+
+def test_functions_of_torch_by_the_names_that_symbols_see():
+    """Some functions of Torch are called otherwise than they are written."""
+    x = randn(50)
+    torch.testing.assert_close(pointwise(lambda x: F.logsigmoid(x) + x)(x), F.logsigmoid(x) + x)
 
 
 @on_each_device

@@ -230,7 +230,7 @@ class Fused:
     def _launcher(self, function: Callable[..., Any]) -> Callable[..., Any]:
         first, end = len(self._before), len(self.arguments) - len(self._after)
         has_before, has_after = self.before is not None, self.after is not None
-        before, after = (part and program_of(part.outputs) for part in (self.before, self.after))
+        before, after = (program_of(p.outputs) if p else () for p in (self.before, self.after))
         own = self._own_arguments()
 
         def launch(k: Any, *args: Any) -> Any:

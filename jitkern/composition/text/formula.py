@@ -19,6 +19,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
+_CONDITION = "condition"
 
 
 class Language(NamedTuple):
@@ -142,20 +143,35 @@ class _Writer:
             return kind == "float", frozenset([position if kind == "tensor" else kind])
         if one.op == CONST:
             return type(one.value) is float, frozenset([type(one.value).__name__])
+        inputs = tuple(expression.inputs_of(one))  # whether these have dimensions decides too
         if one.op == TO:
-            return one.value in _FLOATS, frozenset([one.value])
+            return one.value in _FLOATS, frozenset([(one.value, inputs)])
         rule = TABLE[one.op].rule
         if rule == "bool":
-            return False, frozenset(["condition"])
-        return self._union(one.args[1:] if rule == "where" else one.args, floating=rule == "float")
+            return False, frozenset([(_CONDITION, inputs)])
+        floating, sources = self._union(one.args[1:] if rule == "where" else one.args)
+        if rule == "float" and not floating:
+            return True, frozenset([(rule, sources)])
+        return floating, sources
 
-    def _union(self, args: Sequence[Node], *, floating: bool) -> tuple[bool, frozenset[Any]]:
-        every = [self._leaves[arg] for arg in args]
-        return floating or any(f for f, _ in every), frozenset().union(*(s for _, s in every))
+    def _union(self, args: Sequence[Node]) -> tuple[bool, frozenset[Any]]:
+        """Return what decides on the dtype of what these operands are promoted to.
+
+        The order of promotions matters, (a + b) + c and (a + c) + b may differ, so what is promoted
+        already is a set within the set; but what is promoted again to one of its own changes none.
+        """
+        floating = any(self._leaves[arg][0] for arg in args)
+        every = {self._leaves[arg][1] for arg in args}
+        for whole in every:
+            if all(s == whole or s in whole or (len(s) == 1 and s <= whole) for s in every):
+                return floating, whole
+        return floating, frozenset().union(*every) if all(
+            len(s) == 1 for s in every
+        ) else frozenset(every)
 
     def _type(self, one: Node) -> str:
         """Return the type that a value is computed in."""
-        if self._leaves[one][1] == {"condition"} or (one.op == TO and one.value == "bool"):
+        if _are_conditions(self._leaves[one][1]) or (one.op == TO and one.value == "bool"):
             return "bool"
         return self._computed(self._leaves[one], [one])
 
@@ -163,7 +179,7 @@ class _Writer:
         floating, sources = leaves
         if floating:
             return "A"
-        if sources == {"condition"}:
+        if _are_conditions(sources):
             return "bool"
         number = sum(computed for _, _, computed in self.types.values())
         return self._declared(("P", sources), f"P{number}", promoted, computed=True)
@@ -218,7 +234,7 @@ class _Writer:
 
     def _compared(self, one: Node) -> str:
         """Return the type in which operands are compared."""
-        return self._computed(self._union(one.args, floating=False), one.args)
+        return self._computed(self._union(one.args), one.args)
 
     def _converted(self, one: Node, kind: str) -> str:
         """Return the text of a conversion, which rounds where the dtype is narrower."""
@@ -230,3 +246,7 @@ class _Writer:
         if header:
             self.headers[header] = None
         return f"A({getattr(dtype, self._language.dtype)}({self._as(arg, 'A')}))"
+
+
+def _are_conditions(sources: frozenset[Any]) -> bool:
+    return all(isinstance(one, tuple) and one[0] == _CONDITION for one in sources)
