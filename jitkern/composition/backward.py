@@ -106,17 +106,17 @@ class Backward:
 
         parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in asked]
         backward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        backward.takes_none = True  # type: ignore[attr-defined]  # zeros times infinity are NaN
         return backward
 
     def _groups(self, known: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        """Return the outputs by the shapes that they have in this call."""
+        """Return the outputs that have a gradient, by the shapes that they have in this call."""
+        given = [i for i in self._outputs if known.get(self.names[i]) is not None]
         if self._one_shape:
-            return [self._outputs]
+            return [tuple(given)] if given else []
         groups: list[tuple[Any, tuple[int, ...]]] = []
-        for i in self._outputs:
-            gradient = known.get(self.names[i])
-            if gradient is None:
-                continue
+        for i in given:
+            gradient = known[self.names[i]]
             for at, (shape, members) in enumerate(groups):
                 if shape == gradient.shape:
                     groups[at] = shape, (*members, i)

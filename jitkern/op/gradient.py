@@ -35,7 +35,8 @@ class Gradient:
     have a gradient), an input by its name in the schema, an output by its name (`out`, or `out0`,
     …, if the schema names none), `needs` (a bool for each tensor input). Only these values are kept
     for the backward pass. It returns one gradient, or None, for each tensor input, in order. For a
-    list of tensors, all of these are lists.
+    list of tensors, all of these are lists. The gradient of an output that nothing depends on is
+    zeros, but None if the function has an attribute `takes_none`.
 
     plain: the names of outputs that have no gradient.
     """
@@ -91,7 +92,8 @@ class Gradient:
         """
         given = dict(zip(self.outputs, zip(grads, outputs)))
         asked = {name: given[o] for name, o in self.grads.items() if name in self.asked}
-        filled = {name: _filled(g, output) for name, (g, output) in asked.items()}
+        fills = not getattr(self.function, "takes_none", False)
+        filled = {n: _filled(g, output) if fills else g for n, (g, output) in asked.items()}
         known = {**kept, **filled, "needs": needs}
         _depth.value += 1
         try:

@@ -257,6 +257,17 @@ def test_no_output_is_left_unwritten():
 
 
 @on_each_device
+def test_an_output_that_nothing_depends_on_has_no_part_in_the_gradient(device):
+    """Zero times its derivative may be NaN."""
+    function = pointwise(lambda x, y: (torch.log(x), x * 2, x * y))
+    x, y = torch.zeros(3, device=device, requires_grad=True), torch.ones(3, device=device)
+    function(x, y)[1].sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+    same = pointwise(lambda x: (torch.log(x), x * 2))
+    assert torch.autograd.grad(same(x)[1].sum(), x)[0].tolist() == [2, 2, 2]
+
+
+@on_each_device
 def test_gradients_of_powers(device):
     x = (randn(50, device=device, dtype=torch.float64).abs() + 0.1).requires_grad_()
     assert torch.autograd.gradcheck(powers, (x,))
