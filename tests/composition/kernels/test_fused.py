@@ -79,9 +79,9 @@ def test_gradients_are_those_of_the_parts(device):
 
 def test_arguments_by_name_optional_ones_defaults_and_configurations():
     x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8)
-    composed = norms.by_name >> norms.bias >> norms.halved
+    composed = jitkern_norms.by_name >> jitkern_norms.bias >> jitkern_norms.halved
     for given in (None, weight):
-        wanted = (norms.by_name.run_reference(x, weight=given, eps=1e-6) + weight) / 2
+        wanted = (jitkern_norms.by_name.run_reference(x, weight=given, eps=1e-6) + weight) / 2
         torch.testing.assert_close(composed(x, weight=given, added=weight), wanted)
         torch.testing.assert_close(composed.op.run_reference(x, given, 1e-6, weight, 0.5), wanted)
     composed(x, added=weight).sum().backward()
@@ -95,7 +95,7 @@ def test_a_kernel_has_no_other_dtype_for_what_a_function_makes():
         jitkern.pointwise(lambda v: v.to(torch.float16)),
         jitkern.pointwise(lambda v: v.to(torch.int32) * 1.0),
     ):
-        for composed in (norms.rms_norm >> function, function >> norms.rms_norm):
+        for composed in (jitkern_norms.rms_norm >> function, function >> jitkern_norms.rms_norm):
             with pytest.raises(RuntimeError, match="computes in the dtype of the value"):
                 composed(x, weight)
 
