@@ -75,6 +75,11 @@ def _larger(g: Any, x: Any, y: Any) -> Values:
     )
 
 
+def _angle(g: Any, part: Any, square: Any) -> Any:
+    """Return g part / square, and zero at the origin, as Torch does."""
+    return _where(square == 0, 0, g * (part / square))
+
+
 def _power(g: Any, x: Any, y: Any, out: Any) -> Values:
     return (
         _where(y == 0, 0, g * (y * torch.pow(x, y - 1))),
@@ -128,7 +133,7 @@ _ROWS = (
     Row("floor_divide", 2, "same", "floor_divide_({0}, {1})",
         eager=lambda x, y: torch.div(x, y, rounding_mode="floor")),  # floor_divide has no autograd
     Row("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (
-        g * (y / (x * x + y * y)), g * (-x / (x * x + y * y))), eager=_on_tensors(torch.atan2)),
+        _angle(g, y, x * x + y * y), _angle(g, -x, x * x + y * y)), eager=_on_tensors(torch.atan2)),
     Row("hypot", 2, "float", "hypot({0}, {1})", eager=_on_tensors(torch.hypot),
         gradient=lambda g, x, y, out: (g * (x / out), g * (y / out))),
     _step("floor"), _step("ceil"), _step("round"), _step("trunc"),

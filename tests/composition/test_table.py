@@ -120,6 +120,12 @@ def test_derivative(row):
     torch.testing.assert_close(tuple(got), wanted, equal_nan=True)
 
 
+def test_the_derivative_of_an_angle_at_the_origin_is_zero():
+    x, y = torch.zeros(2, requires_grad=True), torch.zeros(2)
+    named("angle", lambda x, y: torch.atan2(x, y) * 2)(x, y).sum().backward()
+    assert x.grad.tolist() == [0, 0]
+
+
 def test_rows_without_a_derivative_have_none():
     flat = {"sign", "floor", "ceil", "round", "trunc", "floor_divide", "signbit"}
     without = {row.name for row in TABLE.values() if not row.gradient}
