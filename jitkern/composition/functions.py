@@ -72,7 +72,7 @@ def pow(input: Any, exponent: Any) -> Any:
     """Return a power; of the exponents 2, 3, 0.5, -0.5, -1 and -2 as Torch computes them."""
     if not isinstance(exponent, (int, float)) or not isinstance(input, Symbol):
         return apply("pow", input, exponent)
-    x: Any = input
+    x: Any = input * (1.0 if isinstance(exponent, float) else 1)  # the dtype that Torch promotes to
     powers: dict[float, Callable[[], Any]] = {
         1: lambda: x,
         2: lambda: x * x,
@@ -80,15 +80,15 @@ def pow(input: Any, exponent: Any) -> Any:
         0.5: lambda: torch.sqrt(x),
         -0.5: lambda: torch.rsqrt(x),
         -1: lambda: torch.reciprocal(x),
-        -2: lambda: torch.reciprocal(x * x),
+        -2: lambda: apply("inverse_square", x),
     }
-    return powers[exponent]() if exponent in powers else apply("pow", x, exponent)
+    return powers[exponent]() if exponent in powers else apply("pow", input, exponent)
 
 
 @_function
 def square(input: Any) -> Any:
     """Return input²."""
-    return input * input
+    return pow(input, 2)
 
 
 @_function

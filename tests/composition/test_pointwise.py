@@ -308,6 +308,23 @@ def test_more_dimensions_than_a_kernel_walks_over(device):
         apart(x, b)
 
 
+@pointwise
+def whole_powers(x):
+    return x**2.0, x**2, torch.square(x), x**-2
+
+
+@on_each_device
+def test_powers_have_the_dtypes_and_derivatives_of_torch(device):
+    for value in (torch.tensor([True, False]), torch.tensor([3, -2]), torch.tensor([0.5, -0.0])):
+        x = value.to(device)
+        expected = (x**2.0, x**2, torch.square(x))
+        for got, wanted in zip(whole_powers(x), expected):
+            assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+    x = torch.tensor([0.0, -0.0, 2.0, torch.inf], device=device, requires_grad=True)
+    (got,) = torch.autograd.grad(whole_powers(x)[3].sum(), x)
+    assert torch.equal(got, torch.autograd.grad((x**-2).sum(), x)[0])
+
+
 @on_each_device
 def test_transforms(device):
     x, b = randn(5, 7, device=device), randn(7, device=device)

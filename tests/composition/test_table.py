@@ -39,7 +39,7 @@ def of_rows(name, rows):
     return named(name, function)
 
 
-GROUPS = [of_rows(f"rows{i}", ROWS[i : i + 15]) for i in range(0, len(ROWS), 15)]
+GROUPS = [of_rows(f"rows{i}", ROWS[i : i + 16]) for i in range(0, len(ROWS), 16)]
 INTEGERS = [row for row in TABLE.values() if row.rule != "float" and row.name != "signbit"]
 OF_INT = [of_rows(f"integers{i}", INTEGERS[i : i + 15]) for i in range(0, len(INTEGERS), 15)]
 

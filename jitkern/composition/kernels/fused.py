@@ -126,6 +126,8 @@ class Fused:
             )
         if self.before and (not own.arguments or str(own.arguments[0].type) != "Tensor"):
             raise TypeError(f"{self!r}: the first argument of {self.base.name} must be a tensor")
+        if any("List" in str(argument.type) for argument in own.arguments):
+            raise TypeError(f"{self!r}: a composition is of an op without lists")
         for part in (self.before, self.after):
             if part and (part.eager or len(part.outputs) != 1 or 0 not in part.tensors):
                 raise TypeError(
