@@ -248,6 +248,7 @@ def _ignore(*_: object) -> None:
 
 
 def _interrupt(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, _ignore)  # the end of the parent sends one more, into the cleanup
     child_process.end()
     raise SystemExit(1)  # which `multiprocessing` takes without a traceback
 
