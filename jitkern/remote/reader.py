@@ -96,7 +96,8 @@ class Remote:
     def store(self) -> Readable:
         """The store, opened when it is first asked. Raises JitkernError if that cannot be done."""
         if self._store is None:  # without a lock, which a forked child would wait for
-            self._store = opened(self.given)
+            made = opened(self.given)
+            self._store = self._store or made  # of another thread
         return self._store
 
     def bring(self, miss: Miss, budget: float) -> str:
@@ -144,9 +145,10 @@ class Remote:
 
     def _read_index(self, machine: str, old: Copy | None, patience: Patience) -> Copy:
         name, tag = layout.index_of(machine), old.tag if old else None
+        store = self.store  # whose answer says whether it builds
         try:
             found = patience.ask(
-                lambda: self.store.get(name, limit=layout.LARGEST_INDEX, unless=tag),
+                lambda: store.get(name, limit=layout.LARGEST_INDEX, unless=tag),
                 self._timeout,
             )
             index = Index.decode(found.data) if found else Index()
@@ -156,7 +158,7 @@ class Remote:
         except (ValueError, TooLarge) as e:
             self._refuse(name, str(e))
             index, tag = Index(loose=False), None
-        builds = isinstance(self.store, Service) and self.store.builds
+        builds = isinstance(store, Service) and store.builds
         return Copy(index, tag, builds, time.time())
 
     def _brought(self, miss: Miss, patience: Patience) -> str:
