@@ -11,7 +11,11 @@ from web_servers import Server, closed_port, fill, static
 from jitkern.cache.store import Cache
 from jitkern.runtime import binding
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+# The network of the test cuts connections, whose streams Python then calls unclosed.
+pytestmark = [
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,11 @@ from jitkern.remote import publish
 from jitkern.remote.stores.directory import DirectoryStore
 from jitkern.target import Target
 
-pytestmark = pytest.mark.stress
+# The network of the test cuts connections, whose streams Python then calls unclosed.
+pytestmark = [
+    pytest.mark.stress,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 HOSTS = 64
 LONGEST = 240  # seconds, after which a process hangs
 FLEET = """
