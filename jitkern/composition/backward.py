@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,24 @@ from jitkern.composition.expression import (
     node,
     replaced,
 )
+from jitkern.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from jitkern.composition.pointwise import Pointwise
+
+
+class _Steps(NamedTuple):
+    """The steps to the gradients of some arguments, given by their positions.
+
+    passed: the names of gradients of outputs that are the gradient of an argument as they are.
+    function: the function of the gradients that are computed, which are those of the arguments at
+    `computed`; None if there are none. inputs: the names of its arguments.
+    """
+
+    passed: dict[int, str]
+    function: Pointwise | None
+    computed: tuple[int, ...]
+    inputs: list[str]
 
 
 class Backward:
@@ -31,6 +47,7 @@ class Backward:
         self._function = function
         self._outputs = tuple(range(len(function.outputs)))
         self._made: dict[Any, Pointwise] = {}
+        self._kept: dict[Any, _Steps] = {}
         self._results, self.names = _results_of(function)
         self.names += arguments_of(function)
         kinds = {tuple(self._tensors_of(output)) for output in function.outputs}
@@ -85,8 +102,9 @@ class Backward:
         found = _computed(self.expressions())
         return [self.function_of(found)] if found else []
 
+    @functools.cached_property
     def of_op(self) -> Callable[..., Any]:
-        """Return the backward of the op, see `jitkern.op.gradient.Gradient`."""
+        """The backward of the op, see `jitkern.op.gradient.Gradient`."""
         count, tensors = len(self._outputs), self._function.tensors
         used = {i for one in self.expressions().values() for i in inputs_of(one)}
         if not self._one_shape:
@@ -131,16 +149,27 @@ class Backward:
         """Return the gradients of these outputs by the arguments that need one, as tensors."""
         if not needed:
             return {}
-        found = self.expressions(needed, outputs)
-        parts = {  # the gradient of an output, as it is
-            i: known[self.names[one.value[0]]] for i, one in found.items() if one.op == INPUT
-        }
-        computed = _computed(found)
-        if computed:
-            inputs = sorted({i for one in computed.values() for i in inputs_of(one)})
-            made = self.function_of(computed, outputs)(*(known[self.names[i]] for i in inputs))
-            parts |= zip(computed, made if isinstance(made, tuple) else (made,))
+        steps = self._steps(tuple(needed), tuple(outputs))
+        parts = {i: known[name] for i, name in steps.passed.items()}
+        if steps.function:
+            made = steps.function(*(known[name] for name in steps.inputs))
+            parts |= zip(steps.computed, made if isinstance(made, tuple) else (made,))
         return parts
+
+    def _steps(self, needed: tuple[int, ...], outputs: tuple[int, ...]) -> _Steps:
+        """Return the steps to the gradients of these outputs, found once for all passes."""
+        key = needed, outputs
+        if key not in self._kept:
+            found = self.expressions(needed, outputs)
+            computed = _computed(found)
+            inputs = sorted({i for one in computed.values() for i in inputs_of(one)})
+            self._kept[key] = _Steps(
+                {i: self.names[one.value[0]] for i, one in found.items() if one.op == INPUT},
+                self.function_of(computed, outputs) if computed else None,
+                tuple(computed),
+                [self.names[i] for i in inputs],
+            )
+        return self._kept[key]
 
 
 def arguments_of(function: Pointwise) -> list[str]:

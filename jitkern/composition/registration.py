@@ -43,7 +43,6 @@ _RESERVED = frozenset((
 ))  # fmt: skip
 _LOCAL = r"v\d+|[APR]\d*|[VI]|RANK|FAST|INNER|(In|Out)\d+|T_\w+|\w+_(s|at|inner|step\d*)"
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
-_SHAPES = ((4096,), (4097,))
 _alive: weakref.WeakSet[Pointwise | Fused] = weakref.WeakSet()
 _declaring = threading.RLock()
 after_fork(_declaring)
@@ -118,7 +117,7 @@ def _declared(name: str, function: Pointwise) -> Op:
     )  # fmt: skip
     op = registered(Signature(f"{name}{schema_of(function)}"), declaration)
     if function.gradient.expressions():
-        op.backward(function.gradient.of_op())
+        op.backward(function.gradient.of_op)
     return op
 
 

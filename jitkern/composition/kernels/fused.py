@@ -400,8 +400,9 @@ def _pulled_back(
     function: Pointwise, grad: Any, values: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[Any, ...]:
     """Return the gradients of a function's tensors, from that of its result."""
-    named = dict(zip(arguments_of(function), values))
-    found: tuple[Any, ...] = function.gradient.of_op()(grad=grad, needs=needs, **named)
+    own = function.gradient
+    named = dict(zip(own.names, (grad, *values)))
+    found: tuple[Any, ...] = own.of_op(needs=needs, **named)
     return tuple(
         None if g is None else g.sum_to_size(values[i].shape)
         for i, g in zip(function.tensors, found)
