@@ -123,7 +123,8 @@ def chain(functions: Sequence[Any]) -> Chain:
     stages = [_stage(function) for function in functions]
     name = "_".join(stage.function.__name__ for stage in stages)
     inputs: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = {"BLOCK", "count", *(stage.function.__name__ for stage in stages)}
+    taken |= {f"out{i}" for i in range(stages[-1].results)}
     given: tuple[str, ...] = ()
     lines = []
     for number, stage in enumerate(stages):
@@ -136,8 +137,8 @@ def chain(functions: Sequence[Any]) -> Chain:
         for parameter, kind in stage.parameters[len(given) :]:
             unique = numbered(parameter, taken)
             inputs[unique] = kind
-            arguments.append(f"{unique}_" if kind == "Tensor" else unique)
-        given = tuple(f"value{number}_{result}" for result in range(stage.results))
+            arguments.append(f"jitkern_{unique}" if kind == "Tensor" else unique)
+        given = tuple(f"jitkern_value{number}_{result}" for result in range(stage.results))
         lines.append(f"{', '.join(given)} = {stage.function.__name__}({', '.join(arguments)})")
     written, spans = triton_function.text_of([stage.function for stage in stages])
     tensors = [tensor for tensor, kind in inputs.items() if kind == "Tensor"]
@@ -154,8 +155,13 @@ def _kernel(
 ) -> str:
     outs = [f"out{i}" for i in range(len(given))]
     parameters = ", ".join([*outs, *inputs, "count", "BLOCK: jitkern_tl.constexpr"])
-    loads = [f"{t}_ = jitkern_widened(jitkern_tl.load({t} + at, inside))" for t in tensors]
-    stores = [f"jitkern_tl.store({o} + at, {v}, inside)" for o, v in zip(outs, given)]
+    loads = [
+        f"jitkern_{t} = jitkern_widened(jitkern_tl.load({t} + jitkern_at, jitkern_inside))"
+        for t in tensors
+    ]
+    stores = [
+        f"jitkern_tl.store({o} + jitkern_at, {v}, jitkern_inside)" for o, v in zip(outs, given)
+    ]
     body = "\n    ".join([*loads, *lines, *stores])
     return f"""
 import triton as jitkern_triton
@@ -172,8 +178,9 @@ def jitkern_widened(value):
 
 @jitkern_triton.jit
 def {name}({parameters}):
-    at = jitkern_tl.program_id(0).to(jitkern_tl.int64) * BLOCK + jitkern_tl.arange(0, BLOCK)
-    inside = at < count
+    jitkern_first = jitkern_tl.program_id(0).to(jitkern_tl.int64) * BLOCK
+    jitkern_at = jitkern_first + jitkern_tl.arange(0, BLOCK)
+    jitkern_inside = jitkern_at < count
     {body}
 """
 

@@ -21,4 +21,10 @@ def both(x, added):
     return x + added, x - added
 
 
+@triton.jit
+def inside(at, scale, count):
+    return at * scale + count
+
+
 chain = compose(scale, relu, both)
+clashing = compose(scale, inside)  # its parameters are called like functions and like our variables

@@ -36,8 +36,17 @@ def test_the_kernel_is_one_and_can_be_read():
     text = chain([jitkern_chains.scale, jitkern_chains.relu, jitkern_chains.both]).text
     assert text.count("@") == 5  # the functions, what widens, and the kernel
     lines = text[text.index("def scale_relu_both_kernel") :]
-    assert "value0_0 = scale(x_, factor)\n    value1_0 = relu(value0_0)\n" in lines
+    assert (
+        "jitkern_value0_0 = scale(jitkern_x, factor)\n"
+        "    jitkern_value1_0 = relu(jitkern_value0_0)\n"
+    ) in lines
     assert lines.count("tl.load") == lines.count("tl.store") == 2
+
+
+def test_parameters_may_be_called_like_functions_and_like_variables_of_the_kernel():
+    assert jitkern_chains.clashing.schema.endswith(
+        "(Tensor x, float factor, Tensor scale_1, Tensor count_1) -> Tensor"
+    )
 
 
 def test_it_is_prewarmed_without_a_gpu(cli, monkeypatch):
@@ -46,8 +55,9 @@ def test_it_is_prewarmed_without_a_gpu(cli, monkeypatch):
         "prewarm", "jitkern_chains", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json"
     )
     assert code == 0, err
-    built = [row for row in kernels(last_json(out)) if row["op"] == jitkern_chains.chain.name]
-    assert len(built) >= 3
+    for made in (jitkern_chains.chain, jitkern_chains.clashing):
+        built = [row for row in kernels(last_json(out)) if row["op"] == made.name]
+        assert len(built) >= 3
 
 
 def test_what_is_no_function_of_values_is_refused():
