@@ -140,14 +140,14 @@ __host__ __device__ constexpr int power_of_two_from(int n) { return n <= 1 ? 1 :
 // The State of a block: the very same in all threads. A second call needs a __syncthreads() before it.
 template <int THREADS, class Op>
 __device__ __forceinline__ typename Op::State merged_block(const Op &op, typename Op::State s) {
-  constexpr int WARPS = THREADS / 32;
+  constexpr int WARPS = THREADS / 32, LANES = power_of_two_from(WARPS);
   s = merged_lanes<32>(op, s);
   if (WARPS == 1) return s;
   __shared__ typename Op::State states[WARPS];
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) states[threadIdx.x / 32] = s;
+  if (threadIdx.x % 32 == 0) states[threadIdx.x / 32] = s;
   __syncthreads();
-  return merged_lanes<power_of_two_from(WARPS)>(op, lane < WARPS ? states[lane] : op.none());
+  const int warp = threadIdx.x % LANES;
+  return merged_lanes<LANES>(op, warp < WARPS ? states[warp] : op.none());
 }
 
 // --------------------------------------------------------------------- forms

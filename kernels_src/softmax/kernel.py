@@ -1,119 +1,232 @@
-"""out = softmax(x) over the last dimension; online normalizer (Milakov & Gimelshein 2018)."""
+"""softmax and log_softmax of scale * x along a dimension: out[i] = exp(scale * x[i]) / sum_j exp(scale * x[j]).
 
-import math
+The largest number and the sum are found together, with the online normalizer (Milakov & Gimelshein 2018).
+Backward, from the output: scale * out * (grad - sum_j grad[j] * out[j]), and of the logarithm
+scale * (grad - exp(out) * sum_j grad[j]).
+"""
 
 import torch
 
 from jitkern.declare import Cpp, Cuda, Extension, Triton, kernel
+from jitkern.kernels_src import rows as forms
+
+CPU = Cpp("softmax.cpp", native=True, openmp=True)
 
 softmax = kernel(
-    "softmax(Tensor x) -> Tensor",
+    "softmax(Tensor x, int dim=-1, float scale=1.0) -> Tensor",
     cuda=[
         Cuda("softmax.cu"),
         Triton("softmax_triton.py"),
         Extension("softmax_extension.cu", function="jitkern_extension::softmax"),
     ],
-    cpu=Cpp("softmax.cpp", native=True, openmp=True),
+    cpu=CPU,
 )
-
+log_softmax = kernel(
+    "log_softmax(Tensor x, int dim=-1, float scale=1.0) -> Tensor", cuda=Cuda("softmax.cu"), cpu=CPU
+)
 softmax_backward = kernel(
-    "softmax_backward(Tensor grad, Tensor out) -> Tensor",
+    "softmax_backward(Tensor grad, Tensor out, int dim=-1, float scale=1.0) -> Tensor",
     cuda=Cuda("softmax.cu"),
-    cpu=Cpp("softmax.cpp", native=True, openmp=True),
+    cpu=CPU,
+)
+log_softmax_backward = kernel(
+    "log_softmax_backward(Tensor grad, Tensor out, int dim=-1, float scale=1.0) -> Tensor",
+    cuda=Cuda("softmax.cu"),
+    cpu=CPU,
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def _rows(x):
-    torch._check(x.dim() >= 1, lambda: f"softmax: x needs at least one dimension, got {x.dim()}")
-    torch._check(x.dtype in DTYPES, lambda: f"softmax: x must be floating point, got {x.dtype}")
-    return math.prod(x.shape[:-1]), x.shape[
-        -1
-    ]  # not .numel(), which makes a symbolic size constant
+def _checked(name, x, dim):
+    """Return the contiguous tensor, and its rows, columns and distance of a row's elements."""
+    d = forms.axis(name, x, dim)
+    torch._check(x.dtype in DTYPES, lambda: f"{name}: x must be floating point, got {x.dtype}")
+    return x.contiguous(), *forms.matrix(x, d)
 
 
-@softmax.reference
-def _(x):
-    return torch.softmax(x, dim=-1)
+def _pair(name, grad, out, dim):
+    """The same for a gradient and an output, which must be alike."""
+    torch._check(
+        grad.shape == out.shape and grad.dtype == out.dtype,
+        lambda: f"{name}: grad and out differ, {grad.dtype} of shape {tuple(grad.shape)} and "
+        f"{out.dtype} of shape {tuple(out.shape)}",
+    )
+    out, rows, cols, inner = _checked(name, out, dim)
+    return grad.contiguous(), out, rows, cols, inner
 
 
-@softmax.launch("cuda")
-def _(k, x):
-    rows, cols = _rows(x)
-    x = x.contiguous()
+def _on_gpu(kernels, tensors, scale, log, rows, cols, inner):
+    """Launch one of the three kernels: rows in registers, read twice, or strided."""
+    in_registers, long, strided = kernels
+    template = {"T": tensors[0].dtype, "LOG": log}
+    if inner != 1:
+        blocks = rows * ((inner + 31) // 32)
+        template |= {"DEPTH": forms.DEPTH}
+        strided[template](*tensors, scale, cols, inner, grid=blocks, block=32 * forms.DEPTH)
+        return
+    edges = forms.has_edges(cols, *tensors)
+    form = forms.in_registers(cols, tensors[0].element_size(), edges)
+    template |= {"EDGES": edges}
+    if form is None:
+        template |= {"THREADS": forms.LONG}
+        long[template](*tensors, scale, cols, grid=rows, block=forms.LONG)
+        return
+    lanes, threads, vectors = form
+    template |= {"LANES": lanes, "THREADS": threads, "VPT": vectors}
+    each = threads // lanes
+    grid = (rows + each - 1) // each
+    in_registers[template](*tensors, scale, rows, cols, grid=grid, block=threads)
+
+
+def _forward_on_gpu(name, k, x, dim, scale):
+    x, rows, cols, inner = _checked(name, x, dim)
     out = torch.empty_like(x)
-    k.softmax[{"T": x.dtype}](out, x, cols, grid=rows, block=256)
+    kernels = k.softmax, k.softmax_long, k.softmax_strided
+    _on_gpu(kernels, (out, x), scale, name == "log_softmax", rows, cols, inner)
     return out
 
 
+def _backward_on_gpu(name, k, grad, out, dim, scale):
+    grad, out, rows, cols, inner = _pair(name, grad, out, dim)
+    dx = torch.empty_like(out)
+    kernels = k.softmax_backward, k.softmax_backward_long, k.softmax_backward_strided
+    _on_gpu(kernels, (dx, grad, out), scale, name == "log_softmax_backward", rows, cols, inner)
+    return dx
+
+
+@softmax.launch("cuda")
+def _(k, x, dim, scale):
+    return _forward_on_gpu("softmax", k, x, dim, scale)
+
+
+@log_softmax.launch("cuda")
+def _(k, x, dim, scale):
+    return _forward_on_gpu("log_softmax", k, x, dim, scale)
+
+
+@softmax_backward.launch("cuda")
+def _(k, grad, out, dim, scale):
+    return _backward_on_gpu("softmax_backward", k, grad, out, dim, scale)
+
+
+@log_softmax_backward.launch("cuda")
+def _(k, grad, out, dim, scale):
+    return _backward_on_gpu("log_softmax_backward", k, grad, out, dim, scale)
+
+
 @softmax.launch("triton")
-def _(k, x):
-    rows, cols = _rows(x)
-    x = x.contiguous()
+def _(k, x, dim, scale):
+    x, rows, cols, inner = _checked("softmax", x, dim)
     out = torch.empty_like(x)
-    k.softmax[{"BLOCK": 1024}](out, x, cols, grid=rows, num_warps=4)
+    k.softmax[{"BLOCK": 1024}](out, x, cols, inner, scale, grid=rows * inner, num_warps=4)
     return out
 
 
 @softmax.launch("cpu")
-def _(k, x):
-    rows, cols = _rows(x)
-    x = x.contiguous()
+def _(k, x, dim, scale):
+    x, rows, cols, inner = _checked("softmax", x, dim)
     out = torch.empty_like(x)
-    k.softmax[{"T": x.dtype}](out, x, rows, cols)
+    k.softmax[{"T": x.dtype}](out, x, rows, cols, inner, scale)
     return out
 
 
-@softmax.backward
-def _(grad, out):
-    return softmax_backward(grad, out)
-
-
-@softmax.cost
-def _(x):  # for each number: a maximum, a difference, exp, a sum, a product
-    return 2 * x.nbytes, 5 * x.numel()
-
-
-@softmax.samples
-def _(device):
-    for dtype in DTYPES:
-        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
-            yield torch.randn(shape, dtype=dtype, device=device)
-    yield torch.randn(7, 40, device=device).T
-    yield torch.randn(2, 5000, device=device)
-
-
-@softmax_backward.reference
-def _(grad, out):
-    return out * (grad - (grad * out).sum(-1, keepdim=True))
-
-
-@softmax_backward.launch("cuda")
-def _(k, grad, out):
-    rows, cols = _rows(out)
-    grad, out = grad.contiguous(), out.contiguous()
-    dx = torch.empty_like(out)
-    k.softmax_backward[{"T": out.dtype}](dx, grad, out, cols, grid=rows, block=256)
-    return dx
+@log_softmax.launch("cpu")
+def _(k, x, dim, scale):
+    x, rows, cols, inner = _checked("log_softmax", x, dim)
+    out = torch.empty_like(x)
+    k.log_softmax[{"T": x.dtype}](out, x, rows, cols, inner, scale)
+    return out
 
 
 @softmax_backward.launch("cpu")
-def _(k, grad, out):
-    rows, cols = _rows(out)
-    grad, out = grad.contiguous(), out.contiguous()
+def _(k, grad, out, dim, scale):
+    grad, out, rows, cols, inner = _pair("softmax_backward", grad, out, dim)
     dx = torch.empty_like(out)
-    k.softmax_backward[{"T": out.dtype}](dx, grad, out, rows, cols)
+    k.softmax_backward[{"T": out.dtype}](dx, grad, out, rows, cols, inner, scale)
     return dx
 
 
+@log_softmax_backward.launch("cpu")
+def _(k, grad, out, dim, scale):
+    grad, out, rows, cols, inner = _pair("log_softmax_backward", grad, out, dim)
+    dx = torch.empty_like(out)
+    k.log_softmax_backward[{"T": out.dtype}](dx, grad, out, rows, cols, inner, scale)
+    return dx
+
+
+@softmax.reference
+def _(x, dim, scale):
+    return torch.softmax(x if scale == 1 else x * scale, dim)
+
+
+@log_softmax.reference
+def _(x, dim, scale):
+    return torch.log_softmax(x if scale == 1 else x * scale, dim)
+
+
+@softmax_backward.reference
+def _(grad, out, dim, scale):
+    return scale * out * (grad - (grad * out).sum(dim, keepdim=True))
+
+
+@log_softmax_backward.reference
+def _(grad, out, dim, scale):
+    return scale * (grad - out.exp() * grad.sum(dim, keepdim=True))
+
+
+@softmax.backward
+def _(grad, out, dim, scale):
+    return softmax_backward(grad, out, dim, scale)
+
+
+@log_softmax.backward
+def _(grad, out, dim, scale):
+    return log_softmax_backward(grad, out, dim, scale)
+
+
+@softmax.cost
+def _(x, _dim, _scale):  # for each number: a maximum, a difference, exp, a sum, a product
+    return 2 * x.nbytes, 5 * x.numel()
+
+
+@log_softmax.cost
+def _(x, _dim, _scale):
+    return 2 * x.nbytes, 5 * x.numel()
+
+
 @softmax_backward.cost
-def _(grad, out):
+def _(grad, out, _dim, _scale):
     return grad.nbytes + 2 * out.nbytes, 4 * out.numel()
 
 
-@softmax_backward.samples
-def _(device):
+@log_softmax_backward.cost
+def _(grad, out, _dim, _scale):
+    return grad.nbytes + 2 * out.nbytes, 5 * out.numel()
+
+
+def _samples(device):
     for dtype in DTYPES:
-        out = torch.softmax(torch.randn(16, 50, dtype=dtype, device=device), dim=-1)
-        yield torch.randn(16, 50, dtype=dtype, device=device), out
+        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
+            yield (torch.randn(shape, dtype=dtype, device=device),)
+    yield (torch.randn(7, 40, device=device).T,)
+    yield (torch.randn(2, 5000, device=device),)
+    yield torch.randn(3, 40, 50, device=device), 1, 0.125
+    yield torch.randn(9, 64, device=device), -1, -2.0
+
+
+def _backward_samples(log):
+    def samples(device):
+        for dtype in DTYPES:
+            out = torch.softmax(torch.randn(16, 50, dtype=dtype, device=device), dim=-1)
+            yield torch.randn(16, 50, dtype=dtype, device=device), out.log() if log else out
+        out = torch.softmax(torch.randn(3, 40, 50, device=device), dim=1)
+        yield torch.randn(3, 40, 50, device=device), out.log() if log else out, 1, 0.125
+
+    return samples
+
+
+softmax.samples(_samples)
+log_softmax.samples(_samples)
+softmax_backward.samples(_backward_samples(log=False))
+log_softmax_backward.samples(_backward_samples(log=True))

@@ -1,76 +1,98 @@
-// out[r, i] = exp(x[r, i] - m) / d, where m = max_i x[r, i] and d = sum_i exp(x[r, i] - m) are found together:
-// (m, d) + x = (n, d * exp(m - n) + exp(x - n)), n = max(m, x).   Milakov & Gimelshein 2018. One block a row.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+// softmax and log_softmax of rows of scale * x, and their backward, in the forms of rows.cuh.
+#include "rows.cuh"
 
 namespace softmax_detail {
+using namespace jitkern;
 
-template <typename T> struct accumulator { using type = float; };
-template <> struct accumulator<double> { using type = double; };
+// out[i] = exp(scale * x[i]) / sum_j exp(scale * x[j]), or its logarithm
+template <typename T_, bool LOG> struct Forward {
+  using T = T_;
+  using A = widened<T>;
+  using State = Exponentials<A>;
+  struct Row { A base, of_sum; };
+  static constexpr int INPUTS = 1, OUTPUTS = 1;
+  const T *in[1];
+  T *out[1];
+  A sign, scale, log2_scale;  // the numbers are sign * x, so that a negative scale leaves the maximum one
 
-__device__ inline float exponential(float x) { return expf(x); }
-__device__ inline double exponential(double x) { return exp(x); }
-__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
-__device__ inline double larger(double a, double b) { return fmax(a, b); }
-// Finite, so that a row that begins with -inf (a mask) does not turn into NaN.
-__device__ inline void lowest(float& x) { x = -3.402823466e38f; }
-__device__ inline void lowest(double& x) { x = -1.7976931348623157e308; }
-
-template <typename A> struct normalizer {
-  A m, d;
-  __device__ void add(A m2, A d2) {
-    const A n = larger(m, m2);
-    d = d * exponential(m - n) + d2 * exponential(m2 - n);
-    m = n;
+  __device__ Forward(T *out, const T *x, double scale)
+      : in{x}, out{out}, sign(scale < 0 ? -1 : 1), scale(A(fabs(scale))),
+        log2_scale(A(fabs(scale) * 1.4426950408889634)) {}
+  __device__ State none() const { return State::none(); }
+  __device__ A padding() const { return -sign * infinity<A>(); }
+  template <int V> __device__ State add(State s, const A (&v)[1][V], int) const {
+    A x[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) x[i] = sign * v[0][i];
+    return s.add(x, log2_scale);
+  }
+  __device__ State merge(State a, State b) const { return State::merged(a, b, log2_scale); }
+  __device__ Row row(State s, long long, bool) const { return {s.base(), LOG ? log(s.sum) : 1 / s.sum}; }
+  template <int V> __device__ void results(Row r, const A (&v)[1][V], int, A (&y)[1][V]) const {
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+      const A x = sign * v[0][i] - r.base;
+      y[0][i] = LOG ? x * scale - r.of_sum : power_of_2(x * log2_scale) * r.of_sum;
+    }
   }
 };
 
-template <typename A> __device__ A block_sum(A value) {
-  __shared__ A partial[32];
-  for (int i = 16; i; i /= 2) value += __shfl_xor_sync(~0u, value, i);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = 0;
-  for (int w = 0; w < blockDim.x / 32; w++) value += partial[w];
-  return value;
-}
+// dx = scale * out * (grad - sum_j grad[j] * out[j]); of the logarithm: scale * (grad - exp(out) * sum_j grad[j])
+template <typename T_, bool LOG> struct Backward {
+  using T = T_;
+  using A = widened<T>;
+  struct State { A sum; };
+  using Row = State;
+  static constexpr int INPUTS = 2, OUTPUTS = 1;
+  const T *in[2];
+  T *out[1];
+  A scale;
 
-template <typename A> __device__ normalizer<A> block_normalizer(normalizer<A> v) {
-  __shared__ A m[32], d[32];
-  for (int i = 16; i; i /= 2) v.add(__shfl_xor_sync(~0u, v.m, i), __shfl_xor_sync(~0u, v.d, i));
-  if (threadIdx.x % 32 == 0) m[threadIdx.x / 32] = v.m, d[threadIdx.x / 32] = v.d;
-  __syncthreads();
-  v = {m[0], d[0]};
-  for (int w = 1; w < blockDim.x / 32; w++) v.add(m[w], d[w]);
-  return v;
-}
+  __device__ Backward(T *dx, const T *grad, const T *y, double scale) : in{grad, y}, out{dx}, scale(A(scale)) {}
+  __device__ State none() const { return {0}; }
+  __device__ A padding() const { return 0; }
+  template <int V> __device__ State add(State s, const A (&v)[2][V], int) const {
+#pragma unroll
+    for (int i = 0; i < V; i++) s.sum += LOG ? v[0][i] : v[0][i] * v[1][i];
+    return s;
+  }
+  __device__ State merge(State a, State b) const { return {a.sum + b.sum}; }
+  __device__ Row row(State s, long long, bool) const { return s; }
+  template <int V> __device__ void results(Row r, const A (&v)[2][V], int, A (&y)[1][V]) const {
+#pragma unroll
+    for (int i = 0; i < V; i++)
+      y[0][i] = scale * (LOG ? v[0][i] - power_of_2(v[1][i] * A(1.4426950408889634)) * r.sum
+                             : v[1][i] * (v[0][i] - r.sum));
+  }
+};
 
 }  // namespace softmax_detail
 
-template <typename T>
-__global__ void softmax(T* __restrict__ out, const T* __restrict__ x, long long cols) {
-  using namespace softmax_detail;
-  using A = typename accumulator<T>::type;
-  x += blockIdx.x * cols;
-  out += blockIdx.x * cols;
-  normalizer<A> v;
-  lowest(v.m);
-  v.d = 0;
-  for (long long i = threadIdx.x; i < cols; i += blockDim.x) v.add(A(x[i]), 1);
-  v = block_normalizer(v);
-  for (long long i = threadIdx.x; i < cols; i += blockDim.x) out[i] = T(exponential(A(x[i]) - v.m) / v.d);
+template <typename T, bool LOG, int LANES, int THREADS, int VPT, bool EDGES>
+__global__ void __launch_bounds__(THREADS) softmax(T *out, const T *x, double scale, long long rows, int cols) {
+  jitkern::rows_in_registers<LANES, THREADS, VPT, EDGES>(softmax_detail::Forward<T, LOG>(out, x, scale), rows, cols);
+}
+template <typename T, bool LOG, int THREADS, bool EDGES>
+__global__ void __launch_bounds__(THREADS) softmax_long(T *out, const T *x, double scale, int cols) {
+  jitkern::rows_read_twice<THREADS, EDGES>(softmax_detail::Forward<T, LOG>(out, x, scale), cols);
+}
+template <typename T, bool LOG, int DEPTH>
+__global__ void __launch_bounds__(32 * DEPTH) softmax_strided(T *out, const T *x, double scale, int cols, long long inner) {
+  jitkern::rows_strided<DEPTH>(softmax_detail::Forward<T, LOG>(out, x, scale), cols, inner);
 }
 
-// dx[r, i] = out[r, i] * (grad[r, i] - sum_j grad[r, j] * out[r, j])
-template <typename T>
-__global__ void softmax_backward(T* __restrict__ dx, const T* __restrict__ grad, const T* __restrict__ out,
-                                 long long cols) {
-  using namespace softmax_detail;
-  using A = typename accumulator<T>::type;
-  const long long start = blockIdx.x * cols;
-  A sum = 0;
-  for (long long i = threadIdx.x; i < cols; i += blockDim.x) sum += A(grad[start + i]) * A(out[start + i]);
-  sum = block_sum(sum);
-  for (long long i = threadIdx.x; i < cols; i += blockDim.x)
-    dx[start + i] = T(A(out[start + i]) * (A(grad[start + i]) - sum));
+template <typename T, bool LOG, int LANES, int THREADS, int VPT, bool EDGES>
+__global__ void __launch_bounds__(THREADS) softmax_backward(T *dx, const T *grad, const T *out, double scale, long long rows,
+                                                            int cols) {
+  const softmax_detail::Backward<T, LOG> op(dx, grad, out, scale);
+  jitkern::rows_in_registers<LANES, THREADS, VPT, EDGES>(op, rows, cols);
+}
+template <typename T, bool LOG, int THREADS, bool EDGES>
+__global__ void __launch_bounds__(THREADS) softmax_backward_long(T *dx, const T *grad, const T *out, double scale, int cols) {
+  jitkern::rows_read_twice<THREADS, EDGES>(softmax_detail::Backward<T, LOG>(dx, grad, out, scale), cols);
+}
+template <typename T, bool LOG, int DEPTH>
+__global__ void __launch_bounds__(32 * DEPTH) softmax_backward_strided(T *dx, const T *grad, const T *out, double scale,
+                                                                       int cols, long long inner) {
+  jitkern::rows_strided<DEPTH>(softmax_detail::Backward<T, LOG>(dx, grad, out, scale), cols, inner);
 }

@@ -1,7 +1,8 @@
-// softmax the classic way: a CUDA extension in C++ against ATen, with the kernel of softmax.cu.
+// softmax the classic way: a CUDA extension in C++ against ATen, with the kernels of softmax.cu.
 #include <ATen/core/Tensor.h>
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/WrapDimMinimal.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -9,23 +10,37 @@
 
 #include "softmax.cu"
 
-static at::Tensor softmax_cuda(const at::Tensor& input) {
+template <typename T> struct kernel_type { using type = T; };
+template <> struct kernel_type<at::Half> { using type = __half; };
+template <> struct kernel_type<at::BFloat16> { using type = __nv_bfloat16; };
+
+static at::Tensor softmax_cuda(const at::Tensor& input, int64_t dim, double scale) {
   TORCH_CHECK(input.dim() >= 1, "softmax: x needs at least one dimension, got ", input.dim());
   const c10::cuda::CUDAGuard guard(input.device());
   const at::Tensor x = input.contiguous();
   at::Tensor out = at::empty_like(x);
-  const int64_t cols = x.size(-1);
   if (x.numel() == 0) return out;
+  dim = c10::maybe_wrap_dim(dim, x.dim());
+  int64_t rows = 1, inner = 1;
+  for (int64_t d = 0; d < dim; d++) rows *= x.size(d);
+  for (int64_t d = dim + 1; d < x.dim(); d++) inner *= x.size(d);
+  const auto stream = c10::cuda::getCurrentCUDAStream();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "softmax", [&] {
-    softmax<scalar_t><<<x.numel() / cols, 256, 0, c10::cuda::getCurrentCUDAStream()>>>(
-        out.data_ptr<scalar_t>(), x.const_data_ptr<scalar_t>(), cols);
+    using T = typename kernel_type<scalar_t>::type;
+    T* to = reinterpret_cast<T*>(out.data_ptr());
+    const T* from = reinterpret_cast<const T*>(x.const_data_ptr());
+    if (inner == 1)
+      softmax_long<T, false, 256, true><<<rows, 256, 0, stream>>>(to, from, scale, x.size(dim));
+    else
+      softmax_strided<T, false, 8>
+          <<<rows * ((inner + 31) / 32), 256, 0, stream>>>(to, from, scale, x.size(dim), inner);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return out;
 }
 
 TORCH_LIBRARY_FRAGMENT(jitkern_extension, m) {
-  m.def("softmax(Tensor x) -> Tensor");
+  m.def("softmax(Tensor x, int dim, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(jitkern_extension, CUDA, m) {
