@@ -150,17 +150,53 @@ __device__ __forceinline__ typename Op::State merged_block(const Op &op, typenam
   return merged_lanes<LANES>(op, warp < WARPS ? states[warp] : op.none());
 }
 
+// The State of a cluster of CLUSTER blocks, by distributed shared memory: the very same in all threads. Once
+// in a kernel, after begin_cluster(). From sm_90 on; in a kernel for older GPUs it is never called.
+__device__ __forceinline__ void begin_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+template <int THREADS, int CLUSTER, class Op>
+__device__ __forceinline__ typename Op::State merged_cluster(const Op &op, typename Op::State s) {
+#if __CUDA_ARCH__ >= 900
+  using State = typename Op::State;
+  constexpr int WARPS = THREADS / 32;
+  static_assert(CLUSTER <= 32 && sizeof(State) % 4 == 0, "a lane stores the State of its warp in each block");
+  __shared__ State states[WARPS * CLUSTER];
+  const int lane = threadIdx.x % 32;
+  s = merged_lanes<32>(op, s);
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // every block of the cluster runs
+  if (lane < CLUSTER) {
+    const unsigned here = (unsigned)__cvta_generic_to_shared(&states[blockIdx.x % CLUSTER * WARPS + threadIdx.x / 32]);
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(lane));
+#pragma unroll
+    for (int i = 0; i < sizeof(State) / 4; i++)
+      asm volatile("st.shared::cluster.u32 [%0], %1;"
+                   ::"r"(there + 4 * i), "r"(reinterpret_cast<const unsigned *>(&s)[i]) : "memory");
+  }
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  s = op.none();
+#pragma unroll
+  for (int i = lane; i < WARPS * CLUSTER; i += 32) s = op.merge(s, states[i]);
+  s = merged_lanes<32>(op, s);
+#endif
+  return s;
+}
+
 // --------------------------------------------------------------------- forms
 
-// A row in the registers of LANES threads (a power of two up to 32, or all THREADS), VPT vectors in each:
-// read once, written once. Grid: rows / (THREADS / LANES), rounded up.
+// A row in the registers of LANES threads, VPT vectors in each: read once, written once. LANES is a power of
+// two up to 32, or THREADS, or THREADS times the blocks of a cluster. Grid: rows * LANES / THREADS, rounded up.
 template <int LANES, int THREADS, int VPT, bool EDGES, class Op>
 __device__ __forceinline__ void rows_in_registers(const Op &op, long long rows, int cols) {
   using T = typename Op::T;
   constexpr int V = vector_size<T>;
-  static_assert(LANES <= 32 || LANES == THREADS, "a row has lanes of one warp, or the block");
-  const long long row = (long long)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
-  const int lane = threadIdx.x % LANES, end = row < rows ? cols : -V;  // none of a row that is not there
+  static_assert(LANES <= 32 || LANES % THREADS == 0, "a row has lanes of one warp, of a block or of a cluster");
+  if constexpr (LANES > THREADS) begin_cluster();
+  const long long thread = (long long)blockIdx.x * THREADS + threadIdx.x, row = thread / LANES;
+  const int lane = thread % LANES, end = row < rows ? cols : -V;  // none of a row that is not there
   const long long start = row * cols;
   const int before = elements_before<EDGES>(op.in[0] + start);
   uint4 raw[VPT][Op::INPUTS];
@@ -185,8 +221,10 @@ __device__ __forceinline__ void rows_in_registers(const Op &op, long long rows, 
   }
   if constexpr (LANES <= 32)
     state = merged_lanes<LANES>(op, state);
-  else
+  else if constexpr (LANES == THREADS)
     state = merged_block<THREADS>(op, state);
+  else
+    state = merged_cluster<THREADS, LANES / THREADS>(op, state);
   if (row >= rows) return;
   const typename Op::Row found = op.row(state, row, lane == 0);
 #pragma unroll
