@@ -1,5 +1,5 @@
 // float16 and bfloat16 for kernels on the CPU: 16-bit storage, arithmetic in float.
-// Conversions round to nearest even, as Torch's do.
+// Conversions round to nearest even, as Torch's do, and loops over them vectorize.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -28,30 +28,27 @@ struct float16 {
     std::memcpy(&u, &value, 4);
     const uint32_t sign = u >> 16 & 0x8000;
     u &= 0x7fffffff;
-    if (u > 0x7f800000) {
-      bits = sign | 0x7e00;  // NaN
-    } else if (u >= 0x477ff000) {
-      bits = sign | 0x7c00;  // rounds to infinity
-    } else if (u < 0x38800000) {
-      float magnitude;  // subnormal: adding 0.5 leaves its multiple of 2^-24 in the low bits, rounded
-      std::memcpy(&magnitude, &u, 4);
-      magnitude += 0.5f;
-      std::memcpy(&u, &magnitude, 4);
-      bits = sign | (u - 0x3f000000);
-    } else {
-      bits = sign | ((u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13);
-    }
+    float magnitude;  // of a subnormal: adding 0.5 leaves its multiple of 2^-24 in the low bits, rounded
+    std::memcpy(&magnitude, &u, 4);
+    magnitude += 0.5f;
+    uint32_t small;
+    std::memcpy(&small, &magnitude, 4);
+    const uint32_t normal = (u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13;
+    // Masks, not branches, which would keep compilers from vectorizing loops over this.
+    const uint32_t is_small = -uint32_t(u < 0x38800000), is_large = -uint32_t(u >= 0x477ff000);
+    const uint32_t finite = ((small - 0x3f000000) & is_small) | (normal & ~is_small);
+    const uint32_t large = u > 0x7f800000 ? 0x7e00 : 0x7c00;  // NaN, or rounds to infinity
+    bits = uint16_t(sign | (finite & ~is_large) | (large & is_large));
   }
   operator float() const {
-    uint32_t u = uint32_t(bits & 0x7fff) << 13;
-    float value;
-    if (u < 0x00800000) {
-      value = float(bits & 0x7fff) * 0x1p-24f;  // zero and subnormals
-      std::memcpy(&u, &value, 4);
-    } else {
-      u += u >= 0x0f800000 ? 0x70000000 : 0x38000000;  // infinity and NaN keep a full exponent
-    }
-    u |= uint32_t(bits & 0x8000) << 16;
+    const uint32_t magnitude = bits & 0x7fff;
+    float value = float(int32_t(magnitude)) * 0x1p-24f;  // right for zero and subnormals
+    uint32_t small;
+    std::memcpy(&small, &value, 4);
+    // Infinity and NaN keep a full exponent.
+    const uint32_t normal = (magnitude << 13) + 0x38000000 + uint32_t(magnitude >= 0x7c00) * 0x38000000;
+    const uint32_t is_small = -uint32_t(magnitude < 0x400);
+    const uint32_t u = uint32_t(bits & 0x8000) << 16 | (small & is_small) | (normal & ~is_small);
     std::memcpy(&value, &u, 4);
     return value;
   }
