@@ -1,8 +1,10 @@
-"""softmax and log_softmax of scale * x along a dimension: out[i] = exp(scale * x[i]) / sum_j exp(scale * x[j]).
+"""softmax of scale * x along a dimension, out[i] = exp(scale * x[i]) / sum_j exp(scale * x[j]).
 
-The largest number and the sum are found together, with the online normalizer (Milakov & Gimelshein 2018).
-Backward, from the output: scale * out * (grad - sum_j grad[j] * out[j]), and of the logarithm
-scale * (grad - exp(out) * sum_j grad[j]).
+log_softmax is its logarithm. The largest number and the sum are found together, with the online
+normalizer (Milakov & Gimelshein 2018). Backward, from the output:
+
+    softmax      dx = scale * out * (grad - sum_j grad[j] * out[j])
+    log_softmax  dx = scale * (grad - exp(out) * sum_j grad[j])
 """
 
 import torch
@@ -49,14 +51,16 @@ def _pair(name, grad, out, dim):
     """The same for a gradient and an output, which must be alike."""
     torch._check(
         grad.shape == out.shape and grad.dtype == out.dtype,
-        lambda: f"{name}: grad and out differ, {grad.dtype} of shape {tuple(grad.shape)} and "
-        f"{out.dtype} of shape {tuple(out.shape)}",
+        lambda: (
+            f"{name}: grad and out differ, {grad.dtype} of shape {tuple(grad.shape)} and "
+            f"{out.dtype} of shape {tuple(out.shape)}"
+        ),
     )
     out, rows, cols, inner = _checked(name, out, dim)
     return grad.contiguous(), out, rows, cols, inner
 
 
-def _on_gpu(kernels, tensors, scale, log, rows, cols, inner):
+def _on_gpu(k, kernels, tensors, scale, log, rows, cols, inner):
     """Launch one of the three kernels: rows in registers, read twice, or strided."""
     in_registers, long, strided = kernels
     template = {"T": tensors[0].dtype, "LOG": log}
@@ -66,7 +70,8 @@ def _on_gpu(kernels, tensors, scale, log, rows, cols, inner):
         strided[template](*tensors, scale, cols, inner, grid=blocks, block=32 * forms.DEPTH)
         return
     edges = forms.has_edges(cols, *tensors)
-    form = forms.in_registers(cols, tensors[0].element_size(), edges)
+    size, inputs = tensors[0].element_size(), len(tensors) - 1
+    form = forms.in_registers(cols, size, edges, inputs=inputs, clusters=k.capability >= (9, 0))
     template |= {"EDGES": edges}
     if form is None:
         template |= {"THREADS": forms.LONG}
@@ -74,16 +79,16 @@ def _on_gpu(kernels, tensors, scale, log, rows, cols, inner):
         return
     lanes, threads, vectors = form
     template |= {"LANES": lanes, "THREADS": threads, "VPT": vectors}
-    each = threads // lanes
-    grid = (rows + each - 1) // each
-    in_registers[template](*tensors, scale, rows, cols, grid=grid, block=threads)
+    grid = (rows * lanes + threads - 1) // threads
+    cluster = {"cluster": lanes // threads} if lanes > threads else {}
+    in_registers[template](*tensors, scale, rows, cols, grid=grid, block=threads, **cluster)
 
 
 def _forward_on_gpu(name, k, x, dim, scale):
     x, rows, cols, inner = _checked(name, x, dim)
     out = torch.empty_like(x)
     kernels = k.softmax, k.softmax_long, k.softmax_strided
-    _on_gpu(kernels, (out, x), scale, name == "log_softmax", rows, cols, inner)
+    _on_gpu(k, kernels, (out, x), scale, name == "log_softmax", rows, cols, inner)
     return out
 
 
@@ -91,7 +96,7 @@ def _backward_on_gpu(name, k, grad, out, dim, scale):
     grad, out, rows, cols, inner = _pair(name, grad, out, dim)
     dx = torch.empty_like(out)
     kernels = k.softmax_backward, k.softmax_backward_long, k.softmax_backward_strided
-    _on_gpu(kernels, (dx, grad, out), scale, name == "log_softmax_backward", rows, cols, inner)
+    _on_gpu(k, kernels, (dx, grad, out), scale, name == "log_softmax_backward", rows, cols, inner)
     return dx
 
 
@@ -127,7 +132,7 @@ def _(k, x, dim, scale):
 def _(k, x, dim, scale):
     x, rows, cols, inner = _checked("softmax", x, dim)
     out = torch.empty_like(x)
-    k.softmax[{"T": x.dtype}](out, x, rows, cols, inner, scale)
+    k.softmax[{"T": x.dtype, "LOG": False}](out, x, rows, cols, inner, scale)
     return out
 
 
@@ -135,7 +140,7 @@ def _(k, x, dim, scale):
 def _(k, x, dim, scale):
     x, rows, cols, inner = _checked("log_softmax", x, dim)
     out = torch.empty_like(x)
-    k.log_softmax[{"T": x.dtype}](out, x, rows, cols, inner, scale)
+    k.softmax[{"T": x.dtype, "LOG": True}](out, x, rows, cols, inner, scale)
     return out
 
 
@@ -143,7 +148,7 @@ def _(k, x, dim, scale):
 def _(k, grad, out, dim, scale):
     grad, out, rows, cols, inner = _pair("softmax_backward", grad, out, dim)
     dx = torch.empty_like(out)
-    k.softmax_backward[{"T": out.dtype}](dx, grad, out, rows, cols, inner, scale)
+    k.softmax_backward[{"T": out.dtype, "LOG": False}](dx, grad, out, rows, cols, inner, scale)
     return dx
 
 
@@ -151,7 +156,7 @@ def _(k, grad, out, dim, scale):
 def _(k, grad, out, dim, scale):
     grad, out, rows, cols, inner = _pair("log_softmax_backward", grad, out, dim)
     dx = torch.empty_like(out)
-    k.log_softmax_backward[{"T": out.dtype}](dx, grad, out, rows, cols, inner, scale)
+    k.softmax_backward[{"T": out.dtype, "LOG": True}](dx, grad, out, rows, cols, inner, scale)
     return dx
 
 

@@ -1,49 +1,105 @@
-// out[r, i] = exp(x[r, i] - m) / d, where m = max_i x[r, i] and d = sum_i exp(x[r, i] - m).
+// softmax and log_softmax of scale * x[r, :, i], and their backward; elements of a row lie `inner` apart.
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <type_traits>
 
-#include "float16.h"
+#include "exponential.h"
+#include "rows.h"
 
-using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
+static constexpr int64_t width = 64;  // neighbouring rows that are computed side by side where inner > 1
 
-static constexpr int64_t parallel_from = 1 << 15;  // elements below which starting threads costs more
-
-template <typename Row>
-static void for_rows(int64_t rows, int64_t cols, Row row) {
-  if (rows * cols < parallel_from) {  // not an `if` clause: that costs as much as a small softmax
-    for (int64_t r = 0; r < rows; r++) row(r);
-    return;
-  }
-#pragma omp parallel for
-  for (int64_t r = 0; r < rows; r++) row(r);
-}
-
-template <typename U>
-static void softmax_row(U* out, const U* x, int64_t cols) {
-  A m = std::numeric_limits<A>::lowest();
-  double sum = 0;  // a float would lose the small terms of a long row
-  for (int64_t i = 0; i < cols; i++) m = A(x[i]) > m ? A(x[i]) : m;
-  if constexpr (std::is_same_v<U, A>) {
-    for (int64_t i = 0; i < cols; i++) sum += out[i] = std::exp(x[i] - m);
-    for (int64_t i = 0; i < cols; i++) out[i] /= A(sum);
-  } else {  // out is too coarse for what the sum is made of
-    for (int64_t i = 0; i < cols; i++) sum += std::exp(A(x[i]) - m);
-    for (int64_t i = 0; i < cols; i++) out[i] = U(std::exp(A(x[i]) - m) / A(sum));
-  }
-}
-
-extern "C" void softmax(T* out, const T* x, int64_t rows, int64_t cols) {
-  for_rows(rows, cols, [=](int64_t r) { softmax_row(out + r * cols, x + r * cols, cols); });
-}
-
-// dx[r, i] = out[r, i] * (grad[r, i] - sum_j grad[r, j] * out[r, j])
-extern "C" void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t cols) {
-  for_rows(rows, cols, [=](int64_t r) {
-    double sum = 0;
-    for (int64_t i = r * cols; i < (r + 1) * cols; i++) sum += A(grad[i]) * A(out[i]);
-    const A dot = A(sum);
-    for (int64_t i = r * cols; i < (r + 1) * cols; i++) dx[i] = T(A(out[i]) * (A(grad[i]) - dot));
+// Call row(r) for dense rows, or block(start, rows) for up to `width` rows that begin at neighbouring elements.
+template <typename Row, typename Block>
+static void for_rows_of(int64_t rows, int64_t cols, int64_t inner, Row row, Block block) {
+  if (inner == 1) return for_rows(rows, cols, row);
+  const int64_t blocks = (inner + width - 1) / width;
+  for_rows(rows * blocks, cols * width, [=](int64_t b) {
+    const int64_t first = b % blocks * width;
+    block(b / blocks * cols * inner + first, std::min(width, inner - first));
   });
+}
+
+template <typename A> static A largest(const A* v, int64_t n) {
+  A m = -std::numeric_limits<A>::infinity();
+#pragma omp simd reduction(max : m)
+  for (int64_t i = 0; i < n; i++) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// out = exp(scale * x - m) / sum, or scale * x - m - log(sum), with m the largest of a row
+template <typename T, bool LOG>
+void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, double scale_) {
+  using A = accumulator<T>;
+  const A scale = A(scale_);
+  const auto row = [=](int64_t r) {
+    A* v = scratch<A>(cols);
+    widen(v, x + r * cols, cols);
+    if (scale != 1)
+      for (int64_t i = 0; i < cols; i++) v[i] *= scale;
+    const A m = largest(v, cols);
+    A total;
+    if constexpr (LOG) {
+      total = std::log(sum<A>(cols, [=](int64_t i) { return exponential(v[i] - m); }));
+      for (int64_t i = 0; i < cols; i++) v[i] = v[i] - m - total;
+    } else {
+      for (int64_t i = 0; i < cols; i++) v[i] = exponential(v[i] - m);
+      total = sum<A>(cols, [=](int64_t i) { return v[i]; });
+      for (int64_t i = 0; i < cols; i++) v[i] /= total;
+    }
+    narrow(out + r * cols, v, cols);
+  };
+  const auto block = [=](int64_t start, int64_t n) {
+    A m[width], total[width], v[width];
+    for (int64_t i = 0; i < n; i++) m[i] = -std::numeric_limits<A>::infinity(), total[i] = 0;
+    for (int64_t c = 0; c < cols; c++) {
+      widen(v, x + start + c * inner, n);
+      for (int64_t i = 0; i < n; i++) m[i] = v[i] * scale > m[i] ? v[i] * scale : m[i];
+    }
+    for (int64_t c = 0; c < cols; c++) {
+      widen(v, x + start + c * inner, n);
+      for (int64_t i = 0; i < n; i++) total[i] += exponential(v[i] * scale - m[i]);
+    }
+    if constexpr (LOG)
+      for (int64_t i = 0; i < n; i++) total[i] = std::log(total[i]);
+    for (int64_t c = 0; c < cols; c++) {
+      widen(v, x + start + c * inner, n);
+      for (int64_t i = 0; i < n; i++)
+        v[i] = LOG ? v[i] * scale - m[i] - total[i] : exponential(v[i] * scale - m[i]) / total[i];
+      narrow(out + start + c * inner, v, n);
+    }
+  };
+  for_rows_of(rows, cols, inner, row, block);
+}
+
+// dx = scale * out * (grad - sum(grad * out)), or of the logarithm scale * (grad - exp(out) * sum(grad))
+template <typename T, bool LOG>
+void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t cols, int64_t inner, double scale_) {
+  using A = accumulator<T>;
+  const A scale = A(scale_);
+  const auto element = [=](A g, A y, A total) {
+    return scale * (LOG ? g - exponential(y) * total : y * (g - total));
+  };
+  const auto row = [=](int64_t r) {
+    A *g = scratch<A, 0>(cols), *y = scratch<A, 1>(cols);
+    widen(g, grad + r * cols, cols);
+    widen(y, out + r * cols, cols);
+    const A total = sum<A>(cols, [=](int64_t i) { return LOG ? g[i] : g[i] * y[i]; });
+    for (int64_t i = 0; i < cols; i++) g[i] = element(g[i], y[i], total);
+    narrow(dx + r * cols, g, cols);
+  };
+  const auto block = [=](int64_t start, int64_t n) {
+    A total[width] = {}, g[width], y[width];
+    for (int64_t c = 0; c < cols; c++) {
+      widen(g, grad + start + c * inner, n);
+      if constexpr (!LOG) widen(y, out + start + c * inner, n);
+      for (int64_t i = 0; i < n; i++) total[i] += LOG ? g[i] : g[i] * y[i];
+    }
+    for (int64_t c = 0; c < cols; c++) {
+      widen(g, grad + start + c * inner, n);
+      widen(y, out + start + c * inner, n);
+      for (int64_t i = 0; i < n; i++) g[i] = element(g[i], y[i], total[i]);
+      narrow(dx + start + c * inner, g, n);
+    }
+  };
+  for_rows_of(rows, cols, inner, row, block);
 }

@@ -494,7 +494,7 @@ def test_list_is_the_shipped_ops(cli):
         "cpu": ["cc"],
     }
     assert ops["jitkern::softmax"]["differentiable"] and ops["jitkern::vec_add"]["fusible"]
-    assert "jitkern::softmax(Tensor x) -> Tensor" in cli("list")[1]
+    assert "jitkern::softmax(Tensor x, int dim=-1, float scale=1.0) -> Tensor" in cli("list")[1]
 
 
 def test_cache_commands_load_no_torch(tmp_path):

@@ -61,8 +61,8 @@ def test_help_and_ipython_show_it():
     op = jitkern.ops.softmax
     text = pydoc.render_doc(op, renderer=pydoc.plaintext)
     assert "in module jitkern.kernels_src.softmax.kernel" in text
-    assert "softmax(x: torch.Tensor) -> torch.Tensor" in text
-    assert "out = softmax(x) over the last dimension" in text
+    assert "softmax(x: torch.Tensor, dim: int = -1, scale: float = 1.0) -> torch.Tensor" in text
+    assert "softmax of scale * x along a dimension" in text
     oinspect = pytest.importorskip("IPython.core.oinspect")
     assert oinspect.getdoc(op) == inspect.getdoc(op) == op.__doc__
 
