@@ -63,7 +63,7 @@ def kernel(
     cuda, cpu: sources of the kernels, best first; files are relative to the calling file's folder.
     fusible: whether torch.compile replaces the op by its reference, for Inductor to fuse.
     nondifferentiable: names of outputs that have no gradient; `out`, or `out0`, …, where the schema
-        names none.
+        names none. Names of tensor inputs, too: a backward pass that needs their gradient raises.
     prewarm: calls, beside the samples, to prewarm: tuples of arguments where a string like
         `f16[64, 1000]` stands for a contiguous tensor of that dtype and shape.
 
@@ -144,11 +144,12 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
     """
     signature = Signature(schema)
     name, module = signature.name, declaration.module
-    for output in declaration.nondifferentiable:
-        if output not in signature.outputs:
+    tensors = [a.name for a in signature.arguments if "Tensor" in str(a.type)]
+    for value in declaration.nondifferentiable:
+        if value not in (*signature.outputs, *tensors):
             raise DeclarationError(
-                f"{name}: nondifferentiable={output!r} is no output; the outputs of "
-                f"`{signature.schema}` are {', '.join(signature.outputs)}"
+                f"{name}: nondifferentiable={value!r} is no output and no tensor; those of "
+                f"`{signature.schema}` are {', '.join((*signature.outputs, *tensors))}"
             )
     op = OPS.get(name)
     if op is None:

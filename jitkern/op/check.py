@@ -214,14 +214,22 @@ def _opcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
         args, kwargs = op.signature.complete(*op.signature.split(_copied(sample)))
         torch.library.opcheck(op.overload, args, kwargs)
         if op.gradient:
-            torch.library.opcheck(op.overload, tuple(map(_leaf, args)), kwargs)
+            torch.library.opcheck(op.overload, leaves(op, args), kwargs)
         count += 1
     return f"{count} of {len(samples)} samples"
 
 
-def _leaf(value: Any) -> Any:
-    wanted = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.detach().requires_grad_() if wanted else value
+def leaves(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments, those that have a gradient in this op as new leaves of a graph."""
+    names = [argument.name for argument in op.signature.arguments]
+    return tuple(
+        value.detach().requires_grad_()
+        if isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and name not in op.declaration.nondifferentiable
+        else value
+        for name, value in zip(names, args)
+    )
 
 
 def _gradcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
@@ -236,6 +244,6 @@ def _gradcheck(op: Op, samples: Sequence[tuple[Any, ...]]) -> str:
         raise _Untried(f"no sample in float64 of at most {_LARGEST} numbers")
     for sample in fitting:
         args, kwargs = op.signature.complete(*op.signature.split(_copied(sample)))
-        leaves = tuple(map(_leaf, args))
-        torch.autograd.gradcheck(lambda *a, k=kwargs: op(*a, **k), leaves, fast_mode=True)
+        inputs = leaves(op, args)
+        torch.autograd.gradcheck(lambda *a, k=kwargs: op(*a, **k), inputs, fast_mode=True)
     return f"{len(fitting)} of {len(samples)} samples"

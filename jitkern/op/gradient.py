@@ -38,7 +38,7 @@ class Gradient:
     list of tensors, all of these are lists. The gradient of an output that nothing depends on is
     zeros, but None if the function has an attribute `takes_none`.
 
-    plain: the names of outputs that have no gradient.
+    plain: the names of outputs, and of tensor inputs, that have no gradient.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Gradient:
         self.inputs = [argument.name for argument in schema.arguments]
         self.tensors = [a.name for a in schema.arguments if str(a.type) in _TENSORS]
         self.outputs = outputs
+        self.constants = [name for name in self.tensors if name in plain]
         with_gradient = [output for output in outputs if output not in plain]
         single = len(with_gradient) == 1
         self.grads = {"grad" if single else f"grad_{output}": output for output in with_gradient}
@@ -90,6 +91,12 @@ class Gradient:
         grads: for each output its gradient, or None, which stands for zeros. inputs, outputs: the
         result of `described` for each tensor input and each output. Raises DeclarationError.
         """
+        for name, needed in zip(self.tensors, needs):
+            if name in self.constants and needed is not False and needed != []:
+                raise DeclarationError(
+                    f"{self.name}: a backward pass reached `{name}`, which has no gradient in this "
+                    f"op: pass `{name}.detach()`"
+                )
         given = dict(zip(self.outputs, zip(grads, outputs)))
         asked = {name: given[o] for name, o in self.grads.items() if name in self.asked}
         fills = not getattr(self.function, "takes_none", False)

@@ -51,7 +51,8 @@ Function = Callable[..., Any]
 class Declaration(NamedTuple):
     """All that was declared of an op. It does not change: a decorator of `Op` makes another one.
 
-    sources: by device type, in order of preference. nondifferentiable: outputs without a gradient.
+    sources: by device type, in order of preference. nondifferentiable: outputs and
+    inputs without a gradient.
     launchers, tunings: by device type or kind.
     place: the line of the declaration, `kernel.py:8: `.
     """

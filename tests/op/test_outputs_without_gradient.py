@@ -141,6 +141,21 @@ def test_a_backward_cannot_ask_for_its_gradient(declare):
         op.backward(lambda grad, grad_twice: grad)
 
 
-def test_a_name_that_is_no_output_is_refused():
-    with pytest.raises(DeclarationError, match=r"nondifferentiable='y' is no output; .*out0, out1"):
+def test_a_name_that_is_no_output_or_tensor_is_refused():
+    with pytest.raises(
+        DeclarationError, match=r"nondifferentiable='y' is no output .*out0, out1, x"
+    ):
         kernel("jitkern_test::odd(Tensor x) -> (Tensor, Tensor)", nondifferentiable=["y"])
+
+
+def test_an_input_that_is_named_has_no_gradient_and_says_so(tmp_path):
+    op = declared(
+        f"jitkern_test::outputs{next(_number)}(Tensor x, Tensor table) -> Tensor",
+        tmp_path / "kernels.cpp", KERNELS, lambda k, x, table: launch(k, x)[1],
+        nondifferentiable=["table"],
+    )  # fmt: skip
+    op.backward(lambda grad, table: (grad * table, None))
+    x, table = leaf(), torch.full((2, 3), 2.0)  # of which the kernel makes no use
+    assert torch.autograd.grad(op(x, table).sum(), x)[0].equal(table)
+    with pytest.raises(DeclarationError, match=r"reached `table`, .*pass `table.detach\(\)`"):
+        op(x, table.requires_grad_()).sum().backward()
