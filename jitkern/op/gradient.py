@@ -92,7 +92,8 @@ class Gradient:
         result of `described` for each tensor input and each output. Raises DeclarationError.
         """
         for name, needed in zip(self.tensors, needs):
-            if name in self.constants and needed is not False and needed != []:
+            wanted = any(needed) if isinstance(needed, (list, tuple)) else needed
+            if wanted and name in self.constants:
                 raise DeclarationError(
                     f"{self.name}: a backward pass reached `{name}`, which has no gradient in this "
                     f"op: pass `{name}.detach()`"
