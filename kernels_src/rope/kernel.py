@@ -1,0 +1,276 @@
+"""Rotary position embedding (Su et al. 2021, RoFormer) of queries and keys, in one launch.
+
+For each token at position p and each head, the pairs (x1, x2) of the first `2 * cos.shape[1]`
+numbers are turned by an angle a, whose cosine and sine are in row p of the tables:
+
+    y1 = x1 * cos(a) - x2 * sin(a)
+    y2 = x2 * cos(a) + x1 * sin(a)
+
+The other numbers of a head are copied. Pairs are (x[i], x[i + half]), as in Llama and GPT-NeoX, or
+(x[2 * i], x[2 * i + 1]) if interleaved, as in GPT-J.
+
+    q, k       [batch, seq, heads, d] or [tokens, heads, d], of any strides: parts of a packed qkv,
+               or a transposed [batch, heads, seq, d], are read where they lie. Heads of q and k may
+               differ in number (grouped queries).
+    cos, sin   [rows, half], 2 * half <= d; float32, or the dtype of q
+    positions  int32 or int64, [seq] or [batch, seq], or [tokens]: rows of the tables; without them,
+               the i-th token of a sequence has row i. A position that the tables do not have gives
+               NaN in place of the turned numbers: it is not read.
+    inverse    turns by -a: the gradient, and the way back
+
+The results are dense. Tables have no gradient.
+"""
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+
+CUDA = Cuda("rope.cu")
+CPU = Cpp("rope.cpp", native=True, openmp=True)
+
+rope = kernel(
+    "rope(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? positions=None, "
+    "bool interleaved=False, bool inverse=False) -> (Tensor, Tensor)",
+    cuda=CUDA,
+    cpu=CPU,
+    nondifferentiable=["cos", "sin"],
+)
+
+rope_ = kernel(
+    "rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? positions=None, "
+    "bool interleaved=False, bool inverse=False) -> ()",
+    cuda=CUDA,
+    cpu=CPU,
+)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+BLOCK = 128
+
+
+# ------------------------------------------------------------------ in plain PyTorch
+
+
+def _turned(x, cos, sin, positions, interleaved, inverse):
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows, half = cos.shape
+    if positions is None:
+        cos, sin = cos[: x.shape[-3]], sin[: x.shape[-3]]
+    else:  # another row for positions that the tables do not have
+        row = torch.where((positions >= 0) & (positions < rows), positions, rows)
+        cos, sin = (torch.cat([t, t.new_full((1, half), torch.nan)])[row] for t in (cos, sin))
+    cos, sin = cos.to(wide).unsqueeze(-2), sin.to(wide).unsqueeze(-2)
+    if inverse:
+        sin = -sin
+    turned = x[..., : 2 * half].to(wide)
+    if interleaved:
+        x1, x2 = turned[..., ::2], turned[..., 1::2]
+        y = torch.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).flatten(-2)
+    else:
+        x1, x2 = turned[..., :half], turned[..., half:]
+        y = torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+    return torch.cat([y.to(x.dtype), x[..., 2 * half :]], -1)
+
+
+@rope.reference
+def _(q, k, cos, sin, positions, interleaved, inverse):
+    return tuple(_turned(x, cos, sin, positions, interleaved, inverse) for x in (q, k))
+
+
+@rope_.reference
+def _(q, k, cos, sin, positions, interleaved, inverse):
+    for x in (q, k):
+        x.copy_(_turned(x, cos, sin, positions, interleaved, inverse))
+
+
+# ------------------------------------------------------------------ launches
+
+
+def _check(name, q, k, cos, sin, positions):
+    torch._check(
+        q.dim() in (3, 4)
+        and k.dim() == q.dim()
+        and q.shape[:-2] == k.shape[:-2]
+        and q.shape[-1] == k.shape[-1],
+        lambda: (
+            f"{name}: q and k must be [batch, seq, heads, d] or [tokens, heads, d] and differ "
+            f"in heads alone, got {tuple(q.shape)} and {tuple(k.shape)}"
+        ),
+    )
+    torch._check(
+        q.dtype in DTYPES and k.dtype == q.dtype,
+        lambda: (
+            f"{name}: q and k must be floating point and of one dtype, got {q.dtype} and {k.dtype}"
+        ),
+    )
+    torch._check(
+        cos.dim() == 2 and cos.shape == sin.shape and 2 * cos.shape[1] <= q.shape[-1],
+        lambda: (
+            f"{name}: cos and sin must be [positions, up to {q.shape[-1] // 2}], got "
+            f"{tuple(cos.shape)} and {tuple(sin.shape)}"
+        ),
+    )
+    torch._check(
+        cos.dtype == sin.dtype and cos.dtype in (torch.float32, q.dtype),
+        lambda: (
+            f"{name}: cos and sin must both be float32 or {q.dtype}, got {cos.dtype} and "
+            f"{sin.dtype}"
+        ),
+    )
+    if positions is None:
+        torch._check(
+            q.shape[-3] <= cos.shape[0],
+            lambda: f"{name}: {q.shape[-3]} tokens, and cos and sin have {cos.shape[0]} rows",
+        )
+    else:
+        torch._check(
+            positions.dtype in (torch.int32, torch.int64),
+            lambda: f"{name}: positions must be int32 or int64, got {positions.dtype}",
+        )
+        of_tokens = positions.dim() == 1 and positions.shape[0] == q.shape[-3]
+        torch._check(
+            of_tokens or positions.shape == q.shape[:-2],
+            lambda: (
+                f"{name}: positions must have the shape {tuple(q.shape[:-2])} or "
+                f"({q.shape[-3]},), got {tuple(positions.shape)}"
+            ),
+        )
+
+
+def _arguments(q, k, cos, sin, positions, inverse):
+    """Return what kernels take behind the outputs: tensors, sizes, and strides in elements."""
+    batches = q.shape[0] if q.dim() == 4 else 1
+    gathered = positions is not None
+    return (
+        q, k, cos, sin, positions, inverse, batches, q.shape[-3], q.shape[-2], k.shape[-2],
+        q.shape[-1], cos.shape[1], cos.shape[0], *_strides(q), *_strides(k), cos.stride(0),
+        sin.stride(0), positions.stride(0) if gathered and positions.dim() == 2 else 0,
+        positions.stride(-1) if gathered else 0,
+    )  # fmt: skip
+
+
+def _strides(x):
+    return x.stride(0) if x.dim() == 4 else 0, x.stride(-3), x.stride(-2)
+
+
+def _rows_dense(x):
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _width(every, tables, half, d):
+    """Return how many numbers of a tensor a vector has: as many as 16 bytes, or less."""
+    size, table_size = every[0].element_size(), tables[0].element_size()
+    width = 16 // size
+    while width > 1:
+        in_table = min(16, width * table_size)
+        fits = half % width == 0 and (d - 2 * half) % width == 0
+        for x in every:
+            for stride in _strides(x):
+                fits = fits and stride % width == 0
+            fits = fits and x.data_ptr() % (width * size) == 0
+        for table in tables:
+            fits = fits and table.stride(0) * table_size % in_table == 0
+            fits = fits and table.data_ptr() % in_table == 0
+        if fits:
+            return width
+        width = width // 2
+    return 1
+
+
+def _types(q, cos, positions, interleaved, in_place):
+    return {
+        "T": q.dtype, "C": cos.dtype, "P": torch.int64 if positions is None else positions.dtype,
+        "INTERLEAVED": interleaved, "IN_PLACE": in_place,
+    }  # fmt: skip
+
+
+def _launch_cuda(k_, q_out, k_out, q, k, cos, sin, positions, interleaved, inverse, in_place):
+    d, half = q.shape[-1], cos.shape[1]
+    width = _width((q, k), (cos, sin), half, d)
+    columns = half // width + (d - 2 * half + 2 * width - 1) // (2 * width)
+    tokens = (q.shape[0] if q.dim() == 4 else 1) * q.shape[-3]
+    threads = tokens * (q.shape[-2] + k.shape[-2]) * columns
+    index = torch.uint32 if threads < 2**31 else torch.int64
+    types = _types(q, cos, positions, interleaved, in_place)
+    k_.rope[{**types, "I": index, "V": width}](
+        q_out, k_out, *_arguments(q, k, cos, sin, positions, inverse),
+        grid=(threads + BLOCK - 1) // BLOCK, block=BLOCK,
+    )  # fmt: skip
+
+
+def _launch_cpu(k_, q_out, k_out, q, k, cos, sin, positions, interleaved, inverse, in_place):
+    types = _types(q, cos, positions, interleaved, in_place)
+    k_.rope[types](q_out, k_out, *_arguments(q, k, cos, sin, positions, inverse))
+
+
+def _launch(launcher, k_, q, k, cos, sin, *rest):
+    """Check, allocate dense results, and let the launcher fill them."""
+    _check("rope", q, k, cos, sin, rest[0])
+    q, k, cos, sin = _rows_dense(q), _rows_dense(k), _rows_dense(cos), _rows_dense(sin)
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    launcher(k_, q_out, k_out, q, k, cos, sin, *rest, False)
+    return q_out, k_out
+
+
+def _launch_in_place(launcher, k_, q, k, cos, sin, *rest):
+    _check("rope_", q, k, cos, sin, rest[0])
+    torch._check(
+        q.stride(-1) == 1 and k.stride(-1) == 1,
+        lambda: (
+            "rope_: the last dimension of q and k must be dense, got the strides "
+            f"{q.stride()} and {k.stride()}"
+        ),
+    )
+    launcher(k_, q, k, q, k, _rows_dense(cos), _rows_dense(sin), *rest, True)
+
+
+rope.launch("cuda")(lambda *args: _launch(_launch_cuda, *args))
+rope.launch("cpu")(lambda *args: _launch(_launch_cpu, *args))
+rope_.launch("cuda")(lambda *args: _launch_in_place(_launch_cuda, *args))
+rope_.launch("cpu")(lambda *args: _launch_in_place(_launch_cpu, *args))
+
+
+@rope.backward
+def _(grad_out0, grad_out1, cos, sin, positions, interleaved, inverse):
+    turned = rope(grad_out0, grad_out1, cos, sin, positions, interleaved, not inverse)
+    return (*turned, None, None, None)
+
+
+@rope.cost
+def _(q, k, cos, _sin, positions, _interleaved, _inverse):
+    numbers = q.numel() + k.numel()
+    tokens = q.shape[:-2].numel() if positions is not None else q.shape[-3]
+    tables = 2 * min(tokens, cos.shape[0]) * cos.shape[1] * cos.element_size()
+    return 2 * numbers * q.element_size() + tables, 3 * numbers
+
+
+def _tables(rows, half, dtype, device):
+    frequencies = 0.5 ** torch.arange(half, device=device)
+    angles = torch.arange(rows, device=device).unsqueeze(1) * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _samples(device):
+    for dtype in DTYPES:
+        table = torch.float64 if dtype == torch.float64 else torch.float32
+        for batch, seq, q_heads, k_heads, d, half in (
+            (2, 5, 4, 2, 32, 16),
+            (1, 3, 1, 1, 3, 1),
+            (2, 0, 2, 1, 8, 4),
+        ):
+            q = torch.randn(batch, seq, q_heads, d, dtype=dtype, device=device)
+            k = torch.randn(batch, seq, k_heads, d, dtype=dtype, device=device)
+            yield q, k, *_tables(8, half, table, device)
+    # Parts of a packed qkv, a partial dimension, tables of the dtype, and positions.
+    qkv = torch.randn(6, 8, 16, dtype=torch.bfloat16, device=device)
+    positions = torch.tensor([0, 7, 3, 3, 1, 2], dtype=torch.int32, device=device)
+    tables = _tables(8, 4, torch.bfloat16, device)
+    yield qkv[:, :4], qkv[:, 4:6], *tables, positions, True
+    # [batch, heads, seq, d], as in Hugging Face's models.
+    x = torch.randn(2, 6, 5, 8, device=device).transpose(1, 2)
+    rows = torch.tensor([[1, 2, 3, 4, 5], [2, 2, 0, 6, 7]], device=device)
+    yield x[:, :, :4], x[:, :, 4:], *_tables(8, 4, torch.float32, device), rows, False, True
+
+
+rope.samples(_samples)
+rope_.samples(_samples)
