@@ -1,0 +1,95 @@
+// out = f(gate) * up, where a row has all numbers of gate, then all of up. A thread takes one vector
+// of gate and one of up: on an H200 the quickest form, see docs/pointwise.md.
+
+namespace gated_detail {
+
+typedef long long i64;
+
+template <typename T> struct computed { using type = float; };
+template <> struct computed<double> { using type = double; };
+
+template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector { T at[V]; };
+
+template <int V, typename T> __device__ __forceinline__ Vector<T, V> load(const T* from) {
+  return *reinterpret_cast<const Vector<T, V>*>(from);
+}
+template <int V, typename T> __device__ __forceinline__ void store(T* to, const Vector<T, V>& value) {
+  *reinterpret_cast<Vector<T, V>*>(to) = value;
+}
+
+// The few ulp of float that fast functions lose vanish where a result is rounded to 16 bits.
+template <bool FAST> __device__ __forceinline__ float normal(float x) {  // its distribution function
+  return FAST ? 0.5f + 0.5f * erff(x * 0.70710678f) : normcdff(x);
+}
+template <bool FAST> __device__ __forceinline__ double normal(double x) { return normcdf(x); }
+template <bool FAST> __device__ __forceinline__ float exponential(float x) { return FAST ? __expf(x) : expf(x); }
+template <bool FAST> __device__ __forceinline__ double exponential(double x) { return exp(x); }
+template <bool FAST> __device__ __forceinline__ float inverse(float x) { return FAST ? __fdividef(1.f, x) : 1 / x; }
+template <bool FAST> __device__ __forceinline__ double inverse(double x) { return 1 / x; }
+
+// f(x) and f'(x)
+template <typename A> struct Value { A f, slope; };
+
+enum { SILU, GELU, GELU_TANH, RELU2 };
+
+template <int KIND, bool FAST, typename A> __device__ __forceinline__ Value<A> activation(A x) {
+  if constexpr (KIND == RELU2) {
+    const A r = x < 0 ? 0 : x;
+    return {r * r, 2 * r};
+  } else if constexpr (KIND == GELU) {
+    const A p = normal<FAST>(x);
+    return {x * p, p + x * A(0.3989422804014327) * exponential<FAST>(A(-0.5) * x * x)};
+  } else {  // x sigmoid(z); for GELU_TANH, (1 + tanh(z / 2)) / 2 is sigmoid(z)
+    constexpr A a = A(1.5957691216057308), b = A(0.044715);
+    const A z = KIND == SILU ? x : a * (x + b * x * x * x);
+    const A e = exponential<FAST>(z < 0 ? z : -z), r = inverse<FAST>(1 + e);  // neither overflows nor cancels
+    const A s = z < 0 ? e * r : r;
+    return {x * s, s + x * (e * r * r) * (KIND == SILU ? 1 : a * (1 + 3 * b * x * x))};
+  }
+}
+
+}  // namespace gated_detail
+
+// n: vectors of the result. width: vectors of a row. I: an integer for n. step: of rows of gate_up,
+// in elements.
+template <typename T, typename I, int V, int KIND>
+__global__ void __launch_bounds__(128)
+    gated(T* __restrict__ out, const T* __restrict__ gate_up, long long n, long long width, long long step) {
+  using namespace gated_detail;
+  using A = typename computed<T>::type;
+  const I i = I(blockIdx.x) * 128 + threadIdx.x;
+  if (i >= I(n)) return;
+  const I row = i / I(width), column = i - row * I(width);
+  const T* from = gate_up + i64(row) * step + i64(column) * V;
+  const Vector<T, V> gate = load<V>(from), up = load<V>(from + width * V);
+  Vector<T, V> y;
+#pragma unroll
+  for (int j = 0; j < V; j++)
+    y.at[j] = T(activation<KIND, sizeof(T) == 2>(A(gate.at[j])).f * A(up.at[j]));
+  store<V>(out + i64(i) * V, y);
+}
+
+// The gradient of gate_up, laid out as gate_up. grad_step: of rows of grad, in elements.
+template <typename T, typename I, int V, int KIND>
+__global__ void __launch_bounds__(128)
+    gated_backward(T* __restrict__ out, const T* __restrict__ grad, const T* __restrict__ gate_up, long long n,
+                   long long width, long long step, long long grad_step) {
+  using namespace gated_detail;
+  using A = typename computed<T>::type;
+  const I i = I(blockIdx.x) * 128 + threadIdx.x;
+  if (i >= I(n)) return;
+  const I row = i / I(width), column = i - row * I(width);
+  const T* from = gate_up + i64(row) * step + i64(column) * V;
+  const Vector<T, V> gate = load<V>(from), up = load<V>(from + width * V);
+  const Vector<T, V> dy = load<V>(grad + i64(row) * grad_step + i64(column) * V);
+  Vector<T, V> dgate, dup;
+#pragma unroll
+  for (int j = 0; j < V; j++) {
+    const Value<A> value = activation<KIND, sizeof(T) == 2>(A(gate.at[j]));
+    dgate.at[j] = T(A(dy.at[j]) * A(up.at[j]) * value.slope);
+    dup.at[j] = T(A(dy.at[j]) * value.f);
+  }
+  T* to = out + (i64(row) * 2 * width + column) * V;
+  store<V>(to, dgate);
+  store<V>(to + width * V, dup);
+}

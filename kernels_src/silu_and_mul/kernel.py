@@ -1,0 +1,203 @@
+"""out = f(gate) * up, where the last dimension of gate_up has all of gate, then all of up.
+
+`silu_and_mul`, `gelu_and_mul`, `gelu_tanh_and_mul` and `relu2_and_mul` (the square of relu) are the
+gated linear units of Shazeer 2020, "GLU variants improve Transformer", in the packed layout of one
+matrix product for both halves: [.., 2 * d] -> [.., d]. They are computed in float32 (float64 for
+float64) and rounded once. The gradient is one launch, packed in the same way; f is computed again.
+
+Rows may lie apart, as those of a part of a wider tensor; the numbers of a row are dense.
+"""
+
+import math
+
+import torch
+from torch.nn import functional
+
+from jitkern.declare import Cpp, Cuda, kernel
+
+CUDA = Cuda("gated.cu")
+CPU = Cpp("gated.cpp", native=True, openmp=True)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+SHAPES = ((4, 32), (3, 5, 14), (4, 0))
+BLOCK = 128
+
+
+def _rows(x):
+    """Return a tensor whose rows are dense and evenly apart, their number, and the step."""
+    even = x.dim() > 0 and x.stride(-1) == 1
+    for i in range(x.dim() - 2):
+        even = even and x.stride(i) == x.shape[i + 1] * x.stride(i + 1)
+    x = x if even else x.contiguous()
+    return x, math.prod(x.shape[:-1]), x.stride(-2) if x.dim() > 1 else x.shape[-1]
+
+
+def _check(name, gate_up):
+    torch._check(
+        gate_up.dtype in DTYPES, lambda: f"{name}: it takes floating point, got {gate_up.dtype}"
+    )
+    torch._check(
+        gate_up.dim() >= 1 and gate_up.shape[-1] % 2 == 0,
+        lambda: (
+            f"{name}: the last dimension is gate and up, an even number, got the shape "
+            f"{tuple(gate_up.shape)}"
+        ),
+    )
+
+
+def _geometry(tensors, steps, rows, width, number):
+    """Return the template arguments, the threads, and how many of them a row has.
+
+    A thread takes 16 bytes of each tensor where they lie so, or less.
+    """
+    size = tensors[0].element_size()
+    vector = 16 // size
+    while vector > 1:
+        fits = width % vector == 0
+        for step in steps:
+            fits = fits and step % vector == 0
+        for x in tensors:
+            fits = fits and x.data_ptr() % (vector * size) == 0
+        if fits:
+            break
+        vector = vector // 2
+    n = rows * (width // vector)
+    index = torch.uint32 if n < 2**31 else torch.int64
+    return {"T": tensors[0].dtype, "I": index, "V": vector, "KIND": number}, n, width // vector
+
+
+def _prepared(name, gate_up):
+    _check(name, gate_up)
+    gate_up, rows, step = _rows(gate_up)
+    width = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
+    return gate_up, out, rows, width, step
+
+
+def _forward_cuda(k, gate_up, name, number):
+    gate_up, out, rows, width, step = _prepared(name, gate_up)
+    template, n, width = _geometry((gate_up,), (step,), rows, width, number)
+    grid = (n + BLOCK - 1) // BLOCK
+    k.gated[template](out, gate_up, n, width, step, grid=grid, block=BLOCK)
+    return out
+
+
+def _forward_cpu(k, gate_up, name, number):
+    gate_up, out, rows, width, step = _prepared(name, gate_up)
+    k.gated[{"T": out.dtype, "KIND": number}](out, gate_up, rows, width, step)
+    return out
+
+
+def _prepared_backward(name, grad, gate_up):
+    _check(name, gate_up)
+    gate_up, rows, step = _rows(gate_up)
+    width = gate_up.shape[-1] // 2
+    shape = (*gate_up.shape[:-1], width)
+    torch._check(
+        grad.dtype == gate_up.dtype and tuple(grad.shape) == shape,
+        lambda: (
+            f"{name}: grad must be {gate_up.dtype} of shape {shape}, got {grad.dtype} of shape "
+            f"{tuple(grad.shape)}"
+        ),
+    )
+    grad, _, grad_step = _rows(grad)
+    out = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+    return grad, gate_up, out, rows, width, step, grad_step
+
+
+def _backward_cuda(k, grad, gate_up, name, number):
+    grad, gate_up, out, rows, width, step, grad_step = _prepared_backward(name, grad, gate_up)
+    template, n, width = _geometry((gate_up, grad), (step, grad_step), rows, width, number)
+    k.gated_backward[template](
+        out, grad, gate_up, n, width, step, grad_step, grid=(n + BLOCK - 1) // BLOCK, block=BLOCK
+    )
+    return out
+
+
+def _backward_cpu(k, grad, gate_up, name, number):
+    grad, gate_up, out, rows, width, step, grad_step = _prepared_backward(name, grad, gate_up)
+    template = {"T": out.dtype, "KIND": number}
+    k.gated_backward[template](out, grad, gate_up, rows, width, step, grad_step)
+    return out
+
+
+def _samples(device, shapes):
+    for dtype in DTYPES:
+        for shape in shapes:
+            yield (torch.randn(shape, dtype=dtype, device=device),)
+    yield (torch.randn(0, 8, device=device),)
+    yield (torch.randn(6, 100, device=device)[:, 1:41],)
+
+
+# ------------------------------------------------------------------ in plain PyTorch
+
+
+def _in_wide(function, *tensors):
+    """Call the function in float32, or float64, and round its result once."""
+    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return function(*(x.to(wide) for x in tensors)).to(tensors[0].dtype)
+
+
+def _silu_slope(x):
+    s = x.sigmoid()
+    return s * (1 + x * (1 - s))
+
+
+def _gelu_slope(x):
+    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return torch.special.ndtr(x) + x * density
+
+
+def _gelu_tanh_slope(x):
+    a = math.sqrt(2 / math.pi)
+    t = torch.tanh(a * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * a * (1 + 0.134145 * x * x)
+
+
+def _declared(activation, number, f, slope):
+    """Declare the op of an activation, and that of its gradient."""
+    name = f"{activation}_and_mul"
+    forward = kernel(f"{name}(Tensor gate_up) -> Tensor", cuda=CUDA, cpu=CPU)
+    backward = kernel(f"{name}_backward(Tensor grad, Tensor gate_up) -> Tensor", cuda=CUDA, cpu=CPU)
+
+    def in_torch(gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return f(gate) * up
+
+    def gradient_in_torch(grad, gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return torch.cat([grad * up * slope(gate), grad * f(gate)], -1)
+
+    forward.reference(lambda gate_up: _in_wide(in_torch, gate_up))
+    backward.reference(lambda grad, gate_up: _in_wide(gradient_in_torch, grad, gate_up))
+    back = f"{name}_backward"
+    forward.launch("cuda")(lambda k, gate_up: _forward_cuda(k, gate_up, name, number))
+    forward.launch("cpu")(lambda k, gate_up: _forward_cpu(k, gate_up, name, number))
+    backward.launch("cuda")(lambda k, grad, x: _backward_cuda(k, grad, x, back, number))
+    backward.launch("cpu")(lambda k, grad, x: _backward_cpu(k, grad, x, back, number))
+    forward.backward(lambda grad, gate_up: backward(grad, gate_up))  # noqa: PLW0108  by name
+    shapes = SHAPES if activation == "silu" else SHAPES[:1]  # one kernel for all
+    forward.samples(lambda device: _samples(device, shapes))
+
+    @backward.samples
+    def _(device):
+        for (gate_up,) in _samples(device, shapes):
+            yield torch.randn_like(gate_up.chunk(2, -1)[0]), gate_up
+
+    forward.cost(lambda gate_up: (gate_up.nbytes * 3 // 2, 5 * gate_up.numel()))
+    backward.cost(lambda grad, gate_up: (grad.nbytes + 2 * gate_up.nbytes, 10 * gate_up.numel()))
+    return forward, backward
+
+
+def _gelu_tanh(x):
+    return functional.gelu(x, approximate="tanh")
+
+
+# The numbers are those in gated.cu and gated.cpp.
+silu_and_mul, silu_and_mul_backward = _declared("silu", 0, functional.silu, _silu_slope)
+gelu_and_mul, gelu_and_mul_backward = _declared("gelu", 1, functional.gelu, _gelu_slope)
+gelu_tanh_and_mul, gelu_tanh_and_mul_backward = _declared(
+    "gelu_tanh", 2, _gelu_tanh, _gelu_tanh_slope
+)
+relu2_and_mul, relu2_and_mul_backward = _declared(
+    "relu2", 3, lambda x: functional.relu(x).square(), lambda x: 2 * functional.relu(x)
+)

@@ -1,0 +1,137 @@
+"""silu_and_mul and its family: layouts, dtypes, extreme values, gradients."""
+
+import pytest
+import torch
+from helpers import refusing_to_wait, served
+
+import jitkern.ops
+from benches.kernels.checks import Oracle, poison, widened
+
+NAMES = ("silu", "gelu", "gelu_tanh", "relu2")
+OPS = {
+    name: (
+        getattr(jitkern.ops, f"{name}_and_mul"),
+        getattr(jitkern.ops, f"{name}_and_mul_backward"),
+    )
+    for name in NAMES
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+each_device = pytest.mark.parametrize("device", DEVICES)
+each_name = pytest.mark.parametrize("name", NAMES)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+KINDS = [(name, dtype) for name in NAMES for dtype in DTYPES[: 4 if name == "silu" else 2]]
+
+
+def right(op, *args):
+    """Check a call against float64, within half a unit in the last place and a little."""
+    poison(args[:1], args[0].device)
+    result, precise = op(*args), op.run_reference(*map(widened, args))
+    assert (result.shape, result.is_contiguous()) == (precise.shape, True)
+    if result.dtype == torch.float64:  # no more exact than the reference
+        torch.testing.assert_close(result, precise, rtol=1e-12, atol=1e-13)
+        return
+    assert Oracle("pointwise", [result], [precise])._error(result, precise) <= 1
+
+
+@each_device
+@pytest.mark.parametrize(("name", "dtype"), KINDS, ids=str)
+def test_layouts(device, name, dtype):
+    forward, backward = OPS[name]
+
+    def make(*shape):
+        return 3 * torch.randn(shape, device=device).to(dtype)
+
+    for x in (
+        make(5, 2),
+        make(3, 4, 512),
+        make(7 * 64 + 1)[1:].view(7, 64),
+        make(64, 6).T,
+        make(1, 64).expand(5, 64),
+        make(9, 200)[:, 8:72],
+        make(2, 9, 72)[:, :4],
+        make(1030),
+        make(0, 6),
+        make(4, 0),
+    ):
+        right(forward, x)
+        grad = make(*x.shape[:-1], x.shape[-1] // 2)
+        right(backward, grad, x)
+        right(backward, grad[..., :1].expand(grad.shape), x)
+
+
+@each_device
+@each_name
+def test_extreme_values(device, name):
+    forward, backward = OPS[name]
+    x = torch.tensor([-1e18, -1e4, -200, -88, -10, -1e-30, -0.0, 0, 1e-30, 10, 88, 1e4, 1e19])
+    x = torch.cat([x, torch.ones(13)]).to(device)
+    grad = torch.ones(13, device=device)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        values = x.to(dtype)
+        out, slope = forward(values), backward(grad.to(dtype), values)
+        torch.testing.assert_close(out.double(), forward.run_reference(values).double())
+        assert not out.isnan().any() and not slope.isnan().any()
+    nan = forward(torch.tensor([float("nan"), float("inf"), 2.0, 2.0], device=device))
+    assert nan[0].isnan() and nan[1].isinf()
+
+
+@each_device
+@each_name
+def test_gradients(device, name):
+    forward, _ = OPS[name]
+    x = torch.randn(3, 4, 6, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradcheck(forward, (x,))
+    assert torch.autograd.gradgradcheck(forward, (x,))
+
+
+@each_device
+def test_calls_and_gradients_run_no_python(device):
+    for forward, backward in OPS.values():
+        x = torch.randn(2, 4, 64, dtype=torch.bfloat16, device=device)
+        out = served(forward, x, device=device)
+        served(backward, out, x, device=device)
+        served(backward, out.sum().expand(out.shape), x, device=device)
+        served(forward, x[:, :3], device=device)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(RuntimeError, match=r"silu_and_mul: .* even number, got the shape \(2, 3\)"):
+        jitkern.ops.silu_and_mul(torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match="gelu_and_mul: it takes floating point"):
+        jitkern.ops.gelu_and_mul(torch.ones(2, 4, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match=r"backward: grad must be torch.float32 of shape \(2, 2"):
+        jitkern.ops.silu_and_mul_backward(torch.ones(2, 4), torch.ones(2, 4))
+
+
+@pytest.mark.gpu
+def test_streams_graphs_and_repetition():
+    x = torch.randn(64, 8192, device="cuda", dtype=torch.bfloat16)
+    for forward, _ in OPS.values():
+        want = forward(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), refusing_to_wait():
+            got = forward(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = forward(x)
+        graph.replay()
+        assert torch.equal(got, want) and torch.equal(captured, want)
+
+
+@pytest.mark.gpu
+def test_more_elements_than_32_bits_count():
+    if torch.cuda.get_device_properties(0).total_memory < 40 << 30:
+        pytest.skip("needs 40 GiB of GPU memory")
+    rows, width = (1 << 16) + 1, 1 << 15
+    for start in (0, 1):  # of vectors, and of single elements: more threads than 2^31
+        x = torch.zeros(rows * 2 * width + 1, dtype=torch.bfloat16, device="cuda")[start:]
+        x = x[: rows * 2 * width].view(rows, 2 * width)
+        x[-1] = torch.randn(2 * width, device="cuda")
+        out = jitkern.ops.silu_and_mul(x)
+        assert torch.equal(out[-1], jitkern.ops.silu_and_mul(x[-1])) and not out[:-1].any()
+        back = jitkern.ops.silu_and_mul_backward(out, x)
+        assert torch.equal(back[-1], jitkern.ops.silu_and_mul_backward(out[-1], x[-1]))
+        assert not back[:-1].any()
+        del x, out, back
