@@ -36,23 +36,49 @@ def has_edges(cols, *tensors):
     return cols * size % VECTOR != 0 or any(t.data_ptr() % VECTOR != 0 for t in tensors)
 
 
-def in_registers(cols, size, edges, *, inputs=1, clusters=True):
-    """Return lanes of a row, threads of a block, and vectors of a thread for rows in registers.
+def on_chip(k, cols, size, edges, *, inputs=1):
+    """Return how `rows_on_chip` reads rows once; None for rows that are too long for it.
 
-    size: bytes of an element. edges: see `has_edges`. inputs: how many tensors are read. clusters:
-    whether a row may have the blocks of a cluster. None for rows that are too long for it.
+    size: bytes of an element. edges: see `has_edges`. inputs: how many tensors are read. Short rows
+    share warps, longer ones have a block; then shared memory holds a half of a row, and then
+    clusters of blocks do. Timed on an H200: benches/results/softmax_h200.csv.
+
+    Returns lanes of a row, threads of a block, and vectors of a thread in registers and in shared
+    memory, for `template_of` and `launch_of`.
     """
     vectors = (cols * size + VECTOR - 1) // VECTOR
     if edges:
         vectors = vectors + 1
     for lanes in (4, 8, 16, 32):
         if lanes * 2 >= vectors:
-            return lanes, 64, 2
+            return lanes, 64, 2, 0
     for lanes in (32, 64, 128, 256, 512):
         if lanes * 4 >= vectors:
-            return lanes, max(lanes, 64), 4
+            return lanes, max(lanes, 64), 4, 0
     each = 8 // inputs
-    for lanes in (512, 1024, 2048, 4096):
-        if lanes * each >= vectors and (clusters or lanes <= 1024):
-            return lanes, min(lanes, 1024), each
+    for lanes in (512, 1024):
+        if lanes * each >= vectors:
+            return lanes, lanes, each, 0
+    if k.shared_memory_per_block < 1024 * 8 * VECTOR:
+        return None
+    for lanes in (1024, 2048, 4096):
+        if 2 * lanes * each >= vectors and (lanes == 1024 or k.capability >= (9, 0)):
+            return lanes, 1024, each, each
     return None
+
+
+def template_of(form):
+    """Return the template arguments of `rows_on_chip`."""
+    lanes, threads, registers, shared = form
+    return {"LANES": lanes, "THREADS": threads, "VPT": registers, "MORE": shared}
+
+
+def launch_of(form, rows, *, inputs=1):
+    """Return the keywords of a launch of `rows_on_chip`."""
+    lanes, threads, _, shared = form
+    keywords = {"grid": (rows * lanes + threads - 1) // threads, "block": threads}
+    if shared:
+        keywords["smem"] = shared * inputs * threads * VECTOR
+    if lanes > threads:
+        keywords["cluster"] = lanes // threads
+    return keywords

@@ -305,7 +305,7 @@ def test_the_exit_code_tells_of_a_wrong_kernel(times, monkeypatch, capsys):
     [
         (["softmx"], "`softmx` is not an op, a namespace or a package with kernels; did you mean softmax?"),
         (["softmax", "--shapes", "vocabulry"], "softmax has no shape `vocabulry`; did you mean vocabulary?"),
-        (["softmax", "--shapes", "f32[3], 4"], "got 2 arguments, and jitkern::softmax(Tensor x)"),
+        (["softmax", "--shapes", "f32[3], 4, 5, 6"], "got 4 arguments, and jitkern::softmax(Tensor x"),
         (["softmax", "--peers", "ligr"], "there is no peer `ligr`; did you mean liger?"),
         (["math:pi"], "`math:pi` is no op of jitkern"),
         (["no_such_module:op"], "`no_such_module:op` cannot be found: No module named"),

@@ -20,7 +20,7 @@ from pathlib import Path
 from benches import common
 from benches.kernels import report
 from benches.kernels.bench import BACKWARD, FORWARD, SECONDS, Bench, bench_op
-from benches.kernels.peers import BUILT_IN, check_names, known_peers
+from benches.kernels.peers import check_names, known_names
 from benches.kernels.shapes import shapes_of
 from benches.kernels.subject import subjects_of
 from jitkern.errors import JitkernError
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--peers", type=lambda text: text.split(","), default=[], metavar="NAME,…",
-        help="some of " + ", ".join((*BUILT_IN[1:], *known_peers())),
+        help="some of " + ", ".join(known_names()[1:]),
     )  # fmt: skip
     made.add_argument(
         "--direction", dest="directions", type=lambda text: [text], choices=([FORWARD], [BACKWARD]),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benches.kernels.subject import Subject
+from jitkern import config
 from jitkern.cli.parser import UsageError, near
 
 Function = Callable[..., Any]
@@ -143,8 +144,14 @@ class Peers:
         self.left_out: dict[str, str] = {}
         reference = subject.reference()
         self._reference = reference
-        self._wanted = [*wanted] or [*BUILT_IN, *known_peers()]
+        self._wanted = [*wanted] or known_names()
         self._fixed = {OURS: Contender(OURS, subject.function, subject.op.gradient is not None)}
+        for source in subject.op.sources[device][1:]:  # the first is what a call runs
+            name = f"{OURS}-{source.kind}"
+            if name in self._wanted:
+                self._fixed[name] = Contender(
+                    name, preferring(source.kind, subject.function), differentiable=False
+                )
         if "eager" in self._wanted:
             self._fixed["eager"] = Contender("eager", reference)
         if DYNAMIC in self._wanted:  # one for all shapes
@@ -157,7 +164,7 @@ class Peers:
         contenders = dict(self._fixed)
         if STATIC in self._wanted:
             contenders[STATIC] = Contender(STATIC, compiled(self._reference, dynamic=False))
-        order = [*BUILT_IN, *contenders]
+        order = known_names()
         return sorted(contenders.values(), key=lambda contender: order.index(contender.name))
 
     def _from_elsewhere(self, device: str) -> Iterator[Contender]:
@@ -179,14 +186,29 @@ class Peers:
                     yield Contender(adapter.name, function, adapter.differentiable)
 
 
+def preferring(kind: str, function: Function) -> Function:
+    """Return the function with another kind of source; its wall time has the change of settings."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with config.using(prefer=kind):
+            return function(*args, **kwargs)
+
+    return call
+
+
 def known_peers() -> list[str]:
     """Return the names of the adapters."""
     return list(dict.fromkeys(a.name for adapters in ADAPTERS.values() for a in adapters))
 
 
+def known_names() -> list[str]:
+    """Return the names of all contenders; `jitkern-triton` and the like are other sources."""
+    return [*BUILT_IN, *(f"{OURS}-{kind}" for kind in config.KINDS), *known_peers()]
+
+
 def check_names(names: Sequence[str]) -> None:
     """Raise UsageError for a peer that there is not."""
-    known = [*BUILT_IN, *known_peers()]
+    known = known_names()
     for name in names:
         if name not in known:
             raise UsageError(f"there is no peer `{name}`{near(name, known)}: {', '.join(known)}")

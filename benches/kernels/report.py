@@ -20,6 +20,8 @@ HEADER = (
 )  # fmt: skip
 COLORS = {
     peers.OURS: plots.OURS,
+    f"{peers.OURS}-triton": "#4db6ac",
+    f"{peers.OURS}-extension": "#aed581",
     "eager": plots.OTHERS,
     peers.STATIC: "#5c6bc0",
     peers.DYNAMIC: "#9fa8da",

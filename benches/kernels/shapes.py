@@ -30,6 +30,8 @@ FAMILIES = {  # of ops; a function with an `op` of its own is pointwise
     "jitkern::muladd": "pointwise",
     "jitkern::softmax": "rows",
     "jitkern::softmax_backward": "rows",
+    "jitkern::log_softmax": "rows",
+    "jitkern::log_softmax_backward": "rows",
 }
 _SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
 SAMPLES = "samples"
@@ -58,7 +60,8 @@ def _sizes(family: str, device: str) -> dict[str, tuple[int, ...]]:
     hidden: dict[str, tuple[int, ...]] = {n: (tokens, size) for n, size in HIDDEN.items()}
     if family == "pointwise":
         return {**hidden, "long": (NUMBERS[device],)}
-    rows: dict[str, tuple[int, ...]] = {f"row-{n}": (LONG[device], n) for n in (256, 1024, 16384)}
+    lengths = (256, 1024, 4096, 16384)
+    rows: dict[str, tuple[int, ...]] = {f"row-{n}": (LONG[device], n) for n in lengths}
     long = {"row-65536": (2 * tokens, 65536), "vocabulary": (tokens, VOCABULARY)}
     return {**rows, **hidden, **long}
 

@@ -187,10 +187,19 @@ __device__ __forceinline__ typename Op::State merged_cluster(const Op &op, typen
 
 // --------------------------------------------------------------------- forms
 
-// A row in the registers of LANES threads, VPT vectors in each: read once, written once. LANES is a power of
-// two up to 32, or THREADS, or THREADS times the blocks of a cluster. Grid: rows * LANES / THREADS, rounded up.
-template <int LANES, int THREADS, int VPT, bool EDGES, class Op>
-__device__ __forceinline__ void rows_in_registers(const Op &op, long long rows, int cols) {
+// 16 bytes to shared memory, while the thread goes on; wait_for_copies() waits for those of this thread.
+__device__ __forceinline__ void copy_once(uint4 *to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// A row on the chip: read once, written once. It lies in the registers of LANES threads, VPT vectors in each,
+// and its rest in dynamic shared memory (`smem=`), MORE vectors of each thread: INPUTS * MORE * THREADS * 16
+// bytes. LANES is a power of two up to 32, or THREADS, or THREADS times the blocks of a cluster.
+// Grid: rows * LANES / THREADS, rounded up.
+template <int LANES, int THREADS, int VPT, int MORE, bool EDGES, class Op>
+__device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int cols) {
   using T = typename Op::T;
   constexpr int V = vector_size<T>;
   static_assert(LANES <= 32 || LANES % THREADS == 0, "a row has lanes of one warp, of a block or of a cluster");
@@ -199,6 +208,21 @@ __device__ __forceinline__ void rows_in_registers(const Op &op, long long rows, 
   const int lane = thread % LANES, end = row < rows ? cols : -V;  // none of a row that is not there
   const long long start = row * cols;
   const int before = elements_before<EDGES>(op.in[0] + start);
+  extern __shared__ uint4 rows_memory[];
+  uint4 *const shared = rows_memory + threadIdx.x;  // each thread has its own
+#pragma unroll
+  for (int j = 0; j < MORE; j++) {
+    const int column = (lane + (VPT + j) * LANES) * V - before;
+    if (column < end)
+#pragma unroll
+      for (int i = 0; i < Op::INPUTS; i++) {
+        uint4 *const to = shared + (j * Op::INPUTS + i) * THREADS;
+        if (is_whole<EDGES>(op.in[i] + start, column, cols))
+          copy_once(to, op.in[i] + start + column);
+        else
+          *to = load_vector<EDGES>(op.in[i] + start, column, cols, op.padding());
+      }
+  }
   uint4 raw[VPT][Op::INPUTS];
 #pragma unroll
   for (int j = 0; j < VPT; j++) {
@@ -210,12 +234,14 @@ __device__ __forceinline__ void rows_in_registers(const Op &op, long long rows, 
   }
   typename Op::State state = op.none();
 #pragma unroll
-  for (int j = 0; j < VPT; j++) {
+  for (int j = 0; j < VPT + MORE; j++) {
     const int column = (lane + j * LANES) * V - before;
+    if (j == VPT) wait_for_copies();
     if (column < end) {
       widened<T> v[Op::INPUTS][V];
 #pragma unroll
-      for (int i = 0; i < Op::INPUTS; i++) widen<T>(raw[j][i], v[i]);
+      for (int i = 0; i < Op::INPUTS; i++)
+        widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
       state = op.add(state, v, column);
     }
   }
@@ -228,12 +254,13 @@ __device__ __forceinline__ void rows_in_registers(const Op &op, long long rows, 
   if (row >= rows) return;
   const typename Op::Row found = op.row(state, row, lane == 0);
 #pragma unroll
-  for (int j = 0; j < VPT; j++) {
+  for (int j = 0; j < VPT + MORE; j++) {
     const int column = (lane + j * LANES) * V - before;
     if (column < end) {
       widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS][V];
 #pragma unroll
-      for (int i = 0; i < Op::INPUTS; i++) widen<T>(raw[j][i], v[i]);
+      for (int i = 0; i < Op::INPUTS; i++)
+        widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
       op.results(found, v, column, y);
 #pragma unroll
       for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);

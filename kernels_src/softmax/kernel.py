@@ -60,35 +60,34 @@ def _pair(name, grad, out, dim):
     return grad.contiguous(), out, rows, cols, inner
 
 
-def _on_gpu(k, kernels, tensors, scale, log, rows, cols, inner):
-    """Launch one of the three kernels: rows in registers, read twice, or strided."""
-    in_registers, long, strided = kernels
-    template = {"T": tensors[0].dtype, "LOG": log}
+def _on_gpu(k, kernels, template, tensors, scale, rows, cols, inner):
+    """Launch one of the three kernels: rows on the chip, read twice, or strided."""
+    on_chip, long, strided = kernels
+    template = {"T": tensors[0].dtype, **template}
     if inner != 1:
         blocks = rows * ((inner + 31) // 32)
         template |= {"DEPTH": forms.DEPTH}
         strided[template](*tensors, scale, cols, inner, grid=blocks, block=32 * forms.DEPTH)
         return
     edges = forms.has_edges(cols, *tensors)
-    size, inputs = tensors[0].element_size(), len(tensors) - 1
-    form = forms.in_registers(cols, size, edges, inputs=inputs, clusters=k.capability >= (9, 0))
     template |= {"EDGES": edges}
-    if form is None:
-        template |= {"THREADS": forms.LONG}
-        long[template](*tensors, scale, cols, grid=rows, block=forms.LONG)
+    size, inputs = tensors[0].element_size(), len(tensors) - 1
+    form = forms.on_chip(k, cols, size, edges, inputs=inputs)
+    if form:
+        template |= forms.template_of(form)
+        launch = forms.launch_of(form, rows, inputs=inputs)
+        on_chip[template](*tensors, scale, rows, cols, **launch)
         return
-    lanes, threads, vectors = form
-    template |= {"LANES": lanes, "THREADS": threads, "VPT": vectors}
-    grid = (rows * lanes + threads - 1) // threads
-    cluster = {"cluster": lanes // threads} if lanes > threads else {}
-    in_registers[template](*tensors, scale, rows, cols, grid=grid, block=threads, **cluster)
+    template |= {"THREADS": forms.LONG}
+    long[template](*tensors, scale, cols, grid=rows, block=forms.LONG)
 
 
 def _forward_on_gpu(name, k, x, dim, scale):
     x, rows, cols, inner = _checked(name, x, dim)
     out = torch.empty_like(x)
     kernels = k.softmax, k.softmax_long, k.softmax_strided
-    _on_gpu(k, kernels, (out, x), scale, name == "log_softmax", rows, cols, inner)
+    template = {"LOG": name == "log_softmax", "NEGATIVE": scale < 0}
+    _on_gpu(k, kernels, template, (out, x), scale, rows, cols, inner)
     return out
 
 
@@ -96,7 +95,8 @@ def _backward_on_gpu(name, k, grad, out, dim, scale):
     grad, out, rows, cols, inner = _pair(name, grad, out, dim)
     dx = torch.empty_like(out)
     kernels = k.softmax_backward, k.softmax_backward_long, k.softmax_backward_strided
-    _on_gpu(k, kernels, (dx, grad, out), scale, name == "log_softmax_backward", rows, cols, inner)
+    template = {"LOG": name == "log_softmax_backward"}
+    _on_gpu(k, kernels, template, (dx, grad, out), scale, rows, cols, inner)
     return dx
 
 

@@ -5,7 +5,7 @@ namespace softmax_detail {
 using namespace jitkern;
 
 // out[i] = exp(scale * x[i]) / sum_j exp(scale * x[j]), or its logarithm
-template <typename T_, bool LOG> struct Forward {
+template <typename T_, bool LOG, bool NEGATIVE> struct Forward {
   using T = T_;
   using A = widened<T>;
   using State = Exponentials<A>;
@@ -13,17 +13,17 @@ template <typename T_, bool LOG> struct Forward {
   static constexpr int INPUTS = 1, OUTPUTS = 1;
   const T *in[1];
   T *out[1];
-  A sign, scale, log2_scale;  // the numbers are sign * x, so that a negative scale leaves the maximum one
+  A scale, log2_scale;  // of -x where the scale is NEGATIVE, so that the largest number has the largest power
 
   __device__ Forward(T *out, const T *x, double scale)
-      : in{x}, out{out}, sign(scale < 0 ? -1 : 1), scale(A(fabs(scale))),
-        log2_scale(A(fabs(scale) * 1.4426950408889634)) {}
+      : in{x}, out{out}, scale(A(fabs(scale))), log2_scale(A(fabs(scale) * 1.4426950408889634)) {}
+  static __device__ __forceinline__ A number(A x) { return NEGATIVE ? -x : x; }
   __device__ State none() const { return State::none(); }
-  __device__ A padding() const { return -sign * infinity<A>(); }
+  __device__ A padding() const { return number(-infinity<A>()); }
   template <int V> __device__ State add(State s, const A (&v)[1][V], int) const {
     A x[V];
 #pragma unroll
-    for (int i = 0; i < V; i++) x[i] = sign * v[0][i];
+    for (int i = 0; i < V; i++) x[i] = number(v[0][i]);
     return s.add(x, log2_scale);
   }
   __device__ State merge(State a, State b) const { return State::merged(a, b, log2_scale); }
@@ -31,7 +31,7 @@ template <typename T_, bool LOG> struct Forward {
   template <int V> __device__ void results(Row r, const A (&v)[1][V], int, A (&y)[1][V]) const {
 #pragma unroll
     for (int i = 0; i < V; i++) {
-      const A x = sign * v[0][i] - r.base;
+      const A x = number(v[0][i]) - r.base;
       y[0][i] = LOG ? x * scale - r.of_sum : power_of_2(x * log2_scale) * r.of_sum;
     }
   }
@@ -68,24 +68,24 @@ template <typename T_, bool LOG> struct Backward {
 
 }  // namespace softmax_detail
 
-template <typename T, bool LOG, int LANES, int THREADS, int VPT, bool EDGES>
+template <typename T, bool LOG, bool NEGATIVE, int LANES, int THREADS, int VPT, int MORE, bool EDGES>
 __global__ void __launch_bounds__(THREADS) softmax(T *out, const T *x, double scale, long long rows, int cols) {
-  jitkern::rows_in_registers<LANES, THREADS, VPT, EDGES>(softmax_detail::Forward<T, LOG>(out, x, scale), rows, cols);
+  jitkern::rows_on_chip<LANES, THREADS, VPT, MORE, EDGES>(softmax_detail::Forward<T, LOG, NEGATIVE>(out, x, scale), rows, cols);
 }
-template <typename T, bool LOG, int THREADS, bool EDGES>
+template <typename T, bool LOG, bool NEGATIVE, int THREADS, bool EDGES>
 __global__ void __launch_bounds__(THREADS) softmax_long(T *out, const T *x, double scale, int cols) {
-  jitkern::rows_read_twice<THREADS, EDGES>(softmax_detail::Forward<T, LOG>(out, x, scale), cols);
+  jitkern::rows_read_twice<THREADS, EDGES>(softmax_detail::Forward<T, LOG, NEGATIVE>(out, x, scale), cols);
 }
-template <typename T, bool LOG, int DEPTH>
+template <typename T, bool LOG, bool NEGATIVE, int DEPTH>
 __global__ void __launch_bounds__(32 * DEPTH) softmax_strided(T *out, const T *x, double scale, int cols, long long inner) {
-  jitkern::rows_strided<DEPTH>(softmax_detail::Forward<T, LOG>(out, x, scale), cols, inner);
+  jitkern::rows_strided<DEPTH>(softmax_detail::Forward<T, LOG, NEGATIVE>(out, x, scale), cols, inner);
 }
 
-template <typename T, bool LOG, int LANES, int THREADS, int VPT, bool EDGES>
+template <typename T, bool LOG, int LANES, int THREADS, int VPT, int MORE, bool EDGES>
 __global__ void __launch_bounds__(THREADS) softmax_backward(T *dx, const T *grad, const T *out, double scale, long long rows,
                                                             int cols) {
   const softmax_detail::Backward<T, LOG> op(dx, grad, out, scale);
-  jitkern::rows_in_registers<LANES, THREADS, VPT, EDGES>(op, rows, cols);
+  jitkern::rows_on_chip<LANES, THREADS, VPT, MORE, EDGES>(op, rows, cols);
 }
 template <typename T, bool LOG, int THREADS, bool EDGES>
 __global__ void __launch_bounds__(THREADS) softmax_backward_long(T *dx, const T *grad, const T *out, double scale, int cols) {
