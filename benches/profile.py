@@ -24,6 +24,7 @@ from benches.kernels.shapes import Shape, random_like, shapes_of
 from benches.kernels.subject import Subject, differentiable, subjects_of
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import JitkernError
+from jitkern.op.check import leaves
 from jitkern.runtime import linker
 
 CALLS, WARM_UPS = 10, 3
@@ -102,8 +103,7 @@ class Passes:
         self.args = subject.complete(shape.make())
         self.differentiable = subject.op.gradient is not None
         if self.differentiable:
-            for tensor in differentiable(self.args):
-                tensor.requires_grad_()
+            self.args = leaves(subject.op, self.args)
             outputs = self._outputs()
             self.grads = [random_like(t.detach().to("meta"), device) for t in outputs]
 

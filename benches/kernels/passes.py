@@ -16,6 +16,7 @@ from benches.kernels.subject import Subject, differentiable
 from jitkern.calls.signature import tensors_in
 from jitkern.launch.measure import copied
 from jitkern.op import timing
+from jitkern.op.check import leaves
 from jitkern.runtime import linker
 
 Pair = tuple[tuple[Any, ...], list[torch.Tensor]]  # arguments, and gradients of the results
@@ -82,10 +83,10 @@ class Backward:
 
     def __init__(self, subject: Subject, shape: Shape, device: torch.device, stream: Any) -> None:
         self.subject, self.device, self.stream = subject, device, stream
-        first = self.subject.complete(shape.make())
+        first = leaves(subject.op, self.subject.complete(shape.make()))
         count = timing.rotation([*first, *differentiable(first)], device)
-        copies = [first, *(self.subject.complete(shape.make()) for _ in range(count - 1))]
-        copies = [tuple(map(_leaf, copy)) for copy in copies]
+        rest = (self.subject.complete(shape.make()) for _ in range(count - 1))
+        copies = [first, *(leaves(subject.op, args) for args in rest)]
         reference = self.subject.reference()
         outputs = self._forward(reference, copies[0])
         meta = [torch.empty_like(t, device="meta") for t in outputs]
@@ -97,7 +98,7 @@ class Backward:
         own = self._gradients(outputs, copies[0], grads[0], materialize_grads=True)
 
         def widely() -> list[torch.Tensor]:
-            args = tuple(map(_leaf, checks.widened(first)))
+            args = leaves(subject.op, checks.widened(first))
             wide_grads = checks.widened(grads[0])
             wide_outputs = self._forward(reference, args)
             return self._gradients(wide_outputs, args, wide_grads, materialize_grads=True)
@@ -208,9 +209,10 @@ def _tensors(pair: Pair) -> list[torch.Tensor]:
 
 def _copied(pair: Pair) -> Pair:
     args, grads = pair
-    return tuple(map(_leaf, copied(list(args), {}))), copied(list(grads), {})
+    return tuple(map(_like, copied(list(args), {}), args)), copied(list(grads), {})
 
 
-def _leaf(value: Any) -> Any:
-    wanted = isinstance(value, torch.Tensor) and value.is_floating_point()
+def _like(value: Any, original: Any) -> Any:
+    """Return the value as a leaf of a graph where the original is one."""
+    wanted = isinstance(value, torch.Tensor) and original.requires_grad
     return value.detach().requires_grad_() if wanted else value

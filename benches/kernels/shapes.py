@@ -33,6 +33,20 @@ FAMILIES = {  # of ops; a function with an `op` of its own is pointwise
     "jitkern::log_softmax": "rows",
     "jitkern::log_softmax_backward": "rows",
 }
+# The calls of ops whose arguments have shapes of their own, by name: `D` is the dtype, `T` tokens.
+CALLS = {
+    "jitkern::rope": {
+        "8B": "D[T, 32, 128], D[T, 8, 128], f32[T, 64], f32[T, 64]",
+        "70B": "D[T, 64, 128], D[T, 8, 128], f32[T, 64], f32[T, 64]",
+    }
+}
+for _name in ("silu", "gelu", "gelu_tanh", "relu2"):
+    CALLS[f"jitkern::{_name}_and_mul"] = {"8B-mlp": "D[T, 28672]", "70B-mlp": "D[T, 57344]"}
+    CALLS[f"jitkern::{_name}_and_mul_backward"] = {
+        "8B-mlp": "D[T, 14336], D[T, 28672]",
+        "70B-mlp": "D[T, 28672], D[T, 57344]",
+    }
+FAMILIES |= dict.fromkeys(CALLS, "pointwise")
 _SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
 SAMPLES = "samples"
 
@@ -70,6 +84,11 @@ def named_shapes(subject: Subject, device: str, dtype: str) -> dict[str, Shape]:
     """Return the named shapes of a subject, in the order of their tables."""
     family = family_of(subject)
     shapes = {}
+    if subject.op.name in CALLS and not subject.pointwise:
+        for name, call in CALLS[subject.op.name].items():
+            text = call.replace("D[", f"{dtype}[").replace("T", str(TOKENS[device]))
+            shapes[name] = _spelt_shape(subject, f"{name} {text}", text, device)
+        return shapes
     for name, sizes in (_sizes(family, device) if family else {}).items():
         text = ", ".join(_argument(a, dtype, sizes) for a in _required(subject))
         full = f"{name} {'x'.join(map(str, sizes))}"
@@ -99,7 +118,8 @@ def shapes_of(
         that the tables do not know. Raises UsageError.
     """
     table = named_shapes(subject, device, dtype or DTYPES[device])
-    default = DEFAULTS[family_of(subject)] if table else (SAMPLES,)
+    usual = DEFAULTS.get(family_of(subject), ())
+    default = tuple(name for name in usual if name in table) or tuple(table) or (SAMPLES,)
     shapes: list[Shape] = []
     for name in names or default:
         if name == "all" and table:

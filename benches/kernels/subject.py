@@ -89,8 +89,8 @@ class Subject:
 
 
 def differentiable(args: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the arguments that a gradient is computed for."""
-    return [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    """Return the arguments that a gradient is computed for: the leaves of a graph among them."""
+    return [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
 
 
 def subject_of(function: Any, spec: str = "") -> Subject:
