@@ -1,0 +1,126 @@
+// The k first elements of a row in the order of ranked.h, on the CPU.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "ranked.h"
+#include "rows.h"
+
+namespace jitkern {
+
+// The same order for double, whose keys have 128 bits.
+using WideKey = unsigned __int128;
+static inline uint64_t rank_of(double v) {
+  if (v != v) return 0;
+  uint64_t bits = 0;
+  if (v != 0) std::memcpy(&bits, &v, 8);
+  return bits >> 63 ? bits : bits ^ 0x7fffffffffffffffull;
+}
+static inline double value_of(uint64_t rank) {
+  const uint64_t bits = rank >> 63 ? rank : rank ^ 0x7fffffffffffffffull;
+  double v;
+  std::memcpy(&v, &bits, 8);
+  return v;
+}
+static inline WideKey key_of(uint64_t rank, unsigned column) { return WideKey(rank) << 32 | column; }
+static inline uint64_t rank_in(WideKey key) { return uint64_t(key >> 32); }
+static inline unsigned column_in(WideKey key) { return unsigned(key); }
+
+template <typename A> using key_type = decltype(key_of(rank_of(A()), 0u));
+
+// Integers in the order of the numbers with these bits, or vectors of them; NaN is last, and -0 just before 0.
+template <typename T>
+using Bits = std::conditional_t<sizeof(T) == 2, int16_t, std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>;
+template <typename T, typename B> static B sortable(B bits) {
+  constexpr auto most = std::numeric_limits<Bits<T>>::max();
+  constexpr int exponent = std::is_same_v<T, float16> ? 5 : std::is_same_v<T, double> ? 11 : 8;
+  constexpr Bits<T> infinity = most - (Bits<T>(1) << (8 * sizeof(T) - 1 - exponent)) + 1;
+  const B all = B{} + most;
+  const B order = bits < 0 ? bits ^ all : bits;
+  return (bits & all) > infinity ? all : order;
+}
+
+// The search of one row; its memory serves the next ones.
+template <typename T> struct Largest {
+  using Key = key_type<accumulator<T>>;
+  std::vector<Key> keys;
+
+  // Put the keys of the k first of n elements into `keys`, in order. 1 <= k <= n.
+  void find(const T *x, int64_t n, int64_t k) {
+    keys.clear();
+    if (n >= 64 * 4 * k)
+      push_by_maxima<64>(x, n, k);
+    else if (n >= 16 * 2 * k)
+      push_by_maxima<16>(x, n, k);
+    else
+      push_by_counts(x, n, k);
+    if (8 * k <= int64_t(keys.size())) {
+      std::partial_sort(keys.begin(), keys.begin() + k, keys.end());
+    } else {
+      std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end());
+      std::sort(keys.begin(), keys.begin() + k);
+    }
+    keys.resize(k);
+  }
+
+ private:
+  std::vector<Bits<T>> maxima, sorted;
+  typedef Bits<T> Lanes __attribute__((vector_size(16 * sizeof(T))));
+
+  static Bits<T> at(const T *x) {
+    Bits<T> bits;
+    std::memcpy(&bits, x, sizeof bits);
+    return sortable<T>(bits);
+  }
+  static Lanes lanes_at(const T *x) {
+    Lanes bits;
+    std::memcpy(&bits, x, sizeof bits);
+    return sortable<T>(bits);
+  }
+  void push_from(const T *x, int64_t begin, int64_t end, Bits<T> bound) {
+    for (int64_t i = begin; i < end; i++)
+      if (at(x + i) >= bound) keys.push_back(key_of(rank_of(accumulator<T>(x[i])), unsigned(i)));
+  }
+  static Bits<T> with_both_zeros(Bits<T> bound) { return bound == 0 ? -1 : bound; }
+
+  // The k-th largest maximum of parts of the row is no larger than the k-th largest element.
+  template <int PART> void push_by_maxima(const T *x, int64_t n, int64_t k) {
+    const int64_t parts = n / PART;
+    maxima.resize(parts);
+    for (int64_t p = 0; p < parts; p++) {
+      Lanes most = lanes_at(x + p * PART);
+      for (int i = 16; i < PART; i += 16) {
+        const Lanes next = lanes_at(x + p * PART + i);
+        most = next > most ? next : most;
+      }
+      Bits<T> largest = most[0];
+      for (int i = 1; i < 16; i++) largest = most[i] > largest ? most[i] : largest;
+      maxima[p] = largest;
+    }
+    sorted = maxima;
+    std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<>());
+    const Bits<T> bound = with_both_zeros(sorted[k - 1]);
+    for (int64_t p = 0; p < parts; p++)
+      if (maxima[p] >= bound) push_from(x, p * PART, (p + 1) * PART, bound);
+    push_from(x, parts * PART, n, bound);
+  }
+
+  // A histogram of the first eleven bits.
+  void push_by_counts(const T *x, int64_t n, int64_t k) {
+    constexpr int bins = 2048, shift = 8 * sizeof(T) - 11;
+    unsigned counts[bins] = {};
+    int bin = 0;
+    if (n > bins / 4) {
+      for (int64_t i = 0; i < n; i++) counts[(at(x + i) >> shift) + bins / 2]++;
+      bin = bins - 1;
+      for (int64_t found = counts[bin]; found < k; found += counts[bin]) bin--;
+    }
+    push_from(x, 0, n, with_both_zeros(Bits<T>(bin - bins / 2) * (Bits<T>(1) << shift)));
+  }
+};
+
+}  // namespace jitkern

@@ -1,0 +1,99 @@
+"""The k largest elements over the last dimension, in descending order, and their indices.
+
+The smaller index is first among equals, and NaN is the largest, as in `torch.topk`, which leaves
+the order of equals open. Rows are read once and not sorted: a radix search finds candidates.
+"""
+
+import math
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+
+topk = kernel(
+    "topk(Tensor x, int k) -> (Tensor values, Tensor indices)",
+    cuda=Cuda("topk.cu"),
+    cpu=Cpp("topk.cpp", native=True, openmp=True),
+)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+COLUMNS = 1 << 30
+MOST = 2048  # elements that the kernel for GPUs finds in a row; PyTorch sorts for more
+# Of largest.cuh: threads of its two launches, groups of a row that shared memory holds.
+GROUP_THREADS, SEARCH_THREADS, GROUPS = 256, 1024, 8192
+MEMORY = 49184  # bytes of shared memory beside the groups: Search of largest.cuh
+
+
+@topk.reference
+def _(x, k):
+    values, indices = x.sort(dim=-1, descending=True, stable=True)
+    return tuple(
+        out[..., :k].clone(memory_format=torch.contiguous_format) for out in (values, indices)
+    )
+
+
+def _checked(x, k):
+    torch._check(x.dim() >= 1, lambda: f"topk: x needs at least one dimension, got {x.dim()}")
+    torch._check(x.dtype in DTYPES, lambda: f"topk: x must be floating point, got {x.dtype}")
+    columns = x.shape[-1]
+    torch._check(
+        0 <= k <= columns, lambda: f"topk: k must be from 0 to the row's {columns} numbers, got {k}"
+    )
+    torch._check(columns <= COLUMNS, lambda: f"topk: a row may have {COLUMNS} numbers")
+    shape = (*x.shape[:-1], k)
+    values = torch.empty(shape, dtype=x.dtype, device=x.device)
+    indices = torch.empty(shape, dtype=torch.int64, device=x.device)
+    return x.contiguous(), math.prod(x.shape[:-1]), columns, values, indices
+
+
+@topk.launch("cuda")
+def _(k, x, count):
+    x, rows, columns, values, indices = _checked(x, count)
+    if x.dtype == torch.float64 or count > MOST:
+        return topk.run_reference(x, count)
+    size = 16 // x.element_size()
+    vectors = (columns + 2 * size - 2) // size
+    shift = 2
+    while shift and vectors >> shift < 2 * count:
+        shift -= 1
+    while vectors > GROUPS << shift:
+        shift += 1
+    chunk = GROUP_THREADS << shift
+    chunks = (vectors + chunk - 1) // chunk
+    rows = rows if count else 0
+    groups = torch.empty(rows * chunks * GROUP_THREADS, dtype=torch.int32, device=x.device)
+    k.groups_of[{"T": x.dtype}](
+        groups, x, columns, shift, chunks, grid=rows * chunks, block=GROUP_THREADS
+    )
+    k.topk[{"T": x.dtype}](
+        values, indices, x, columns, count, shift, chunks, groups, grid=rows, block=SEARCH_THREADS,
+        smem=MEMORY + 4 * GROUP_THREADS * chunks, pdl=k.capability >= (9, 0),
+    )  # fmt: skip
+    return values, indices
+
+
+@topk.launch("cpu")
+def _(k, x, count):
+    x, rows, columns, values, indices = _checked(x, count)
+    k.topk[{"T": x.dtype}](values, indices, x, rows, columns, count)
+    return values, indices
+
+
+@topk.backward
+def _(grad_values, indices, x):
+    return torch.zeros_like(x).scatter(-1, indices, grad_values)
+
+
+@topk.cost
+def _(x, k):
+    rows = math.prod(x.shape[:-1])
+    return x.nbytes + rows * k * (x.itemsize + 8), x.numel()
+
+
+@topk.samples
+def _(device):
+    for dtype in DTYPES:
+        for shape, k in (((3, 1000), 8), ((2, 3, 33), 33), ((5, 1), 1), ((0, 8), 2), ((4, 7), 0)):
+            yield torch.randn(shape, dtype=dtype, device=device), k
+    yield torch.randn(7000, 3, device=device).T, 1500
+    yield torch.randn(100, device=device).round(), 20
