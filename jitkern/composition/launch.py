@@ -23,8 +23,8 @@ from jitkern.composition.arrange import (
 from jitkern.composition.promotion import computed_in, kinds_of, promoted
 from jitkern.named_tuple import NamedTuple
 
-_HALVES = (torch.float16, torch.bfloat16)
-_BLOCK = 128
+HALVES = (torch.float16, torch.bfloat16)
+BLOCK = 128  # threads
 
 
 class Plan(NamedTuple):
@@ -60,7 +60,7 @@ def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Calla
         numbers = [values[i] for i in range(len(values)) if i not in positions]
         template, dtypes = types_of(program, outputs, types, templates, values)
         if fast:
-            template = {**template, "FAST": all(dtype in _HALVES for dtype in dtypes)}
+            template = {**template, "FAST": all(dtype in HALVES for dtype in dtypes)}
         tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
         count = total(sizes)
         if count == 0:
@@ -70,8 +70,8 @@ def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Calla
         vector = width(every, steps, sizes, flat)
         template = {**template, "V": vector}
         if flat:
-            grid = (count + _BLOCK * vector - 1) // (_BLOCK * vector)
-            k[name + "_flat"][template](*every, *numbers, count, grid=grid, block=_BLOCK)
+            grid = (count + BLOCK * vector - 1) // (BLOCK * vector)
+            k[name + "_flat"][template](*every, *numbers, count, grid=grid, block=BLOCK)
         else:
             index = torch.uint32 if count < 2**31 else torch.int64
             template = {**template, "RANK": len(sizes), "I": index}
@@ -79,7 +79,7 @@ def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Calla
             count = count // vector
             k[name + "_strided"][template](
                 *every, *numbers, count, inner, *sizes[1:], *padding, *padded(steps, len(sizes)),
-                grid=(count + _BLOCK - 1) // _BLOCK, block=_BLOCK,
+                grid=(count + BLOCK - 1) // BLOCK, block=BLOCK,
             )  # fmt: skip
         return returned(results)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import math
 import sys
@@ -264,8 +265,6 @@ class Pointwise:
 
 
 def _named(module: str, name: str) -> Any:
-    import importlib
-
     return getattr(importlib.import_module(module), name)
 
 

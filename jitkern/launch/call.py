@@ -27,6 +27,21 @@ class Call(NamedTuple):
     keywords: dict[str, Any]
 
 
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor does not hold its values: conj(), imag, zeros of a tangent."""
+    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+
+
+def checked_address(what: str, tensor: torch.Tensor) -> int:
+    """Return a tensor's address. Raises LaunchError if its memory does not hold its values."""
+    if is_lazy(tensor):
+        raise LaunchError(
+            f"{what}: the memory of a tensor does not hold its values, because Torch computes "
+            "conj() and its imag lazily: pass x.resolve_conj().resolve_neg()"
+        )
+    return tensor.data_ptr()
+
+
 def expanded(
     op: str, source: Source, call: Call, choose: Callable[[Function, dict[str, Any]], Config]
 ) -> Call:

@@ -32,7 +32,7 @@ from jitkern.errors import (
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.autotune import Choice, Situation
-from jitkern.launch.call import Call, expanded, variant_of
+from jitkern.launch.call import Call, checked_address, expanded, variant_of
 from jitkern.launch.packing import Pack, packed, packs_of
 from jitkern.launch.resources.device_facts import FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, Device, PresentDevice
@@ -587,20 +587,10 @@ def arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
 def _value(what: str, code: str, arg: Any) -> Any:
     """Return an argument that was checked as the kernel takes it. Raises LaunchError."""
     if isinstance(arg, torch.Tensor):
-        return _address(what, arg)
+        return checked_address(what, arg)
     if isinstance(arg, TensorMap):
         return arg.encoded
     return arg.packed(code) if table_of(code) else arg
-
-
-def _address(what: str, tensor: torch.Tensor) -> int:
-    """Return a tensor's address. Raises LaunchError if its memory does not hold its values."""
-    if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
-        raise LaunchError(
-            f"{what}: the memory of a tensor does not hold its values, because Torch computes "
-            "conj() and its imag lazily: pass x.resolve_conj().resolve_neg()"
-        )
-    return tensor.data_ptr()
 
 
 def _three_sizes(what: str, name: str, value: Any) -> tuple[int, int, int]:

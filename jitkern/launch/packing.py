@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from jitkern.launch.arguments import limits_of, same_type
+from jitkern.launch.call import is_lazy
 from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch, table_of
 
 Pack = Callable[[Any], Any]
@@ -66,13 +67,7 @@ def _pointer(pointee: str, device: torch.device) -> Pack:
     def address(tensor: Any) -> int | None:
         if tensor is None:
             return None
-        if (
-            tensor.dtype not in dtypes
-            or tensor.get_device() != index
-            or tensor.is_neg()
-            or tensor.is_conj()
-            or tensor._is_zerotensor()
-        ):
+        if tensor.dtype not in dtypes or tensor.get_device() != index or is_lazy(tensor):
             raise Misfit
         value: int = tensor.data_ptr()
         return value

@@ -20,6 +20,7 @@ from jitkern.calls.signature import Signature
 from jitkern.composition import registration
 from jitkern.composition.backward import arguments_of
 from jitkern.composition.expression import Parameter
+from jitkern.composition.launch import HALVES
 from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
 from jitkern.composition.promotion import NUMBER, kinds_of, program_of
 from jitkern.composition.text.formula import CPP, CUDA, Language, formula_of
@@ -32,7 +33,6 @@ from jitkern.op.op import Declaration, Op
 from jitkern.source import cpp_text, texts
 from jitkern.source.kinds import Include, Source
 
-_HALVES = (torch.float16, torch.bfloat16)
 _NONE: Any = inspect.Parameter.empty  # for no default
 _TYPES = {"tensor": "Tensor", "float": "float", "int": "int", "bool": "bool"}
 _C = {"float": "double", "int": "long long", "bool": "bool"}
@@ -269,7 +269,7 @@ class Fused:
         if self.after:
             out = self.after.op.run_reference(out, *after)
         dtype = values[0].dtype
-        return out.to(dtype) if dtype in _HALVES and out.dtype == torch.float32 else out
+        return out.to(dtype) if dtype in HALVES and out.dtype == torch.float32 else out
 
     def _samples(self, device: str) -> Iterator[tuple[Any, ...]]:
         """Yield the samples of the op, with a value for each column where a function takes more."""
@@ -444,7 +444,7 @@ def _header(macro: str, function: Pointwise, language: Language) -> str:
 
 
 def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALVES else value
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALVES else value
 
 
 def _type_of(argument: Any) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition.arrange import MAX_RANK
+from jitkern.composition.launch import BLOCK
 from jitkern.composition.text.formula import Formula
 from jitkern.composition.text.helpers import helpers_for
 
-BLOCK = 128
 _DIMS = range(MAX_RANK)
 _NUMBERS = {"float": "double", "int": "i64", "bool": "bool"}
 

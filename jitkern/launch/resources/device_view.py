@@ -9,6 +9,7 @@ import torch
 
 from jitkern import launch, loading
 from jitkern.errors import LaunchError
+from jitkern.launch.call import checked_address
 from jitkern.launch.resources.device_facts import present, usual
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.target import EXAMPLE, Target
@@ -50,14 +51,9 @@ class PresentDevice:
         options = options_of(self._target, x, box, swizzle, l2_promotion, oob_fill)
         if x.device != self._device:
             raise LaunchError(f"k.tensor_map(): x must be on {self._device}, and is on {x.device}")
-        if x.is_neg() or x.is_conj() or x._is_zerotensor():
-            raise LaunchError(
-                "k.tensor_map(): the memory of x does not hold its values, because Torch computes "
-                "conj() and its imag lazily: pass x.resolve_conj().resolve_neg()"
-            )
-        layout = layout_of(x)
+        address, layout = checked_address("k.tensor_map()", x), layout_of(x)
         encoded = loading.cuda_driver.encoded_map(
-            options, x.data_ptr(), layout.sizes, layout.strides, tuple(reversed(box))
+            options, address, layout.sizes, layout.strides, tuple(reversed(box))
         )
         return TensorMap(x, encoded)
 

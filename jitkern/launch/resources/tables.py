@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitkern.errors import LaunchError
-from jitkern.launch.call import address_of
+from jitkern.launch.call import address_of, is_lazy
 from jitkern.launch.symbols import Unsupported, running
 from jitkern.source.dtypes import table_of
 
@@ -58,7 +58,7 @@ class Table:
             if not (is_dense if self._dense else torch.Tensor.is_contiguous)(tensor):
                 wanted = "has gaps" if self._dense else "is not contiguous"
                 return f"tensor {i}, of strides {tensor.stride()}, {wanted}: pass a contiguous()"
-            if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
+            if is_lazy(tensor):
                 return f"tensor {i} is a lazy conj() or imag: pass x.resolve_conj().resolve_neg()"
         return "" if self.chunks < _CHUNKS else f"it has {self.chunks} chunks: use larger ones"
 
