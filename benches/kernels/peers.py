@@ -127,6 +127,7 @@ ADAPTERS = {
     "muladd": (
         Adapter("cupy", "cupy", _cupy_elementwise("T a, T b, T c", "out = a * b + c"), False),
     ),
+    "topk": (Adapter("torch.topk", "torch", lambda: torch.topk),),
     "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),
 }  # fmt: skip
 STATIC, DYNAMIC = "torch.compile", "torch.compile-dynamic"
@@ -173,7 +174,7 @@ class Peers:
         for adapter in next((ADAPTERS[name] for name in names if name in ADAPTERS), ()):
             if adapter.name not in self._wanted:
                 continue
-            if device != "cuda":
+            if device != "cuda" and adapter.package != "torch":
                 self.left_out[adapter.name] = "its kernels are for CUDA devices"
             elif not importlib.util.find_spec(adapter.package):
                 self.left_out[adapter.name] = f"there is no package `{adapter.package}` here"

@@ -21,6 +21,7 @@ LONG = {"cuda": 32768, "cpu": 256}
 NUMBERS = {"cuda": 1 << 28, "cpu": 1 << 21}
 HIDDEN = {"8B-hidden": 4096, "8B-mlp": 14336, "70B-hidden": 8192, "70B-mlp": 28672}
 VOCABULARY = 128256
+BATCHES = {"cuda": (128, 8, 1), "cpu": (8, 1)}  # rows that a server draws tokens for
 DEFAULTS = {
     "rows": ("row-1024", "8B-hidden", "vocabulary"),
     "pointwise": ("8B-mlp", "70B-mlp", "long"),
@@ -47,6 +48,12 @@ for _name in ("silu", "gelu", "gelu_tanh", "relu2"):
         "70B-mlp": "D[T, 28672], D[T, 57344]",
     }
 FAMILIES |= dict.fromkeys(CALLS, "pointwise")
+for _name, _rest in {
+    "sample": "i64[1], i64[1], 1.0, 50, 0.9", "sample_filter": "1.0, 50, 0.9", "topk": "50",
+}.items():  # fmt: skip
+    CALLS[f"jitkern::{_name}"] = {
+        f"batch-{rows}": f"D[{rows}, {VOCABULARY}], {_rest}" for rows in (1, 8, 128)
+    }
 _SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
 SAMPLES = "samples"
 
@@ -64,7 +71,7 @@ class Shape:
 
 
 def family_of(subject: Subject) -> str:
-    """Return "rows", "pointwise", or "" for an op that the tables do not know."""
+    """Return a key of DEFAULTS, or "" for an op that the tables do not know."""
     return "pointwise" if subject.pointwise else FAMILIES.get(subject.op.name, "")
 
 
