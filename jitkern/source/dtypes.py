@@ -61,7 +61,8 @@ DTYPES = {
         (1 - _F64, _F64),
     ),
     "f8e4m3": Dtype(
-        "float8_e4m3fn", "__nv_fp8_e4m3", "", "fp8e4nv", "float8e4nv", 24, header="cuda_fp8.h"
+        "float8_e4m3fn", "__nv_fp8_e4m3", "float8_e4m3fn", "fp8e4nv", "float8e4nv", 24,
+        header="cuda_fp8.h", host_header="float16.h",
     ),
     "f8e5m2": Dtype(
         "float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5", "float8e5", 23, header="cuda_fp8.h"

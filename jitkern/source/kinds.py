@@ -280,8 +280,8 @@ class Source:
         return [
             *(Include(path) for path in inside if Path(path) != Path(self.home)),
             Include(self.home),
-            *beside,
             *(Include(str(Path(self.home, i.path)), i.version) for i in self.include),
+            *beside,
         ]
 
 

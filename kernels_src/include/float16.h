@@ -1,4 +1,4 @@
-// float16 and bfloat16 for kernels on the CPU: 16-bit storage, arithmetic in float.
+// float16, bfloat16 and float8_e4m3fn for kernels on the CPU: small storage, arithmetic in float.
 // Conversions round to nearest even, as Torch's do, and loops over them vectorize.
 #pragma once
 #include <cstdint>
@@ -49,6 +49,38 @@ struct float16 {
     const uint32_t normal = (magnitude << 13) + 0x38000000 + uint32_t(magnitude >= 0x7c00) * 0x38000000;
     const uint32_t is_small = -uint32_t(magnitude < 0x400);
     const uint32_t u = uint32_t(bits & 0x8000) << 16 | (small & is_small) | (normal & ~is_small);
+    std::memcpy(&value, &u, 4);
+    return value;
+  }
+};
+
+struct float8_e4m3fn {  // no infinity: what is larger than 464 is NaN
+  uint8_t bits;
+  float8_e4m3fn() = default;
+  float8_e4m3fn(float value) {
+    uint32_t u;
+    std::memcpy(&u, &value, 4);
+    const uint32_t sign = u >> 24 & 0x80;
+    u &= 0x7fffffff;
+    float magnitude;  // of a subnormal, as above: multiples of 2^-9
+    std::memcpy(&magnitude, &u, 4);
+    magnitude += 0x1p14f;
+    uint32_t small;
+    std::memcpy(&small, &magnitude, 4);
+    const uint32_t normal = (u - 0x3c000000 + 0x7ffff + (u >> 20 & 1)) >> 20;
+    const uint32_t is_small = -uint32_t(u < 0x3c800000), is_large = -uint32_t(u >= 0x43f00000);
+    const uint32_t finite = ((small - 0x46800000) & is_small) | (normal & ~is_small);
+    bits = uint8_t(sign | (finite & ~is_large) | (0x7f & is_large));
+  }
+  operator float() const {
+    const uint32_t magnitude = bits & 0x7f;
+    float value = float(int32_t(magnitude)) * 0x1p-9f;
+    uint32_t small;
+    std::memcpy(&small, &value, 4);
+    const uint32_t normal = (magnitude << 20) + 0x3c000000;
+    const uint32_t is_small = -uint32_t(magnitude < 8), is_nan = -uint32_t(magnitude == 0x7f);
+    const uint32_t finite = (small & is_small) | (normal & ~is_small);
+    const uint32_t u = uint32_t(bits & 0x80) << 24 | (finite & ~is_nan) | (0x7fc00000 & is_nan);
     std::memcpy(&value, &u, 4);
     return value;
   }

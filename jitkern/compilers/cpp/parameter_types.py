@@ -31,6 +31,7 @@ _PROBE = f"""
 %s
 struct float16;
 struct bfloat16;
+struct float8_e4m3fn;
 namespace jitkern_probe {{
 template <typename jk_T> constexpr char jk_code = '?';
 template <typename jk_T> constexpr char jk_code<const jk_T> = jk_code<jk_T>;
