@@ -21,7 +21,6 @@ LONG = {"cuda": 32768, "cpu": 256}
 NUMBERS = {"cuda": 1 << 28, "cpu": 1 << 21}
 HIDDEN = {"8B-hidden": 4096, "8B-mlp": 14336, "70B-hidden": 8192, "70B-mlp": 28672}
 VOCABULARY = 128256
-BATCHES = {"cuda": (128, 8, 1), "cpu": (8, 1)}  # rows that a server draws tokens for
 DEFAULTS = {
     "rows": ("row-1024", "8B-hidden", "vocabulary"),
     "pointwise": ("8B-mlp", "70B-mlp", "long"),
