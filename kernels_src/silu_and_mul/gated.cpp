@@ -13,23 +13,24 @@ template <typename A> static inline void sigmoid(A z, A& s, A& slope) {
   slope = e * r * r;
 }
 
-// The distribution function of the normal distribution, erfc(-x / sqrt(2)) / 2, without a branch:
-// erfc as a Chebyshev fit of Numerical Recipes (Press et al. 1992, section 6.2), within 1.2e-7 of it.
-static inline float normal(float x) {
-  const float t = std::fabs(x) * 0.70710678f, u = 1 / (1 + 0.5f * t);
-  float p = 0.17087277f * u - 0.82215223f;
-  p = p * u + 1.48851587f;
-  p = p * u - 1.13520398f;
-  p = p * u + 0.27886807f;
-  p = p * u - 0.18628806f;
-  p = p * u + 0.09678418f;
-  p = p * u + 0.37409196f;
-  p = p * u + 1.00002368f;
-  p = p * u - 1.26551223f;
-  const float tail = 0.5f * u * exponential(p - t * t);
-  return tail + float(x >= 0) * (1 - 2 * tail);
+// Density and distribution function of the normal distribution. In float, the latter from its ratio to
+// the density, a polynomial of 1 / (1 + 0.4 |x|) fitted by least squares, within 1.2e-7 and without a branch.
+template <typename A> static inline void normal(A x, A& density, A& distribution) {
+  density = A(0.3989422804014327) * exponential(A(-0.5) * x * x);
+  if constexpr (sizeof(A) == 4) {
+    const A t = 1 / (1 + 0.4f * std::fabs(x));
+    A p = -0.0228356831f * t + 0.246146809f;
+    p = p * t - 0.836733717f;
+    p = p * t + 1.0494441f;
+    p = p * t - 0.076783319f;
+    p = p * t + 0.505139557f;
+    p = p * t + 0.388936414f;
+    const A tail = density * (p * t);
+    distribution = tail + A(x >= 0) * (1 - 2 * tail);
+  } else {
+    distribution = 0.5 * std::erfc(x * -0.70710678118654752);
+  }
 }
-static inline double normal(double x) { return 0.5 * std::erfc(x * -0.70710678118654752); }
 
 // f(x) and f'(x)
 template <int KIND, typename A> static inline void activation(A x, A& f, A& slope) {
@@ -37,8 +38,9 @@ template <int KIND, typename A> static inline void activation(A x, A& f, A& slop
     const A r = x < 0 ? 0 : x;
     f = r * r, slope = 2 * r;
   } else if constexpr (KIND == GELU) {
-    const A p = normal(x);
-    f = x * p, slope = p + x * A(0.3989422804014327) * exponential(A(-0.5) * x * x);
+    A density, p;
+    normal(x, density, p);
+    f = x * p, slope = p + x * density;
   } else {  // x sigmoid(z); for GELU_TANH, (1 + tanh(z / 2)) / 2 is sigmoid(z)
     constexpr A a = A(1.5957691216057308), b = A(0.044715);
     A s, ds;

@@ -18,14 +18,31 @@ template <int V, typename T> __device__ __forceinline__ void store(T* to, const 
 }
 
 // The few ulp of float that fast functions lose vanish where a result is rounded to 16 bits.
-template <bool FAST> __device__ __forceinline__ float normal(float x) {  // its distribution function
-  return FAST ? 0.5f + 0.5f * erff(x * 0.70710678f) : normcdff(x);
-}
-template <bool FAST> __device__ __forceinline__ double normal(double x) { return normcdf(x); }
 template <bool FAST> __device__ __forceinline__ float exponential(float x) { return FAST ? __expf(x) : expf(x); }
 template <bool FAST> __device__ __forceinline__ double exponential(double x) { return exp(x); }
 template <bool FAST> __device__ __forceinline__ float inverse(float x) { return FAST ? __fdividef(1.f, x) : 1 / x; }
 template <bool FAST> __device__ __forceinline__ double inverse(double x) { return 1 / x; }
+
+// Density and distribution function of the normal distribution. FAST: the latter from its ratio to the
+// density, a polynomial of 1 / (1 + 0.4 |x|) fitted by least squares, within 1.2e-7 and without a branch.
+template <bool FAST, typename A> __device__ __forceinline__ void normal(A x, A& density, A& distribution) {
+  density = A(0.3989422804014327) * exponential<FAST>(A(-0.5) * x * x);
+  if constexpr (FAST) {
+    const float t = inverse<true>(fmaf(0.4f, fabsf(x), 1.f));
+    float p = fmaf(-0.0228356831f, t, 0.246146809f);
+    p = fmaf(p, t, -0.836733717f);
+    p = fmaf(p, t, 1.0494441f);
+    p = fmaf(p, t, -0.076783319f);
+    p = fmaf(p, t, 0.505139557f);
+    p = fmaf(p, t, 0.388936414f);
+    const float tail = density * (p * t);
+    distribution = x < 0 ? tail : 1 - tail;
+  } else if constexpr (sizeof(A) == 4) {
+    distribution = normcdff(x);
+  } else {
+    distribution = normcdf(x);
+  }
+}
 
 // f(x) and f'(x)
 template <typename A> struct Value { A f, slope; };
@@ -37,8 +54,9 @@ template <int KIND, bool FAST, typename A> __device__ __forceinline__ Value<A> a
     const A r = x < 0 ? 0 : x;
     return {r * r, 2 * r};
   } else if constexpr (KIND == GELU) {
-    const A p = normal<FAST>(x);
-    return {x * p, p + x * A(0.3989422804014327) * exponential<FAST>(A(-0.5) * x * x)};
+    A density, p;
+    normal<FAST>(x, density, p);
+    return {x * p, p + x * density};
   } else {  // x sigmoid(z); for GELU_TANH, (1 + tanh(z / 2)) / 2 is sigmoid(z)
     constexpr A a = A(1.5957691216057308), b = A(0.044715);
     const A z = KIND == SILU ? x : a * (x + b * x * x * x);
