@@ -9,16 +9,17 @@ numbers are turned by an angle a, whose cosine and sine are in row p of the tabl
 The other numbers of a head are copied. Pairs are (x[i], x[i + half]), as in Llama and GPT-NeoX, or
 (x[2 * i], x[2 * i + 1]) if interleaved, as in GPT-J.
 
-    q, k       [batch, seq, heads, d] or [tokens, heads, d], of any strides: parts of a packed qkv,
-               or a transposed [batch, heads, seq, d], are read where they lie. Heads of q and k may
-               differ in number (grouped queries).
+    q, k       [batch, seq, heads, d] or [tokens, heads, d], as for FlashAttention and vLLM, of any
+               strides: parts of a packed qkv, and `x.transpose(1, 2)` of [batch, heads, seq, d], as
+               Hugging Face has it, are read where they lie. Heads of q and k may differ in number.
     cos, sin   [rows, half], 2 * half <= d; float32, or the dtype of q
     positions  int32 or int64, [seq] or [batch, seq], or [tokens]: rows of the tables; without them,
                the i-th token of a sequence has row i. A position that the tables do not have gives
                NaN in place of the turned numbers: it is not read.
     inverse    turns by -a: the gradient, and the way back
 
-The results are dense. Tables have no gradient.
+`rope` returns dense tensors; the tables have no gradient. `rope_` turns q and k in place, whose last
+dimension must be dense, and has no gradient. What does not fit raises RuntimeError.
 """
 
 import torch

@@ -148,6 +148,8 @@ def test_what_does_not_fit_is_refused():
             rope(*args)
     with pytest.raises(RuntimeError, match="must be dense"):
         rope_(torch.randn(5, 8, 2).mT, k, cos, sin)
+    with pytest.raises(RuntimeError, match="share memory"):
+        rope_(q[:, :1].expand(5, 2, 8), k, cos, sin)
 
 
 @pytest.mark.gpu
