@@ -18,8 +18,8 @@ The other numbers of a head are copied. Pairs are (x[i], x[i + half]), as in Lla
                NaN in place of the turned numbers: it is not read.
     inverse    turns by -a: the gradient, and the way back
 
-`rope` returns dense tensors; the tables have no gradient. `rope_` turns q and k in place, and has no
-gradient; their last dimension must be dense. What does not fit raises RuntimeError.
+`rope` returns dense tensors; the tables have no gradient. `rope_` turns q and k in place, whose
+last dimension must be dense, and has no gradient. What does not fit raises RuntimeError.
 """
 
 import torch
@@ -227,8 +227,8 @@ def _launch_in_place(launcher, k_, q, k, cos, sin, *rest):
             torch._check(
                 x.stride(i) != 0 or x.shape[i] <= 1,
                 lambda: (
-                    "rope_: q and k are changed in place, and one of them is expanded: its elements "
-                    "share memory"
+                    "rope_: q and k are changed in place, and one of them is expanded: its "
+                    "elements share memory"
                 ),
             )
     launcher(k_, q, k, q, k, _rows_dense(cos), _rows_dense(sin), *rest, True)
