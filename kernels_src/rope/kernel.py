@@ -29,12 +29,19 @@ from jitkern.declare import Cpp, Cuda, kernel
 CUDA = Cuda("rope.cu")
 CPU = Cpp("rope.cpp", native=True, openmp=True)
 
+PREWARM = [  # of a server, whose tokens have positions
+    (f"{dtype}[8, 32, 128]", f"{dtype}[8, 8, 128]", "f32[64, 64]", "f32[64, 64]", f"{index}[8]")
+    for dtype in ("bf16", "f16")
+    for index in ("i32", "i64")
+]
+
 rope = kernel(
     "rope(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? positions=None, "
     "bool interleaved=False, bool inverse=False) -> (Tensor, Tensor)",
     cuda=CUDA,
     cpu=CPU,
     nondifferentiable=["cos", "sin"],
+    prewarm=PREWARM,
 )
 
 rope_ = kernel(
@@ -42,6 +49,7 @@ rope_ = kernel(
     "bool interleaved=False, bool inverse=False) -> ()",
     cuda=CUDA,
     cpu=CPU,
+    prewarm=PREWARM,
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
