@@ -68,8 +68,8 @@ def test_equals_the_reference(op, device, source):
                 if not got.is_floating_point():
                     assert got.equal(own)
                     continue
-                error = (got.double() - want).abs() / (want.abs() + 1)
-                error = torch.where(got == want, 0, error)  # infinities that agree
+                error = (got.double() - want.double()).abs() / (want.double().abs() + 1)
+                error = torch.where(got.double() == want.double(), 0, error)  # infinities that agree
                 assert not got.numel() or error.max() <= ROUNDINGS * torch.finfo(got.dtype).eps
 
 

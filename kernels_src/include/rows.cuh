@@ -3,7 +3,7 @@
 // What is computed is an Op, a struct of device functions; how the rows are shared among threads is
 // one of the forms below. An Op for elements of type T has
 //
-//   INPUTS, OUTPUTS          how many tensors are read and written, all of T and of one shape
+//   INPUTS, OUTPUTS          how many tensors are read and written, all of T and of one shape; OUTPUTS may be 0
 //   in[INPUTS], out[OUTPUTS] where they begin; an output may be an input (in place)
 //   State                    what a part of a row is reduced to, a struct of numbers
 //   none()                   the State of no elements
@@ -13,6 +13,12 @@
 //   Row                      what the results of a row need
 //   row(state, row, first)   that, from the State of the row; first: in one of the row's threads
 //   results(r, v, column, y) y[OUTPUTS][V] of the elements v[INPUTS][V] from this column on
+//
+// An Op may also have what all rows share, as a weight, loaded while a row is under way:
+//
+//   Held, hold(column)       what V columns need of it, read through L1; only for rows without EDGES
+//   add(state, v, held, column, is_inside), results(r, v, held, column, y)
+//                            as above, and used in their place where there are registers for it
 //
 // Elements are widened to A: float, or double for double. Which part of a row is added and merged in
 // which order depends on the form alone, so results are the same from run to run.
@@ -187,6 +193,13 @@ __device__ __forceinline__ typename Op::State merged_cluster(const Op &op, typen
 
 // --------------------------------------------------------------------- forms
 
+template <class Op, class = void> struct HeldBy { struct type {}; static constexpr bool any = false; };
+template <class...> using void_type = void;
+template <class Op> struct HeldBy<Op, void_type<typename Op::Held>> {
+  using type = typename Op::Held;
+  static constexpr bool any = true;
+};
+
 // 16 bytes to shared memory, while the thread goes on; wait_for_copies() waits for those of this thread.
 __device__ __forceinline__ void copy_once(uint4 *to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
@@ -223,7 +236,10 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
           *to = load_vector<EDGES>(op.in[i] + start, column, cols, op.padding());
       }
   }
+  constexpr int WORDS = VPT * (4 * Op::INPUTS + sizeof(typename HeldBy<Op>::type) / 4);
+  constexpr bool HOLD = HeldBy<Op>::any && !EDGES && MORE == 0 && WORDS <= 32;  // else fewer warps would fit
   uint4 raw[VPT][Op::INPUTS];
+  typename HeldBy<Op>::type held[VPT];
 #pragma unroll
   for (int j = 0; j < VPT; j++) {
     const int column = (lane + j * LANES) * V - before;
@@ -232,6 +248,9 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
       for (int i = 0; i < Op::INPUTS; i++)
         raw[j][i] = load_vector<EDGES>(op.in[i] + start, column, cols, op.padding());
   }
+  if constexpr (HOLD)
+#pragma unroll
+    for (int j = 0; j < VPT; j++) held[j] = op.hold((lane + j * LANES) * V);
   typename Op::State state = op.none();
 #pragma unroll
   for (int j = 0; j < VPT + MORE; j++) {
@@ -242,7 +261,10 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
 #pragma unroll
       for (int i = 0; i < Op::INPUTS; i++)
         widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
-      state = op.add(state, v, column);
+      if constexpr (HOLD)
+        state = op.add(state, v, held[j], column, true);
+      else
+        state = op.add(state, v, column);
     }
   }
   if constexpr (LANES <= 32)
@@ -257,11 +279,14 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
   for (int j = 0; j < VPT + MORE; j++) {
     const int column = (lane + j * LANES) * V - before;
     if (column < end) {
-      widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS][V];
+      widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
 #pragma unroll
       for (int i = 0; i < Op::INPUTS; i++)
         widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
-      op.results(found, v, column, y);
+      if constexpr (HOLD)
+        op.results(found, v, held[j], column, y);
+      else
+        op.results(found, v, column, y);
 #pragma unroll
       for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);
     }
@@ -306,7 +331,7 @@ template <int THREADS, bool EDGES, class Op> __device__ __forceinline__ void row
     for (int j = 0; j < AHEAD; j++)
       if (at + j * THREADS < vectors) {
         const int column = (at + j * THREADS) * V - before;
-        widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS][V];
+        widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
 #pragma unroll
         for (int i = 0; i < Op::INPUTS; i++) widen<T>(raw[j][i], v[i]);
         op.results(found, v, column, y);
@@ -326,7 +351,7 @@ __device__ __forceinline__ void rows_strided(const Op &op, int cols, long long i
   const int depth = threadIdx.x / 32;
   __shared__ typename Op::State states[DEPTH][32];
   typename Op::State state = op.none();
-  widened<T> v[Op::INPUTS][1], y[Op::OUTPUTS][1];
+  widened<T> v[Op::INPUTS][1], y[Op::OUTPUTS ? Op::OUTPUTS : 1][1];
   for (int column = depth; at < inner && column < cols; column += DEPTH) {
 #pragma unroll
     for (int i = 0; i < Op::INPUTS; i++) v[i][0] = widened<T>(op.in[i][start + column * inner]);

@@ -90,3 +90,21 @@ template <typename A, typename Term> static A sum(int64_t n, Term term) {
   }
   return A(total);
 }
+
+// Call row(r, sums) for each row, which adds to sums[width], and return these sums. The rows are shared out in parts,
+// whose sums are added in order: the result does not depend on the number of threads.
+template <typename A, typename Row>
+static std::unique_ptr<A[]> sums_over_rows(int64_t rows, int64_t cols, int64_t width, Row row) {
+  const int64_t parts = std::min<int64_t>(64, std::max<int64_t>(1, rows / 8));
+  std::unique_ptr<A[]> memory(new A[parts * width]);
+  A* sums = memory.get();
+  for_rows(parts, (rows + parts - 1) / parts * cols, [=](int64_t part) {
+    A* own = sums + part * width;
+    std::fill(own, own + width, A(0));
+    for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; r++) row(r, own);
+  });
+  for (int64_t part = 1; part < parts; part++)
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) sums[i] += sums[part * width + i];
+  return memory;
+}

@@ -1,0 +1,153 @@
+"""total = x + residual, out = rms_norm(total): the pair that follows each block of a transformer.
+
+The norm is that of the sum before it is rounded; see rms_norm for weight, eps and offset. The
+gradient of x and residual is that of rms_norm at total, plus that of total.
+"""
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import norms
+from jitkern.kernels_src.rms_norm.kernel import (
+    kind_of,
+    quantized,
+    reference,
+    rms_norm_backward,
+)
+
+CUDA, CPU = Cuda("add_rms_norm.cu"), Cpp("add_rms_norm.cpp", native=True, openmp=True)
+
+add_rms_norm = kernel(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight=None, float eps=1e-6, "
+    "float offset=0.0) -> (Tensor out, Tensor total)",
+    cuda=CUDA,
+    cpu=CPU,
+)
+add_rms_norm_quantized = kernel(
+    "add_rms_norm_quantized(Tensor x, Tensor residual, Tensor? weight=None, float eps=1e-6, "
+    'float offset=0.0, str dtype="int8") -> (Tensor out, Tensor scale, Tensor total)',
+    cuda=CUDA,
+    cpu=CPU,
+)
+
+
+def _prepared(name, x, residual, weight):
+    """Return the template, contiguous tensors, a new one for their sum, rows and columns."""
+    rows, cols = norms.matrix(name, x, residual)
+    template = {"T": x.dtype, "W": norms.of_columns(name, x, weight)}
+    x, residual, weight = x.contiguous(), residual.contiguous(), norms.dense(weight)
+    return template, (torch.empty_like(x), x, residual, weight), rows, cols
+
+
+def _norm(x, residual, weight, eps, offset):
+    """Return template, arguments, rows and columns of the norm."""
+    template, given, rows, cols = _prepared("add_rms_norm", x, residual, weight)
+    out = torch.empty_like(given[0])
+    return template, (out, *given, eps, offset), rows, cols
+
+
+@add_rms_norm.reference
+def _(x, residual, weight, eps, offset):
+    total = norms.wide(x) + norms.wide(residual)
+    return reference(total, weight, eps, offset).to(x.dtype), total.to(x.dtype)
+
+
+@add_rms_norm.launch("cuda")
+def _(k, x, residual, weight, eps, offset):
+    template, args, rows, cols = _norm(x, residual, weight, eps, offset)
+    kernels = k.add_rms_norm, k.add_rms_norm_long
+    tensors = (args[2], *args[:2], *args[3:5])
+    norms.launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=2)
+    return args[0], args[1]
+
+
+@add_rms_norm.launch("cpu")
+def _(k, x, residual, weight, eps, offset):
+    template, args, rows, cols = _norm(x, residual, weight, eps, offset)
+    k.add_rms_norm[template](*args, rows, cols)
+    return args[0], args[1]
+
+
+def _backward(grad_out, grad_total, total, weight, eps, offset, needs):
+    if grad_out is None:
+        return grad_total, grad_total, None
+    of_total = needs[0] or needs[1]
+    dx, dweight = rms_norm_backward(
+        grad_out, total, weight, grad_total, eps, offset, of_total, needs[2]
+    )
+    return dx, dx, dweight
+
+
+_backward.takes_none = True  # an output that nothing depends on costs nothing
+add_rms_norm.backward(_backward)
+
+
+@add_rms_norm.cost
+def _(x, _, weight=None, *_numbers):
+    return 4 * x.nbytes + (0 if weight is None else weight.nbytes), 5 * x.numel()
+
+
+@add_rms_norm.samples
+def _(device):
+    for dtype in norms.DTYPES:
+        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
+            x, residual = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
+            yield x, residual, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
+    x, residual = (torch.randn(2, 4096, dtype=torch.bfloat16, device=device) for _ in range(2))
+    yield x, residual, torch.randn(4096, device=device)
+    x, residual = torch.randn(7, 40, device=device).T, torch.randn(40, 7, device=device)
+    yield x, residual, torch.randn(7, device=device)
+    yield tuple(torch.randn(2, 50000, device=device) for _ in range(2))
+
+
+def _quantizing(x, residual, weight, eps, offset, dtype):
+    """Return template, arguments, rows and columns of the quantized norm."""
+    name = "add_rms_norm_quantized"
+    template, given, rows, cols = _prepared(name, x, residual, weight)
+    kind = kind_of(name, dtype)
+    out = torch.empty(x.shape, dtype=kind, device=x.device)
+    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    return {**template, "Q": kind}, (out, scale, *given, eps, offset), rows, cols
+
+
+@add_rms_norm_quantized.reference
+def _(x, residual, weight, eps, offset, dtype):
+    kind_of("add_rms_norm_quantized", dtype)
+    total = norms.wide(x) + norms.wide(residual)
+    return *quantized(reference(total, weight, eps, offset), dtype), total.to(x.dtype)
+
+
+@add_rms_norm_quantized.launch("cuda")
+def _(k, x, residual, weight, eps, offset, dtype):
+    template, args, rows, cols = _quantizing(x, residual, weight, eps, offset, dtype)
+    kernels = k.add_rms_norm_quantized, k.add_rms_norm_quantized_long
+    tensors = (args[3], args[0], args[2], args[4], args[5])
+    norms.launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=2)
+    return args[:3]
+
+
+@add_rms_norm_quantized.launch("cpu")
+def _(k, x, residual, weight, eps, offset, dtype):
+    template, args, rows, cols = _quantizing(x, residual, weight, eps, offset, dtype)
+    k.add_rms_norm_quantized[template](*args, rows, cols)
+    return args[:3]
+
+
+@add_rms_norm_quantized.cost
+def _(x, _, weight=None, *_numbers):
+    scales = 4 * (x.numel() // max(x.shape[-1], 1))
+    weights = 0 if weight is None else weight.nbytes
+    return 3 * x.nbytes + x.numel() + scales + weights, 7 * x.numel()
+
+
+@add_rms_norm_quantized.samples
+def _(device):
+    for dtype in norms.DTYPES:
+        for shape in ((4, 33), (2, 3, 40), (2, 1), (0, 8)):
+            x, residual = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
+            yield x, residual, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
+    for dtype in norms.DTYPES:
+        x, residual = (torch.randn(4, 32, dtype=dtype, device=device) for _ in range(2))
+        yield x, residual, torch.randn(32, dtype=dtype, device=device), 1e-5, 1.0, "float8_e4m3fn"
+    x, residual = torch.randn(7, 40, device=device).T, torch.randn(40, 7, device=device)
+    yield x, residual, torch.randn(7, device=device)

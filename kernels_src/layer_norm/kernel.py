@@ -1,0 +1,161 @@
+"""out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension.
+
+Ba, Kiros & Hinton 2016. Without a weight the factor is 1, without a bias nothing is added. With
+n = (x - mean) * r, r = 1 / sqrt(variance + eps) and g = grad * weight, the gradient of x is
+r * (g - mean(g) - n * mean(g * n)), that of weight the sum over rows of grad * n, that of bias the
+sum of grad.
+"""
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import norms
+
+CUDA, CPU = Cuda("layer_norm.cu"), Cpp("layer_norm.cpp", native=True, openmp=True)
+
+layer_norm = kernel(
+    "layer_norm(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
+    cuda=CUDA,
+    cpu=CPU,
+)
+layer_norm_backward = kernel(
+    "layer_norm_backward(Tensor grad, Tensor x, Tensor? weight=None, Tensor? bias=None, "
+    "float eps=1e-5, bool of_x=True, bool of_weight=True, bool of_bias=True) "
+    "-> (Tensor? dx, Tensor? dweight, Tensor? dbias)",
+    cuda=CUDA,
+    cpu=CPU,
+)
+
+
+def normed(x, eps):
+    """Return (x - mean) * r, and r."""
+    x = x - x.mean(-1, keepdim=True)
+    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x * r, r
+
+
+@layer_norm.reference
+def _(x, weight, bias, eps):
+    y, _ = normed(norms.wide(x), eps)
+    if weight is not None:
+        y = y * norms.wide(weight).to(y.dtype)
+    if bias is not None:
+        y = y + norms.wide(bias).to(y.dtype)
+    return y.to(x.dtype)
+
+
+def _prepared(x, weight, bias, eps):
+    """Return template, arguments, rows and columns."""
+    rows, cols = norms.matrix("layer_norm", x)
+    template = {"T": x.dtype, "W": norms.of_columns("layer_norm", x, weight, bias)}
+    x, weight, bias = x.contiguous(), norms.dense(weight), norms.dense(bias)
+    return template, (torch.empty_like(x), x, weight, bias, eps), rows, cols
+
+
+@layer_norm.launch("cuda")
+def _(k, x, weight, bias, eps):
+    template, args, rows, cols = _prepared(x, weight, bias, eps)
+    tensors = (args[1], args[0], *args[2:4])
+    kernels = k.layer_norm, k.layer_norm_long
+    norms.launch_rows(k, kernels, template, args, rows, cols, tensors)
+    return args[0]
+
+
+@layer_norm.launch("cpu")
+def _(k, x, weight, bias, eps):
+    template, args, rows, cols = _prepared(x, weight, bias, eps)
+    k.layer_norm[template](*args, rows, cols)
+    return args[0]
+
+
+@layer_norm.backward
+def _(grad, x, weight, bias, eps, needs):
+    return layer_norm_backward(grad, x, weight, bias, eps, *needs)
+
+
+@layer_norm.cost
+def _(x, weight=None, bias=None, *_):
+    weights = sum(p.nbytes for p in (weight, bias) if p is not None)
+    return 2 * x.nbytes + weights, 7 * x.numel()
+
+
+@layer_norm.samples
+def _(device):
+    for dtype in norms.DTYPES:
+        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
+            weight, bias = (torch.rand(shape[-1], dtype=dtype, device=device) for _ in range(2))
+            yield torch.randn(shape, dtype=dtype, device=device), weight, bias
+    weight, bias = (torch.randn(4096, device=device) for _ in range(2))
+    yield torch.randn(2, 4096, dtype=torch.bfloat16, device=device), weight, bias
+    yield torch.randn(7, 40, device=device).T, torch.randn(7, device=device)
+    yield (torch.randn(2, 50000, device=device),)
+
+
+@layer_norm_backward.reference
+def _(grad, x, weight, bias, eps, of_x, of_weight, of_bias):
+    n, r = normed(norms.wide(x), eps)
+    g = norms.wide(grad)
+    dx = dweight = dbias = None
+    if of_weight and weight is not None:
+        dweight = (g * n).sum_to_size(weight.shape).to(weight.dtype)
+    if of_bias and bias is not None:
+        dbias = g.sum_to_size(bias.shape).to(bias.dtype)
+    if of_x:
+        g = g if weight is None else g * norms.wide(weight).to(g.dtype)
+        dx = r * (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True))
+        dx = dx.to(x.dtype)
+    return dx, dweight, dbias
+
+
+def _differentiating(grad, x, weight, bias, of_x, of_weight, of_bias):
+    """Return the template, checked, contiguous tensors, and new ones for the results."""
+    norms.matrix("layer_norm_backward", x, grad)
+    template = {"T": x.dtype, "W": norms.of_columns("layer_norm_backward", x, weight, bias)}
+    grad, x, weight = grad.contiguous(), x.contiguous(), norms.dense(weight)
+    dx = torch.empty_like(x) if of_x else None
+    dweight = torch.empty_like(weight) if of_weight and weight is not None else None
+    dbias = torch.empty_like(bias) if of_bias and bias is not None else None
+    return template, (grad, x), weight, (dx, dweight, dbias)
+
+
+@layer_norm_backward.launch("cuda")
+def _(k, grad, x, weight, bias, eps, of_x, of_weight, of_bias):
+    template, given, weight, results = _differentiating(
+        grad, x, weight, bias, of_x, of_weight, of_bias
+    )
+    kernels = (
+        k.layer_norm_backward, k.layer_norm_backward_long, k.layer_norm_backward_sums,
+        k.layer_norm_backward_columns, k.layer_norm_backward_total,
+    )  # fmt: skip
+    norms.launch_backward(
+        k, kernels, template, results[0], results[1:], given, weight, (eps,), statistics=2
+    )
+    return results
+
+
+@layer_norm_backward.launch("cpu")
+def _(k, grad, x, weight, bias, eps, of_x, of_weight, of_bias):
+    template, given, weight, results = _differentiating(
+        grad, x, weight, bias, of_x, of_weight, of_bias
+    )
+    rows, cols = norms.matrix("layer_norm_backward", x)
+    k.layer_norm_backward[template](*results, *given, weight, eps, rows, cols)
+    return results
+
+
+@layer_norm_backward.cost
+def _(grad, x, weight=None, bias=None, _=0.0, *needs):
+    of_x, of_weight, of_bias = (*needs, True, True, True)[:3]
+    weights = 0 if weight is None else (1 + of_weight) * weight.nbytes
+    biases = 0 if bias is None or not of_bias else bias.nbytes
+    return grad.nbytes + x.nbytes + of_x * x.nbytes + weights + biases, 14 * x.numel()
+
+
+@layer_norm_backward.samples
+def _(device):
+    for grad, x, weight in norms.samples_of_gradient(device):
+        yield grad, x, weight, weight
+    x, grad, weight = (torch.randn(*size, 64, device=device) for size in ((6,), (6,), ()))
+    yield grad, x
+    yield grad, x, weight, None, 1e-5, True, False, False
+    yield grad, x, None, weight, 1e-5, False, True, True

@@ -1,0 +1,229 @@
+"""out = x / rms(x) * (weight + offset) over the last dimension, rms(x) = sqrt(mean(x^2) + eps).
+
+Zhang & Sennrich 2019. Without a weight the factor is 1. With g = grad * (weight + offset) and
+r = 1 / rms(x), the gradient of x is r * g - x * r^3 * mean(g * x), that of weight the sum over rows
+of grad * x * r. The result may be quantized, with a scale for each row.
+"""
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import norms
+
+CPU = Cpp("rms_norm.cpp", native=True, openmp=True)
+QUANTIZED = {"int8": (torch.int8, 127.0), "float8_e4m3fn": (torch.float8_e4m3fn, 448.0)}
+
+rms_norm = kernel(
+    "rms_norm(Tensor x, Tensor? weight=None, float eps=1e-6, float offset=0.0) -> Tensor",
+    cuda=Cuda("rms_norm.cu"),
+    cpu=CPU,
+)
+rms_norm_backward = kernel(
+    "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight=None, Tensor? more=None, "
+    "float eps=1e-6, float offset=0.0, bool of_x=True, bool of_weight=True) "
+    "-> (Tensor? dx, Tensor? dweight)",
+    cuda=Cuda("rms_norm.cu"),
+    cpu=CPU,
+)
+rms_norm_quantized = kernel(
+    "rms_norm_quantized(Tensor x, Tensor? weight=None, float eps=1e-6, float offset=0.0, "
+    'str dtype="int8") -> (Tensor out, Tensor scale)',
+    cuda=Cuda("rms_norm.cu"),
+    cpu=CPU,
+)
+
+
+def reference(x, weight, eps, offset):
+    """Return the norm in float32 or float64, unrounded."""
+    x = norms.wide(x)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x if weight is None else x * (norms.wide(weight).to(x.dtype) + offset)
+
+
+def quantized(y, dtype):
+    """Return numbers in units of each row's largest, and the units."""
+    kind, most = QUANTIZED[dtype]
+    top = y.abs().amax(-1, keepdim=True) if y.shape[-1] else y.new_zeros(*y.shape[:-1], 1)
+    y = y * torch.where(top > 0, most / top, torch.zeros_like(top))
+    scale = (top / most).float().clone(memory_format=torch.contiguous_format)
+    return (y.round() if kind == torch.int8 else y).to(kind), scale
+
+
+def kind_of(name, dtype):
+    """Return the dtype of quantized numbers."""
+    for text, (kind, _) in QUANTIZED.items():
+        if dtype == text:
+            return kind
+    torch._check(False, lambda: f"{name}: dtype must be one of {', '.join(QUANTIZED)}, got {dtype}")
+    return torch.int8
+
+
+@rms_norm.reference
+def _(x, weight, eps, offset):
+    return reference(x, weight, eps, offset).to(x.dtype)
+
+
+@rms_norm.launch("cuda")
+def _(k, x, weight, eps, offset, epilogue=lambda _: ()):
+    rows, cols = norms.matrix("rms_norm", x)
+    w = norms.of_columns("rms_norm", x, weight)
+    x, weight = x.contiguous(), norms.dense(weight)
+    out = torch.empty_like(x)
+    norms.launch_rows(
+        k, (k.rms_norm, k.rms_norm_long), {"T": x.dtype, "W": w}, (out, x, weight, eps, offset),
+        rows, cols, (x, weight, out), last=epilogue(out),
+    )  # fmt: skip
+    return out
+
+
+@rms_norm.launch("cpu")
+def _(k, x, weight, eps, offset, epilogue=lambda _: ()):
+    rows, cols = norms.matrix("rms_norm", x)
+    w = norms.of_columns("rms_norm", x, weight)
+    x, weight = x.contiguous(), norms.dense(weight)
+    out = torch.empty_like(x)
+    k.rms_norm[{"T": x.dtype, "W": w}](out, x, weight, eps, offset, rows, cols, *epilogue(out))
+    return out
+
+
+@rms_norm.backward
+def _(grad, x, weight, eps, offset, needs):
+    return rms_norm_backward(grad, x, weight, None, eps, offset, *needs)
+
+
+@rms_norm.cost
+def _(x, weight=None, *_):  # a square and a sum, two products
+    return 2 * x.nbytes + (0 if weight is None else weight.nbytes), 4 * x.numel()
+
+
+@rms_norm.samples
+def _(device):
+    for dtype in norms.DTYPES:
+        for shape in ((64, 1000), (3, 5, 33), (2, 1), (0, 8), (4, 0)):
+            x = torch.randn(shape, dtype=dtype, device=device)
+            yield x, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
+    x = torch.randn(2, 4096, dtype=torch.bfloat16, device=device)
+    yield x, torch.randn(4096, device=device)
+    yield torch.randn(7, 40, device=device).T, torch.randn(7, device=device)
+    yield (torch.randn(2, 50000, device=device),)
+
+
+@rms_norm_backward.reference
+def _(grad, x, weight, more, eps, offset, of_x, of_weight):
+    wide, g = norms.wide(x), norms.wide(grad)
+    r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed = wide * r
+    dx = dweight = None
+    if of_weight and weight is not None:
+        dweight = (g * normed).sum_to_size(weight.shape).to(weight.dtype)
+    if of_x:
+        g = g if weight is None else g * (norms.wide(weight).to(g.dtype) + offset)
+        dx = r * (g - normed * (g * normed).mean(-1, keepdim=True))
+        dx = (dx if more is None else dx + norms.wide(more)).to(x.dtype)
+    return dx, dweight
+
+
+def _prepared(grad, x, weight, more, of_x, of_weight):
+    """Return checked, contiguous tensors, and new ones for the results."""
+    norms.matrix("rms_norm_backward", x, grad, *(() if more is None else (more,)))
+    grad, x, weight, more = (
+        grad.contiguous(),
+        x.contiguous(),
+        norms.dense(weight),
+        norms.dense(more),
+    )
+    dx = torch.empty_like(x) if of_x else None
+    dweight = torch.empty_like(weight) if of_weight and weight is not None else None
+    return (grad, x, more), weight, dx, dweight
+
+
+@rms_norm_backward.launch("cuda")
+def _(k, grad, x, weight, more, eps, offset, of_x, of_weight):
+    w = norms.of_columns("rms_norm_backward", x, weight)
+    given, weight, dx, dweight = _prepared(grad, x, weight, more, of_x, of_weight)
+    kernels = (
+        k.rms_norm_backward, k.rms_norm_backward_long, k.rms_norm_backward_sums,
+        k.rms_norm_backward_columns, k.rms_norm_backward_total,
+    )  # fmt: skip
+    template = {"T": x.dtype, "W": w, "INPUTS": 2 if more is None else 3}
+    norms.launch_backward(
+        k, kernels, template, dx, (dweight,), given, weight, (eps, offset), statistics=1
+    )
+    return dx, dweight
+
+
+@rms_norm_backward.launch("cpu")
+def _(k, grad, x, weight, more, eps, offset, of_x, of_weight):
+    w = norms.of_columns("rms_norm_backward", x, weight)
+    (grad, x, more), weight, dx, dweight = _prepared(grad, x, weight, more, of_x, of_weight)
+    rows, cols = norms.matrix("rms_norm_backward", x)
+    args = (dx, dweight, grad, x, weight, more, eps, offset, rows, cols)
+    k.rms_norm_backward[{"T": x.dtype, "W": w}](*args)
+    return dx, dweight
+
+
+@rms_norm_backward.cost
+def _(grad, x, weight=None, more=None, _eps=0.0, _offset=0.0, *needs):
+    of_x, of_weight = (*needs, True, True)[:2]
+    read = grad.nbytes + x.nbytes + (0 if more is None else more.nbytes)
+    weights = 0 if weight is None else (1 + of_weight) * weight.nbytes
+    return read + of_x * x.nbytes + weights, 10 * x.numel()
+
+
+@rms_norm_backward.samples
+def _(device):
+    for grad, x, weight in norms.samples_of_gradient(device):
+        yield grad, x, weight, grad, 1e-5, 1.0
+    x, grad, weight = (torch.randn(*size, 64, device=device) for size in ((6,), (6,), ()))
+    yield grad, x
+    yield grad, x, weight, None, 1e-6, 0.0, True, False
+    yield grad, x, weight, None, 1e-6, 0.0, False, True
+
+
+def _quantizing(name, x, weight, eps, offset, dtype):
+    """Return what a kernel gets: template, results and arguments, rows and columns."""
+    rows, cols = norms.matrix(name, x)
+    template = {"T": x.dtype, "W": norms.of_columns(name, x, weight), "Q": kind_of(name, dtype)}
+    x, weight = x.contiguous(), norms.dense(weight)
+    out = torch.empty(x.shape, dtype=template["Q"], device=x.device)
+    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    return template, (out, scale, x, weight, eps, offset), rows, cols
+
+
+@rms_norm_quantized.reference
+def _(x, weight, eps, offset, dtype):
+    kind_of("rms_norm_quantized", dtype)
+    return quantized(reference(x, weight, eps, offset), dtype)
+
+
+@rms_norm_quantized.launch("cuda")
+def _(k, x, weight, eps, offset, dtype):
+    template, args, rows, cols = _quantizing("rms_norm_quantized", x, weight, eps, offset, dtype)
+    kernels = k.rms_norm_quantized, k.rms_norm_quantized_long
+    norms.launch_rows(k, kernels, template, args, rows, cols, (args[2], args[3], args[0]))
+    return args[0], args[1]
+
+
+@rms_norm_quantized.launch("cpu")
+def _(k, x, weight, eps, offset, dtype):
+    template, args, rows, cols = _quantizing("rms_norm_quantized", x, weight, eps, offset, dtype)
+    k.rms_norm_quantized[template](*args, rows, cols)
+    return args[0], args[1]
+
+
+@rms_norm_quantized.cost
+def _(x, weight=None, *_):
+    weights = 0 if weight is None else weight.nbytes
+    return x.nbytes + x.numel() + 4 * (x.numel() // max(x.shape[-1], 1)) + weights, 6 * x.numel()
+
+
+@rms_norm_quantized.samples
+def _(device):
+    for dtype in norms.DTYPES:
+        for shape in ((4, 33), (2, 3, 40), (2, 1), (0, 8)):
+            x = torch.randn(shape, dtype=dtype, device=device)
+            yield x, torch.randn(shape[-1], dtype=dtype, device=device), 1e-5, 1.0
+    for dtype in norms.DTYPES:
+        x, weight = (torch.randn(*size, 32, dtype=dtype, device=device) for size in ((4,), ()))
+        yield x, weight, 1e-5, 1.0, "float8_e4m3fn"
+    yield torch.randn(7, 40, device=device).T, torch.randn(7, device=device)

@@ -1,0 +1,67 @@
+// out[r, i] = x[r, i] * scale[r] * factor[i], where scale[r] = 1 / sqrt(mean_i x[r, i]^2 + eps) and
+// factor[i] = weight[i] + offset.
+#include "epilogue.h"
+#include "rms_norm.h"
+
+template <typename T, typename W>
+void rms_norm(T* out, const T* x, const W* weight, double eps, double offset, int64_t rows,
+              int64_t cols EPILOGUE_PARAMETERS) {
+  using A = accumulator<T>;
+  const A* factor = factors<A>(weight, offset, cols);
+  for_rows(rows, cols, [=](int64_t r) {
+    A* v = scratch<A>(cols);
+    widen(v, x + r * cols, cols);
+    const A scale = scale_of(v, eps, cols);
+#pragma omp simd
+    for (int64_t i = 0; i < cols; i++) v[i] = EPILOGUE(v[i] * scale * factor[i], r, i);
+    narrow(out + r * cols, v, cols);
+  });
+}
+
+template <typename T, typename W, typename Q>
+void rms_norm_quantized(Q* out, float* units, const T* x, const W* weight, double eps, double offset, int64_t rows,
+                        int64_t cols) {
+  using A = accumulator<T>;
+  const A* factor = factors<A>(weight, offset, cols);
+  for_rows(rows, cols, [=](int64_t r) {
+    A* v = scratch<A>(cols);
+    widen(v, x + r * cols, cols);
+    units[r] = quantized(out + r * cols, v, factor, scale_of(v, eps, cols), cols);
+  });
+}
+
+// With c[r] = scale[r]^3 * mean_i grad[r, i] * factor[i] * x[r, i]:
+//   dx[r, i] = grad[r, i] * factor[i] * scale[r] - x[r, i] * c[r] + more[r, i]
+//   dweight[i] = sum_r grad[r, i] * x[r, i] * scale[r]
+// dx, dweight and more may be null.
+template <typename T, typename W>
+void rms_norm_backward(T* dx, W* dweight, const T* grad, const T* x, const W* weight, const T* more, double eps,
+                       double offset, int64_t rows, int64_t cols) {
+  using A = accumulator<T>;
+  const A* factor = factors<A>(weight, offset, cols);
+  const auto row = [=](int64_t r, A* of_weight) {
+    A *v = scratch<A>(cols), *g = scratch<A, 1>(cols);
+    widen(v, x + r * cols, cols);
+    widen(g, grad + r * cols, cols);
+    const A scale = scale_of(v, eps, cols);
+    if (of_weight) {
+#pragma omp simd
+      for (int64_t i = 0; i < cols; i++) of_weight[i] += g[i] * v[i] * scale;
+    }
+    if (!dx) return;
+    const A dot = sum<A>(cols, [=](int64_t i) { return g[i] * factor[i] * v[i]; });
+    const A c = scale * scale * scale * dot / A(cols);
+#pragma omp simd
+    for (int64_t i = 0; i < cols; i++) g[i] = g[i] * factor[i] * scale - v[i] * c;
+    if (more) {
+      widen(v, more + r * cols, cols);
+#pragma omp simd
+      for (int64_t i = 0; i < cols; i++) g[i] += v[i];
+    }
+    narrow(dx + r * cols, g, cols);
+  };
+  if (dweight)
+    narrow(dweight, sums_over_rows<A>(rows, cols, cols, row).get(), cols);
+  else
+    for_rows(rows, cols, [=](int64_t r) { row(r, nullptr); });
+}

@@ -1,0 +1,72 @@
+"""Calls of norms on awkward tensors, and how right their results are."""
+
+import contextlib
+
+import pytest
+import torch
+
+from benches.kernels.checks import Oracle, poison, widened
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+each_device = pytest.mark.parametrize("device", DEVICES)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def right(op, *args):
+    """Check the results of a call against float64, and that a second call gives the same bits."""
+    poison([a for a in args if isinstance(a, torch.Tensor)], args[0].device)
+    results, precise = as_tuple(op(*args)), as_tuple(op.run_reference(*map(widened, args)))
+    for result, again, exact in zip(results, as_tuple(op(*args)), precise):
+        assert (result is None) == (exact is None)
+        if result is not None:
+            assert (result.shape, result.is_contiguous()) == (exact.shape, True)
+            error = Oracle("rows", [result], [exact])._error(result, exact)
+            assert error <= 1, (error, [getattr(a, "shape", a) for a in args])
+            assert torch.equal(result.view(torch.uint8), again.view(torch.uint8))
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def awkward(dtype, device):
+    """Tensors of all layouts: an end within 16 bytes, a base between them, strides, nothing."""
+
+    def make(*shape):
+        return (3 * torch.randn(shape, device=device) + 1).to(dtype)
+
+    return [
+        make(3, 1),
+        make(33),
+        make(2, 3, 64),
+        make(9, 1024),
+        make(4, 4099),
+        make(7 * 64 + 1)[1:].view(7, 64),
+        make(64, 6).T,
+        make(1, 72).expand(5, 72),
+        make(9, 200)[:, 8:72],
+        make(0, 6),
+        make(4, 0),
+    ]
+
+
+@contextlib.contextmanager
+def elsewhere():
+    """Run on a stream that is not the current one."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def captured(function):
+    """Return the results of a function in a CUDA graph, after two replays."""
+    function()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    graph.replay()
+    graph.replay()
+    return results
