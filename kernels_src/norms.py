@@ -104,11 +104,7 @@ def launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=1, last=
 
 def has_edges(cols, tensors):
     """Whether rows begin or end within 16 bytes; tensors: x first, None are left out."""
-    found = cols * tensors[0].element_size() % forms.VECTOR != 0
-    for t in tensors:
-        if t is not None:
-            found = found or t.data_ptr() % forms.VECTOR != 0
-    return found
+    return forms.has_edges(cols, *[t for t in tensors if t is not None])
 
 
 def walking(cols, size, inputs, shared):

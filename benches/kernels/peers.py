@@ -72,6 +72,18 @@ def _liger(name: str) -> Callable[[], Function]:
     return make
 
 
+def _liger_norm(name: str) -> Callable[[], Function]:
+    def make() -> Function:
+        from liger_kernel.transformers import functional
+
+        function = getattr(functional, name)
+        if name == "liger_layer_norm":
+            return lambda x, weight, bias: function(x, weight, bias, 1e-5)
+        return lambda *tensors: function(*tensors, 1e-6, in_place=False)  # of the gradient
+
+    return make
+
+
 def _quack_softmax() -> Function:
     from quack.softmax import softmax
 
@@ -121,6 +133,9 @@ ADAPTERS = {
         Adapter("quack", "quack", _quack_softmax),
         Adapter("flashinfer", "flashinfer", _flashinfer_softmax, differentiable=False),
     ),
+    "rms_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_rms_norm")),),
+    "add_rms_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_fused_add_rms_norm")),),
+    "layer_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_layer_norm")),),
     "vec_add": (
         Adapter("cupy", "cupy", _cupy_elementwise("T x, T y", "out = x + y"), False),
     ),

@@ -33,6 +33,17 @@ FAMILIES = {  # of ops; a function with an `op` of its own is pointwise
     "jitkern::log_softmax": "rows",
     "jitkern::log_softmax_backward": "rows",
 }
+# How many tensors with a number for each column such ops take after those of rows.
+WEIGHTS = {
+    "jitkern::rms_norm": 1,
+    "jitkern::rms_norm_backward": 1,
+    "jitkern::rms_norm_quantized": 1,
+    "jitkern::add_rms_norm": 1,
+    "jitkern::add_rms_norm_quantized": 1,
+    "jitkern::layer_norm": 2,
+    "jitkern::layer_norm_backward": 2,
+}
+FAMILIES |= dict.fromkeys(WEIGHTS, "rows")
 # The calls of ops whose arguments have shapes of their own, by name: `D` is the dtype, `T` tokens.
 CALLS = {
     "jitkern::rope": {
@@ -96,7 +107,9 @@ def named_shapes(subject: Subject, device: str, dtype: str) -> dict[str, Shape]:
             shapes[name] = _spelt_shape(subject, f"{name} {text}", text, device)
         return shapes
     for name, sizes in (_sizes(family, device) if family else {}).items():
-        text = ", ".join(_argument(a, dtype, sizes) for a in _required(subject))
+        weights = ["Tensor"] * WEIGHTS.get(subject.op.name, 0)
+        arguments = [_argument(a, dtype, sizes) for a in _required(subject)]
+        text = ", ".join([*arguments, *(_argument(w, dtype, sizes[-1:]) for w in weights)])
         full = f"{name} {'x'.join(map(str, sizes))}"
         shapes[name] = _spelt_shape(subject, full, text, device)
     return shapes

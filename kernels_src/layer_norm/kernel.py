@@ -36,6 +36,8 @@ def normed(x, eps):
 
 @layer_norm.reference
 def _(x, weight, bias, eps):
+    if all(p is None or p.dtype == x.dtype for p in (weight, bias)):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     y, _ = normed(norms.wide(x), eps)
     if weight is not None:
         y = y * norms.wide(weight).to(y.dtype)
