@@ -4,14 +4,16 @@
 
 #include "rows.h"
 
-// v[i] = (v[i] - mean) * scale; returns scale.
+// v[i] = (v[i] - mean) * scale; returns scale. What rounding left of the mean is found in a second pass.
 template <typename A> static A normalize(A* v, double eps, int64_t cols) {
   const A mean = sum<A>(cols, [=](int64_t i) { return v[i]; }) / A(cols);
 #pragma omp simd
   for (int64_t i = 0; i < cols; i++) v[i] -= mean;
-  const A scale = 1 / std::sqrt(sum<A>(cols, [=](int64_t i) { return v[i] * v[i]; }) / A(cols) + A(eps));
+  const A rest = sum<A>(cols, [=](int64_t i) { return v[i]; }) / A(cols);
+  const A squares = sum<A>(cols, [=](int64_t i) { return (v[i] - rest) * (v[i] - rest); });
+  const A scale = 1 / std::sqrt(squares / A(cols) + A(eps));
 #pragma omp simd
-  for (int64_t i = 0; i < cols; i++) v[i] *= scale;
+  for (int64_t i = 0; i < cols; i++) v[i] = (v[i] - rest) * scale;
   return scale;
 }
 

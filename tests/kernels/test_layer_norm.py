@@ -43,9 +43,8 @@ def test_rows_far_from_zero_lose_nothing(device):
             torch.randn_like(x),
         )
         exact = ops.layer_norm.run_reference(x.double(), weight.double(), bias.double())
-        theirs = F.layer_norm(x, (cols,), weight, bias)
-        error = (ops.layer_norm(x, weight, bias) - exact).abs().max()
-        assert error <= 2 * (theirs - exact).abs().max() + 1e-3
+        # A mean of 1e4 is off by up to 5e-4 in float32; E[x^2] - E[x]^2 would be off by 6.
+        assert (ops.layer_norm(x, weight, bias) - exact).abs().max() <= 5e-3
         of_x = ops.layer_norm_backward.run_reference(*(t.double() for t in (grad, x, weight)))[0]
         dx = ops.layer_norm_backward(grad, x, weight)[0]
         assert (dx - of_x).norm() <= 1e-3 * of_x.norm()
