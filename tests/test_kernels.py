@@ -69,7 +69,9 @@ def test_equals_the_reference(op, device, source):
                     assert got.equal(own)
                     continue
                 error = (got.double() - want.double()).abs() / (want.double().abs() + 1)
-                error = torch.where(got.double() == want.double(), 0, error)  # infinities that agree
+                error = torch.where(
+                    got.double() == want.double(), 0, error
+                )  # infinities that agree
                 assert not got.numel() or error.max() <= ROUNDINGS * torch.finfo(got.dtype).eps
 
 
