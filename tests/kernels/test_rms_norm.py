@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import refusing_to_wait, served
-from norm_calls import as_tuple, awkward, captured, each_device, each_dtype, elsewhere, right
+from row_calls import as_tuple, awkward, captured, each_device, each_dtype, elsewhere, right
 
 import jitkern.ops as ops
 from jitkern import pointwise

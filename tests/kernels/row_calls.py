@@ -1,4 +1,4 @@
-"""Calls of norms on awkward tensors, and how right their results are."""
+"""Calls of row kernels on awkward tensors, and how right their results are."""
 
 import contextlib
 
