@@ -175,5 +175,5 @@ def launch_backward(k, kernels, template, dx, results, given, weight, numbers, s
         )
     total[{"W": wanted[0].dtype, "A": a, "DEPTH": DEPTH}](
         *results, partial, count, cols,
-        grid=((cols + 31) // 32, len(results)), block=32 * DEPTH,
+        grid=((cols + 31) // 32, len(results)), block=32 * DEPTH, pdl=k.capability >= (9, 0),
     )  # fmt: skip

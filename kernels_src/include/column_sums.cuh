@@ -179,12 +179,15 @@ __device__ __forceinline__ void column_sums(const Op &op, widened<typename Op::T
 }
 
 // What two results have in each column: the sums of partial[count, SUMS, cols]. A result may be null.
-// Grid: [cols / 32, rounded up, SUMS]; blocks of 32 x DEPTH threads.
+// Grid: [cols / 32, rounded up, SUMS]; blocks of 32 x DEPTH threads; pdl, since a block waits for the partial sums.
 template <int DEPTH, typename W, typename A>
 __device__ __forceinline__ void add_partials(W *first, W *second, const A *partial, int count, int cols) {
   __shared__ A sums[DEPTH][32];
   const int depth = threadIdx.x / 32, column = blockIdx.x * 32 + threadIdx.x % 32;
   W *out = blockIdx.y ? second : first;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
   if (!out) return;
   A sum = 0;
   if (column < cols)

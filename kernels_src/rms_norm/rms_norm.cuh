@@ -74,8 +74,19 @@ template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
 template <> struct Word<8> { using type = uint2; };
 
-__device__ __forceinline__ void quantize(signed char &q, float x) { q = (signed char)max(-127, min(127, __float2int_rn(x))); }
-__device__ __forceinline__ void quantize(__nv_fp8_e4m3 &q, float x) { q = __nv_fp8_e4m3(x); }  // saturates
+// q = x * scale, rounded to nearest even. The sum of 1.5 * 2^23 and a number has its integer in its last bits.
+template <int V> __device__ __forceinline__ void quantize(signed char (&q)[V], const float (&x)[V], float scale) {
+#pragma unroll
+  for (int i = 0; i < V; i++) q[i] = (signed char)__float_as_uint(fmaf(x[i], scale, 12582912.f));
+}
+template <int V> __device__ __forceinline__ void quantize(__nv_fp8_e4m3 (&q)[V], const float (&x)[V], float scale) {
+#pragma unroll
+  for (int i = 0; i < V; i += 2) {
+    const float2 both = make_float2(x[i] * scale, x[i + 1] * scale);
+    const __nv_fp8x2_storage_t pair = __nv_cvt_float2_to_fp8x2(both, __NV_SATFINITE, __NV_E4M3);
+    q[i].__x = (__nv_fp8_storage_t)pair, q[i + 1].__x = (__nv_fp8_storage_t)(pair >> 8);
+  }
+}
 constexpr float largest(const signed char *) { return 127; }
 constexpr float largest(const __nv_fp8_e4m3 *) { return 448; }
 
@@ -128,12 +139,14 @@ template <typename T_, typename W, typename Q, int INPUTS_, bool EDGES> struct Q
     A factor[V];
     factors.load(of_columns, factor);
     alignas(8) Q q[V];
+    float scaled[V];
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const A x = INPUTS == 2 ? v[0][i] + v[INPUTS - 1][i] : v[0][i];
-      quantize(q[i], float(x * r.scale * factor[i]));
+      scaled[i] = float(x * factor[i]);
       if (INPUTS == 2) y[0][i] = x;
     }
+    quantize(q, scaled, float(r.scale));
     using Bytes = typename Word<V>::type;
     Q *to = quantized + r.start + column;
     if (!EDGES || (column >= 0 && column <= cols - V && (unsigned long long)to % V == 0))
