@@ -13,8 +13,8 @@ The other numbers of a head are copied. Pairs are (x[i], x[i + half]), as in Lla
                strides: parts of a packed qkv, and `x.transpose(1, 2)` of [batch, heads, seq, d], as
                Hugging Face has it, are read where they lie. Heads of q and k may differ in number.
     cos, sin   [rows, half], 2 * half <= d; float32, or the dtype of q
-    positions  int32 or int64, [seq] or [batch, seq], or [tokens]: rows of the tables; without them,
-               the i-th token of a sequence has row i. A position that the tables do not have gives
+    positions  int32 or int64, [seq], [1, seq] or [batch, seq], or [tokens]: rows of the tables;
+               without them, the i-th token of a sequence has row i. A position that the tables do not have gives
                NaN in place of the turned numbers: it is not read.
     inverse    turns by -a: the gradient, and the way back
 
@@ -135,9 +135,10 @@ def _check(name, q, k, cos, sin, positions):
             positions.dtype in (torch.int32, torch.int64),
             lambda: f"{name}: positions must be int32 or int64, got {positions.dtype}",
         )
-        of_tokens = positions.dim() == 1 and positions.shape[0] == q.shape[-3]
         torch._check(
-            of_tokens or positions.shape == q.shape[:-2],
+            1 <= positions.dim() <= q.dim() - 2
+            and positions.shape[-1] == q.shape[-3]
+            and (positions.dim() == 1 or positions.shape[0] in (1, q.shape[0])),
             lambda: (
                 f"{name}: positions must have the shape {tuple(q.shape[:-2])} or "
                 f"({q.shape[-3]},), got {tuple(positions.shape)}"
@@ -148,12 +149,15 @@ def _check(name, q, k, cos, sin, positions):
 def _arguments(q, k, cos, sin, positions, inverse):
     """Return what kernels take behind the outputs: tensors, sizes, and strides in elements."""
     batches = q.shape[0] if q.dim() == 4 else 1
-    gathered = positions is not None
+    batch_step = token_step = 0
+    if positions is not None:
+        token_step = positions.stride(-1)
+        if positions.dim() == 2 and positions.shape[0] != 1:
+            batch_step = positions.stride(0)
     return (
         q, k, cos, sin, positions, inverse, batches, q.shape[-3], q.shape[-2], k.shape[-2],
         q.shape[-1], cos.shape[1], cos.shape[0], *_strides(q), *_strides(k), cos.stride(0),
-        sin.stride(0), positions.stride(0) if gathered and positions.dim() == 2 else 0,
-        positions.stride(-1) if gathered else 0,
+        sin.stride(0), batch_step, token_step,
     )  # fmt: skip
 
 

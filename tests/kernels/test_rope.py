@@ -70,8 +70,8 @@ def test_positions(device, dtype):
     q, k = torch.randn(2, 5, 3, 16, device=device), torch.randn(2, 5, 1, 16, device=device)
     of_tokens = torch.tensor([3, 0, 15, 7, 7], dtype=dtype, device=device)
     got = right(q, k, cos, sin, of_tokens)
-    same = right(q, k, cos, sin, of_tokens.expand(2, 5))
-    assert all(map(torch.equal, got, same))
+    for positions in (of_tokens.expand(2, 5), of_tokens.view(1, 5)):
+        assert all(map(torch.equal, got, right(q, k, cos, sin, positions)))
     right(q, k, cos, sin, torch.randint(0, 16, (5, 2), device=device).to(dtype).T)
     right(q[0], k[0], cos, sin, of_tokens)
     plain = right(q, k, cos, sin, torch.arange(5, dtype=dtype, device=device))
@@ -143,6 +143,7 @@ def test_what_does_not_fit_is_refused():
         "5 tokens, and cos and sin have 4 rows": (q, k, cos[:4], sin[:4]),
         "int32 or int64, got torch.float32": (q, k, cos, sin, torch.ones(5)),
         r"the shape \(5,\) or": (q, k, cos, sin, torch.ones(4, dtype=torch.int64)),
+        r"got \(1, 5\)": (q, k, cos, sin, torch.ones(1, 5, dtype=torch.int64)),
     }.items():
         with pytest.raises(RuntimeError, match=match):
             rope(*args)
