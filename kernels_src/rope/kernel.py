@@ -14,8 +14,8 @@ The other numbers of a head are copied. Pairs are (x[i], x[i + half]), as in Lla
                Hugging Face has it, are read where they lie. Heads of q and k may differ in number.
     cos, sin   [rows, half], 2 * half <= d; float32, or the dtype of q
     positions  int32 or int64, [seq], [1, seq] or [batch, seq], or [tokens]: rows of the tables;
-               without them, the i-th token of a sequence has row i. A position that the tables do not have gives
-               NaN in place of the turned numbers: it is not read.
+               without them, the i-th token of a sequence has row i. A position that the tables
+               do not have is not read: it gives NaN in place of the turned numbers.
     inverse    turns by -a: the gradient, and the way back
 
 `rope` returns dense tensors; the tables have no gradient. `rope_` turns q and k in place, whose
