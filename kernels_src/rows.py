@@ -40,7 +40,7 @@ def on_chip(k, cols, size, edges, *, inputs=1):
     """Return how `rows_on_chip` reads rows once; None for rows that are too long for it.
 
     size: bytes of an element. edges: see `has_edges`. inputs: how many tensors are read. Short rows
-    share warps, longer ones have a block; then shared memory holds a half of a row, and then
+    share warps, longer ones have a block; then shared memory holds most of a row, and then
     clusters of blocks do. Timed on an H200: benches/results/softmax_h200.csv.
 
     Returns lanes of a row, threads of a block, and vectors of a thread in registers and in shared
@@ -59,11 +59,13 @@ def on_chip(k, cols, size, edges, *, inputs=1):
     for lanes in (512, 1024):
         if lanes * each >= vectors:
             return lanes, lanes, each, 0
-    if k.shared_memory_per_block < 1024 * 8 * VECTOR:
+    shared = 12 if k.shared_memory_per_block >= 12 * 1024 * VECTOR else 8  # of 16 vectors
+    if k.shared_memory_per_block < shared * 1024 * VECTOR:
         return None
+    registers, shared = (16 - shared) // inputs, shared // inputs
     for lanes in (1024, 2048, 4096):
-        if 2 * lanes * each >= vectors and (lanes == 1024 or k.capability >= (9, 0)):
-            return lanes, 1024, each, each
+        if lanes * (registers + shared) >= vectors and (lanes == 1024 or k.capability >= (9, 0)):
+            return lanes, 1024, registers, shared
     return None
 
 

@@ -34,6 +34,7 @@ class _Depth(threading.local):
 
 _recording = _Depth()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+RECORDED = "recorded"
 _keys = torch._C._dispatch_keys
 
 
@@ -59,8 +60,12 @@ class Autograd:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and (device := plainly_on(args)):
-            with torch._C._AutoDispatchBelowAutograd():
-                return self.op.backends[device](*args)
+            if device is not RECORDED:
+                with torch._C._AutoDispatchBelowAutograd():
+                    return self.op.backends[device](*args)
+            if self.gradient is not None and self.gradient.order:
+                args, _ = self.op.signature.complete(args, {})
+                return _RecordedPlainly.apply(self, *args)
         tensors = tensors_in((*args, *kwargs.values()))
         if _forward_mode(tensors):
             return self._in_forward_mode(args, kwargs)
@@ -120,7 +125,10 @@ class Autograd:
 
 
 def plainly_on(args: Sequence[Any]) -> str:
-    """Return the device type of arguments that only a backend must see, or "" for others."""
+    """Return the device type of arguments that only a backend must see, or "" for others.
+
+    RECORDED for arguments that autograd must see, and nothing else above it.
+    """
     if (
         forward_ad._current_level >= 0
         or torch._C._are_functorch_transforms_active()
@@ -128,19 +136,16 @@ def plainly_on(args: Sequence[Any]) -> str:
         or torch._C._len_torch_function_stack() > 0
     ):
         return ""
-    recording, device, known = torch.is_grad_enabled(), "", symbols().plain_keys
+    needed, device, other = False, "", ~symbols().plain_keys
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            if (
-                type(arg) not in _PLAIN
-                or (recording and arg.requires_grad)
-                or _keys(arg).raw_repr() & ~known
-            ):
+            if type(arg) not in _PLAIN or _keys(arg).raw_repr() & other:
                 return ""
+            needed = needed or arg.requires_grad
             device = "cuda" if arg.is_cuda else device or "cpu"
         elif isinstance(arg, (list, tuple)):
             return ""
-    return device
+    return RECORDED if needed and torch.is_grad_enabled() else device
 
 
 def _apply(node: type, *args: Any) -> Any:
@@ -254,6 +259,43 @@ class _Differentiable:
             return flat
         results = _grouped(flat, self.returned)
         return results[0] if len(results) == 1 else tuple(results)
+
+
+class _RecordedPlainly(torch.autograd.Function):
+    """A node for a call without lists of an op that has a gradient, under no transform."""
+
+    @staticmethod
+    def forward(ctx: Any, autograd: Autograd, *args: Any) -> Any:
+        gradient: Any = autograd.gradient
+        order = gradient.order
+        _recording.value += 1
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                result = autograd.op.overload._op(*args)
+        finally:
+            _recording.value -= 1
+        results = result if len(gradient.outputs) > 1 else (result,)
+        known = (*args, *results)
+        ctx.save_for_backward(*[known[i] for i in order.saved])
+        ctx.gradient, ctx.plain = gradient, [known[i] for i in order.plain]
+        ctx.inputs = [described(args[i]) for i in order.tensors]
+        ctx.outputs = [described(value) for value in results]
+        ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
+        if order.without:
+            ctx.mark_non_differentiable(*(r for i in order.without if (r := results[i]) is not None))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gradient, needed = ctx.gradient, ctx.needs_input_grad
+        order = gradient.order
+        kept = dict(zip(order.names, (*ctx.saved_tensors, *ctx.plain)))
+        needs = tuple([needed[i + 1] for i in order.tensors])
+        found = gradient.backward(grads, kept, needs, ctx.inputs, ctx.outputs)
+        everything = [None] * len(needed)
+        for i, one in zip(order.tensors, found):
+            everything[i + 1] = one
+        return tuple(everything)
 
 
 class _Recorded:

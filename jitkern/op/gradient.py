@@ -28,6 +28,26 @@ def inside_backward() -> bool:
     return _depth.value > 0
 
 
+class Order:
+    """Where things stand among the arguments and results of an op without lists of tensors.
+
+    tensors: the places of the tensor inputs. saved, plain: the places of the tensors, and of the
+    other values, that the backward asks for, among arguments and results. names: theirs. without:
+    the places among the results of those that have no gradient.
+    """
+
+    def __init__(self, gradient: Gradient) -> None:
+        names = [*gradient.inputs, *gradient.outputs]
+        asked = [i for i, name in enumerate(names) if name in gradient.asked]
+        given = {*gradient.tensors, *gradient.outputs}
+        self.tensors = [gradient.inputs.index(name) for name in gradient.tensors]
+        self.saved = [i for i in asked if names[i] in given]
+        self.plain = [i for i in asked if names[i] not in given]
+        self.names = [names[i] for i in (*self.saved, *self.plain)]
+        with_gradient = gradient.grads.values()
+        self.without = [i for i, o in enumerate(gradient.outputs) if o not in with_gradient]
+
+
 class Gradient:
     """The function given to `Op.backward`, and the parameter names that it may have.
 
@@ -54,12 +74,16 @@ class Gradient:
         single = len(with_gradient) == 1
         self.grads = {"grad" if single else f"grad_{output}": output for output in with_gradient}
         self.function, self.asked = function, _parameters(function)
+        self._given = [(n, outputs.index(o)) for n, o in self.grads.items() if n in self.asked]
+        self._fills = not getattr(function, "takes_none", False)
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
                 f"{name}: {self.place}an op that changes its arguments cannot have a backward: "
                 "call it from an autograd.Function, as under `In place` in docs/author_guide.md"
             )
+        lists = any(str(a.type) == "List[Tensor]" for a in (*schema.arguments, *schema.returns))
+        self.order = Order(self) if not lists else None
         clash = {*self.inputs} & {*self.outputs, *self.grads, "needs"}
         if clash:
             raise DeclarationError(
@@ -88,24 +112,27 @@ class Gradient:
     ) -> tuple[Any, ...]:
         """Return one gradient, or None, for each tensor input; for a list, a list of as many.
 
+        kept: the inputs and outputs that the function asks for, by name.
         grads: for each output its gradient, or None, which stands for zeros. inputs, outputs: the
         result of `described` for each tensor input and each output. Raises DeclarationError.
         """
-        for name, needed in zip(self.tensors, needs):
-            wanted = any(needed) if isinstance(needed, (list, tuple)) else needed
-            if wanted and name in self.constants:
+        for name in self.constants:
+            needed = needs[self.tensors.index(name)]
+            if any(needed) if isinstance(needed, (list, tuple)) else needed:
                 raise DeclarationError(
                     f"{self.name}: a backward pass reached `{name}`, which has no gradient in this "
                     f"op: pass `{name}.detach()`"
                 )
-        given = dict(zip(self.outputs, zip(grads, outputs)))
-        asked = {name: given[o] for name, o in self.grads.items() if name in self.asked}
-        fills = not getattr(self.function, "takes_none", False)
-        filled = {n: _filled(g, output) if fills else g for n, (g, output) in asked.items()}
-        known = {**kept, **filled, "needs": needs}
+        named = dict(kept)
+        for name, place in self._given:
+            grad = grads[place]
+            fills = self._fills and (grad is None or isinstance(grad, list))
+            named[name] = _filled(grad, outputs[place]) if fills else grad
+        if "needs" in self.asked:
+            named["needs"] = needs
         _depth.value += 1
         try:
-            result = self.function(**{name: known[name] for name in self.asked})
+            result = self.function(**named)
         finally:
             _depth.value -= 1
         gradients = result if isinstance(result, tuple) else (result,)
@@ -166,10 +193,10 @@ def described(tensor: Any) -> Any:
 
     For a list, return a list of these.
     """
-    if isinstance(tensor, (list, tuple)):
-        return [described(item) for item in tensor]
     if isinstance(tensor, torch.Tensor):
         return tensor.shape, tensor.device, tensor.dtype
+    if isinstance(tensor, (list, tuple)):
+        return [described(item) for item in tensor]
     return None
 
 

@@ -137,7 +137,7 @@ class Op:
         if _is_compiling():  # Dynamo knows the overload, and not the builtin inside
             return self.overload(*args, **kwargs)
         try:
-            if self._direct and not kwargs and (device := plainly_on(args)):
+            if self._direct and not kwargs and (device := plainly_on(args)) in self._direct:
                 with torch._C._AutoDispatchBelowAutograd():  # Torch need not dispatch
                     return self._direct[device](*args)
             return self._builtin(*args, **kwargs)

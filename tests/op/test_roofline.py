@@ -99,12 +99,16 @@ def test_what_is_no_op_is_refused(machine):
         roofline(torch.softmax, torch.zeros(3))
 
 
+UNREAD = {("layer_norm_backward", 3)}  # the bias: its shape and dtype are those of its gradient
+
+
 @pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.__name__)
 def test_every_shipped_op_moves_its_arguments_and_its_results_once(op):
     for args in op.sample_inputs("cpu"):
         results = op.run_reference(*args)
         changed = [args[position] for position, _ in op.signature.changed]
-        moved = sum(tensor.nbytes for tensor in tensors_in([*args, results, *changed]))
+        read = [arg for i, arg in enumerate(args) if (op.__name__, i) not in UNREAD]
+        moved = sum(tensor.nbytes for tensor in tensors_in([*read, results, *changed]))
         assert module.cost_of(op, args, {}).bytes == moved
 
 
