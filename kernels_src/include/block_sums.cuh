@@ -9,26 +9,23 @@ constexpr int BLOCK_THREADS = 1024;
 template <typename N> struct Part {
   N before, all;  // the sum of the threads before this one, and of all threads
 };
-template <typename N> __device__ Part<N> sum_before(N value) {
-  __shared__ N of_warps[BLOCK_THREADS / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+template <typename N> __device__ __forceinline__ Part<N> sum_before_in_warp(N value) {
   N sum = value;
 #pragma unroll
   for (int i = 1; i < 32; i *= 2) {
     const N other = __shfl_up_sync(~0u, sum, i);
-    if (lane >= i) sum += other;
+    if (threadIdx.x % 32 >= i) sum += other;
   }
+  return {sum - value, __shfl_sync(~0u, sum, 31)};
+}
+template <typename N> __device__ Part<N> sum_before(N value) {
+  __shared__ N of_warps[BLOCK_THREADS / 32];
+  const Part<N> lanes = sum_before_in_warp(value);
   __syncthreads();  // the former call may still be read
-  if (lane == 31) of_warps[warp] = sum;
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = lanes.all;
   __syncthreads();
-  const N of_warp = of_warps[lane];
-  N warps = of_warp;
-#pragma unroll
-  for (int i = 1; i < 32; i *= 2) {
-    const N other = __shfl_up_sync(~0u, warps, i);
-    if (lane >= i) warps += other;
-  }
-  return {sum - value + __shfl_sync(~0u, warps - of_warp, warp), __shfl_sync(~0u, warps, 31)};
+  const Part<N> warps = sum_before_in_warp(of_warps[threadIdx.x % 32]);
+  return {lanes.before + __shfl_sync(~0u, warps.before, threadIdx.x / 32), warps.all};
 }
 
 template <typename N> __device__ __forceinline__ N least_of_warp(N value) {
@@ -57,11 +54,17 @@ template <int N> struct Bins {
     for (int i = threadIdx.x; i < N; i += BLOCK_THREADS) low[i] = high[i] = 0;
     __syncthreads();
   }
-  __device__ void add(int bin, unsigned long long value) {
-    const unsigned part = (unsigned)value;
-    unsigned rest = (unsigned)(value >> 32);
-    if (atomicAdd(&low[bin], part) + part < part) rest++;
-    if (rest) atomicAdd(&high[bin], rest);
+  template <int COUNT>
+  __device__ __forceinline__ void add(const int (&bins)[COUNT], const unsigned long long (&values)[COUNT]) {
+    unsigned before[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) before[i] = values[i] ? atomicAdd(&low[bins[i]], (unsigned)values[i]) : 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      const bool carry = before[i] + (unsigned)values[i] < before[i];
+      const unsigned rest = (unsigned)(values[i] >> 32) + carry;
+      if (rest) atomicAdd(&high[bins[i]], rest);
+    }
   }
   __device__ void count(int bin) { atomicAdd(&low[bin], 1u); }
   __device__ unsigned long long at(int bin) const { return (unsigned long long)high[bin] << 32 | low[bin]; }

@@ -122,17 +122,12 @@ __device__ __forceinline__ void wait_for_groups() {
 
 // ------------------------------------------------------------------ the search
 
-struct Found {
-  Key key;                  // the last element of the smallest prefix that reaches what is needed
-  unsigned long long upto;  // the sum of that prefix
-};
-
 __device__ __forceinline__ int bits_above(Key range, Key bins) {  // the least s with range >> s < bins
   const int bits = 64 - __clzll(range), free = 63 - __clzll(bins);
   return bits > free ? bits - free : 0;
 }
 
-// Put at most FEW keys in order.
+// Put at most FEW keys in order: each goes to the place that is the number of smaller ones.
 __device__ inline void order_few(Key *keys, int n) {
   constexpr int least = SEARCH_THREADS / FEW;
   const int each = n <= FEW / 4 ? 4 * least : n <= FEW / 2 ? 2 * least : least;  // threads for a key
@@ -146,25 +141,99 @@ __device__ inline void order_few(Key *keys, int n) {
   __syncthreads();
 }
 
+// Put at most POOL keys in order by a bitonic network (Batcher 1968).
+__device__ inline void order_many(Key *keys, int n) {
+  int padded = 64;
+  while (padded < n) padded *= 2;
+  for (int i = n + threadIdx.x; i < padded; i += SEARCH_THREADS) keys[i] = ~0ull;
+  __syncthreads();
+  for (int size = 2; size <= padded; size *= 2)
+    for (int step = size / 2; step; step /= 2) {
+      for (int i = threadIdx.x; i < padded / 2; i += SEARCH_THREADS) {
+        const int a = 2 * i - (i & (step - 1)), b = a + step;
+        const Key first = keys[a], second = keys[b];
+        if ((first > second) == ((a & size) == 0)) keys[a] = second, keys[b] = first;
+      }
+      // Steps of up to 32 stay within the 64 keys of a warp.
+      const int next = step > 1 ? step / 2 : size;
+      if (step > 32 || next > 32)
+        __syncthreads();
+      else
+        __syncwarp();
+    }
+  __syncthreads();
+}
+
+__device__ inline void order(Key *keys, int n) {
+  if (n <= FEW)
+    order_few(keys, n);
+  else
+    order_many(keys, n);
+}
+
+struct Found {
+  Key key;                  // the last element of the smallest prefix that reaches what is needed
+  unsigned long long upto;  // the sum of that prefix
+};
+
 // The memory of a search.
 struct alignas(16) Search {
-  Bins<WINDOWS> windows;
-  Key pool[POOL];
   union {
-    Key few[FEW];
+    Bins<WINDOWS> windows;
     unsigned short listed[POOL];  // groups to read again
   };
+  Key pool[POOL];
   Found found;
   unsigned count;
+};
+
+// Keys in order, shared among the THREADS first threads of the block: a warp, or all. What an element
+// adds to the sum is measure.weight(value).
+template <int THREADS, typename M> struct Ordered {
+  const M &measure;
+  Search &memory;
+  int begin, end;  // of this thread
+  Part<unsigned long long> part;
+
+  static __device__ void wait() {
+    if constexpr (THREADS == 32)
+      __syncwarp();
+    else
+      __syncthreads();
+  }
+  __device__ unsigned long long weight(int i) const { return measure.weight(value_of(rank_in(memory.pool[i]))); }
+
+  __device__ Ordered(const M &measure, Search &memory, int n) : measure(measure), memory(memory) {
+    const int each = (n + THREADS - 1) / THREADS;
+    begin = min(n, (int)threadIdx.x * each), end = min(n, begin + each);
+    unsigned long long sum = 0;
+    for (int i = begin; i < end; i++) sum += weight(i);
+    if constexpr (THREADS == 32)
+      part = sum_before_in_warp(sum);
+    else
+      part = sum_before(sum);
+  }
+  // The prefix that reaches `need`, where the sum is `before` at the first key.
+  __device__ Found reach(unsigned long long before, unsigned long long need) const {
+    before += part.before;
+    for (int i = begin; i < end && before < need; i++) {
+      const unsigned long long upto = before + weight(i);
+      if (upto >= need) memory.found = {memory.pool[i], upto};
+      before = upto;
+    }
+    wait();
+    const Found found = memory.found;
+    wait();
+    return found;
+  }
 };
 
 template <typename T> struct Searcher {
   const LongRow<T> &row;
   Search &memory;
-  unsigned *ranks;      // of the groups, in shared memory
-  unsigned best;        // the smallest rank of the row
-  unsigned worst;       // and the largest of a group
-  unsigned pooled = 0;  // elements in the pool, if the search is among those
+  unsigned *ranks;  // of the groups, in shared memory
+  unsigned best;    // the smallest rank of the row
+  unsigned worst;   // and the largest of a group
 
   // Take over what the first launch wrote.
   __device__ Searcher(const LongRow<T> &row, const unsigned *groups, Search &memory, unsigned *ranks)
@@ -204,15 +273,14 @@ template <typename T> struct Searcher {
     if (threadIdx.x == 0) memory.count = 0;
     __syncthreads();
   }
-  // Append the elements of which `hits` has a bit to the keys, as many as `most`.
-  template <int N>
-  __device__ __forceinline__ void keep(Key *keys, unsigned most, const float (&a)[N], int column, unsigned hits) {
+  // Append the elements of which `hits` has a bit to the pool, as far as it has room.
+  template <int N> __device__ __forceinline__ void keep(const float (&a)[N], int column, unsigned hits) {
     if (!hits) return;
     unsigned place = atomicAdd(&memory.count, (unsigned)__popc(hits));
 #pragma unroll
     for (int e = 0; e < N; e++)
       if (hits >> e & 1) {
-        if (place < most) keys[place] = key_of(rank_of(a[e]), column + e);
+        if (place < POOL) memory.pool[place] = key_of(rank_of(a[e]), column + e);
         place++;
       }
   }
@@ -230,118 +298,90 @@ template <typename T> struct Searcher {
     const unsigned listed = memory.count;
     reset_count();
     if (listed > POOL) return listed;  // each has an element
-    for (unsigned i = threadIdx.x; i < listed << row.shift; i += SEARCH_THREADS) {
-      const int vector = row.vector_of(memory.listed[i >> row.shift], i & ((1u << row.shift) - 1));
-      if (vector >= row.vectors) continue;
-      float a[LongRow<T>::V];
-      widen<T>(row.load(vector), a);
-      const int column = row.column_of(vector);
-      unsigned hits = 0;
+    for (unsigned i = threadIdx.x; i < listed; i += SEARCH_THREADS)
+      each_of(memory.listed[i], [&](const auto &a, int column) {
+        unsigned hits = 0;
 #pragma unroll
-      for (int e = 0; e < LongRow<T>::V; e++)
-        if (rank_of(a[e]) <= limit && row.has(column + e)) hits |= 1u << e;
-      keep(memory.pool, POOL, a, column, hits);
-    }
+        for (int e = 0; e < LongRow<T>::V; e++)
+          if (rank_of(a[e]) <= limit && row.has(column + e)) hits |= 1u << e;
+        keep(a, column, hits);
+      });
     __syncthreads();
     return memory.count;
   }
 
-  // f(values, their first column) for all elements, a few at a time, but those of groups beyond the
-  // limit. Columns may lie outside of the row. Of `parts` blocks, this one takes its part.
+  // f(values, their first column) for the vectors of a group. Columns may lie outside of the row.
+  template <typename F> __device__ __forceinline__ void each_of(int group, F f) {
+    row.template each_vector<false>(group, [&](int vector, const uint4 &raw) {
+      float a[LongRow<T>::V];
+      widen<T>(raw, a);
+      f(a, row.column_of(vector));
+    });
+  }
+  // The same for all groups but those beyond the limit. Of `parts` blocks, this one takes its part.
   template <typename F> __device__ __forceinline__ void each(unsigned limit, F f, int part = 0, int parts = 1) {
-    if (pooled) {
-      for (unsigned i = threadIdx.x; i < pooled; i += SEARCH_THREADS) {
-        const float one[1] = {value_of(rank_in(memory.pool[i]))};
-        f(one, (int)column_in(memory.pool[i]));
-      }
-      return;
-    }
-    for (int g = part * SEARCH_THREADS + threadIdx.x; g < row.groups; g += parts * SEARCH_THREADS) {
-      if (ranks[g] > limit || ranks[g] == ~0u) continue;
-      row.template each_vector<false>(g, [&](int vector, const uint4 &raw) {
-        float a[LongRow<T>::V];
-        widen<T>(raw, a);
-        f(a, row.column_of(vector));
-      });
-    }
+    for (int g = part * SEARCH_THREADS + threadIdx.x; g < row.groups; g += parts * SEARCH_THREADS)
+      if (ranks[g] <= limit && ranks[g] != ~0u) each_of(g, f);
   }
-
-  // Search the elements from `low` to `high`, in a bin if that is not negative, for the prefix that
-  // reaches `need`. What an element adds to the sum is measure.weight(value), and its bin
-  // measure.bin(value); the sum is `before` at the first of them.
-  template <typename M>
-  __device__ Found search(const M &measure, Key low, Key high, int bin, unsigned long long before,
-                          unsigned long long need) {
-    const unsigned outer = pooled;
-    Key *few = pooled ? memory.few : memory.pool;
-    unsigned n;
-    for (;;) {
-      n = collect(measure, low, high, bin, few, pooled ? FEW : POOL);
-      if (n <= FEW) break;
-      if (!pooled && n <= POOL) pooled = n, few = memory.few;
-      const int s = bits_above(high - low, WINDOWS);
-      const float least = value_of(rank_in(high)), most = value_of(rank_in(low));
-      memory.windows.clear();
-      each(rank_in(high), [&](const auto &a, int column) {
-#pragma unroll
-        for (int e = 0; e < sizeof a / sizeof *a; e++) {
-          if (a[e] < least || a[e] > most) continue;
-          const Key key = key_of(rank_of(a[e]), column + e);
-          if (key < low || key > high || !row.has(column + e)) continue;
-          if (measure.counts)
-            memory.windows.count(int((key - low) >> s));
-          else
-            memory.windows.add(int((key - low) >> s), measure.weight(a[e]));
-        }
-      });
-      const auto place = memory.windows.reach(need - before);
-      before += place.before, bin = -1;
-      low += (Key)place.bin << s;
-      if (high - low > (Key(1) << s) - 1) high = low + ((Key(1) << s) - 1);
-    }
-    pooled = outer;
-    order_few(few, n);
-    const Key key = threadIdx.x < n ? few[threadIdx.x] : 0;
-    return reach(key, threadIdx.x < n ? measure.weight(value_of(rank_in(key))) : 0, before, need);
-  }
-
-  // Narrow low and high to the elements between them, and put these into `keys`, as many as `most`;
-  // return their number.
-  template <typename M>
-  __device__ __forceinline__ unsigned collect(const M &measure, Key &low, Key &high, int bin, Key *keys,
-                                              unsigned most) {
-    reset_count();
-    Key first = ~0ull, last = ~0ull;  // the least key, and the least inverted one
+  // f(value, key) for the elements from low to high.
+  template <typename F> __device__ __forceinline__ void between(Key low, Key high, F f) {
     const float smallest = value_of(rank_in(high)), largest = value_of(rank_in(low));  // NaN: none
+    each(rank_in(high), [&](const auto &a, int column) {
+#pragma unroll
+      for (int e = 0; e < LongRow<T>::V; e++) {
+        if (a[e] < smallest || a[e] > largest) continue;
+        const Key key = key_of(rank_of(a[e]), column + e);
+        if (key >= low && key <= high && row.has(column + e)) f(a[e], key);
+      }
+    });
+  }
+
+  // Put the elements from low to high into the pool; return their number, which may be more than the
+  // pool holds.
+  __device__ __forceinline__ unsigned collect(Key low, Key high) {
+    const float smallest = value_of(rank_in(high)), largest = value_of(rank_in(low));  // NaN: none
+    const bool by_value = column_in(low) == 0 && column_in(high) == ~0u && smallest <= largest;
+    reset_count();
     each(rank_in(high), [&](const auto &a, int column) {
       unsigned hits = 0;
 #pragma unroll
-      for (int e = 0; e < sizeof a / sizeof *a; e++)
+      for (int e = 0; e < LongRow<T>::V; e++)
         if (!(a[e] < smallest || a[e] > largest)) hits |= 1u << e;
       if (!hits) return;
+      if (!by_value || column < 0 || column > row.columns - LongRow<T>::V)
 #pragma unroll
-      for (int e = 0; e < sizeof a / sizeof *a; e++) {
-        const Key key = key_of(rank_of(a[e]), column + e);
-        if (key < low || key > high || !row.has(column + e) || bin >= 0 && measure.bin(a[e]) != bin)
-          hits &= ~(1u << e);
-        else
-          first = min(first, key), last = min(last, ~key);
-      }
-      keep(keys, most, a, column, hits);
+        for (int e = 0; e < LongRow<T>::V; e++) {
+          const Key key = key_of(rank_of(a[e]), column + e);
+          if (key < low || key > high || !row.has(column + e)) hits &= ~(1u << e);
+        }
+      keep(a, column, hits);
     });
-    least_of_block(first, last);
-    low = first, high = ~last;
+    __syncthreads();
     return memory.count;
   }
 
-  // The same where each thread has at most one element, in order.
-  __device__ Found reach(Key key, unsigned long long weight, unsigned long long before, unsigned long long need) {
-    before += sum_before(weight).before;
-    if (before < need && need <= before + weight) memory.found = {key, before + weight};
-    __syncthreads();
-    const Found found = memory.found;
-    __syncthreads();
-    return found;
+  // Search the elements from low to high for the prefix that reaches `need`, where the sum is
+  // `before` at the first of them. What an element adds is measure.weight(value).
+  template <typename M>
+  __device__ Found search(const M &measure, Key low, Key high, unsigned long long before, unsigned long long need) {
+    unsigned n;
+    while ((n = collect(low, high)) > POOL) {
+      Key first = ~0ull, last = ~0ull;  // the least key, and the least inverted one
+      between(low, high, [&](float, Key key) { first = min(first, key), last = min(last, ~key); });
+      least_of_block(first, last);
+      low = first, high = ~last;
+      const int s = bits_above(high - low, WINDOWS);
+      memory.windows.clear();
+      between(low, high, [&](float v, Key key) {
+        memory.windows.add<1>({int((key - low) >> s)}, {measure.weight(v)});
+      });
+      const auto place = memory.windows.reach(need - before);
+      before += place.before;
+      low += (Key)place.bin << s;
+      if (high - low > (Key(1) << s) - 1) high = low + ((Key(1) << s) - 1);
+    }
+    order(memory.pool, n);
+    return Ordered<SEARCH_THREADS, M>(measure, memory, n).reach(before, need);
   }
 };
 

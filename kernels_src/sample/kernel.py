@@ -40,7 +40,7 @@ COLUMNS = 1 << 23  # so many weights of up to 2^40 have a sum below 2^63
 # Of largest.cuh: threads of its two launches, groups of a row that shared memory holds, elements
 # that are kept for a search.
 GROUP_THREADS, SEARCH_THREADS, GROUPS, POOL = 256, 1024, 8192, 4096
-MEMORY = 59440  # bytes of shared memory beside the groups: SampleMemory of sample.cu
+MEMORY = 51248  # bytes of shared memory beside the groups: SampleMemory of sample.cu
 WEIGHTS = 1281  # bins of sample.cu
 
 

@@ -33,7 +33,7 @@ struct Scale {
 };
 ON_BOTH Scale scale_of(unsigned rank, float temperature) {
   const float most = value_of(rank), factor = 1.44269504f / temperature, large = 3e38f;
-  return {most, rank, most - most == 0, factor < large ? factor : large};
+  return {most, rank, most - most == 0, temperature > 0 && factor < large ? factor : large};
 }
 
 constexpr float LEAST = -40;  // the exponent of a weight of 1

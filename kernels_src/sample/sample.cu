@@ -22,13 +22,36 @@ struct Measure {
   bool counts;
 
   __device__ unsigned long long weight(float v) const { return counts ? 1 : weight_of(exponent_of(v, scale)); }
-  __device__ int bin(float v) const {  // beyond all bins without a weight
+  __device__ int bin(float v) const {  // WEIGHTS without a weight
     const float t = exponent_of(v, scale);
     return t >= LEAST ? octaves_of(t, OCTAVE) : WEIGHTS;
   }
-  // The rank of a value that is so many octaves below the largest.
-  __device__ unsigned rank_below(float octaves) const {
-    return scale.finite ? rank_of(scale.most - octaves / scale.factor) : scale.rank;
+  // The first rank of a bin, or of a later one; a warp finds it.
+  __device__ unsigned first_rank_of(int bin_wanted) const {
+    unsigned low = scale.rank, high = ~0u;
+    while (low < high) {
+      const unsigned step = (high - low) / 32 + 1, lane = threadIdx.x % 32;
+      const unsigned long long mine = low + (unsigned long long)lane * step;
+      const bool reached = mine >= high || bin(value_of((unsigned)mine)) >= bin_wanted;
+      const int first = __ffs(__ballot_sync(~0u, reached)) - 1;
+      const unsigned long long bound = low + (unsigned long long)first * step;
+      if (first >= 0 && bound < high) high = (unsigned)bound;
+      if (first != 0) low += (first > 0 ? first - 1 : 31) * step + 1;
+    }
+    return low;
+  }
+  // The keys of a bin, low and high.
+  __device__ Found keys_of(int bin) const {
+    __shared__ unsigned first[2];
+    const int warp = threadIdx.x / 32;
+    if (warp < 2) {
+      const unsigned rank = first_rank_of(bin + warp);
+      if (threadIdx.x % 32 == 0) first[warp] = rank;
+    }
+    __syncthreads();
+    const Found keys = {key_of(first[0], 0), key_of(first[1] - 1, ~0u)};
+    __syncthreads();
+    return keys;
   }
 };
 
@@ -36,13 +59,24 @@ struct Measure {
 template <typename T>
 __device__ void fill(Searcher<T> &in, Bins<WEIGHTS> &weights, const Scale &scale, Key last, int part, int parts) {
   weights.clear();
-  in.each(Measure{scale, false}.rank_below(1 - LEAST), [&](const auto &a, int column) {
+  in.each(scale.finite ? rank_of(scale.most + (LEAST - 1) / scale.factor) : scale.rank, [&](const auto &a, int column) {
+    constexpr int V = LongRow<T>::V;
+    float t[V];
+    if (scale.finite)  // asked once
 #pragma unroll
-    for (int e = 0; e < sizeof a / sizeof *a; e++) {
-      const float t = exponent_of(a[e], scale);
-      if (t >= LEAST && in.row.has(column + e) && (last == ~0ull || key_of(rank_of(a[e]), column + e) <= last))
-        weights.add(octaves_of(t, OCTAVE), (unsigned long long)power_of(t));
+      for (int e = 0; e < V; e++) t[e] = exponent_of(a[e], Scale{scale.most, scale.rank, true, scale.factor});
+    else
+#pragma unroll
+      for (int e = 0; e < V; e++) t[e] = exponent_of(a[e], Scale{scale.most, scale.rank, false, scale.factor});
+    int bins[V];
+    unsigned long long values[V];
+#pragma unroll
+    for (int e = 0; e < V; e++) {
+      const bool has = t[e] >= LEAST && in.row.has(column + e) &&
+                       (last == ~0ull || key_of(rank_of(a[e]), column + e) <= last);
+      bins[e] = has ? octaves_of(t[e], OCTAVE) : 0, values[e] = has ? (unsigned long long)power_of(t[e]) : 0;
     }
+    weights.add(bins, values);
   }, part, parts);
   __syncthreads();
 }
@@ -71,16 +105,25 @@ __device__ inline bool gathered(Bins<WEIGHTS> &weights, unsigned long long *sums
   return true;
 }
 
-// The key of the last element that is kept, or with DRAW of the token, where what can be kept does
-// not lie in a few elements. filled: the weights are those of the whole row.
+// The key of the last element that is kept, or with DRAW of the token, where what top-k keeps are the
+// first n of the pool in order, shared among so many threads.
+template <bool DRAW, int THREADS>
+__device__ Key last_of_few(Search &memory, int n, const Measure &measure, float top_p, unsigned long long random) {
+  const Ordered<THREADS, Measure> ordered(measure, memory, n);
+  Found end = {memory.pool[n - 1], ordered.part.all};
+  if (top_p < 1) end = ordered.reach(0, needed(top_p, end.upto));
+  if (DRAW) end = ordered.reach(0, high_product(random, end.upto) + 1);
+  return end.key;
+}
+
+// The same where what can be kept does not lie in the pool. filled: the weights are those of the whole row.
 template <bool DRAW, typename T>
-__device__ Key last_of(Searcher<T> &in, Bins<WEIGHTS> &weights, bool filled, const Scale &scale, unsigned top_k,
-                       float top_p, unsigned long long random) {
+__device__ Key last_of_many(Searcher<T> &in, Bins<WEIGHTS> &weights, bool filled, const Scale &scale, unsigned top_k,
+                            float top_p, unsigned long long random) {
   Found end = {~0ull, 0};
   for (int step = top_k < in.row.columns ? 0 : 1; step < 3; step++) {  // top-k, top-p, draw
     const Measure measure{scale, step == 0};
-    Key low = 0, high = ~0ull;
-    int bin = -1;
+    Found keys = {0, ~0ull};
     unsigned long long before = 0, need = top_k;
     if (step == 1 && (DRAW || top_p < 1)) {  // the sum of what top-k keeps
       if (!filled) fill(in, weights, scale, end.key, 0, 1);
@@ -90,11 +133,10 @@ __device__ Key last_of(Searcher<T> &in, Bins<WEIGHTS> &weights, bool filled, con
     if (step > 0) {
       need = step == 1 ? needed(top_p, end.upto) : high_product(random, end.upto) + 1;
       const auto place = weights.reach(need);
-      bin = place.bin, before = place.before;
-      low = key_of(measure.rank_below(float(bin - 1) / OCTAVE), 0);
-      high = key_of(measure.rank_below(float(bin + 2) / OCTAVE), ~0u);
+      before = place.before;
+      keys = measure.keys_of(place.bin);
     }
-    end = in.search(measure, low, high, bin, before, need);
+    end = in.search(measure, keys.key, keys.upto, before, need);
   }
   return end.key;
 }
@@ -121,7 +163,7 @@ __global__ void __launch_bounds__(jitkern::SEARCH_THREADS, 1)
            const long long *seed, int seeds, const long long *offset, int offsets) {
   using namespace jitkern;
   extern __shared__ uint4 dynamic[];
-  static_assert(sizeof(SampleMemory) == 59440, "MEMORY of kernel.py");
+  static_assert(sizeof(SampleMemory) == 51248, "MEMORY of kernel.py");
   SampleMemory &memory = *reinterpret_cast<SampleMemory *>(dynamic);
   const long long r = blockIdx.x / parts;
   const int part = blockIdx.x % parts;
@@ -152,19 +194,18 @@ __global__ void __launch_bounds__(jitkern::SEARCH_THREADS, 1)
     if (limit != ~0u || columns <= POOL) n = in.fill_pool(limit);
   }
   Key last;
-  if (n <= FEW) {  // all that can be kept lies before us
-    order_few(memory.search.pool, n);
+  if (n <= POOL) {
+    order(memory.search.pool, n);
     n = min(n, (unsigned)top_k);
-    const Key key = memory.search.pool[min(threadIdx.x, n - 1)];
     const Measure measure{scale, false};
-    const unsigned long long weight = threadIdx.x < n ? measure.weight(value_of(rank_in(key))) : 0;
-    Found end = {memory.search.pool[n - 1], sum_before(weight).all};
-    if (top_p < 1) end = in.reach(key, weight, 0, needed(top_p, end.upto));
-    if (DRAW) end = in.reach(key, weight, 0, high_product(random, end.upto) + 1);
-    last = end.key;
+    if (n <= FEW) {
+      if (threadIdx.x >= 32) return;
+      last = last_of_few<DRAW, 32>(memory.search, n, measure, top_p, random);
+    } else {
+      last = last_of_few<DRAW, SEARCH_THREADS>(memory.search, n, measure, top_p, random);
+    }
   } else {
-    in.pooled = n <= POOL ? n : 0;
-    last = last_of<DRAW>(in, memory.weights, filled, scale, (unsigned)top_k, top_p, random);
+    last = last_of_many<DRAW>(in, memory.weights, filled, scale, (unsigned)top_k, top_p, random);
   }
   if (threadIdx.x == 0) out[r] = DRAW ? column_in(last) : (long long)last;
 }

@@ -1,7 +1,7 @@
 """The k largest elements over the last dimension, in descending order, and their indices.
 
 The smaller index is first among equals, and NaN is the largest, as in `torch.topk`, which leaves
-the order of equals open. Rows are read once and not sorted: a radix search finds candidates.
+the order of equals open. Long rows are not sorted: a radix search finds candidates.
 """
 
 import math
@@ -14,14 +14,20 @@ topk = kernel(
     "topk(Tensor x, int k) -> (Tensor values, Tensor indices)",
     cuda=Cuda("topk.cu"),
     cpu=Cpp("topk.cpp", native=True, openmp=True),
+    prewarm=[
+        (f"{dtype}[64, {columns}]", 8)
+        for dtype in ("bf16", "f32")
+        for columns in (32, 64, 128, 256, 128256)
+    ],
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 COLUMNS = 1 << 30
+SHORT = 256  # columns of a row that a warp sorts
 MOST = 2048  # elements that the kernel for GPUs finds in a row; PyTorch sorts for more
 # Of largest.cuh: threads of its two launches, groups of a row that shared memory holds.
 GROUP_THREADS, SEARCH_THREADS, GROUPS = 256, 1024, 8192
-MEMORY = 49184  # bytes of shared memory beside the groups: Search of largest.cuh
+MEMORY = 40992  # bytes of shared memory beside the groups: Search of largest.cuh
 
 
 @topk.reference
@@ -51,6 +57,21 @@ def _(k, x, count):
     x, rows, columns, values, indices = _checked(x, count)
     if x.dtype == torch.float64 or count > MOST:
         return topk.run_reference(x, count)
+    if columns <= SHORT:
+        each = 1
+        while 32 * each < columns:
+            each *= 2
+        k.topk_short[{"T": x.dtype, "E": each}](
+            values,
+            indices,
+            x,
+            rows,
+            columns,
+            count,
+            grid=(rows + 7) // 8 if count else 0,
+            block=256,
+        )
+        return values, indices
     size = 16 // x.element_size()
     vectors = (columns + 2 * size - 2) // size
     shift = 2
