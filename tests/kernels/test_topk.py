@@ -33,7 +33,7 @@ def test_equals_a_stable_sort(device, dtype):
         (1, (1,)),
         (33, (1, 32, 33)),
         (1000, (3, 40, 999)),
-        (20011, (1, 64, 2048, 3000)),
+        (20011 if device == "cuda" else 4001, (1, 64, 2048, 3000)),
     ):
         x = torch.randn(3, columns, generator=generator).to(dtype)
         for rows in (x, (2 * x).round(), torch.zeros_like(x), x.sort(-1).values):
@@ -45,7 +45,7 @@ def test_equals_a_stable_sort(device, dtype):
 def test_nan_is_the_largest_and_zeros_are_equal(device, dtype):
     x = torch.tensor([[0.0, -0.0, nan, -inf, 1, inf, -nan, -1, 0.0, nan]] * 2).to(device, dtype)
     check(x, *range(11))
-    for many in (100, 9000):
+    for many in (100, 1500):  # the latter has more equal values than a GPU keeps
         check(x.repeat(1, many), 5, 600)
 
 
