@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.raw.from_triton import triton_kernel as triton_kernel
     from jitkern.target import Target as Target
     from jitkern.training.async_scalar import AsyncScalar as AsyncScalar
+    from jitkern.training.cross_entropy import cross_entropy_in_place as cross_entropy_in_place
     from jitkern.training.loss_meter import LossMeter as LossMeter
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ _HOMES = {
     "on_compile": "cache.events",
     "compose": "composition.pointwise",
     "cpp_kernel": "raw.from_file",
+    "cross_entropy_in_place": "training.cross_entropy",
     "cuda_kernel": "raw.from_file",
     "triton_kernel": "raw.from_triton",
     "pointwise": "composition.pointwise",

@@ -84,6 +84,24 @@ def _liger_norm(name: str) -> Callable[[], Function]:
     return make
 
 
+def _torch_cross_entropy() -> Function:
+    from torch.nn.functional import cross_entropy
+
+    def call(logits: torch.Tensor, target: torch.Tensor, *_options: Any) -> torch.Tensor:
+        return cross_entropy(logits.float(), target)  # in 16 bits its loss has 3 digits
+
+    return call
+
+
+def _liger_cross_entropy() -> Function:
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    def call(logits: torch.Tensor, target: torch.Tensor, *_options: Any) -> torch.Tensor:
+        return liger_cross_entropy(logits, target).float()
+
+    return call
+
+
 def _quack_softmax() -> Function:
     from quack.softmax import softmax
 
@@ -136,6 +154,11 @@ ADAPTERS = {
     "rms_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_rms_norm")),),
     "add_rms_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_fused_add_rms_norm")),),
     "layer_norm": (Adapter("liger", "liger_kernel", _liger_norm("liger_layer_norm")),),
+    "cross_entropy": (
+        Adapter("F.cross_entropy", "torch", _torch_cross_entropy),
+        # Where a gradient is wanted it overwrites the logits.
+        Adapter("liger", "liger_kernel", _liger_cross_entropy, differentiable=False),
+    ),
     "vec_add": (
         Adapter("cupy", "cupy", _cupy_elementwise("T x, T y", "out = x + y"), False),
     ),

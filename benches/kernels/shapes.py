@@ -64,6 +64,13 @@ for _name, _rest in {
     CALLS[f"jitkern::{_name}"] = {
         f"batch-{rows}": f"D[{rows}, {VOCABULARY}], {_rest}" for rows in (1, 8, 128)
     }
+for _name in ("jitkern::cross_entropy", "jitkern::cross_entropy_with_grad"):
+    CALLS[_name] = {
+        "row-1024": "D[T, 1024], i64[T]",
+        "row-32000": "D[T, 32000], i64[T]",
+        "vocabulary": f"D[T, {VOCABULARY}], i64[T]",
+    }
+    FAMILIES[_name] = "rows"
 _SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
 SAMPLES = "samples"
 

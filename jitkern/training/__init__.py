@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from jitkern import on_first_use
 
 if TYPE_CHECKING:
-    from jitkern.training import async_scalar as async_scalar, loss_meter as loss_meter
+    from jitkern.training import (
+        async_scalar as async_scalar,
+        cross_entropy as cross_entropy,
+        loss_meter as loss_meter,
+    )
 else:
     __getattr__ = on_first_use(__name__)

@@ -1,0 +1,116 @@
+"""The launches of cross-entropy: which form rows take, and how losses are reduced."""
+
+import torch
+
+from jitkern.kernels_src import rows as forms
+from jitkern.kernels_src.cross_entropy.in_torch import wide
+
+SHORT = 1 << 16  # bytes of rows that are faster without a ring
+RING = {"WARPS": 16, "CHUNK": 4096, "SLOTS": 3, "LAG": 1}  # of include/row_ring.cuh
+
+
+def _ring_cluster(row_bytes):
+    """Return the blocks of the clusters whose shared memory holds a row; None for longer rows."""
+    chunks = (row_bytes + RING["CHUNK"] - 1) // RING["CHUNK"]
+    for cluster in (1, 2, 4, 8):
+        if chunks <= cluster * RING["WARPS"] * (RING["SLOTS"] - 1):
+            return cluster
+    return None
+
+
+def _ring_bytes(cluster, size):
+    """Return the shared memory of a block, with the larger of the States of the kernels."""
+    warps, state = RING["WARPS"], 5 * max(size, 4)
+    return warps * RING["SLOTS"] * (RING["CHUNK"] + 8) + 16 + 2 * warps * cluster * state
+
+
+def _loss_form(row_bytes):
+    """Return lanes of a row, threads of a block, and 16 bytes that a lane asks for at once."""
+    if row_bytes <= 1 << 13:
+        return 32, 128, 2 if row_bytes <= 1 << 10 else 4
+    return (128, 128, 4) if row_bytes <= 1 << 15 else (256, 256, 4)
+
+
+def _template(x, target, smoothing, softcap):
+    return {"T": x.dtype, "I": target.dtype, "SMOOTH": smoothing != 0, "CAP": softcap != 0}
+
+
+def losses_of(k, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index):
+    """Launch the kernel of the losses alone, and return them."""
+    losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
+    if x.is_cpu:
+        k.cross_entropy_loss[{"T": x.dtype, "I": target.dtype}](
+            losses, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index
+        )
+        return losses
+    edges = forms.has_edges(cols, x)
+    lanes, threads, ahead = _loss_form(cols * x.element_size())
+    template = {
+        **_template(x, target, smoothing, softcap),
+        "LANES": lanes, "THREADS": threads, "AHEAD": ahead, "EDGES": edges,
+    }  # fmt: skip
+    k.cross_entropy_loss[template](
+        losses, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index,
+        grid=(rows * lanes + threads - 1) // threads, block=threads,
+    )  # fmt: skip
+    return losses
+
+
+def _scale(k, grad, target, dtype, rows, ignore_index, reduction):
+    """Return what gradients are multiplied by, as a tensor or None, and its stride by rows.
+
+    grad: the gradient of the loss, or None for 1.
+    """
+    if reduction == "mean":
+        scale = torch.empty((), dtype=dtype, device=target.device)
+        k.cross_entropy_scale[{"A": dtype, "I": target.dtype}](
+            scale, grad, target, rows, ignore_index, grid=1, block=1024
+        )
+        return scale, 0
+    if grad is None or reduction == "sum":
+        return grad, 0
+    return grad.contiguous(), 1
+
+
+def fill_gradients(
+    k, grad, out, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index, reduction
+):
+    """Launch the kernels that fill out with the gradients; return the losses. out may be x."""
+    losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
+    scale, stride = _scale(k, grad, target, losses.dtype, rows, ignore_index, reduction)
+    tensors = losses, out, x, target, scale, stride
+    numbers = cols, smoothing, z_loss, softcap, ignore_index
+    if x.is_cpu:
+        k.cross_entropy_rows[{"T": x.dtype, "I": target.dtype}](*tensors, rows, *numbers)
+        return losses
+    template = _template(x, target, smoothing, softcap)
+    size, edges = x.element_size(), forms.has_edges(cols, x, out)
+    form = forms.on_chip(k, cols, size, edges)
+    cluster = None if edges or k.capability < (9, 0) else _ring_cluster(cols * size)
+    if cluster is not None and (form is None or cols * size > SHORT):
+        template |= {**RING, "CLUSTER": cluster}
+        # Clusters of 2 fill a GPU, and one row after the other is theirs. Of larger ones an unknown
+        # number runs at once, so that there are more of them, with fewer rows each.
+        grid = k.multiprocessors // cluster * cluster * (1 if cluster <= 2 else 8)
+        k.cross_entropy_ring[template](
+            *tensors, rows, *numbers, grid=grid, block=32 * RING["WARPS"],
+            smem=_ring_bytes(cluster, size), **({"cluster": cluster} if cluster > 1 else {}),
+        )  # fmt: skip
+    elif form is not None:
+        template |= {**forms.template_of(form), "EDGES": edges}
+        k.cross_entropy_on_chip[template](*tensors, rows, *numbers, **forms.launch_of(form, rows))
+    else:
+        template |= {"THREADS": forms.LONG, "EDGES": edges}
+        k.cross_entropy_rows[template](*tensors, *numbers, grid=rows, block=forms.LONG)
+    return losses
+
+
+def reduced(k, losses, target, rows, ignore_index, reduction):
+    """Launch the sum or the mean of the losses, and return the loss."""
+    if reduction == "none":
+        return losses
+    loss = torch.empty((), dtype=losses.dtype, device=losses.device)
+    k.cross_entropy_reduce[{"A": losses.dtype, "I": target.dtype}](
+        loss, losses, target, rows, ignore_index, reduction == "mean", grid=1, block=1024
+    )
+    return loss
