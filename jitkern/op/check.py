@@ -171,7 +171,8 @@ def _wanted(own: torch.Tensor, precise: torch.Tensor) -> torch.Tensor:
     if not (own.is_floating_point() or own.is_complex()):
         return own
     widest = torch.complex128 if own.is_complex() else torch.float64
-    return torch.where(own.isfinite(), precise.to(widest), own.to(widest))
+    own = own.to(widest)  # numbers of 8 bits have no isfinite()
+    return torch.where(own.isfinite(), precise.to(widest), own)
 
 
 def _error(got: torch.Tensor, want: torch.Tensor) -> float:
