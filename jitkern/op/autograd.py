@@ -65,7 +65,7 @@ class Autograd:
                     return self.op.backends[device](*args)
             if self.gradient is not None and self.gradient.order:
                 args, _ = self.op.signature.complete(args, {})
-                return _RecordedPlainly.apply(self, *args)
+                return _record(self, *args)
         tensors = tensors_in((*args, *kwargs.values()))
         if _forward_mode(tensors):
             return self._in_forward_mode(args, kwargs)
@@ -206,9 +206,14 @@ def _is_floating(value: Any) -> bool:
 def _mark(ctx: Any, op: Op, results: Sequence[Any]) -> None:
     """Tell Torch which results have no gradient."""
     plain = op.declaration.nondifferentiable
-    places = {i for i, name in enumerate(op.signature.outputs) if name in plain}
-    tensors = ((i, t) for i, result in enumerate(results) for t in tensors_in([result]))
-    ctx.mark_non_differentiable(*(t for i, t in tensors if i in places or not _is_floating(t)))
+    without = [
+        tensor
+        for name, result in zip(op.signature.outputs, results)
+        for tensor in ((result,) if isinstance(result, torch.Tensor) else tensors_in([result]))
+        if name in plain or not _is_floating(tensor)
+    ]
+    if without:
+        ctx.mark_non_differentiable(*without)
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:
@@ -281,8 +286,7 @@ class _RecordedPlainly(torch.autograd.Function):
         ctx.inputs = [described(args[i]) for i in order.tensors]
         ctx.outputs = [described(value) for value in results]
         ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
-        if order.without:
-            ctx.mark_non_differentiable(*(r for i in order.without if (r := results[i]) is not None))
+        _mark(ctx, autograd.op, results)
         return result
 
     @staticmethod
@@ -296,6 +300,9 @@ class _RecordedPlainly(torch.autograd.Function):
         for i, one in zip(order.tensors, found):
             everything[i + 1] = one
         return tuple(everything)
+
+
+_record: Any = _RecordedPlainly.apply
 
 
 class _Recorded:

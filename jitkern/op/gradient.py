@@ -32,8 +32,7 @@ class Order:
     """Where things stand among the arguments and results of an op without lists of tensors.
 
     tensors: the places of the tensor inputs. saved, plain: the places of the tensors, and of the
-    other values, that the backward asks for, among arguments and results. names: theirs. without:
-    the places among the results of those that have no gradient.
+    other values, that the backward asks for, among arguments and results. names: theirs.
     """
 
     def __init__(self, gradient: Gradient) -> None:
@@ -44,8 +43,6 @@ class Order:
         self.saved = [i for i in asked if names[i] in given]
         self.plain = [i for i in asked if names[i] not in given]
         self.names = [names[i] for i in (*self.saved, *self.plain)]
-        with_gradient = gradient.grads.values()
-        self.without = [i for i, o in enumerate(gradient.outputs) if o not in with_gradient]
 
 
 class Gradient:
