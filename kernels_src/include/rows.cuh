@@ -237,7 +237,7 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
       }
   }
   constexpr int WORDS = VPT * (4 * Op::INPUTS + sizeof(typename HeldBy<Op>::type) / 4);
-  constexpr bool HOLD = HeldBy<Op>::any && !EDGES && MORE == 0 && WORDS <= 32;  // else fewer warps would fit
+  constexpr bool HOLD = HeldBy<Op>::any && !EDGES && WORDS <= 32;  // else fewer warps would fit
   uint4 raw[VPT][Op::INPUTS];
   typename HeldBy<Op>::type held[VPT];
 #pragma unroll
@@ -262,7 +262,7 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
       for (int i = 0; i < Op::INPUTS; i++)
         widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
       if constexpr (HOLD)
-        state = op.add(state, v, held[j], column, true);
+        state = j < VPT ? op.add(state, v, held[j < VPT ? j : 0], column, true) : op.add(state, v, column);
       else
         state = op.add(state, v, column);
     }
@@ -275,20 +275,31 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
     state = merged_cluster<THREADS, LANES / THREADS>(op, state);
   if (row >= rows) return;
   const typename Op::Row found = op.row(state, row, lane == 0);
+  typename HeldBy<Op>::type ahead[VPT];  // for the next VPT vectors of the thread, under way before they are needed
 #pragma unroll
-  for (int j = 0; j < VPT + MORE; j++) {
-    const int column = (lane + j * LANES) * V - before;
-    if (column < end) {
-      widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
+  for (int first = 0; first < VPT + MORE; first += VPT) {
+    if constexpr (HOLD) {
 #pragma unroll
-      for (int i = 0; i < Op::INPUTS; i++)
-        widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
-      if constexpr (HOLD)
-        op.results(found, v, held[j], column, y);
-      else
-        op.results(found, v, column, y);
+      for (int j = 0; j < VPT; j++) {
+        if (first) held[j] = ahead[j];
+        if (first + VPT < VPT + MORE) ahead[j] = op.hold((lane + (first + VPT + j) * LANES) * V);
+      }
+    }
 #pragma unroll
-      for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);
+    for (int j = first; j < min(first + VPT, VPT + MORE); j++) {
+      const int column = (lane + j * LANES) * V - before;
+      if (column < end) {
+        widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
+#pragma unroll
+        for (int i = 0; i < Op::INPUTS; i++)
+          widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
+        if constexpr (HOLD)
+          op.results(found, v, held[j - first], column, y);
+        else
+          op.results(found, v, column, y);
+#pragma unroll
+        for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);
+      }
     }
   }
 }
