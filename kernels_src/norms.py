@@ -93,7 +93,7 @@ def launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=1, last=
     """
     on_chip, long = kernels
     edges = has_edges(cols, tensors)
-    form = forms.on_chip(k, cols, tensors[0].element_size(), edges, inputs=inputs)
+    form = forms.on_chip(k, cols, tensors[0].element_size(), edges, inputs=inputs, weighted=True)
     template = {**template, "EDGES": edges}
     if form is None:
         long[{**template, "THREADS": forms.LONG}](*args, cols, *last, grid=rows, block=forms.LONG)
@@ -107,19 +107,21 @@ def has_edges(cols, tensors):
     return forms.has_edges(cols, *[t for t in tensors if t is not None])
 
 
-def walking(cols, size, inputs, shared):
+def walking(k, cols, size, inputs, sums):
     """Return lanes of a row, vectors of a thread, stages and bytes of shared memory, or None.
 
-    size: bytes of an element. shared: bytes that a block may have.
+    size: bytes of an element. sums: how many each column has; their registers leave fewer for
+    vectors. Timed on an H200; rows that are too long for it have no such form.
     """
-    vectors = cols * size // forms.VECTOR
+    vectors, most = cols * size // forms.VECTOR, 4 // sums
     for lanes, each in (
-        (4, 1), (8, 1), (16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (128, 4), (256, 4), (512, 4),
+        (4, 1), (8, 1), (16, 1), (32, 1), (32, 2), (32, most), (64, most), (128, most),
+        (256, most), (512, most), (512, 4),
     ):  # fmt: skip
         if lanes * each >= vectors:
             stage = THREADS * each * forms.VECTOR * inputs
-            for stages in (4, 3, 2):
-                if stages * stage <= shared - 1024:
+            for stages in (2,) if (lanes, each) == (32, 4) else (8, 6, 4, 3, 2):
+                if stages * stage <= min(k.shared_memory_per_block, 200 << 10) - 1024:
                     return lanes, each, stages, stages * stage
             return None
     return None
@@ -150,7 +152,7 @@ def launch_backward(k, kernels, template, dx, results, given, weight, numbers, s
         return
     form = None
     if not has_edges(cols, tensors):
-        form = walking(cols, x.element_size(), inputs, k.shared_memory_per_block)
+        form = walking(k, cols, x.element_size(), inputs, len(results))
     if form is not None:
         lanes, each, stages, memory = form
         groups = THREADS // lanes
