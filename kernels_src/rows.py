@@ -58,13 +58,10 @@ def on_chip(k, cols, size, edges, *, inputs=1, weighted=False):
         if lanes * 4 >= vectors:
             return lanes, max(lanes, 64), 4, 0
     each = 8 // inputs
-    for lanes in (512, 1024):
+    clusters = (2048, 4096) if weighted and k.capability >= (9, 0) else ()
+    for lanes in (512, 1024, *clusters):
         if lanes * each >= vectors:
-            return lanes, lanes, each, 0
-    if weighted and k.capability >= (9, 0):
-        for lanes in (2048, 4096):
-            if lanes * each >= vectors:
-                return lanes, 1024, each, 0
+            return lanes, min(lanes, 1024), each, 0
     shared = 12 if k.shared_memory_per_block >= 12 * 1024 * VECTOR else 8  # of 16 vectors
     if k.shared_memory_per_block < shared * 1024 * VECTOR:
         return None
