@@ -58,10 +58,14 @@ def on_chip(k, cols, size, edges, *, inputs=1, weighted=False):
         if lanes * 4 >= vectors:
             return lanes, max(lanes, 64), 4, 0
     each = 8 // inputs
-    clusters = (2048, 4096) if weighted and k.capability >= (9, 0) else ()
-    for lanes in (512, 1024, *clusters):
-        if lanes * each >= vectors:
-            return lanes, min(lanes, 1024), each, 0
+    if 512 * each >= vectors:
+        return 512, 512, each, 0
+    if weighted:
+        for lanes in (1024, 2048, 4096) if k.capability >= (9, 0) else (1024,):
+            if lanes * each >= vectors:
+                return lanes, 1024, each, 0
+    elif 512 * 2 * each >= vectors and k.shared_memory_per_block >= 512 * 8 * VECTOR:
+        return 512, 512, each, each
     shared = 12 if k.shared_memory_per_block >= 12 * 1024 * VECTOR else 8  # of 16 vectors
     if k.shared_memory_per_block < shared * 1024 * VECTOR:
         return None
