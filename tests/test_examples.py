@@ -1,11 +1,13 @@
 """The worked migration in `examples/`, before and after."""
 
+import importlib
 import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import REPOSITORY
@@ -123,3 +125,61 @@ def test_both_loops_notice_a_nan():
     plain, quiet = trained("cpu", "--steps", "12", "--spoil", "5").splitlines()
     assert plain == "plain: the loss of step 5, noticed in step 5"
     assert quiet == "quiet: the loss of a step up to 7, noticed in step 7"
+
+
+# ------------------------------------------------------------------ a small Llama
+
+LLAMA = [sys.executable, "-W", "ignore", str(REPOSITORY / "examples" / "llama_block" / "train.py")]
+
+
+def of_ways(*arguments):
+    """Run the example; returns its exit code, what it prints, and the loss in each shown step."""
+    done = subprocess.run([*LLAMA, *arguments], capture_output=True, text=True, check=False)
+    lines = re.findall(r"^ *(\d+)((?: +\d+\.\d{4})+)$", done.stdout, re.MULTILINE)
+    return done, {int(step): [*map(float, losses.split())] for step, losses in lines}
+
+
+@pytest.mark.parametrize(
+    ("device", "ways", "steps"),
+    [
+        ("cpu", ["eager", "jitkern"], 12),
+        pytest.param("cpu", ["eager", "torch.compile", "both"], 12, marks=pytest.mark.stress),
+        pytest.param("cuda", ["eager", "jitkern"], 100, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_llama_learns_the_same_with_jitkerns_ops(device, ways, steps):
+    done, losses = of_ways("--device", device, "--ways", *ways, "--steps", str(steps))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert max(losses) == steps - 1 and len(losses) > 5
+    assert all(len(row) == len(ways) for row in losses.values())
+    first, last = losses[0], losses[steps - 1]
+    assert all(after < before - 0.1 for before, after in zip(first, last)), "the loss falls"
+    apart = [*map(float, re.findall(r"^largest .*: (\S+)$", done.stdout, re.MULTILINE))]
+    assert len(apart) == len(ways) - 1 and max(apart) <= (1e-4 if device == "cpu" else 0.05)
+    table = re.findall(r"^(\S+)(?: +\d+\.\d\d){4}$", done.stdout, re.MULTILINE)
+    assert table == ways
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """The module of the example."""
+    monkeypatch.syspath_prepend(Path(LLAMA[-1]).parent)
+    yield importlib.import_module("train")
+    for name in ("train", "model"):
+        del sys.modules[name]
+
+
+def test_losses_that_differ_are_an_error(train, monkeypatch, capsys):
+    losses = {"eager": [3.0, 2.0], "jitkern": [3.0, 2.2]}
+    monkeypatch.setattr(
+        train,
+        "in_a_process",
+        lambda way, *_: {"losses": losses[way], "first": 1, "step": 1, "memory": 1},
+    )
+    arguments = ["--device", "cpu", "--steps", "2", "--ways", *losses, "--bound"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments, "0.3"])
+    train.main()
+    assert "jitkern and eager: 0.2\n" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments, "0.1"])
+    with pytest.raises(SystemExit, match=r"differ by more than 0\.1"):
+        train.main()

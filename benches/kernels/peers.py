@@ -84,6 +84,7 @@ def _liger_norm(name: str) -> Callable[[], Function]:
     return make
 
 
+<<<<<<< Updated upstream
 def _torch_cross_entropy() -> Function:
     from torch.nn.functional import cross_entropy
 
@@ -100,6 +101,16 @@ def _liger_cross_entropy() -> Function:
         return liger_cross_entropy(logits, target).float()
 
     return call
+=======
+def _liger_packed(name: str) -> Callable[[], Function]:
+    """Return a maker of Liger's function of gate and up, which copies both out of the tensor."""
+
+    def make() -> Function:
+        function = _liger(name)()
+        return lambda gate_up: function(*gate_up.chunk(2, -1))
+
+    return make
+>>>>>>> Stashed changes
 
 
 def _quack_softmax() -> Function:
@@ -167,6 +178,8 @@ ADAPTERS = {
     ),
     "topk": (Adapter("torch.topk", "torch", lambda: torch.topk),),
     "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),
+    "silu_and_mul": (Adapter("liger", "liger_kernel", _liger_packed("liger_swiglu")),),
+    "gelu_tanh_and_mul": (Adapter("liger", "liger_kernel", _liger_packed("liger_geglu")),),
 }  # fmt: skip
 STATIC, DYNAMIC = "torch.compile", "torch.compile-dynamic"
 BUILT_IN = (OURS, "eager", STATIC, DYNAMIC)
