@@ -84,7 +84,6 @@ def _liger_norm(name: str) -> Callable[[], Function]:
     return make
 
 
-<<<<<<< Updated upstream
 def _torch_cross_entropy() -> Function:
     from torch.nn.functional import cross_entropy
 
@@ -101,7 +100,8 @@ def _liger_cross_entropy() -> Function:
         return liger_cross_entropy(logits, target).float()
 
     return call
-=======
+
+
 def _liger_packed(name: str) -> Callable[[], Function]:
     """Return a maker of Liger's function of gate and up, which copies both out of the tensor."""
 
@@ -110,7 +110,6 @@ def _liger_packed(name: str) -> Callable[[], Function]:
         return lambda gate_up: function(*gate_up.chunk(2, -1))
 
     return make
->>>>>>> Stashed changes
 
 
 def _quack_softmax() -> Function:
