@@ -87,6 +87,8 @@ def fill_gradients(
     size, edges = x.element_size(), forms.has_edges(cols, x, out)
     form = forms.on_chip(k, cols, size, edges)
     cluster = None if edges or k.capability < (9, 0) else _ring_cluster(cols * size)
+    if cluster is not None and k.shared_memory_per_block < _ring_bytes(cluster, size):
+        cluster = None
     if cluster is not None and (form is None or cols * size > SHORT):
         template |= {**RING, "CLUSTER": cluster}
         # Clusters of 2 fill a GPU, and one row after the other is theirs. Of larger ones an unknown
