@@ -7,6 +7,10 @@ import math
 import torch
 
 VECTOR = 16  # bytes of an access
+SHORT = (  # forms of rows of up to 32 KB, see `on_chip`
+    (4, 64, 2, 0), (8, 64, 2, 0), (16, 64, 2, 0), (32, 64, 2, 0), (32, 64, 4, 0), (64, 64, 4, 0),
+    (128, 128, 4, 0), (256, 256, 4, 0), (512, 512, 4, 0),
+)  # fmt: skip
 LONG = 1024  # threads of a block that reads a row twice
 DEPTH = 8  # warps of a block whose rows have elements that lie apart
 
@@ -51,29 +55,32 @@ def on_chip(k, cols, size, edges, *, inputs=1, weighted=False):
     vectors = (cols * size + VECTOR - 1) // VECTOR
     if edges:
         vectors = vectors + 1
-    for lanes in (4, 8, 16, 32):
-        if lanes * 2 >= vectors:
-            return lanes, 64, 2, 0
-    for lanes in (32, 64, 128, 256, 512):
-        if lanes * 4 >= vectors:
-            return lanes, max(lanes, 64), 4, 0
-    each = 8 // inputs
-    if 512 * each >= vectors:
-        return 512, 512, each, 0
-    if weighted:
-        for lanes in (1024, 2048, 4096) if k.capability >= (9, 0) else (1024,):
-            if lanes * each >= vectors:
-                return lanes, 1024, each, 0
-    elif 512 * 2 * each >= vectors and k.shared_memory_per_block >= 512 * 8 * VECTOR:
-        return 512, 512, each, each
-    shared = 12 if k.shared_memory_per_block >= 12 * 1024 * VECTOR else 8  # of 16 vectors
-    if k.shared_memory_per_block < shared * 1024 * VECTOR:
-        return None
-    registers, shared = (16 - shared) // inputs, shared // inputs
-    for lanes in (1024, 2048, 4096):
-        if lanes * (registers + shared) >= vectors and (lanes == 1024 or k.capability >= (9, 0)):
-            return lanes, 1024, registers, shared
+    return _first(SHORT, vectors) or _first(_long(k, inputs, weighted=weighted), vectors)
+
+
+def _first(forms, vectors):
+    """Return the first form that holds so many vectors, or None."""
+    for form in forms:
+        lanes, _, registers, shared = form
+        if lanes * (registers + shared) >= vectors:
+            return form
     return None
+
+
+def _long(k, inputs, *, weighted):
+    """Return the forms of rows that are longer than those of SHORT."""
+    each, memory = 8 // inputs, k.shared_memory_per_block
+    clusters = (2048, 4096) if k.capability >= (9, 0) else ()
+    known = [(512, 512, each, 0)]
+    if weighted:
+        known += [(lanes, 1024, each, 0) for lanes in (1024, *clusters)]
+    elif memory >= 512 * 8 * VECTOR:
+        known += [(512, 512, each, each)]
+    shared = 12 if memory >= 12 * 1024 * VECTOR else 8  # of 16 vectors
+    if memory >= shared * 1024 * VECTOR:
+        halves = (16 - shared) // inputs, shared // inputs
+        known += [(lanes, 1024, *halves) for lanes in (1024, *clusters)]
+    return known
 
 
 def template_of(form):
