@@ -1,6 +1,5 @@
 // Cross-entropy of rows of logits; see kernel.py for the formula. Every kernel reads a logit once, but for
 // the one by blocks, whose second read the L2 cache answers.
-#include "row_ring.cuh"
 #include "rows.cuh"
 
 namespace cross_entropy_detail {
@@ -35,6 +34,7 @@ template <typename T_, typename I, bool SMOOTH, bool CAP> struct Loss {
   using T = T_;
   using A = widened<T>;
   static constexpr int INPUTS = 1, OUTPUTS = 1;
+  static constexpr A log2e = A(1.4426950408889634);
 
   const T *in[1];
   T *out[1];
@@ -71,6 +71,7 @@ template <typename T_, typename I, bool SMOOTH, bool CAP> struct Loss {
     return state;
   }
   __device__ __forceinline__ A padding() const { return -infinity<A>(); }
+  __device__ __forceinline__ bool is_column(int i) const { return i >= 0 && i < cols; }  // or beyond the row
   __device__ __forceinline__ A capped(A x) const { return CAP ? s.cap * hyperbolic_tangent(x * s.per_cap) : x; }
 
   // N vectors, each `step` columns after the one before: fewer maxima to rebase the sum to than one by one.
@@ -78,7 +79,10 @@ template <typename T_, typename I, bool SMOOTH, bool CAP> struct Loss {
   __device__ __forceinline__ State add_vectors(State state, const A (&x)[N][1][V], int column, int step) const {
     A v[N * V];
 #pragma unroll
-    for (int i = 0; i < N * V; i++) v[i] = capped(x[i / V][0][i % V]);
+    for (int i = 0; i < N * V; i++) {
+      v[i] = capped(x[i / V][0][i % V]);
+      if (CAP && !is_column(column + i / V * step + i % V)) v[i] = padding();  // of which the cap is finite
+    }
 #pragma unroll
     for (int n = 0; n < N; n++) {
       const int place = target - (column + n * step);
@@ -90,14 +94,13 @@ template <typename T_, typename I, bool SMOOTH, bool CAP> struct Loss {
       }
     }
     const A base = state.e.base();
-    state.e = state.e.add(v, A(log2_e));
+    state.e = state.e.add(v, log2e);
     if constexpr (SMOOTH) {
       const A now = state.e.base();
       state.below += state.count * (base - now);
 #pragma unroll
       for (int i = 0; i < N * V; i++) {
-        const int at = column + i / V * step + i % V;
-        if (at >= 0 && at < cols) state.below += v[i] - now, state.count += 1;
+        if (is_column(column + i / V * step + i % V)) state.below += v[i] - now, state.count += 1;
       }
     }
     return state;
@@ -107,7 +110,7 @@ template <typename T_, typename I, bool SMOOTH, bool CAP> struct Loss {
   }
   __device__ __forceinline__ State merge(const State &a, const State &b) const {
     State state;
-    state.e = Exponentials<A>::merged(a.e, b.e, A(log2_e));
+    state.e = Exponentials<A>::merged(a.e, b.e, log2e);
     state.at = a.at + b.at;
     if constexpr (SMOOTH) {
       const A base = state.e.base();
@@ -134,7 +137,7 @@ template <typename T_, typename I, bool SMOOTH, bool CAP> struct Loss {
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const A v = capped(x[0][i]);
-      y[0][i] = power_of_2((v - r.base) * A(log2_e)) * r.by;
+      y[0][i] = power_of_2((v - r.base) * log2e) * r.by;
       if (SMOOTH) y[0][i] -= r.less;
       if (CAP) y[0][i] *= 1 - v * s.per_cap * (v * s.per_cap);
     }
@@ -243,18 +246,6 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)  // 64 registers: els
   const long long row = ((long long)blockIdx.x * THREADS + threadIdx.x) / LANES;
   if (row < rows) op.begin(row);
   rows_on_chip<LANES, THREADS, VPT, MORE, EDGES>(op, rows, cols);
-}
-
-// The same in a ring of shared memory, where the next row arrives meanwhile; see row_ring.cuh.
-template <typename T, typename I, bool SMOOTH, bool CAP, int WARPS, int CHUNK, int SLOTS, int CLUSTER, int LAG>
-__global__ void __launch_bounds__(WARPS * 32, 1)
-    cross_entropy_ring(jitkern::widened<T> *losses, T *out, const T *x, const I *targets,
-                       const jitkern::widened<T> *scales, long long scale_stride, long long rows, int cols,
-                       double smoothing, double z_loss, double cap, long long ignored) {
-  using namespace cross_entropy_detail;
-  using A = widened<T>;
-  CROSS_ENTROPY_OP;
-  rows_in_ring<WARPS, CHUNK, SLOTS, CLUSTER, LAG>(op, rows, cols);
 }
 
 // scale = grad / the number of targets that are not ignored; grad: 1 if there is none. One block.

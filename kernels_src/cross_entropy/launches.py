@@ -5,23 +5,13 @@ import torch
 from jitkern.kernels_src import rows as forms
 from jitkern.kernels_src.cross_entropy.in_torch import wide
 
-SHORT = 1 << 16  # bytes of rows that are faster without a ring
-RING = {"WARPS": 16, "CHUNK": 4096, "SLOTS": 3, "LAG": 1}  # of include/row_ring.cuh
 
-
-def _ring_cluster(row_bytes):
-    """Return the blocks of the clusters whose shared memory holds a row; None for longer rows."""
-    chunks = (row_bytes + RING["CHUNK"] - 1) // RING["CHUNK"]
-    for cluster in (1, 2, 4, 8):
-        if chunks <= cluster * RING["WARPS"] * (RING["SLOTS"] - 1):
-            return cluster
-    return None
-
-
-def _ring_bytes(cluster, size):
-    """Return the shared memory of a block, with the larger of the States of the kernels."""
-    warps, state = RING["WARPS"], 5 * max(size, 4)
-    return warps * RING["SLOTS"] * (RING["CHUNK"] + 8) + 16 + 2 * warps * cluster * state
+def _gradient_form(k, cols, size, edges):
+    """Return the form of `rows_on_chip` that rows take, or None."""
+    form = forms.on_chip(k, cols, size, edges)
+    if form is not None and form[0] == 1024 and form[3] == 0:
+        return 512, 512, 8, 8  # a multiprocessor has two such blocks, and one works while one waits
+    return form
 
 
 def _loss_form(row_bytes):
@@ -85,20 +75,8 @@ def fill_gradients(
         return losses
     template = _template(x, target, smoothing, softcap)
     size, edges = x.element_size(), forms.has_edges(cols, x, out)
-    form = forms.on_chip(k, cols, size, edges)
-    cluster = None if edges or k.capability < (9, 0) else _ring_cluster(cols * size)
-    if cluster is not None and k.shared_memory_per_block < _ring_bytes(cluster, size):
-        cluster = None
-    if cluster is not None and (form is None or cols * size > SHORT):
-        template |= {**RING, "CLUSTER": cluster}
-        # Clusters of 2 fill a GPU, and one row after the other is theirs. Of larger ones an unknown
-        # number runs at once, so that there are more of them, with fewer rows each.
-        grid = k.multiprocessors // cluster * cluster * (1 if cluster <= 2 else 8)
-        k.cross_entropy_ring[template](
-            *tensors, rows, *numbers, grid=grid, block=32 * RING["WARPS"],
-            smem=_ring_bytes(cluster, size), **({"cluster": cluster} if cluster > 1 else {}),
-        )  # fmt: skip
-    elif form is not None:
+    form = _gradient_form(k, cols, size, edges)
+    if form is not None:
         template |= {**forms.template_of(form), "EDGES": edges}
         k.cross_entropy_on_chip[template](*tensors, rows, *numbers, **forms.launch_of(form, rows))
     else:

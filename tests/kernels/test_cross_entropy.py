@@ -136,7 +136,7 @@ def test_equals_pytorch_in_float64(device, dtype, options, reduction):
 
 
 SIZES = (1, 2, 7, 128, 1000, 2049)
-# On a GPU: warps, blocks, the ring with clusters of 1, 2 and more; even and odd.
+# On a GPU: warps, blocks, shared memory, clusters of 2 and 4; even and odd.
 LONG = {
     torch.bfloat16: (1, 7, 128, 2049, 9000, 32000, 50257, 65536, 128256),
     torch.float32: (33, 128256), torch.float16: (50264,), torch.float64: (7, 128256),
