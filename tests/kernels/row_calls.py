@@ -11,6 +11,15 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# On a GPU each kernel takes a second to compile; the tests of all ops have the other dtypes there.
+each_device_and_dtype = pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        *(("cpu", dtype) for dtype in DTYPES),
+        *(pytest.param("cuda", t, marks=pytest.mark.gpu) for t in (torch.bfloat16, torch.float32)),
+    ],
+    ids=str,
+)
 
 
 def right(op, *args):

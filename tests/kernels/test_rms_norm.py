@@ -4,12 +4,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import refusing_to_wait, served
-from row_calls import as_tuple, awkward, captured, each_device, each_dtype, elsewhere, right
+from row_calls import (
+    as_tuple,
+    awkward,
+    captured,
+    each_device,
+    each_device_and_dtype,
+    elsewhere,
+    right,
+)
 
 import jitkern.ops as ops
 from jitkern import pointwise
 
-LENGTHS = (8, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 16376, 40000, 65536, 128256)
+LENGTHS = (128, 256, 1024, 2048, 4096, 16376, 40000, 128256)
 
 
 @pointwise
@@ -20,8 +28,7 @@ def silu(value):
 activated = ops.rms_norm >> silu
 
 
-@each_device
-@each_dtype
+@each_device_and_dtype
 def test_layouts(device, dtype):
     for x in awkward(dtype, device):
         weight = torch.randn(x.shape[-1] + 1, device=device).to(dtype)[1:]  # not aligned
@@ -48,7 +55,7 @@ def test_a_weight_may_be_of_float32(device, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_every_form_on_a_gpu(cols):
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32) if cols == 4096 else (torch.bfloat16,):
         for rows in (1, 67, max(2000, (1 << 21) // cols) if cols <= 4096 else 300):
             x, grad = (torch.randn(rows, cols, device="cuda").to(dtype) for _ in range(2))
             weight = torch.randn(cols, device="cuda").to(dtype)

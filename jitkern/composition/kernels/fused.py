@@ -307,10 +307,11 @@ class Fused:
                 every = [any(own_needs), *last_needs]
                 grad, *of_last = _pulled_back(after, grad, [out, *last], every)
             if grad is not None:
-                kept = {**dict(zip(inputs, own)), base.signature.outputs[0]: out}
+                named = {**dict(zip(inputs, own)), base.signature.outputs[0]: out}
                 of_own = gradient.backward(
-                    (grad,), kept, tuple(own_needs),
-                    [described(kept[name]) for name in gradient.tensors], [described(out)],
+                    (grad,), {name: named[name] for name in gradient.asked if name in named},
+                    tuple(own_needs),
+                    [described(named[name]) for name in gradient.tensors], [described(out)],
                 )  # fmt: skip
             if before:
                 through, *of_own = of_own
