@@ -31,9 +31,12 @@ template <typename Q, typename A> static float quantized(Q* out, A* v, const A* 
   const float unit = (top + nan) / most, per_unit = top > 0 ? most / top : 0;
 #pragma omp simd
   for (int64_t i = 0; i < cols; i++) {
-    float q = float(v[i]) * per_unit;
-    q = q > most ? most : q < -most ? -most : q;
-    out[i] = Q(is_integer ? std::nearbyint(q) : q);
+    const A q = v[i] * per_unit;
+    v[i] = q > most ? most : q < -most ? -most : q;
   }
+  if constexpr (is_integer)
+    for (int64_t i = 0; i < cols; i++) out[i] = Q(std::nearbyint(v[i]));
+  else
+    for (int64_t i = 0; i < cols; i++) out[i] = Q(float(v[i]));
   return unit;
 }
