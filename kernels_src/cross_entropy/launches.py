@@ -6,14 +6,6 @@ from jitkern.kernels_src import rows as forms
 from jitkern.kernels_src.cross_entropy.in_torch import wide
 
 
-def _gradient_form(k, cols, size, edges):
-    """Return the form of `rows_on_chip` that rows take, or None."""
-    form = forms.on_chip(k, cols, size, edges)
-    if form is not None and form[0] == 1024 and form[3] == 0:
-        return 512, 512, 8, 8  # a multiprocessor has two such blocks, and one works while one waits
-    return form
-
-
 def _loss_form(row_bytes):
     """Return lanes of a row, threads of a block, and 16 bytes that a lane asks for at once."""
     if row_bytes <= 1 << 13:
@@ -75,7 +67,7 @@ def fill_gradients(
         return losses
     template = _template(x, target, smoothing, softcap)
     size, edges = x.element_size(), forms.has_edges(cols, x, out)
-    form = _gradient_form(k, cols, size, edges)
+    form = forms.on_chip(k, cols, size, edges)
     if form is not None:
         template |= {**forms.template_of(form), "EDGES": edges}
         k.cross_entropy_on_chip[template](*tensors, rows, *numbers, **forms.launch_of(form, rows))
