@@ -47,7 +47,7 @@ def on_chip(k, cols, size, edges, *, inputs=1, weighted=False):
     share warps, longer ones have a block; then shared memory holds most of a row, and then
     clusters of blocks do. Timed on an H200: benches/results/softmax_h200.csv.
     weighted: whether a weight is loaded for each column. Then threads with few columns are better,
-    and clusters of blocks come first: 92 in place of 77 % of a copy for 128256 columns.
+    and clusters of blocks come first.
 
     Returns lanes of a row, threads of a block, and vectors of a thread in registers and in shared
     memory, for `template_of` and `launch_of`.
@@ -73,7 +73,10 @@ def _long(k, inputs, *, weighted):
     clusters = (2048, 4096) if k.capability >= (9, 0) else ()
     known = [(512, 512, each, 0)]
     if weighted:
-        known += [(lanes, 1024, each, 0) for lanes in (1024, *clusters)]
+        known += [(1024, 1024, each, 0)]
+        if clusters and memory >= 6 * 1024 * VECTOR:
+            few = max(2 // inputs, 1), 6 // inputs
+            known += [(lanes, 1024, *few) for lanes in clusters]
     elif memory >= 512 * 8 * VECTOR:
         known += [(512, 512, each, each)]
     shared = 12 if memory >= 12 * 1024 * VECTOR else 8  # of 16 vectors

@@ -18,7 +18,7 @@ from jitkern.source.dtypes import TENSOR_MAP, table_of
 
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 8, 9, 14  # CUfunction_attribute
-_DEFAULT_SHARED = 48 << 10
+_DYNAMIC_SHARED = 16 << 10  # of 48 KB that need no asking; static shared memory may have the rest
 _PORTABLE_CLUSTER = 8  # blocks
 _RELAXED = 2  # CUstreamCaptureMode
 _COOPERATIVE, _CLUSTER, _PDL = 2, 4, 6  # CUlaunchAttributeID
@@ -104,7 +104,7 @@ class CudaFunction:
         """
         if 0 in grid:
             return
-        if smem > _DEFAULT_SHARED:
+        if smem > _DYNAMIC_SHARED:
             self._allow_shared(smem, device)
         if cluster and math.prod(cluster) > _PORTABLE_CLUSTER:
             self._change(_NON_PORTABLE_CLUSTER, 1, device)
@@ -153,9 +153,7 @@ class CudaFunction:
             _driver().cuKernelGetAttribute(
                 ctypes.byref(now), _MAX_DYNAMIC_SHARED, self._kernel, device
             )
-            if now.value < smem:
-                self._change(_MAX_DYNAMIC_SHARED, smem, device)
-            self._set[place] = max(now.value, smem)
+            self._change(_MAX_DYNAMIC_SHARED, max(now.value, smem), device)
 
     def _change(self, number: int, value: int, device: int) -> None:
         """Set an attribute of the kernel on `device`, unless it is set. Raises LaunchError."""

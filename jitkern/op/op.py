@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.overrides import TorchFunctionMode
 
 from jitkern import (
     calls,
@@ -409,6 +410,10 @@ class Op:
             _register_kernel(library, self.name, device.upper(), handled(backend))
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
+        with _WithoutAddresses():
+            return self._faked(*args, **kwargs)
+
+    def _faked(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.signature.complete(args, kwargs)
         declaration = self.declaration
         launchers = declaration.launchers
@@ -425,6 +430,18 @@ class Op:
                 )
                 return trace.quick.runnable(launcher)(kernels, *args, **kwargs)
         return self.run_reference(*args, **kwargs)
+
+
+class _WithoutAddresses(TorchFunctionMode):
+    """A mode in which tensors have the address 0: fake tensors have none, and Torch raises.
+
+    A launch function asks for the alignment of an address, on which no shape of a result depends.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return 0 if func is torch.Tensor.data_ptr else func(*args, **(kwargs or {}))
 
 
 def declared(name: str, module: str) -> Op:

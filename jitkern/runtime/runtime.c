@@ -90,7 +90,8 @@ typedef struct { /* CUlaunchConfig */
 } Config;
 enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, INVALID_CONTEXT = 201 };
 enum { MAX_DYNAMIC_SHARED = 8, CARVEOUT = 9, NON_PORTABLE_CLUSTER = 14 }; /* CUfunction_attribute */
-enum { DEFAULT_SHARED = 48 << 10, PORTABLE_CLUSTER = 8, PREPARED = 64 };
+/* A kernel has 48 KB of shared memory without asking, of which its static memory takes a part: up to 32 KB here. */
+enum { UNASKED_SHARED = 48 << 10, DYNAMIC_SHARED = 16 << 10, PORTABLE_CLUSTER = 8, PREPARED = 64 };
 
 /* What is set of a kernel on a device, as this thread knows: `shared` and `wide` are never lowered. */
 typedef struct { void *kernel; i32 device, shared, wide, carveout; } Prepared;
@@ -102,14 +103,16 @@ static char preparing; /* held while a thread asks for a limit and raises the li
 static void prepare(void *kernel, i32 device, i32 shared, i32 wide, i32 carveout) {
   Prepared *known = &prepared[((u64)kernel >> 4 ^ (u64)device) % PREPARED];
   if (known->kernel != kernel || known->device != device)
-    *known = (Prepared){.kernel = kernel, .device = device, .shared = DEFAULT_SHARED};
+    *known = (Prepared){.kernel = kernel, .device = device, .shared = DYNAMIC_SHARED};
   i32 more = shared > known->shared, wider = wide > known->wide;
   i32 other = carveout && carveout != known->carveout, now = 0;
   if (!more && !wider && !other) return;
   while (__atomic_test_and_set(&preparing, __ATOMIC_ACQUIRE)) sched_yield();
-  if (more && ((!api.cuKernelGetAttribute(&now, MAX_DYNAMIC_SHARED, kernel, device) && now >= shared) ||
-               !api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, shared, kernel, device)))
-    known->shared = shared;
+  if (more) {
+    i32 raised = !api.cuKernelGetAttribute(&now, MAX_DYNAMIC_SHARED, kernel, device) && now > UNASKED_SHARED;
+    if (now < shared) now = shared, raised = 0;
+    if (raised || !api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, now, kernel, device)) known->shared = now;
+  }
   if (wider && !api.cuKernelSetAttribute(NON_PORTABLE_CLUSTER, 1, kernel, device)) known->wide = 1;
   if (other && !api.cuKernelSetAttribute(CARVEOUT, carveout - 1, kernel, device))
     known->carveout = carveout;
@@ -125,7 +128,7 @@ static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, c
                    {(u32)block[0], (u32)block[1], (u32)block[2]},
                    (u32)block[3], call->stream, attributes, 0};
   if (!grid[0] || !grid[1] || !grid[2]) return 0;
-  if (block[3] > DEFAULT_SHARED || options)
+  if (block[3] > DYNAMIC_SHARED || options)
     prepare(kernel, call->index, (i32)block[3],
             options && options[0] * options[1] * options[2] > PORTABLE_CLUSTER, options ? options[5] : 0);
   if (options && options[0]) {

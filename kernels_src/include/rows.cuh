@@ -32,6 +32,16 @@ template <typename T> struct Widened { using type = float; };
 template <> struct Widened<double> { using type = double; };
 template <typename T> using widened = typename Widened<T>::type;
 
+// Not casts, which Torch takes away from 16-bit types when it builds extensions.
+__device__ __forceinline__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float wide(__half x) { return __half2float(x); }
+__device__ __forceinline__ float wide(float x) { return x; }
+__device__ __forceinline__ double wide(double x) { return x; }
+__device__ __forceinline__ void round_to(__nv_bfloat16 &y, float x) { y = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void round_to(__half &y, float x) { y = __float2half_rn(x); }
+__device__ __forceinline__ void round_to(float &y, float x) { y = x; }
+__device__ __forceinline__ void round_to(double &y, double x) { y = x; }
+
 // ------------------------------------------------------------------ 16 bytes
 
 template <typename T> constexpr int vector_size = 16 / sizeof(T);
@@ -94,7 +104,7 @@ __device__ __forceinline__ uint4 load_vector(const T *row, int column, int cols,
     return load_once(row + column);
   widened<T> a[V];
 #pragma unroll
-  for (int i = 0; i < V; i++) a[i] = (unsigned)(column + i) < (unsigned)cols ? widened<T>(row[column + i]) : padding;
+  for (int i = 0; i < V; i++) a[i] = (unsigned)(column + i) < (unsigned)cols ? wide(row[column + i]) : padding;
   return narrow<T>(a);
 }
 template <bool EDGES, typename T>
@@ -104,7 +114,7 @@ __device__ __forceinline__ void store_vector(T *row, int column, int cols, const
     return store_once(row + column, narrow<T>(a));
 #pragma unroll
   for (int i = 0; i < V; i++)
-    if ((unsigned)(column + i) < (unsigned)cols) row[column + i] = T(a[i]);
+    if ((unsigned)(column + i) < (unsigned)cols) round_to(row[column + i], a[i]);
 }
 // As load_vector, for what all rows share (a weight): widened, through L1.
 template <bool EDGES, typename T>
@@ -113,7 +123,7 @@ __device__ __forceinline__ void load_shared(const T *p, int column, int cols, wi
   if (is_whole<EDGES>(p, column, cols))
     return widen<T>(__ldg((const uint4 *)(p + column)), a);
 #pragma unroll
-  for (int i = 0; i < V; i++) a[i] = (unsigned)(column + i) < (unsigned)cols ? widened<T>(p[column + i]) : 0;
+  for (int i = 0; i < V; i++) a[i] = (unsigned)(column + i) < (unsigned)cols ? wide(p[column + i]) : 0;
 }
 // How many elements before its first a row's first aligned vector begins.
 template <bool EDGES, typename T> __device__ __forceinline__ int elements_before(const T *row) {
@@ -207,6 +217,9 @@ __device__ __forceinline__ void copy_once(uint4 *to, const void *from) {
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// For __launch_bounds__: how many blocks a multiprocessor shall hold: 1536 threads where rows are short, else 1024.
+template <int THREADS, int VPT, int MORE> constexpr int blocks_of = (VPT <= 4 && MORE == 0 ? 1536 : 1024) / THREADS;
+
 // A row on the chip: read once, written once. It lies in the registers of LANES threads, VPT vectors in each,
 // and its rest in dynamic shared memory (`smem=`), MORE vectors of each thread: INPUTS * MORE * THREADS * 16
 // bytes. LANES is a power of two up to 32, or THREADS, or THREADS times the blocks of a cluster.
@@ -275,32 +288,34 @@ __device__ __forceinline__ void rows_on_chip(const Op &op, long long rows, int c
     state = merged_cluster<THREADS, LANES / THREADS>(op, state);
   if (row >= rows) return;
   const typename Op::Row found = op.row(state, row, lane == 0);
-  typename HeldBy<Op>::type ahead[VPT];  // for the next VPT vectors of the thread, under way before they are needed
+  const auto finish = [&](int j, const auto &...of_columns) {
+    const int column = (lane + j * LANES) * V - before;
+    if (column < end) {
+      widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
 #pragma unroll
-  for (int first = 0; first < VPT + MORE; first += VPT) {
-    if constexpr (HOLD) {
+      for (int i = 0; i < Op::INPUTS; i++)
+        widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
+      op.results(found, v, of_columns..., column, y);
+#pragma unroll
+      for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);
+    }
+  };
+  if constexpr (HOLD) {
+    typename HeldBy<Op>::type ahead[VPT];  // for the next VPT vectors, under way before they are needed
+#pragma unroll
+    for (int first = 0; first < VPT + MORE; first += VPT) {
 #pragma unroll
       for (int j = 0; j < VPT; j++) {
         if (first) held[j] = ahead[j];
         if (first + VPT < VPT + MORE) ahead[j] = op.hold((lane + (first + VPT + j) * LANES) * V);
       }
+#pragma unroll
+      for (int j = 0; j < VPT; j++)
+        if (first + j < VPT + MORE) finish(first + j, held[j]);
     }
+  } else {
 #pragma unroll
-    for (int j = first; j < min(first + VPT, VPT + MORE); j++) {
-      const int column = (lane + j * LANES) * V - before;
-      if (column < end) {
-        widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
-#pragma unroll
-        for (int i = 0; i < Op::INPUTS; i++)
-          widen<T>(j < VPT ? raw[j < VPT ? j : 0][i] : shared[((j - VPT) * Op::INPUTS + i) * THREADS], v[i]);
-        if constexpr (HOLD)
-          op.results(found, v, held[j - first], column, y);
-        else
-          op.results(found, v, column, y);
-#pragma unroll
-        for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);
-      }
-    }
+    for (int j = 0; j < VPT + MORE; j++) finish(j);
   }
 }
 
@@ -365,7 +380,7 @@ __device__ __forceinline__ void rows_strided(const Op &op, int cols, long long i
   widened<T> v[Op::INPUTS][1], y[Op::OUTPUTS ? Op::OUTPUTS : 1][1];
   for (int column = depth; at < inner && column < cols; column += DEPTH) {
 #pragma unroll
-    for (int i = 0; i < Op::INPUTS; i++) v[i][0] = widened<T>(op.in[i][start + column * inner]);
+    for (int i = 0; i < Op::INPUTS; i++) v[i][0] = wide(op.in[i][start + column * inner]);
     state = op.add(state, v, column);
   }
   states[depth][threadIdx.x % 32] = state;
@@ -377,10 +392,10 @@ __device__ __forceinline__ void rows_strided(const Op &op, int cols, long long i
   const typename Op::Row found = op.row(state, outer * inner + at, depth == 0);
   for (int column = depth; column < cols; column += DEPTH) {
 #pragma unroll
-    for (int i = 0; i < Op::INPUTS; i++) v[i][0] = widened<T>(op.in[i][start + column * inner]);
+    for (int i = 0; i < Op::INPUTS; i++) v[i][0] = wide(op.in[i][start + column * inner]);
     op.results(found, v, column, y);
 #pragma unroll
-    for (int i = 0; i < Op::OUTPUTS; i++) op.out[i][start + column * inner] = T(y[i][0]);
+    for (int i = 0; i < Op::OUTPUTS; i++) round_to(op.out[i][start + column * inner], y[i][0]);
   }
 }
 
@@ -400,6 +415,11 @@ template <> __device__ __forceinline__ double infinity() { return __longlong_as_
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
+// scale * (a - b), where a - b alone may be infinite.
+template <typename A> __device__ __forceinline__ A scaled_difference(A a, A b, A scale) {
+  return (a * A(0.5) - b * A(0.5)) * (scale + scale);
+}
+
 // The sum of 2 ** (scale * (x - max)) over elements x, and max, found together (Milakov & Gimelshein 2018).
 // Nothing becomes NaN by itself: a part that is -inf throughout has the sum 0. scale >= 0.
 template <typename A> struct Exponentials {
@@ -415,12 +435,12 @@ template <typename A> struct Exponentials {
     const A base = n.base();
     n.sum = rebased(n, scale);
 #pragma unroll
-    for (int i = 0; i < V; i++) n.sum += power_of_2((x[i] - base) * scale);
+    for (int i = 0; i < V; i++) n.sum += power_of_2(scaled_difference(x[i], base, scale));
     return n;
   }
   // The sum, over another maximum that is not smaller.
   __device__ __forceinline__ A rebased(const Exponentials &to, A scale) const {
-    return max == to.max ? sum : sum * power_of_2((max - to.max) * scale);
+    return max == to.max ? sum : sum * power_of_2(scaled_difference(max, to.max, scale));
   }
   static __device__ __forceinline__ Exponentials merged(const Exponentials &a, const Exponentials &b, A scale) {
     Exponentials n{larger(a.max, b.max), 0};

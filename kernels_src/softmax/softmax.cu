@@ -31,8 +31,8 @@ template <typename T_, bool LOG, bool NEGATIVE> struct Forward {
   template <int V> __device__ void results(Row r, const A (&v)[1][V], int, A (&y)[1][V]) const {
 #pragma unroll
     for (int i = 0; i < V; i++) {
-      const A x = number(v[0][i]) - r.base;
-      y[0][i] = LOG ? x * scale - r.of_sum : power_of_2(x * log2_scale) * r.of_sum;
+      const A x = scaled_difference(number(v[0][i]), r.base, LOG ? scale : log2_scale);
+      y[0][i] = LOG ? x - r.of_sum : power_of_2(x) * r.of_sum;
     }
   }
 };
@@ -69,7 +69,7 @@ template <typename T_, bool LOG> struct Backward {
 }  // namespace softmax_detail
 
 template <typename T, bool LOG, bool NEGATIVE, int LANES, int THREADS, int VPT, int MORE, bool EDGES>
-__global__ void __launch_bounds__(THREADS) softmax(T *out, const T *x, double scale, long long rows, int cols) {
+__global__ void __launch_bounds__(THREADS, jitkern::blocks_of<THREADS, VPT, MORE>) softmax(T *out, const T *x, double scale, long long rows, int cols) {
   jitkern::rows_on_chip<LANES, THREADS, VPT, MORE, EDGES>(softmax_detail::Forward<T, LOG, NEGATIVE>(out, x, scale), rows, cols);
 }
 template <typename T, bool LOG, bool NEGATIVE, int THREADS, bool EDGES>

@@ -297,3 +297,21 @@ def test_an_op_that_is_not_declared_is_an_error_of_its_own():
 
     with pytest.raises(DeclarationError, match="jitkern_test::nowhere was pickled as an op of"):
         declared("jitkern_test::nowhere", __name__)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_launch_function_may_ask_for_the_alignment_of_an_address(declare, dynamic):
+    def launch(k, x):
+        out = torch.empty_like(x)
+        if x.data_ptr() % 16 == 0:
+            k.add[{"T": x.dtype}](out, x, x, x.numel())
+        else:
+            k.add[{"T": x.dtype}](out, x.clone(), x, x.numel())
+        return out
+
+    op = declare("(Tensor x) -> Tensor", launch, lambda x: 2 * x)
+    x = torch.arange(9.0)
+    torch.library.opcheck(op.overload, (x,))  # its fakes have no address
+    compiled = torch.compile(op, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for tensor in (x, x[1:], x[2:].clone()):
+        assert torch.equal(compiled(tensor), 2 * tensor)
