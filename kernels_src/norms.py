@@ -86,25 +86,10 @@ def samples_of_gradient(device):
 
 
 def launch_rows(k, kernels, template, args, rows, cols, tensors, inputs=1, last=()):
-    """Launch one of two kernels of rows: on the chip, or read twice.
-
-    tensors: what is read or written in vectors, x first; None are left out. inputs: how many of
-        them are read in rows. last: arguments that follow the numbers of rows and columns.
-    """
-    on_chip, long = kernels
-    edges = has_edges(cols, tensors)
-    form = forms.on_chip(k, cols, tensors[0].element_size(), edges, inputs=inputs, weighted=True)
-    template = {**template, "EDGES": edges}
-    if form is None:
-        long[{**template, "THREADS": forms.LONG}](*args, cols, *last, grid=rows, block=forms.LONG)
-        return
-    keywords = forms.launch_of(form, rows, inputs=inputs)
-    on_chip[{**template, **forms.template_of(form)}](*args, rows, cols, *last, **keywords)
-
-
-def has_edges(cols, tensors):
-    """Whether rows begin or end within 16 bytes; tensors: x first, None are left out."""
-    return forms.has_edges(cols, *[t for t in tensors if t is not None])
+    """Launch one of two kernels of rows, see `rows.launch`; x is the first of the tensors."""
+    forms.launch(
+        k, kernels, template, args, rows, cols, tensors, inputs=inputs, weighted=True, last=last
+    )
 
 
 def walking(k, cols, size, inputs, sums):
@@ -151,7 +136,7 @@ def launch_backward(k, kernels, template, dx, results, given, weight, numbers, s
         launch_rows(k, both, {**template, "A": a}, args, rows, cols, tensors, inputs)
         return
     form = None
-    if not has_edges(cols, tensors):
+    if not forms.has_edges(cols, *tensors):
         form = walking(k, cols, x.element_size(), inputs, len(results))
     if form is not None:
         lanes, each, stages, memory = form
@@ -167,7 +152,7 @@ def launch_backward(k, kernels, template, dx, results, given, weight, numbers, s
         kept = torch.empty((rows, statistics), dtype=a, device=x.device)
         args = (dx, kept, *given, weight, *numbers)
         launch_rows(k, both, {**template, "A": a}, args, rows, cols, tensors, inputs)
-        edges = has_edges(cols, given[:2])
+        edges = forms.has_edges(cols, *given[:2])
         width = 128 if edges else 128 * forms.VECTOR // x.element_size()
         blocks = (cols + width - 1) // width
         count = min(rows, (4 * k.multiprocessors + blocks - 1) // blocks)

@@ -35,9 +35,38 @@ def matrix(x, d):
 
 
 def has_edges(cols, *tensors):
-    """Whether rows begin or end within 16 bytes; tensors: all that are read or written in rows."""
+    """Whether rows begin or end within 16 bytes.
+
+    tensors: all that are read or written in rows, the first of the size that counts; None are left
+    out.
+    """
     size = tensors[0].element_size()
-    return cols * size % VECTOR != 0 or any(t.data_ptr() % VECTOR != 0 for t in tensors)
+    known = [t for t in tensors if t is not None]
+    return cols * size % VECTOR != 0 or any(t.data_ptr() % VECTOR != 0 for t in known)
+
+
+def launch(k, kernels, template, args, rows, cols, tensors, *, inputs=1, weighted=False, last=()):
+    """Launch one of two kernels of rows: `rows_on_chip`, or `rows_read_twice` for longer ones.
+
+    args, last: the arguments before and after the numbers of rows and columns. tensors: see
+        `has_edges`. inputs, weighted: see `on_chip`.
+    """
+    first, long = kernels
+    edges = has_edges(cols, *tensors)
+    size = tensors[0].element_size()
+    form = on_chip(k, cols, size, edges, inputs=inputs, weighted=weighted)
+    template = {**template, "EDGES": edges}
+    if form is None:
+        long[{**template, "THREADS": LONG}](*args, cols, *last, grid=rows, block=LONG)
+        return
+    lanes, threads, registers, shared = form
+    keywords = {"grid": (rows * lanes + threads - 1) // threads, "block": threads}
+    if shared:
+        keywords["smem"] = shared * inputs * threads * VECTOR
+    if lanes > threads:
+        keywords["cluster"] = lanes // threads
+    shape = {"LANES": lanes, "THREADS": threads, "VPT": registers, "MORE": shared}
+    first[{**template, **shape}](*args, rows, cols, *last, **keywords)
 
 
 def on_chip(k, cols, size, edges, *, inputs=1, weighted=False):
@@ -50,7 +79,7 @@ def on_chip(k, cols, size, edges, *, inputs=1, weighted=False):
     and clusters of blocks come first.
 
     Returns lanes of a row, threads of a block, and vectors of a thread in registers and in shared
-    memory, for `template_of` and `launch_of`.
+    memory.
     """
     vectors = (cols * size + VECTOR - 1) // VECTOR
     if edges:
@@ -84,20 +113,3 @@ def _long(k, inputs, *, weighted):
         halves = (16 - shared) // inputs, shared // inputs
         known += [(lanes, 1024, *halves) for lanes in (1024, *clusters)]
     return known
-
-
-def template_of(form):
-    """Return the template arguments of `rows_on_chip`."""
-    lanes, threads, registers, shared = form
-    return {"LANES": lanes, "THREADS": threads, "VPT": registers, "MORE": shared}
-
-
-def launch_of(form, rows, *, inputs=1):
-    """Return the keywords of a launch of `rows_on_chip`."""
-    lanes, threads, _, shared = form
-    keywords = {"grid": (rows * lanes + threads - 1) // threads, "block": threads}
-    if shared:
-        keywords["smem"] = shared * inputs * threads * VECTOR
-    if lanes > threads:
-        keywords["cluster"] = lanes // threads
-    return keywords

@@ -61,19 +61,13 @@ def fill_gradients(
     losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
     scale, stride = _scale(k, grad, target, losses.dtype, rows, ignore_index, reduction)
     tensors = losses, out, x, target, scale, stride
-    numbers = cols, smoothing, z_loss, softcap, ignore_index
+    numbers = smoothing, z_loss, softcap, ignore_index
     if x.is_cpu:
-        k.cross_entropy_rows[{"T": x.dtype, "I": target.dtype}](*tensors, rows, *numbers)
+        k.cross_entropy_rows[{"T": x.dtype, "I": target.dtype}](*tensors, rows, cols, *numbers)
         return losses
+    kernels = k.cross_entropy_on_chip, k.cross_entropy_rows
     template = _template(x, target, smoothing, softcap)
-    size, edges = x.element_size(), forms.has_edges(cols, x, out)
-    form = forms.on_chip(k, cols, size, edges)
-    if form is not None:
-        template |= {**forms.template_of(form), "EDGES": edges}
-        k.cross_entropy_on_chip[template](*tensors, rows, *numbers, **forms.launch_of(form, rows))
-    else:
-        template |= {"THREADS": forms.LONG, "EDGES": edges}
-        k.cross_entropy_rows[template](*tensors, *numbers, grid=rows, block=forms.LONG)
+    forms.launch(k, kernels, template, tensors, rows, cols, (x, out), last=numbers)
     return losses
 
 

@@ -69,17 +69,8 @@ def _on_gpu(k, kernels, template, tensors, scale, rows, cols, inner):
         template |= {"DEPTH": forms.DEPTH}
         strided[template](*tensors, scale, cols, inner, grid=blocks, block=32 * forms.DEPTH)
         return
-    edges = forms.has_edges(cols, *tensors)
-    template |= {"EDGES": edges}
-    size, inputs = tensors[0].element_size(), len(tensors) - 1
-    form = forms.on_chip(k, cols, size, edges, inputs=inputs)
-    if form:
-        template |= forms.template_of(form)
-        launch = forms.launch_of(form, rows, inputs=inputs)
-        on_chip[template](*tensors, scale, rows, cols, **launch)
-        return
-    template |= {"THREADS": forms.LONG}
-    long[template](*tensors, scale, cols, grid=rows, block=forms.LONG)
+    args, inputs = (*tensors, scale), len(tensors) - 1
+    forms.launch(k, (on_chip, long), template, args, rows, cols, tensors, inputs=inputs)
 
 
 def _forward_on_gpu(name, k, x, dim, scale):
