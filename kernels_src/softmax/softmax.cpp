@@ -6,7 +6,7 @@
 #include "exponential.h"
 #include "rows.h"
 
-static constexpr int64_t width = 64;  // neighbouring rows that are computed side by side where inner > 1
+static constexpr int64_t width = 256;  // neighbouring rows that are computed side by side where inner > 1
 
 // Call row(r) for dense rows, or block(start, rows) for up to `width` rows that begin at neighbouring elements.
 template <typename Row, typename Block>
@@ -24,6 +24,16 @@ template <typename A> static A largest(const A* v, int64_t n) {
 #pragma omp simd reduction(max : m)
   for (int64_t i = 0; i < n; i++) m = v[i] > m ? v[i] : m;
   return m;
+}
+
+// The numbers as A: where they lie, if that is their type, else widened into `room`.
+template <typename A, typename T> static const A* widened(A* room, const T* from, int64_t n) {
+  if constexpr (std::is_same_v<A, T>) {
+    return from;
+  } else {
+    widen(room, from, n);
+    return room;
+  }
 }
 
 // out = exp(scale * x - m) / sum, or scale * x - m - log(sum), with m the largest of a row
@@ -49,23 +59,26 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
     narrow(out + r * cols, v, cols);
   };
   const auto block = [=](int64_t start, int64_t n) {
-    A m[width], total[width], v[width];
+    A m[width], total[width], room[width];
     for (int64_t i = 0; i < n; i++) m[i] = -std::numeric_limits<A>::infinity(), total[i] = 0;
     for (int64_t c = 0; c < cols; c++) {
-      widen(v, x + start + c * inner, n);
+      const A* v = widened(room, x + start + c * inner, n);
+#pragma omp simd
       for (int64_t i = 0; i < n; i++) m[i] = v[i] * scale > m[i] ? v[i] * scale : m[i];
     }
     for (int64_t c = 0; c < cols; c++) {
-      widen(v, x + start + c * inner, n);
+      const A* v = widened(room, x + start + c * inner, n);
+#pragma omp simd
       for (int64_t i = 0; i < n; i++) total[i] += exponential(v[i] * scale - m[i]);
     }
-    if constexpr (LOG)
-      for (int64_t i = 0; i < n; i++) total[i] = std::log(total[i]);
+    for (int64_t i = 0; i < n; i++) total[i] = LOG ? std::log(total[i]) : 1 / total[i];
     for (int64_t c = 0; c < cols; c++) {
-      widen(v, x + start + c * inner, n);
+      const A* v = widened(room, x + start + c * inner, n);
+      A results[width];
+#pragma omp simd
       for (int64_t i = 0; i < n; i++)
-        v[i] = LOG ? v[i] * scale - m[i] - total[i] : exponential(v[i] * scale - m[i]) / total[i];
-      narrow(out + start + c * inner, v, n);
+        results[i] = LOG ? v[i] * scale - m[i] - total[i] : exponential(v[i] * scale - m[i]) * total[i];
+      narrow(out + start + c * inner, results, n);
     }
   };
   for_rows_of(rows, cols, inner, row, block);
@@ -80,25 +93,37 @@ void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t 
     return scale * (LOG ? g - exponential(y) * total : y * (g - total));
   };
   const auto row = [=](int64_t r) {
-    A *g = scratch<A, 0>(cols), *y = scratch<A, 1>(cols);
-    widen(g, grad + r * cols, cols);
-    widen(y, out + r * cols, cols);
-    const A total = sum<A>(cols, [=](int64_t i) { return LOG ? g[i] : g[i] * y[i]; });
-    for (int64_t i = 0; i < cols; i++) g[i] = element(g[i], y[i], total);
-    narrow(dx + r * cols, g, cols);
+    if constexpr (std::is_same_v<T, A>) {
+      const A *g = grad + r * cols, *y = out + r * cols;
+      A* to = dx + r * cols;
+      const A total = sum<A>(cols, [=](int64_t i) { return LOG ? g[i] : g[i] * y[i]; });
+#pragma omp simd
+      for (int64_t i = 0; i < cols; i++) to[i] = element(g[i], y[i], total);
+    } else {
+      A *g = scratch<A, 0>(cols), *y = scratch<A, 1>(cols);
+      widen(g, grad + r * cols, cols);
+      widen(y, out + r * cols, cols);
+      const A total = sum<A>(cols, [=](int64_t i) { return LOG ? g[i] : g[i] * y[i]; });
+#pragma omp simd
+      for (int64_t i = 0; i < cols; i++) g[i] = element(g[i], y[i], total);
+      narrow(dx + r * cols, g, cols);
+    }
   };
   const auto block = [=](int64_t start, int64_t n) {
-    A total[width] = {}, g[width], y[width];
+    A total[width] = {}, gradients[width], outputs[width];
     for (int64_t c = 0; c < cols; c++) {
-      widen(g, grad + start + c * inner, n);
-      if constexpr (!LOG) widen(y, out + start + c * inner, n);
+      const A* g = widened(gradients, grad + start + c * inner, n);
+      const A* y = LOG ? g : widened(outputs, out + start + c * inner, n);
+#pragma omp simd
       for (int64_t i = 0; i < n; i++) total[i] += LOG ? g[i] : g[i] * y[i];
     }
     for (int64_t c = 0; c < cols; c++) {
-      widen(g, grad + start + c * inner, n);
-      widen(y, out + start + c * inner, n);
-      for (int64_t i = 0; i < n; i++) g[i] = element(g[i], y[i], total[i]);
-      narrow(dx + start + c * inner, g, n);
+      const A* g = widened(gradients, grad + start + c * inner, n);
+      const A* y = widened(outputs, out + start + c * inner, n);
+      A results[width];
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) results[i] = element(g[i], y[i], total[i]);
+      narrow(dx + start + c * inner, results, n);
     }
   };
   for_rows_of(rows, cols, inner, row, block);
