@@ -93,20 +93,26 @@ void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t 
     return scale * (LOG ? g - exponential(y) * total : y * (g - total));
   };
   const auto row = [=](int64_t r) {
-    if constexpr (std::is_same_v<T, A>) {
-      const A *g = grad + r * cols, *y = out + r * cols;
-      A* to = dx + r * cols;
-      const A total = sum<A>(cols, [=](int64_t i) { return LOG ? g[i] : g[i] * y[i]; });
+    constexpr int64_t piece = 1024;  // which stays in the nearest cache
+    const int64_t start = r * cols;
+    A gradients[piece], outputs[piece], results[piece];
+    double sum = 0;
+    for (int64_t begin = 0; begin < cols; begin += piece) {
+      const int64_t n = std::min(piece, cols - begin);
+      const A* g = widened(gradients, grad + start + begin, n);
+      const A* y = LOG ? g : widened(outputs, out + start + begin, n);
+      A part = 0;
+#pragma omp simd reduction(+ : part)
+      for (int64_t i = 0; i < n; i++) part += LOG ? g[i] : g[i] * y[i];
+      sum += part;
+    }
+    for (int64_t begin = 0; begin < cols; begin += piece) {
+      const int64_t n = std::min(piece, cols - begin);
+      const A* g = widened(gradients, grad + start + begin, n);
+      const A* y = widened(outputs, out + start + begin, n);
 #pragma omp simd
-      for (int64_t i = 0; i < cols; i++) to[i] = element(g[i], y[i], total);
-    } else {
-      A *g = scratch<A, 0>(cols), *y = scratch<A, 1>(cols);
-      widen(g, grad + r * cols, cols);
-      widen(y, out + r * cols, cols);
-      const A total = sum<A>(cols, [=](int64_t i) { return LOG ? g[i] : g[i] * y[i]; });
-#pragma omp simd
-      for (int64_t i = 0; i < cols; i++) g[i] = element(g[i], y[i], total);
-      narrow(dx + r * cols, g, cols);
+      for (int64_t i = 0; i < n; i++) results[i] = element(g[i], y[i], A(sum));
+      narrow(dx + start + begin, results, n);
     }
   };
   const auto block = [=](int64_t start, int64_t n) {
