@@ -87,8 +87,8 @@ template <int V> __device__ __forceinline__ void quantize(__nv_fp8_e4m3 (&q)[V],
     q[i].__x = (__nv_fp8_storage_t)pair, q[i + 1].__x = (__nv_fp8_storage_t)(pair >> 8);
   }
 }
-constexpr float largest(const signed char *) { return 127; }
-constexpr float largest(const __nv_fp8_e4m3 *) { return 448; }
+__host__ __device__ constexpr float largest(const signed char *) { return 127; }
+__host__ __device__ constexpr float largest(const __nv_fp8_e4m3 *) { return 448; }
 
 // y = x * scale * factor in units of unit[row], with which the row's largest number is the largest of Q. The second
 // input is added to x; the only output is then the sum.

@@ -217,7 +217,7 @@ def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
 
 
 def test_an_interrupted_prewarm_says_so_and_keeps_what_was_finished():
-    code, text = in_terminal("prewarm", "jitkern", "--jobs", "1", interrupt="[2/")
+    code, text = in_terminal("prewarm", "vec_add", "--jobs", "1", interrupt="[2/")
     assert (code, "interrupted; what was finished is kept" in text) == (130, True), text
     assert "Traceback" not in text
     code, text = in_terminal("cache", "ls")
