@@ -258,12 +258,15 @@ def _(grad_out0, grad_out1, cos, sin, positions, interleaved, inverse):
     return (*turned, None, None, None)
 
 
-@rope.cost
-def _(q, k, cos, _sin, positions, _interleaved, _inverse):
+def _cost(q, k, cos, _sin, positions, _interleaved, _inverse):
     numbers = q.numel() + k.numel()
     tokens = q.shape[:-2].numel() if positions is not None else q.shape[-3]
     tables = 2 * min(tokens, cos.shape[0]) * cos.shape[1] * cos.element_size()
     return 2 * numbers * q.element_size() + tables, 3 * numbers
+
+
+rope.cost(_cost)
+rope_.cost(_cost)
 
 
 def _tables(rows, half, dtype, device):
