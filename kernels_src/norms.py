@@ -75,13 +75,16 @@ def samples_of_gradient(device):
     for dtype in DTYPES:
         for shape in ((16, 64), (3, 5, 33), (0, 8), (4, 0)):
             x = torch.randn(shape, dtype=dtype, device=device)
-            grad = torch.rand(shape, dtype=dtype, device=device) - 0.5
+            grad = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.5, 0.5)
             yield grad, x, torch.randn(shape[-1], dtype=dtype, device=device)
     for dtype, shape in ((torch.bfloat16, (9, 4096)), (torch.float32, (3, 50000))):
         x = torch.randn(shape, dtype=dtype, device=device)
-        grad = torch.rand(shape, dtype=dtype, device=device) - 0.5
+        grad = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.5, 0.5)
         yield grad, x, torch.randn(shape[-1], device=device)
-    x, grad = torch.randn(40, 7, device=device), torch.rand(40, 7, device=device) - 0.5
+    x, grad = (
+        torch.randn(40, 7, device=device),
+        torch.empty(40, 7, device=device).uniform_(-0.5, 0.5),
+    )
     yield grad.T, x.T, torch.randn(40, device=device)
 
 

@@ -249,9 +249,9 @@ def _calls(device, dims=2):
     """Yield logits, targets and options."""
     for dtype in DTYPES:
         for rows, cols in ((16, 11), (3, 1000)):
-            target = torch.arange(rows, device=device) % cols
+            target = (torch.arange(rows) % cols).to(device)
             yield torch.randn(rows, cols, dtype=dtype, device=device), target
-    nothing = torch.arange(0, device=device)
+    nothing = torch.arange(0).to(device)
     yield torch.randn(0, 8, device=device), nothing, -100, 0.0, 0.0, 0.0, "sum"
     target = torch.tensor([3, -1, 0, 39, 7], dtype=torch.int32, device=device)
     yield torch.randn(40, 5, device=device).T, target, -1, 0.1, 1e-3, 5.0, "sum"

@@ -270,9 +270,8 @@ rope_.cost(_cost)
 
 
 def _tables(rows, half, dtype, device):
-    frequencies = 0.5 ** torch.arange(half, device=device)
-    angles = torch.arange(rows, device=device).unsqueeze(1) * frequencies
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    angles = torch.arange(rows).unsqueeze(1) * 0.5 ** torch.arange(half)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def _samples(device):

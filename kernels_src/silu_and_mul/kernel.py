@@ -181,7 +181,8 @@ def _declared(activation, number, f, slope):
     @backward.samples
     def _(device):
         for (gate_up,) in _samples(device, shapes):
-            yield torch.randn_like(gate_up.chunk(2, -1)[0]), gate_up
+            shape = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+            yield torch.randn(shape, dtype=gate_up.dtype, device=device), gate_up
 
     forward.cost(lambda gate_up: (gate_up.nbytes * 3 // 2, 5 * gate_up.numel()))
     backward.cost(lambda grad, gate_up: (grad.nbytes + 2 * gate_up.nbytes, 10 * gate_up.numel()))

@@ -212,12 +212,16 @@ def _samples(device):
 
 
 def _backward_samples(log):
+    def pair(shape, dim, dtype, device):
+        out = torch.softmax(torch.randn(shape, dtype=dtype), dim=dim)
+        return torch.randn(shape, dtype=dtype, device=device), (out.log() if log else out).to(
+            device
+        )
+
     def samples(device):
         for dtype in DTYPES:
-            out = torch.softmax(torch.randn(16, 50, dtype=dtype, device=device), dim=-1)
-            yield torch.randn(16, 50, dtype=dtype, device=device), out.log() if log else out
-        out = torch.softmax(torch.randn(3, 40, 50, device=device), dim=1)
-        yield torch.randn(3, 40, 50, device=device), out.log() if log else out, 1, 0.125
+            yield pair((16, 50), -1, dtype, device)
+        yield *pair((3, 40, 50), 1, torch.float32, device), 1, 0.125
 
     return samples
 

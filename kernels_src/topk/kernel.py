@@ -65,7 +65,7 @@ def _by_sorting(x, count):
 def _(k, x, count):
     x, rows, columns, values, indices = _checked(x, count)
     if x.dtype == torch.float64 or count > MOST:
-        return _by_sorting(x, count)
+        return (values, indices) if x.is_meta else _by_sorting(x, count)
     if columns <= SHORT:
         each = 1
         while 32 * each < columns:
@@ -126,4 +126,4 @@ def _(device):
         for shape, k in (((3, 1000), 8), ((2, 3, 33), 33), ((5, 1), 1), ((0, 8), 2), ((4, 7), 0)):
             yield torch.randn(shape, dtype=dtype, device=device), k
     yield torch.randn(7000, 3, device=device).T, 1500
-    yield torch.randn(100, device=device).round(), 20
+    yield torch.randn(100).round().to(device), 20
