@@ -55,7 +55,7 @@ _using: contextvars.ContextVar[Config | None] = contextvars.ContextVar("jitkern"
 _listeners: list[Callable[[], None]] = []
 _lock = threading.Lock()
 _own_blocks = threading.local()  # `count`: the share of this thread in `_blocks`
-_blocks = 0  # blocks of `using` in all threads whose `prefer` differs from that of the process
+_blocks = 0  # blocks of `using` in all threads that C code must know of
 _numbers = {"": 0}  # of the kinds of source that were preferred, for C
 
 
@@ -112,7 +112,7 @@ def using(**settings: Unpack[Settings]) -> Iterator[Config]:
         raise TypeError(f"there is no setting {name}" + (near and f": did you mean {near}?"))
     origins = {**outer.origins, **dict.fromkeys(changes, "using"), **changes.get("origins", {})}
     changed = outer.with_changes(**{**changes, "origins": origins})
-    differs = changed.prefer != _process_settings().prefer
+    differs = _matters_to_c(changed) != _matters_to_c(_process_settings())
     _using.set(changed)
     _count_blocks(+differs)
     try:
@@ -120,6 +120,11 @@ def using(**settings: Unpack[Settings]) -> Iterator[Config]:
     finally:
         _using.set(before)
         _count_blocks(-differs)
+
+
+def _matters_to_c(settings: Config) -> object:
+    """Return what makes C code leave a call to Python, where it is not as for the process."""
+    return settings.prefer, settings.record
 
 
 def _count_blocks(change: int) -> None:
@@ -158,14 +163,16 @@ def preferences() -> tuple[str | None, str | None]:
     """Return the value of `prefer` in every thread, and in this thread, as far as C may rely on it.
 
     C code knows threads, but no contexts. So the first value is None while any block prefers
-    another kind than the process does. The second value is None outside of such a block, and in the
-    thread of an event loop, whose tasks have contexts of their own.
+    another kind than the process does, or records calls. The second value is None outside of a
+    block that prefers another kind, in one that records calls, and in the thread of an event loop,
+    whose tasks have contexts of their own. With None twice, every call comes to Python.
     """
-    process, own = _process_settings().prefer, current().prefer
+    process, own = _process_settings(), current()
     import asyncio  # costs nothing: C code asks only after Torch, which imports asyncio
 
-    shared = asyncio._get_running_loop() is not None
-    return None if _blocks else process, None if shared or own == process else own
+    unsure = asyncio._get_running_loop() is not None or own.record != process.record
+    everywhere = None if _blocks else process.prefer
+    return everywhere, None if unsure or own.prefer == process.prefer else own.prefer
 
 
 def _forget_blocks() -> None:

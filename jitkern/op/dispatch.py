@@ -232,7 +232,9 @@ class Implementation:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        """Build a stub for calls like this one, if the slot wants one."""
+        """Build a stub for calls like this one, if the slot wants one and C code may serve them."""
+        if config.preferences() == (None, None):
+            return
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)
         calls = slot.calls(launcher, ordered)

@@ -14,7 +14,7 @@ import torch
 from calls_of_ops import MANY, SCALE, X, misses, warmed
 
 from jitkern import config
-from jitkern.calls import signature
+from jitkern.calls import record, signature
 from jitkern.errors import NotCached
 from jitkern.runtime import binding, linker, slot
 
@@ -63,6 +63,19 @@ def test_a_preference_counts_in_its_own_thread_alone(scale):
     before = misses(op)
     assert torch.equal(op(X), 2 * X)
     assert misses(op) == before
+
+
+def test_calls_that_a_stub_serves_are_recorded_in_a_block_that_records(scale, tmp_path):
+    op = warmed(scale(), X)
+    before = misses(op)
+    with config.using(record=tmp_path / "calls"):
+        for _ in range(3):
+            assert torch.equal(op(X), 2 * X)
+        linker.settle()
+    assert misses(op) == before + 3, "every call came to Python"
+    assert [call.op for call in record.read(tmp_path / "calls")] == [op.name]
+    assert torch.equal(op(X), 2 * X)
+    assert misses(op) == before + 3
 
 
 def test_tasks_of_one_thread_have_preferences_of_their_own(scale):
