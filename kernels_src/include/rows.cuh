@@ -325,46 +325,35 @@ template <int THREADS, bool EDGES, class Op> __device__ __forceinline__ void row
   constexpr int V = vector_size<T>, AHEAD = 4 / Op::INPUTS;
   const long long row = blockIdx.x, start = row * cols;
   const int before = elements_before<EDGES>(op.in[0] + start), vectors = (cols + before + V - 1) / V;
+  const auto pass = [&](const auto &each) {  // of the thread's vectors, AHEAD of them on their way at once
+    for (int at = threadIdx.x; at < vectors; at += THREADS * AHEAD) {
+      uint4 raw[AHEAD][Op::INPUTS];
+#pragma unroll
+      for (int j = 0; j < AHEAD; j++)
+        if (at + j * THREADS < vectors)
+#pragma unroll
+          for (int i = 0; i < Op::INPUTS; i++)
+            raw[j][i] = load_vector<EDGES>(op.in[i] + start, (at + j * THREADS) * V - before, cols, op.padding());
+#pragma unroll
+      for (int j = 0; j < AHEAD; j++)
+        if (at + j * THREADS < vectors) {
+          widened<T> v[Op::INPUTS][V];
+#pragma unroll
+          for (int i = 0; i < Op::INPUTS; i++) widen<T>(raw[j][i], v[i]);
+          each(v, (at + j * THREADS) * V - before);
+        }
+    }
+  };
   typename Op::State state = op.none();
-  for (int at = threadIdx.x; at < vectors; at += THREADS * AHEAD) {
-    uint4 raw[AHEAD][Op::INPUTS];
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++)
-      if (at + j * THREADS < vectors)
-#pragma unroll
-        for (int i = 0; i < Op::INPUTS; i++)
-          raw[j][i] = load_vector<EDGES>(op.in[i] + start, (at + j * THREADS) * V - before, cols, op.padding());
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++)
-      if (at + j * THREADS < vectors) {
-        widened<T> v[Op::INPUTS][V];
-#pragma unroll
-        for (int i = 0; i < Op::INPUTS; i++) widen<T>(raw[j][i], v[i]);
-        state = op.add(state, v, (at + j * THREADS) * V - before);
-      }
-  }
+  pass([&](const widened<T>(&v)[Op::INPUTS][V], int column) { state = op.add(state, v, column); });
   state = merged_block<THREADS>(op, state);
   const typename Op::Row found = op.row(state, row, threadIdx.x == 0);
-  for (int at = threadIdx.x; at < vectors; at += THREADS * AHEAD) {
-    uint4 raw[AHEAD][Op::INPUTS];
+  pass([&](const widened<T>(&v)[Op::INPUTS][V], int column) {
+    widened<T> y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
+    op.results(found, v, column, y);
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++)
-      if (at + j * THREADS < vectors)
-#pragma unroll
-        for (int i = 0; i < Op::INPUTS; i++)
-          raw[j][i] = load_vector<EDGES>(op.in[i] + start, (at + j * THREADS) * V - before, cols, op.padding());
-#pragma unroll
-    for (int j = 0; j < AHEAD; j++)
-      if (at + j * THREADS < vectors) {
-        const int column = (at + j * THREADS) * V - before;
-        widened<T> v[Op::INPUTS][V], y[Op::OUTPUTS ? Op::OUTPUTS : 1][V];
-#pragma unroll
-        for (int i = 0; i < Op::INPUTS; i++) widen<T>(raw[j][i], v[i]);
-        op.results(found, v, column, y);
-#pragma unroll
-        for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);
-      }
-  }
+    for (int i = 0; i < Op::OUTPUTS; i++) store_vector<EDGES>(op.out[i] + start, column, cols, y[i]);
+  });
 }
 
 // Rows whose elements lie `inner` apart, as along a dimension that is not the last: 32 neighbouring rows
