@@ -17,18 +17,28 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 _OPTIONS = frozenset(("dtype", "device", "requires_grad"))
+_IS_ON = {torch.Tensor.is_cuda.__get__: "cuda", torch.Tensor.is_cpu.__get__: "cpu"}
 
 
 class ShapesAlone(TorchFunctionMode):
     """A mode in which the most used functions make meta tensors without Torch's own meta kernels.
 
     Torch's meta kernels import sympy, which takes 0.5 s.
+
+    device: the type of the device for which meta tensors stand: `is_cuda` and `is_cpu` answer for
+    it.
     """
+
+    def __init__(self, device: str = "meta") -> None:
+        super().__init__()
+        self._device = device
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Return the same shape, dtype and strides as Torch's function."""
+        if func in _IS_ON and args[0].is_meta:
+            return self._device == _IS_ON[func]
         kwargs = kwargs or {}
         tensor_like = None
         if func in (torch.randn, torch.rand):

@@ -104,13 +104,13 @@ def runs_of(
     launcher = op.launcher(source, device)
     absent = AbsentDevice(target or (Target.current() if device == "cpu" else None))
     args, kwargs = op.signature.complete(*op.signature.split(sample))
-    with ShapesAlone():
+    with ShapesAlone(device):
         configs = configs_of(launcher, args, kwargs) if isinstance(launcher, Tuned) else [None]
     for config in configs:
         choose = None if config is None else lambda *_, config=config: config
 
         def run(start: Callable[[Call], None], choose: Choose | None = choose) -> None:
-            with ShapesAlone():
+            with ShapesAlone(device):
                 result = launcher(Kernels(start, choose, absent), *args, **kwargs)
             check_result(op.name, launcher, op.signature.results, result)
 

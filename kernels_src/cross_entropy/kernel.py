@@ -105,19 +105,17 @@ def _as_logits(rows, logits):
     return rows
 
 
-def _cross_entropy(
-    k, on_cpu, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction
-):
+@cross_entropy.launch("cuda", "cpu")
+def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
     rows, cols = _checked("cross_entropy", logits, target, label_smoothing, softcap, reduction)
     x, target = _classes_last(logits), target.contiguous()
     numbers = label_smoothing, z_loss, softcap, ignore_index
-    losses = losses_of(k, on_cpu, x, target, rows, cols, *numbers)
+    losses = losses_of(k, x, target, rows, cols, *numbers)
     return reduced(k, losses, target, rows, ignore_index, reduction)
 
 
-def _cross_entropy_backward(
-    k, on_cpu, logits, target, grad, ignore_index, label_smoothing, z_loss, softcap, reduction
-):
+@cross_entropy_backward.launch("cuda", "cpu")
+def _(k, logits, target, grad, ignore_index, label_smoothing, z_loss, softcap, reduction):
     name = "cross_entropy_backward"
     rows, cols = _checked(name, logits, target, label_smoothing, softcap, reduction)
     shape = target.shape if reduction == "none" else ()
@@ -131,25 +129,23 @@ def _cross_entropy_backward(
     x, target = _classes_last(logits), target.contiguous()
     out = torch.empty_like(x)
     numbers = label_smoothing, z_loss, softcap, ignore_index
-    fill_gradients(k, on_cpu, grad, out, x, target, rows, cols, *numbers, reduction)
+    fill_gradients(k, grad, out, x, target, rows, cols, *numbers, reduction)
     return _as_logits(out, logits)
 
 
-def _cross_entropy_with_grad(
-    k, on_cpu, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction
-):
+@cross_entropy_with_grad.launch("cuda", "cpu")
+def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
     name = "cross_entropy_with_grad"
     rows, cols = _checked(name, logits, target, label_smoothing, softcap, reduction)
     x, target = _classes_last(logits), target.contiguous()
     out = torch.empty_like(x)
     numbers = label_smoothing, z_loss, softcap, ignore_index
-    losses = fill_gradients(k, on_cpu, None, out, x, target, rows, cols, *numbers, reduction)
+    losses = fill_gradients(k, None, out, x, target, rows, cols, *numbers, reduction)
     return reduced(k, losses, target, rows, ignore_index, reduction), _as_logits(out, logits)
 
 
-def _cross_entropy_with_grad_(
-    k, on_cpu, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction
-):
+@cross_entropy_with_grad_.launch("cuda", "cpu")
+def _(k, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
     name = "cross_entropy_with_grad_"
     rows, cols = _checked(name, logits, target, label_smoothing, softcap, reduction)
     x, target = logits, target.contiguous()
@@ -163,7 +159,7 @@ def _cross_entropy_with_grad_(
         ),
     )
     numbers = label_smoothing, z_loss, softcap, ignore_index
-    losses = fill_gradients(k, on_cpu, None, x, x, target, rows, cols, *numbers, reduction)
+    losses = fill_gradients(k, None, x, x, target, rows, cols, *numbers, reduction)
     return reduced(k, losses, target, rows, ignore_index, reduction)
 
 
@@ -288,44 +284,3 @@ def _(device):
             yield x, torch.full((), 0.5, dtype=wide(dtype), device=device)
         by = torch.ones(16, dtype=wide(dtype), device=device)
         yield torch.randn(16, 33, dtype=dtype, device=device), by
-
-
-# A tensor of a prewarm is on neither device, so each device has a function of its own.
-@cross_entropy.launch("cuda")
-def _(k, *args):
-    return _cross_entropy(k, False, *args)
-
-
-@cross_entropy.launch("cpu")
-def _(k, *args):
-    return _cross_entropy(k, True, *args)
-
-
-@cross_entropy_backward.launch("cuda")
-def _(k, *args):
-    return _cross_entropy_backward(k, False, *args)
-
-
-@cross_entropy_backward.launch("cpu")
-def _(k, *args):
-    return _cross_entropy_backward(k, True, *args)
-
-
-@cross_entropy_with_grad.launch("cuda")
-def _(k, *args):
-    return _cross_entropy_with_grad(k, False, *args)
-
-
-@cross_entropy_with_grad.launch("cpu")
-def _(k, *args):
-    return _cross_entropy_with_grad(k, True, *args)
-
-
-@cross_entropy_with_grad_.launch("cuda")
-def _(k, *args):
-    return _cross_entropy_with_grad_(k, False, *args)
-
-
-@cross_entropy_with_grad_.launch("cpu")
-def _(k, *args):
-    return _cross_entropy_with_grad_(k, True, *args)

@@ -17,10 +17,10 @@ def _template(x, target, smoothing, softcap):
     return {"T": x.dtype, "I": target.dtype, "SMOOTH": smoothing != 0, "CAP": softcap != 0}
 
 
-def losses_of(k, on_cpu, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index):
+def losses_of(k, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index):
     """Launch the kernel of the losses alone, and return them."""
     losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
-    if on_cpu:
+    if x.is_cpu:
         k.cross_entropy_loss[{"T": x.dtype, "I": target.dtype}](
             losses, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index
         )
@@ -55,14 +55,14 @@ def _scale(k, grad, target, dtype, rows, ignore_index, reduction):
 
 
 def fill_gradients(
-    k, on_cpu, grad, out, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index, reduction
+    k, grad, out, x, target, rows, cols, smoothing, z_loss, softcap, ignore_index, reduction
 ):
     """Launch the kernels that fill out with the gradients; return the losses. out may be x."""
     losses = torch.empty(target.shape, dtype=wide(x.dtype), device=x.device)
     scale, stride = _scale(k, grad, target, losses.dtype, rows, ignore_index, reduction)
     tensors = losses, out, x, target, scale, stride
     numbers = smoothing, z_loss, softcap, ignore_index
-    if on_cpu:
+    if x.is_cpu:
         k.cross_entropy_rows[{"T": x.dtype, "I": target.dtype}](*tensors, rows, cols, *numbers)
         return losses
     kernels = k.cross_entropy_on_chip, k.cross_entropy_rows

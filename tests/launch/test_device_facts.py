@@ -8,13 +8,14 @@ from fake_gpu import TARGET, FakeGpu
 from helpers import needs_nvrtc, served, slot_of
 
 from jitkern import jit
+from jitkern.calls import samples
 from jitkern.compilers import parallelism
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.errors import LaunchError
 from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
-from jitkern.op.needed_kernels import needs_of
+from jitkern.op.needed_kernels import needs_of, units_of
 from jitkern.prewarming.ahead import keep_plans, stubs_of
 from jitkern.runtime import binding
 from jitkern.runtime.plans import Plans
@@ -131,6 +132,28 @@ def test_a_fact_of_gpus_is_refused_on_the_cpu(tmp_path):
     op.launch("cpu")(lambda k, x: torch.empty(k.l2_cache_size))
     with pytest.raises(LaunchError, match=r"`k.l2_cache_size` is a fact of GPUs.*if x.is_cuda"):
         op(torch.ones(3))
+
+
+def test_prewarm_takes_the_branch_of_the_device_that_it_is_for(tmp_path):
+    for name in ("k.cpp", "k.cu"):
+        (tmp_path / name).write_text(CPP)
+    sources = {"cuda": Cuda(str(tmp_path / "k.cu")), "cpu": Cpp(str(tmp_path / "k.cpp"))}
+    op = kernel(f"jitkern_facts::f{next(_number)}(Tensor x) -> Tensor", **sources)
+
+    @op.launch("cuda", "cpu")
+    def _(k, x):
+        assert x.is_cuda != x.is_cpu
+        y = torch.empty(1, dtype=torch.int64)
+        if x.is_cuda:
+            k.on_gpu(y, k.l2_cache_size, grid=1, block=1)
+        else:
+            k.note(y, 1)
+        return y
+
+    calls = [samples.Sample("", (torch.empty(3, device="meta"),))]
+    for device, function in (("cuda", "on_gpu"), ("cpu", "note")):
+        ((unit,), problems) = units_of(op, op.sources[device][0], device, calls)
+        assert ([v.function for v in unit.variants], problems) == ([function], [])
 
 
 def test_every_fact_is_known_for_every_target_and_asked_of_a_present_device(gpu, monkeypatch):
