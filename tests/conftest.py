@@ -20,6 +20,7 @@ from jitkern.cli import main
 from jitkern.compilers import COMPILERS
 from jitkern.errors import CompilerNotFound
 from jitkern.jit import cache_in_use
+from jitkern.op import autograd, recorder
 from jitkern.runtime import binding, linker
 from jitkern.source.kinds import Cpp, Variant
 from jitkern.target import Target
@@ -115,6 +116,32 @@ def source(tmp_path: Path) -> Cpp:
 @pytest.fixture
 def variant(source: Cpp) -> Variant:
     return Variant("test::scale", source, "scale", (("T", "f32"),))
+
+
+@pytest.fixture(scope="session")
+def recorder_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the node of recorder.cpp, which all workers share: a build takes 20 s."""
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "recorder-cache"
+    with config.using(cache_dir=root):
+        jit.ensure(recorder.variant(), Target.current("cpu"))
+    return root
+
+
+@pytest.fixture(params=["python", "c++"])
+def recorded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Calls that need a gradient are recorded by Python, and then by the node of recorder.cpp."""
+    if request.param == "python" or not binding.runtime():
+        yield request.param
+        return
+    with config.using(cache_dir=request.getfixturevalue("recorder_cache")):
+        functions = jit.loaded(recorder.variant(), Target.current("cpu"))
+    node = recorder.Recorder(*functions())
+    monkeypatch.setattr(autograd.IN_C, "recorder", node)
+    yield request.param
+    for recorded in autograd.ALL:  # those declared meanwhile
+        if recorded.slot is not None:
+            binding.runtime().record(recorded.slot, node.record, 0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 _OPTIONS = frozenset(("dtype", "device", "requires_grad"))
-_IS_ON = {torch.Tensor.is_cuda.__get__: "cuda", torch.Tensor.is_cpu.__get__: "cpu"}
+_IS_ON = {getattr(torch.Tensor, f"is_{device}").__get__: device for device in ("cuda", "cpu")}
 
 
 class ShapesAlone(TorchFunctionMode):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         gradient as gradient,
         needed_kernels as needed_kernels,
         op as op,
+        recorder as recorder,
         roofline as roofline,
         timing as timing,
     )

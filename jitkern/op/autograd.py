@@ -17,6 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils import _pytree
 
+from jitkern import op as room
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError
 from jitkern.op.gradient import Gradient, described, inside_backward
@@ -32,7 +33,15 @@ class _Depth(threading.local):
     value = 0
 
 
+class _InC:
+    """The C++ that records calls in place of Python, once it is loaded."""
+
+    recorder: room.recorder.Recorder | None = None
+
+
 _recording = _Depth()
+IN_C = _InC()
+ALL: list[Autograd] = []  # of all ops
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 RECORDED = "recorded"
 _keys = torch._C._dispatch_keys
@@ -40,7 +49,7 @@ _keys = torch._C._dispatch_keys
 
 def recording() -> bool:
     """Whether this thread is inside the forward of an op whose gradient is recorded."""
-    return _recording.value > 0
+    return _recording.value > 0 or (IN_C.recorder is not None and IN_C.recorder.recording())
 
 
 class Autograd:
@@ -52,20 +61,32 @@ class Autograd:
     2. the gradient that `Op.backward` declared;
     3. the reference again, where a backward is itself differentiated;
     4. a node that raises when a backward pass comes to it.
+
+    slot: the op's slot in the launch runtime at this key; None if Python serves all calls.
     """
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.gradient: Gradient | None = None
+        self.slot: int | None = None
+        ALL.append(self)
+
+    def differentiate(self, gradient: Gradient | None) -> None:
+        """Record calls with this gradient from now on."""
+        self.gradient = gradient
+        if IN_C.recorder:
+            IN_C.recorder.follow(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and (device := plainly_on(args)):
             if device is not RECORDED:
                 with torch._C._AutoDispatchBelowAutograd():
                     return self.op.backends[device](*args)
-            if self.gradient is not None and self.gradient.order:
+            gradient = self.gradient
+            if gradient is not None and gradient.order:
+                room.recorder.count()
                 args, _ = self.op.signature.complete(args, {})
-                return _record(self, *args)
+                return _record(self.op, gradient, *args)
         tensors = tensors_in((*args, *kwargs.values()))
         if _forward_mode(tensors):
             return self._in_forward_mode(args, kwargs)
@@ -270,13 +291,12 @@ class _RecordedPlainly(torch.autograd.Function):
     """A node for a call without lists of an op that has a gradient, under no transform."""
 
     @staticmethod
-    def forward(ctx: Any, autograd: Autograd, *args: Any) -> Any:
-        gradient: Any = autograd.gradient
+    def forward(ctx: Any, op: Op, gradient: Any, *args: Any) -> Any:
         order = gradient.order
         _recording.value += 1
         try:
             with torch._C._AutoDispatchBelowAutograd():
-                result = autograd.op.overload._op(*args)
+                result = op.overload._op(*args)
         finally:
             _recording.value -= 1
         results = result if len(gradient.outputs) > 1 else (result,)
@@ -286,7 +306,7 @@ class _RecordedPlainly(torch.autograd.Function):
         ctx.inputs = [described(args[i]) for i in order.tensors]
         ctx.outputs = [described(value) for value in results]
         ctx.set_materialize_grads(False)  # zeros for an output that nothing depends on: `backward`
-        _mark(ctx, autograd.op, results)
+        _mark(ctx, op, results)
         return result
 
     @staticmethod
@@ -294,11 +314,11 @@ class _RecordedPlainly(torch.autograd.Function):
         gradient, needed = ctx.gradient, ctx.needs_input_grad
         order = gradient.order
         kept = dict(zip(order.names, (*ctx.saved_tensors, *ctx.plain)))
-        needs = tuple([needed[i + 1] for i in order.tensors])
+        needs = tuple([needed[i + 2] for i in order.tensors])
         found = gradient.backward(grads, kept, needs, ctx.inputs, ctx.outputs)
         everything = [None] * len(needed)
         for i, one in zip(order.tensors, found):
-            everything[i + 1] = one
+            everything[i + 2] = one
         return tuple(everything)
 
 

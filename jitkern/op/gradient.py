@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,10 @@ def inside_backward() -> bool:
 
 
 class Order:
-    """Where things stand among the arguments and results of an op without lists of tensors.
+    """The places of values in a call of an op without lists of tensors: arguments, then results.
 
     tensors: the places of the tensor inputs. saved, plain: the places of the tensors, and of the
-    other values, that the backward asks for, among arguments and results. names: theirs.
+    other values, that the backward function asks for; names: the names of these two, in order.
     """
 
     def __init__(self, gradient: Gradient) -> None:
@@ -56,6 +56,8 @@ class Gradient:
     zeros, but None if the function has an attribute `takes_none`.
 
     plain: the names of outputs, and of tensor inputs, that have no gradient.
+    fills: whether zeros stand for the gradient of an output that nothing depends on. partial:
+    whether the function asks for fewer gradients than the op has outputs.
     """
 
     def __init__(
@@ -72,7 +74,8 @@ class Gradient:
         self.grads = {"grad" if single else f"grad_{output}": output for output in with_gradient}
         self.function, self.asked = function, _parameters(function)
         self._given = [(n, outputs.index(o)) for n, o in self.grads.items() if n in self.asked]
-        self._fills = not getattr(function, "takes_none", False)
+        self.fills = not getattr(function, "takes_none", False)
+        self.partial = bool(plain) or len(self._given) < len(outputs)
         known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
@@ -120,11 +123,31 @@ class Gradient:
                     f"{self.name}: a backward pass reached `{name}`, which has no gradient in this "
                     f"op: pass `{name}.detach()`"
                 )
-        named = dict(kept)
+        filled = [*grads]
+        for _, place in self._given if self.fills else ():
+            if grads[place] is None or isinstance(grads[place], list):
+                filled[place] = _filled(grads[place], outputs[place])
+        return self.check(self._run(filled, needs, kept), needs, inputs)
+
+    def of_values(
+        self, grads: tuple[Any, ...], needs: tuple[bool, ...], *values: Any
+    ) -> tuple[Any, ...]:
+        """Return unchecked gradients of a call that C++ recorded, see `recorder.cpp`.
+
+        values: those that `order` names, in order.
+        """
+        assert self.order
+        return self._run(grads, needs, dict(zip(self.order.names, values)))
+
+    def _run(
+        self, grads: Sequence[Any], needs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """Run the function; return one value for each tensor input. Raises DeclarationError.
+
+        named: the inputs and outputs that the function asks for, to which the rest is added.
+        """
         for name, place in self._given:
-            grad = grads[place]
-            fills = self._fills and (grad is None or isinstance(grad, list))
-            named[name] = _filled(grad, outputs[place]) if fills else grad
+            named[name] = grads[place]
         if "needs" in self.asked:
             named["needs"] = needs
         _depth.value += 1
@@ -139,6 +162,15 @@ class Gradient:
                 f"the tensors {', '.join(self.tensors)}: return one gradient, or None, for each, "
                 "and a list for a list of tensors"
             )
+        return gradients
+
+    def check(
+        self, gradients: tuple[Any, ...], needs: tuple[Any, ...], inputs: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Return the gradients, lists as lists. Raises DeclarationError for one that Torch refuses.
+
+        inputs: the result of `described` for each tensor input.
+        """
         checked = zip(self.tensors, gradients, needs, inputs)
         return tuple(self._checked(*of_input) for of_input in checked)
 

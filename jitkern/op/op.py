@@ -117,7 +117,7 @@ class Op:
         """
         _check_extensions(self.name, declaration.sources)
         self.declaration, self._drawn = declaration, None
-        self.autograd.gradient = None
+        self.autograd.differentiate(None)
         self._forget()
         self._forget_compiled()
 
@@ -269,10 +269,11 @@ class Op:
         """
         if self.gradient:
             raise DeclarationError(f"{self.name} has a backward already")
-        self.autograd.gradient = Gradient(
+        gradient = Gradient(
             self.name, self.overload._schema, self.signature.outputs,
             self.declaration.nondifferentiable, function,
         )  # fmt: skip
+        self.autograd.differentiate(gradient)
         return function
 
     @property
@@ -379,7 +380,8 @@ class Op:
             "CompositeExplicitAutograd": handled(Elsewhere(self, self.backends)),
             "FuncTorchBatched": self.run_reference,  # its ATen ops can vmap
         }
-        if not self.trampolines.register_autograd(self.autograd):
+        self.autograd.slot = self.trampolines.register_autograd(self.autograd)
+        if self.autograd.slot is None:
             functions["Autograd"] = handled(self.autograd)
         for key, function in functions.items():
             _register_kernel(library, self.name, key, function)

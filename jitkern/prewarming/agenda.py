@@ -25,16 +25,18 @@ class Agenda:
         self._missing: dict[int, set[int]] = {}
         self._waiting: dict[int, list[int]] = defaultdict(list)
 
-    def kernel(self, op: str, variant: Variant, target: Target, place: str = "") -> int:
+    def kernel(
+        self, op: str, variant: Variant, target: Target, place: str = "", *, optional: bool = False
+    ) -> int:
         """Return the number of the task that compiles a variant; each build has one task.
 
-        place: the line that launches it, for messages.
+        place: the line that launches it, for messages. optional: see `Kernel`.
         """
         key: tuple[Any, ...] = op, variant, target
         if isinstance(variant.source, Extension):
             key = variant.source.shared_build, target
         if key not in self._kernels:
-            self._kernels[key] = self._enter(Kernel(op, variant, target, place))
+            self._kernels[key] = self._enter(Kernel(op, variant, target, place, optional))
         return self._kernels[key]
 
     def launchers(self, group: Group, calls: list[tuple[Any, ...]], kernels: Iterable[int]) -> int:

@@ -14,6 +14,7 @@ from jitkern.compilers import child_process, compiler_for
 from jitkern.errors import CacheError, JitkernError, NotCached
 from jitkern.jit import announcement, exact_target
 from jitkern.named_tuple import NamedTuple
+from jitkern.op import recorder
 from jitkern.op.needed_kernels import units_of
 from jitkern.prewarming.agenda import Agenda
 from jitkern.prewarming.records import Known, Records, Steps
@@ -70,6 +71,11 @@ class _Work:
             self.kernels |= dict.fromkeys(kernels)
             if here and unit.calls:
                 self.launchers.append(agenda.launchers(group, unit.calls, kernels))
+        self.recorder: int | None = None
+        same_torch = host.torch == Target.current("cpu").torch  # whose headers are here
+        if self.launchers and same_torch and recorder.serves(op.signature, op.gradient):
+            variant = recorder.variant()
+            self.recorder = agenda.kernel("jitkern::recorder", variant, host, optional=True)
 
 
 class Builder:
@@ -131,6 +137,8 @@ class Builder:
         for number in kernels:
             self._want(number)
         for work in works.values():
+            if work.recorder is not None:
+                self._want(work.recorder)
             for number in work.launchers:
                 self._work_of[number] = work
                 self._agenda.want(number)
@@ -240,7 +248,8 @@ class Builder:
         if work.failed and self._stopped:
             return work.failed[:1], [], []
         stubs = self._gathered(work.launchers)
-        runtimes = self._gathered([work.runtime] if stubs else [])
+        recorders = [] if work.recorder is None else [work.recorder]
+        runtimes = self._gathered([work.runtime, *recorders] if stubs else [])
         plans = [result for number in work.launchers for result in self._plans.get(number, [])]
         return [*work.failed, *self._gathered(work.kernels)], [*runtimes, *stubs], plans
 

@@ -109,12 +109,16 @@ Message = Result | Note | More | Plans | Broken
 
 
 class Kernel(NamedTuple):
-    """A variant to compile, which several groups may need. place: the line that launches it."""
+    """A variant to compile, which several groups may need.
+
+    place: the line that launches it. optional: whether calls do without it, if it does not compile.
+    """
 
     op: str
     variant: Variant
     target: Target
     place: str = ""
+    optional: bool = False
 
     def perform(self, manner: Manner) -> Iterator[Message]:
         """Compile the variant if it is not in the cache."""
@@ -133,7 +137,8 @@ class Kernel(NamedTuple):
                 raise  # the cache is unusable, so nothing could be kept
             declared = isinstance(e, DeclarationError) and self.op in OPS
             place = OPS[self.op].place if declared else self.place
-            return self.result("failed", reason=told(str(e), self.op, place))
+            status = "skipped" if self.optional else "failed"
+            return self.result(status, reason=told(str(e), self.op, place))
         seconds = round(time.perf_counter() - started, 4)
         return self.result("built" if new else "hit", seconds=seconds, path=str(entry.path))
 

@@ -113,6 +113,10 @@ class Runtime:
         """Stop all present variants of an op, whose launch function was declared again."""
         self.library.jitkern_forget(slot)
 
+    def record(self, slot: int, recorder: int, gradient: int) -> None:
+        """Let C++ record calls of the op at this slot; gradient: as C++ knows it, 0 for Python."""
+        self.library.jitkern_record(slot, c_void_p(recorder), c_void_p(gradient))
+
     def misses(self, slot: int) -> int:
         """Return how many calls of an op asked Python."""
         return int(self.library.jitkern_misses(slot))

@@ -46,6 +46,7 @@ typedef struct {
   i32 cuda, autograd, count, last, generation, clock;
   i32 backend[2]; /* at the Autograd key: the slots of the op on the CPU and on CUDA, or -1 */
   u64 misses;
+  const void *gradient; /* at the Autograd key: how `record` finds the gradient; 0: Python records */
   Variant *variants[VARIANTS];
 } Op;
 
@@ -57,6 +58,7 @@ static const void *undefined; /* c10::UndefinedTensorImpl */
 static i64 keys_at;           /* the byte offset of the dispatch keys in a TensorImpl */
 static u32 watching[16];      /* dispatch keys that modes, torch.func and tracing include; 0 ends */
 static u64 plain_keys;        /* the keys of tensors that only Autograd and a backend see */
+static void (*record)(const void *, u64 *, u64, u64, void (*)(i32, u64 *, u64, u64), i32);
 /* Errors come back by value: Torch up to 2.12 logs each exception that crosses the shim. */
 static __thread char message[TEXT];
 static __thread i32 interrupted; /* whether `message` stands for a KeyboardInterrupt */
@@ -560,11 +562,11 @@ static i32 watched(void) {
   return 0;
 }
 
-/* Whether a tensor needs no gradient and nothing but Autograd and a backend see it. */
-static inline i32 is_plain(Handle handle, i32 recording, i32 *cuda) {
+/* Whether nothing but Autograd and a backend see a tensor. */
+static inline i32 is_plain(Handle handle, i32 recording, i32 *cuda, i32 *needed) {
   const char *impl = *(char **)handle;
-  if ((recording && api.requires_grad(impl)) || *api.forward_grad(impl, 0, handle) != undefined)
-    return 0;
+  if (*api.forward_grad(impl, 0, handle) != undefined) return 0;
+  if (recording && api.requires_grad(impl)) *needed = 1;
   const u64 keys = *(const u64 *)(impl + keys_at);
   i32 device = 0;
   if (keys) api.get_device_type(handle, &device);
@@ -572,21 +574,29 @@ static inline i32 is_plain(Handle handle, i32 recording, i32 *cuda) {
   return keys && !(keys & ~plain_keys); /* no keys: None where the schema has a tensor */
 }
 
-/* At the Autograd key: go straight on to the backend if no gradient is needed and nobody watches,
-   which saves the dispatcher's 0.3 us; otherwise ask Python. */
+static void run_slot(i32 slot, u64 *stack, u64 given, u64 returned) {
+  run(&ops[slot], stack, given, returned);
+}
+
+/* At the Autograd key: if nobody watches, go straight on to the backend, which saves the
+   dispatcher's 0.3 us, or through `record` (recorder.cpp) if a gradient is needed; otherwise ask
+   Python. */
 static void differentiate(Op *op, u64 *stack, u64 given, u64 returned) {
-  i32 recording = api.grad_mode_is_enabled(), direct = 1, cuda = 0;
+  i32 recording = api.grad_mode_is_enabled(), direct = 1, cuda = 0, needed = 0;
   for (u64 i = 0; i < given && direct; i++) {
     Handle handle = tensor(op, stack, i);
-    if (handle) direct = is_plain(handle, recording, &cuda);
+    if (handle) direct = is_plain(handle, recording, &cuda, &needed);
     if (!op->lists) continue;
     for (u64 at = listed(op, stack, i); at-- && direct;)
-      direct = is_plain(item(stack, i, at), recording, &cuda);
+      direct = is_plain(item(stack, i, at), recording, &cuda, &needed);
   }
-  if (direct && op->backend[cuda] >= 0 && !watched()) {
-    run(&ops[op->backend[cuda]], stack, given, returned);
-  } else {
+  const void *gradient = needed ? __atomic_load_n(&op->gradient, __ATOMIC_ACQUIRE) : 0;
+  if (!direct || op->backend[cuda] < 0 || needed > !!gradient || watched()) {
     ask_python(op, stack, given, returned);
+  } else if (needed) {
+    record(gradient, stack, given, returned, run_slot, op->backend[cuda]);
+  } else {
+    run(&ops[op->backend[cuda]], stack, given, returned);
   }
 }
 
@@ -609,6 +619,12 @@ void jitkern_bind(void *const *table, u64 bytes) {
 void jitkern_autograd(const void *undefined_tensor, i64 at, u64 plain, const u32 *keys) {
   undefined = undefined_tensor, keys_at = at, plain_keys = plain;
   for (u64 i = 0; keys[i] && i < sizeof watching / sizeof *watching - 1; i++) watching[i] = keys[i];
+}
+
+/* Let `recorder` (recorder.cpp) record calls of an op at the Autograd key, with this gradient; 0: Python does. */
+void jitkern_record(i32 slot, void *recorder, const void *gradient) {
+  if (recorder) *(void **)&record = recorder;
+  __atomic_store_n(&ops[slot].gradient, gradient, __ATOMIC_RELEASE);
 }
 
 void jitkern_backends(i32 slot, i32 cpu, i32 cuda) {

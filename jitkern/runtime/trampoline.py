@@ -55,10 +55,9 @@ class Trampolines:
             self.slots[device] = slot
         return slot
 
-    def register_autograd(self, answer: Callable[..., Any]) -> bool:
-        """Register a trampoline for Autograd; returns whether that was possible."""
-        slot = self._declare("Autograd", answer, AUTOGRAD)
-        return slot is not None
+    def register_autograd(self, answer: Callable[..., Any]) -> int | None:
+        """Register a trampoline for Autograd; see `register`."""
+        return self._declare("Autograd", answer, AUTOGRAD)
 
     def _declare(self, key: str, answer: Callable[..., Any], needed: tuple[str, ...]) -> int | None:
         signature = self.signature

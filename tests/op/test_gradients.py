@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from jitkern.errors import DeclarationError
 
+pytestmark = pytest.mark.usefixtures("recorded_by")
 _number = itertools.count()
 X = torch.tensor([2.0, 3.0])
 KERNELS = """

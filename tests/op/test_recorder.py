@@ -1,0 +1,237 @@
+"""Calls that C++ records for Autograd: that it does, what it keeps, and what it leaves to Python."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import declared
+
+from jitkern.errors import DeclarationError
+from jitkern.op import autograd, recorder
+from jitkern.runtime import binding
+
+pytestmark = [
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.parametrize("recorded_by", ["c++"], indirect=True),
+    pytest.mark.usefixtures("recorded_by"),
+]
+_number = itertools.count()
+KERNELS = """
+extern "C" void scale(T* out, const T* x, double by, long n) { for (long i = 0; i < n; i++) out[i] = by * x[i]; }
+"""
+
+
+@pytest.fixture
+def declare(tmp_path):
+    def make(signature, launch, reference=None):
+        schema = f"jitkern_test::recorded{next(_number)}{signature}"
+        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch, reference)
+
+    return make
+
+
+def scaled(k, x, by):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    k.scale[{"T": x.dtype}](out, x, by, x.numel())
+    return out
+
+
+def leaf(*values, **options):
+    return torch.tensor(values, requires_grad=True, **options)
+
+
+@pytest.fixture
+def scale(declare):
+    """`by * x`, whose gradient keeps the number alone."""
+    op = declare("(Tensor x, float by=3.0) -> Tensor", scaled, lambda x, by: by * x)
+
+    @op.backward
+    def _(grad, by):
+        return op(grad, by)
+
+    return op
+
+
+@pytest.fixture
+def in_c(monkeypatch):
+    """Fails the test if Python records a call."""
+
+    def count():
+        raise AssertionError("Python recorded a call")
+
+    monkeypatch.setattr(recorder, "count", count)
+
+
+@pytest.mark.usefixtures("in_c")
+def test_a_call_is_recorded_without_python_and_differentiated_twice(scale):
+    x = leaf(1.0, 2.0)
+    y = scale(scale(x), by=0.5)
+    assert type(y.grad_fn).__name__ == "CppFunction"
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.equal(g, torch.full((2,), 1.5))
+    assert torch.autograd.gradcheck(scale, leaf(1.0, 2.0, dtype=torch.float64))
+    assert torch.autograd.gradgradcheck(scale, leaf(1.0, 2.0, dtype=torch.float64))
+    (y**2).sum().backward(retain_graph=True)
+    (y**2).sum().backward()
+    assert torch.equal(x.grad, 2 * 2 * 1.5**2 * x.detach())
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+
+
+@pytest.mark.usefixtures("in_c")
+def test_every_kind_of_argument_comes_back_as_it_was(declare):
+    values = "int i, float f, bool b, str s, int? oi, float? of, bool? ob, str? os"
+    kept = []
+    op = declare(
+        f"(Tensor? w, Tensor x, {values}) -> (Tensor one, Tensor two)",
+        lambda k, w, x, *rest: (scaled(k, x, 2.0), scaled(k, x, 3.0)),
+    )
+
+    @op.backward
+    def _(grad_one, grad_two, w, x, one, i, f, b, s, oi, of, ob, os, needs):
+        kept.append((w, x, one, i, f, b, s, oi, of, ob, os, needs))
+        return w, 2 * grad_one + 3 * grad_two
+
+    x, w = leaf(1.0, 2.0), torch.ones(2)
+    some = (-3, 0.1, True, "näme\0", 2**40, -0.0, False, "")
+    for weight, needed, rest in (
+        (None, False, some),
+        (w, False, (0, 1e300, False, "", *[None] * 4)),
+    ):
+        a, b = op(weight, x, *rest)
+        (g,) = torch.autograd.grad(b.sum(), x)  # nothing depends on `a`: its gradient is zeros
+        assert torch.equal(g, torch.full((2,), 3.0))
+        got_w, got_x, got_a, *numbers, needs = kept.pop()
+        assert got_w is weight and got_x is x and torch.equal(got_a, a)
+        assert [*map(repr, numbers)] == [*map(repr, rest)]
+        assert needs == (needed, True)
+    w.requires_grad_()
+    (g,) = torch.autograd.grad(sum(op(w, x, *some)).sum(), w)
+    assert torch.equal(g, w) and kept.pop()[-1] == (True, False)
+
+
+@pytest.mark.usefixtures("in_c")
+def test_what_is_kept_for_the_backward_is_checked_hooked_and_freed(declare):
+    op = declare("(Tensor x) -> Tensor", lambda k, x: scaled(k, x, 3.0))
+    op.backward(lambda grad, x, out: grad * out / x)
+    x = leaf(1.0, 2.0)
+    middle = x * 1
+    y = op(middle)
+    middle += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        return tensor * 2
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor / 2):
+        y = op(x)
+    assert len(packed) == 2
+    y.register_hook(lambda grad: 10 * grad)
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 30.0))
+
+
+@pytest.mark.usefixtures("in_c")
+def test_an_error_of_a_backward_is_raised_as_it_is(declare):
+    op = declare("(Tensor x) -> Tensor", lambda k, x: scaled(k, x, 3.0))
+    wrong = [KeyError("mine"), torch.ones(3), "text", (None, None)]
+
+    @op.backward
+    def _(grad):
+        if isinstance(wrong[0], Exception):
+            raise wrong[0]
+        return wrong[0]
+
+    for kind, says in (
+        (KeyError, "mine"), (DeclarationError, "gradient of shape \\[3\\]"),
+        (DeclarationError, "a str in place of a gradient"), (DeclarationError, "2 gradients"),
+    ):  # fmt: skip
+        y = op(leaf(1.0, 2.0))
+        with pytest.raises(kind, match=says):
+            y.sum().backward()
+        wrong.pop(0)
+
+
+def test_python_records_what_c_does_not_know(declare):
+    listed = declare("(Tensor x, int[] sizes) -> Tensor", lambda k, x, sizes: scaled(k, x, 3.0))
+    listed.backward(lambda grad, sizes: sizes[0] * grad)
+    partial = declare(
+        "(Tensor x) -> (Tensor a, Tensor b)", lambda k, x: (scaled(k, x, 2.0), scaled(k, x, 3.0))
+    )
+    partial.backward(lambda grad_a: 2 * grad_a)
+    x = leaf(1.0)
+    for result in (listed(x, [7]), partial(x)[0]):
+        assert type(result.grad_fn).__name__ != "CppFunction"
+        result.sum().backward()
+    assert x.grad.item() == 9
+
+
+def test_a_mode_and_a_transform_still_see_the_call(scale):
+    assert torch.equal(
+        torch.func.grad(lambda x: scale(x).sum())(torch.ones(2)), torch.full((2,), 3.0)
+    )
+    x = leaf(1.0, 2.0)
+    out = torch.utils.checkpoint.checkpoint(lambda x: scale(x) ** 2, x, use_reentrant=False)
+    out.sum().backward()
+    assert torch.equal(x.grad, 18 * x.detach())
+
+
+@pytest.mark.usefixtures("in_c")
+def test_an_op_that_is_declared_again_has_its_new_gradient(scale):
+    x = leaf(1.0)
+    y = scale(x)
+    scale.declare_again(scale.declaration)
+    with pytest.raises(DeclarationError, match="which has no gradient"):
+        scale(x).backward()
+    scale.backward(lambda grad: 7 * grad)
+    scale(x).backward()
+    assert x.grad.item() == 7
+    y.backward()
+    assert x.grad.item() == 10, "a call keeps the gradient that it was recorded with"
+
+
+def test_a_graph_is_differentiated_by_compiled_autograd(scale):
+    from torch._dynamo import compiled_autograd
+
+    x = leaf(1.0, 2.0)
+    y = scale(x).sum()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        y.backward()
+    assert torch.equal(x.grad, torch.full((2,), 3.0))
+
+
+CHILD = """
+import torch, jitkern.ops
+from jitkern.op import autograd, recorder
+x = torch.ones(2, 3, requires_grad=True)
+for calls in range(3):
+    jitkern.ops.softmax(x).sum().backward()
+    recorder.settle()
+print(recorder._state.calls, autograd.IN_C.recorder is not None)
+"""
+
+
+def test_a_process_looks_the_node_up_at_the_first_call_that_python_records(
+    run_python, recorder_cache, tmp_path
+):
+    cached = {"JITKERN_SYSTEM_CACHE": str(recorder_cache)}
+    assert run_python(CHILD, **cached).stdout.split() == ["1", "True"]
+    assert run_python(CHILD, JITKERN_CACHE_DIR=str(tmp_path / "none")).stdout.split() == [
+        "3",
+        "False",
+    ]
+
+
+def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cache):
+    monkeypatch.setattr(autograd.IN_C, "recorder", None)
+    monkeypatch.setattr(recorder, "_state", recorder._State())
+    began = []
+    monkeypatch.setattr(recorder, "_load", began.append)
+    for _ in range(recorder.ENOUGH + 1):
+        recorder.count()
+        recorder.settle()
+    assert began == [False, True]
