@@ -55,10 +55,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture(scope="session")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of pytest, which its workers share."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
 @pytest.fixture(autouse=True)
-def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache for this test, its child processes too."""
-    root = tmp_path / "cache"
+def cache_dir(
+    tmp_path: Path, common: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """An empty cache for this test, its child processes too; or see the marker `common_cache`."""
+    shared = request.node.get_closest_marker("common_cache")
+    root = (common if shared else tmp_path) / "cache"
     for name in [name for name in os.environ if name.startswith("JITKERN_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
@@ -119,13 +129,11 @@ def variant(source: Cpp) -> Variant:
 
 
 @pytest.fixture(scope="session")
-def recorder_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds the node of recorder.cpp, which all workers share: a build takes 20 s."""
-    root = tmp_path_factory.getbasetemp()
-    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "recorder-cache"
-    with config.using(cache_dir=root):
+def recorder_cache(common: Path) -> Path:
+    """A cache that holds the node of recorder.cpp, which is built once: that takes 20 s."""
+    with config.using(cache_dir=common / "cache"):
         jit.ensure(recorder.variant(), Target.current("cpu"))
-    return root
+    return common / "cache"
 
 
 @pytest.fixture(params=["python", "c++"])

@@ -16,6 +16,8 @@ from jitkern.calls.signature import tensors_in
 from jitkern.op.check import leaves
 from jitkern.op.op import Op, all_ops
 
+pytestmark = pytest.mark.common_cache
+
 SHIPPED = [
     op
     for name, op in sorted(all_ops().items())

@@ -39,6 +39,7 @@ def test_the_guide_from_cpp_extension_is_true(tmp_path, run_python):
 
 
 @pytest.mark.slow
+@pytest.mark.common_cache
 def test_the_demo_runs():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benches.demo"],

@@ -25,7 +25,14 @@ from jitkern.config import Config
 from jitkern.target import this_platform
 
 ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "CONTRIBUTING.md")
-RUN = [page for page in PAGES if page.name not in ELSEWHERE and blocks_of(page)]
+PREWARMS = ("author_guide.md",)  # all shipped ops
+RUN = [
+    pytest.param(
+        page, marks=[pytest.mark.common_cache] if page.name in PREWARMS else [], id=page.name
+    )
+    for page in PAGES
+    if page.name not in ELSEWHERE and blocks_of(page)
+]
 
 
 class Reader:
@@ -80,7 +87,7 @@ def reader(tmp_path, cache_dir):
 @pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.skipif(this_platform() != "linux_x86_64", reason="shows x86-64 targets")
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN)
 def test_the_snippets_of_a_page_run(page, reader):
     blocks = blocks_of(page)
     for block, after in zip(blocks, [*blocks[1:], None]):

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jitkern import ops
 from jitkern.op import check
 
+pytestmark = pytest.mark.common_cache
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 inf, nan = math.inf, math.nan

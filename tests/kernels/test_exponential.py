@@ -10,6 +10,8 @@ from helpers import REPOSITORY
 import jitkern
 from jitkern import config
 
+pytestmark = pytest.mark.common_cache
+
 INCLUDE = REPOSITORY / "kernels_src" / "include"
 LOOP = """
 #include "exponential.h"

@@ -7,6 +7,8 @@ from helpers import refusing_to_wait, served
 import jitkern.ops
 from benches.kernels.checks import Oracle, poison, widened
 
+pytestmark = pytest.mark.common_cache
+
 NAMES = ("silu", "gelu", "gelu_tanh", "relu2")
 OPS = {
     name: (

@@ -8,6 +8,8 @@ from row_calls import awkward, captured, each_device, each_device_and_dtype, els
 
 import jitkern.ops as ops
 
+pytestmark = pytest.mark.common_cache
+
 
 @each_device_and_dtype
 def test_layouts(device, dtype):

@@ -17,6 +17,8 @@ from row_calls import (
 import jitkern.ops as ops
 from jitkern import pointwise
 
+pytestmark = pytest.mark.common_cache
+
 LENGTHS = (128, 256, 1024, 2048, 4096, 16376, 40000, 128256)
 
 

@@ -8,6 +8,8 @@ import jitkern.ops
 from benches.kernels.checks import Oracle, poison, widened
 from jitkern.errors import DeclarationError
 
+pytestmark = pytest.mark.common_cache
+
 rope, rope_ = jitkern.ops.rope, jitkern.ops.rope_
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)

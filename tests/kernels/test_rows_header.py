@@ -7,6 +7,8 @@ import torch
 
 import jitkern
 
+pytestmark = pytest.mark.common_cache
+
 TEXT = """
 #include "rows.h"
 template <typename T> void to_float(float* out, const T* x, int64_t n) { widen(out, x, n); }

@@ -9,6 +9,8 @@ from helpers import refusing_to_wait, served
 from jitkern import ops
 from jitkern.kernels_src.sample.kernel import _random_bits
 
+pytestmark = pytest.mark.common_cache
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -6,6 +6,8 @@ from row_calls import DTYPES, awkward, captured, each_device, each_dtype, elsewh
 
 import jitkern.ops as ops
 
+pytestmark = pytest.mark.common_cache
+
 INF, NAN = float("inf"), float("nan")
 LENGTHS = (
     1,

@@ -8,6 +8,8 @@ from helpers import served
 
 from jitkern import ops
 
+pytestmark = pytest.mark.common_cache
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)
 HALVES_AND_WHOLES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -55,7 +55,7 @@ class Subject:
         folder.mkdir(exist_ok=True)
         (folder / "k.cpp").write_text(text)
         name = f"{NAMESPACE}::f{next(_number)}"
-        self.op = kernel(f"{name}{signature}", cpu=Cpp(str(folder / "k.cpp")))
+        self.op = kernel(f"{name}{signature}", cpu=Cpp(str(folder / "k.cpp"), flags=["-O0"]))
         self.op.launch("cpu")(launch)
         if reference:
             self.op.reference(reference)

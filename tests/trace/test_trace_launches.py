@@ -10,7 +10,10 @@ from subject import NAN, E, gathered, ints, reals
 
 from jitkern.runtime import binding, linker
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+pytestmark = [
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.common_cache,
+]
 
 
 # ------------------------------------------------------------------- optional and in-place

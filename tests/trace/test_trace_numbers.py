@@ -11,7 +11,10 @@ from subject import BOTTOM, INF, NAN, TOP, E, gathered, ints, reals
 from jitkern.errors import LaunchError
 from jitkern.runtime import binding
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+pytestmark = [
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.common_cache,
+]
 
 
 # ---------------------------------------------------------------------------------- numbers

@@ -17,7 +17,10 @@ from jitkern.target import Target
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+pytestmark = [
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.common_cache,
+]
 SOURCE = """
 extern "C" void weigh(double* space, const T* x, const T* w, double a, double b, long n) {
   for (long i = 0; i < n; i++) space[i] = a * x[i] + (w ? double(w[i]) : b);

@@ -19,7 +19,10 @@ from subject import Subject
 
 from jitkern.runtime import binding, linker
 
-pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+pytestmark = [
+    pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
+    pytest.mark.common_cache,
+]
 SIGNATURE = "(Tensor x, Tensor y, int n, float f) -> Tensor"
 WEIGHTS = torch.arange(1.0, 33.0)
 TABLE = {3: 30.0, 5: 50.0}

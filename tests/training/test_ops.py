@@ -10,6 +10,8 @@ from jitkern.launch.kernels import Kernels
 from jitkern.op import check
 from jitkern.op.op import all_ops
 
+pytestmark = pytest.mark.common_cache
+
 IN_PLACE = [
     op
     for name, op in sorted(all_ops().items())
