@@ -30,12 +30,14 @@ pytest.register_assert_rewrite(
     "bundling",
     "calls_of_ops",
     "inline_modules",
+    "processes",
     "publishing",
     "servers",
     "stocked",
     "subject",
     "tuning",
 )
+import processes  # noqa: E402
 from helpers import FakeCompiler, replaced  # noqa: E402
 
 
@@ -154,13 +156,14 @@ def recorded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python code in a fresh process with this test's cache and these environment variables."""
+    """Run Python code in another process with this test's cache and these environment variables.
+
+    Torch is imported there by then; see torch_server.py.
+    """
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code],
-            cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        return processes.run(command, cwd=tmp_path, env={**os.environ, **environment}, timeout=300)
 
     return run
 

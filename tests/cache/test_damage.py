@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import processes
 import pytest
 from publishing import in_a_child, in_memory, key_of, names, publish
 
@@ -31,10 +32,9 @@ LIBRARIES = ("kernel", "stub", "runtime")
 def call(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Add two vectors in a process of its own, with the cache at `root`."""
     others = {n: v for n, v in os.environ.items() if not n.startswith("JITKERN_")}
-    return subprocess.run(
+    return processes.run(
         [sys.executable, "-W", "ignore", "-c", CALL],
-        env={**others, "JITKERN_CACHE_DIR": str(root), **environment}, cwd=root.parent,
-        capture_output=True, text=True, timeout=300, check=False,
+        env={**others, "JITKERN_CACHE_DIR": str(root), **environment}, cwd=root.parent, timeout=300,
     )  # fmt: skip
 
 

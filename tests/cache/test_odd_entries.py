@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import processes
 import pytest
 
 from jitkern import config, jit
@@ -99,7 +100,7 @@ def made(tmp_path_factory):
     """A cache in which a kernel, its stub and its plan lie."""
     root = tmp_path_factory.mktemp("made") / "cache"
     environment = {**os.environ, "JITKERN_CACHE_DIR": str(root)}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", CALL], env=environment, check=True)
+    processes.run([sys.executable, "-W", "ignore", "-c", CALL], env=environment, check=True)
     return root
 
 

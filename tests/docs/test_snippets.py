@@ -17,6 +17,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import processes
 import pytest
 from helpers import REPOSITORY, needs_nvrtc
 from pages import PAGES, blocks_of
@@ -43,13 +44,18 @@ class Reader:
         self.cache = cache
         scripts = Path(sys.executable).parent
         path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "PYTHONWARNINGS": "ignore"}  # fmt: skip
+        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
 
     def run(self, *command: str, shown: str) -> str:
         """What a command prints. It must succeed."""
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=600,
-        )  # fmt: skip
+        settings = {"cwd": self.folder, "env": self.environment, "timeout": 600}
+        python = [sys.executable, "-W", "ignore"]
+        if command[0] == "jitkern":
+            done = processes.run([*python, "-m", *command], **settings)
+        elif command[0] == sys.executable:
+            done = processes.run([*python, *command[1:]], **settings)
+        else:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
         assert done.returncode == 0, f"{shown}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import processes
 import pytest
 
 CALL = (
@@ -20,11 +21,10 @@ def image(tmp_path_factory):
     """A cache with the f32 kernel of vec_add, what launches it, and nothing else."""
     root = tmp_path_factory.mktemp("image") / "layer"
     for _ in range(2):  # the second call leaves plans
-        subprocess.run(
+        processes.run(
             [sys.executable, "-W", "ignore", "-c", CALL.format("float32")],
             env={**os.environ, "JITKERN_CACHE_DIR": str(root)},
             check=True,
-            capture_output=True,
         )
     shutil.rmtree(root / "v1" / "stats", ignore_errors=True)
     root.chmod(0o755)
@@ -88,12 +88,9 @@ def test_where_nothing_at_all_can_be_written_one_error_says_what_to_do(image, tm
         "except jitkern.CacheError as e: print(e)\n"
         "with jitkern.using(fallback='reference'): print(jitkern.ops.vec_add(x, x).tolist())\n"
     )
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env={**os.environ, "JITKERN_CACHE_DIR": "/proc/none"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert "point JITKERN_CACHE_DIR or TMPDIR at one, or prewarm" in done.stdout, done.stderr
     assert done.stdout.endswith("[2.0, 2.0, 2.0]\n"), done.stderr

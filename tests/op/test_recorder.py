@@ -1,6 +1,7 @@
 """Calls that C++ records for Autograd: that it does, what it keeps, and what it leaves to Python."""
 
 import itertools
+import threading
 
 import pytest
 import torch
@@ -154,6 +155,43 @@ def test_an_error_of_a_backward_is_raised_as_it_is(declare):
         with pytest.raises(kind, match=says):
             y.sum().backward()
         wrong.pop(0)
+
+
+@pytest.mark.usefixtures("in_c")
+def test_an_error_of_the_call_itself_is_raised_as_it_is(declare):
+    def launch(k, x, n):
+        torch._check(n > 0, lambda: f"n must be positive, got {n}")
+        return scaled(k, x, [1.0][n - 1])
+
+    op = declare("(Tensor x, int n) -> Tensor", launch)
+    op.backward(lambda grad: grad)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="n must be positive, got 0"):
+            op(leaf(1.0), 0)
+        with pytest.raises(IndexError):
+            op(leaf(1.0), 2)
+        assert op(leaf(1.0), 1).requires_grad
+    assert not autograd.recording()
+
+
+@pytest.mark.usefixtures("in_c")
+def test_threads_record_and_differentiate_side_by_side(scale):
+    x, failed = leaf(1.0, 2.0), []
+    shared = scale(x)
+
+    def train():
+        for _ in range(200):
+            (g,) = torch.autograd.grad(scale(x).sum(), x)
+            (h,) = torch.autograd.grad(shared.sum(), x, retain_graph=True)
+            if not (torch.equal(g, h) and g.tolist() == [3.0, 3.0]):
+                failed.append((g, h))
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
 
 
 def test_python_records_what_c_does_not_know(declare):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 from web_servers import settings_file
 
 CALLS = """
@@ -55,7 +56,9 @@ class Machine:
         )  # fmt: skip
 
     def run(self, code=CALLS, **environment):
-        with self.start(code, **environment) as process:
-            out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
-        return json.loads(out.splitlines()[-1]), err
+        done = processes.run(
+            [sys.executable, "-W", "ignore", "-c", code], cwd=self.folder,
+            env={**self.environment, **environment}, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1]), done.stderr
