@@ -5,51 +5,44 @@
 #include "exponential.h"
 #include "rows.h"
 
-// cap * tanh(x / cap) = cap - 2 * cap / (1 + e^(2 * x / cap)), within rounding of cap
-template <typename A> static void cap_all(A* v, int64_t n, A cap) {
-  const A twice = 2 / cap;
-  for (int64_t i = 0; i < n; i++) v[i] = cap - 2 * cap / (1 + exponential(v[i] * twice));
-}
-
-template <typename A> static A largest(const A* v, int64_t n) {
-  A m = -std::numeric_limits<A>::infinity();  // where a NaN is, the sum becomes NaN
-#pragma omp simd reduction(max : m)
-  for (int64_t i = 0; i < n; i++) m = v[i] > m ? v[i] : m;
-  return m;
-}
-
 // What all rows share.
 template <typename A> struct Settings {
   A smoothing, z_loss, cap;
   int64_t cols, ignored;
 };
 
-// The logits of a row, widened and capped, and what they are reduced to; e: null, or memory for e^(v - base).
+// Call use(logits) with the logits of a row: capped, in memory of this thread, or where they lie.
+template <typename A, typename T, typename Use> static inline void with_capped(const T* x, const Settings<A>& s, Use use) {
+  if (s.cap == 0) return use(x);
+  const A cap = s.cap, twice = 2 / cap;
+  A* v = scratch<A>(s.cols);
+  // cap * tanh(x / cap) = cap - 2 * cap / (1 + e^(2 * x / cap)), within rounding of cap
+  each_vector<A>(s.cols, [=](int64_t i, auto n) {
+    store(v + i, cap - 2 * cap / (1 + exponential(load<A>(x + i, n) * twice)), n);
+  });
+  use(static_cast<const A*>(v));
+}
+
+// What the logits of a row are reduced to. e: null, or memory for e^(logit - base), which may be the logits'.
 template <typename A> struct Row {
-  const A* v;
   A base, sum, loss;
 
-  template <typename T> Row(const T* x, int64_t target, A* e, const Settings<A>& s) {
-    if (std::is_same_v<T, A> && s.cap == 0) {
-      v = reinterpret_cast<const A*>(x);
-    } else {
-      A* memory = e && s.cap == 0 ? e : scratch<A>(s.cols);  // e, where v is not needed once e is known
-      widen(memory, x, s.cols);
-      if (s.cap != 0) cap_all(memory, s.cols, s.cap);
-      v = memory;
-    }
-    const A* v = this->v;
-    const A m = largest(v, s.cols), b = m == -std::numeric_limits<A>::infinity() ? A(0) : m;
-    loss = b - v[target];  // before the logarithm, which may be far smaller than either; and before e is written
+  template <typename V> Row(const V* v, int64_t target, A* e, const Settings<A>& s) {
+    constexpr A infinity = std::numeric_limits<A>::infinity();
+    const auto logits = [=](int64_t i, auto n) { return with_rest(load<A>(v + i, n), n, -infinity); };
+    const A m = largest<A>(s.cols, logits), b = m == -infinity ? A(0) : m;  // where a NaN is, the sum becomes NaN
+    loss = b - A(v[target]);  // before the logarithm, which may be far smaller than either; and before e is written
     if (s.smoothing != 0) {
-      const A below = ::sum<A>(s.cols, [=](int64_t i) { return v[i] - b; });
+      const A below =
+          ::sum<A>(s.cols, [=](int64_t i, auto n) { return with_rest(load<A>(v + i, n) - b, n, A(0)); });
       loss = (1 - s.smoothing) * loss - s.smoothing / A(s.cols) * below;
     }
     base = b;
-    if (e)
-      sum = ::sum<A>(s.cols, [=](int64_t i) { return e[i] = exponential(v[i] - b); });
-    else
-      sum = ::sum<A>(s.cols, [=](int64_t i) { return exponential(v[i] - b); });
+    sum = ::sum<A>(s.cols, [=](int64_t i, auto n) {
+      const auto power = exponential(logits(i, n) - b);
+      if (e) store(e + i, power, n);
+      return power;
+    });
     loss += std::log(sum) + s.z_loss * lse() * lse();
   }
   A lse() const { return base + std::log(sum); }
@@ -67,7 +60,7 @@ void cross_entropy_loss(accumulator<T>* losses, const T* x, const I* targets, in
     else if (target < 0 || target >= cols)
       losses[r] = std::numeric_limits<A>::quiet_NaN();
     else
-      losses[r] = Row<A>(x + r * cols, target, nullptr, s).loss;
+      with_capped(x + r * cols, s, [&](auto v) { losses[r] = Row<A>(v, target, nullptr, s).loss; });
   });
 }
 
@@ -86,20 +79,28 @@ void cross_entropy_rows(accumulator<T>* losses, T* out, const T* x, const I* tar
       std::fill(to, to + cols, T(losses[r]));
       return;
     }
-    A* e = std::is_same_v<T, A> && s.cap == 0 ? reinterpret_cast<A*>(to) : scratch<A, 1>(cols);
-    const Row<A> row(x + r * cols, target, e, s);
-    losses[r] = row.loss;
-    const A scale = scales ? scales[r * scale_stride] : A(1);
-    const A by = scale * (1 + 2 * s.z_loss * row.lse()) / row.sum, less = scale * s.smoothing / A(cols);
-    const A at = e[target] * by - less - scale * (1 - s.smoothing);
-    for (int64_t i = 0; i < cols; i++) e[i] = e[i] * by - less;
-    e[target] = at;
-    if (s.cap != 0) {
-      const A* v = row.v;
-      const A per_cap = 1 / s.cap;
-      for (int64_t i = 0; i < cols; i++) e[i] *= 1 - v[i] * per_cap * (v[i] * per_cap);
-    }
-    if (reinterpret_cast<void*>(e) != to) narrow(to, e, cols);
+    A* e;
+    if constexpr (std::is_same_v<T, A>)
+      e = to;
+    else
+      e = scratch<A, 1>(cols);
+    with_capped(x + r * cols, s, [&](auto v) {
+      const Row<A> row(v, target, e, s);
+      losses[r] = row.loss;
+      const A scale = scales ? scales[r * scale_stride] : A(1);
+      const A by = scale * (1 + 2 * s.z_loss * row.lse()) / row.sum, less = scale * s.smoothing / A(cols);
+      // The derivative of capping, by what it made of a logit.
+      const A per_cap = s.cap != 0 ? 1 / s.cap : 0;
+      const auto slope = [=](auto capped) { return 1 - capped * per_cap * (capped * per_cap); };
+      A at = e[target] * by - less - scale * (1 - s.smoothing);
+      if (s.cap != 0) at *= slope(A(v[target]));
+      each_vector<A>(cols, [=](int64_t i, auto n) {
+        auto d = load<A>(e + i, n) * by - less;
+        if (per_cap != 0) d *= slope(load<A>(v + i, n));
+        store(to + i, d, n);
+      });
+      to[target] = T(at);
+    });
   });
 }
 
@@ -127,9 +128,7 @@ void cross_entropy_rescale(T* x, const accumulator<T>* by, int64_t by_stride, in
   for_rows(rows, cols, [=](int64_t r) {
     const A factor = by[r * by_stride];
     if (factor == 1) return;
-    A* v = scratch<A>(cols);
-    widen(v, x + r * cols, cols);
-    for (int64_t i = 0; i < cols; i++) v[i] *= factor;
-    narrow(x + r * cols, v, cols);
+    T* row = x + r * cols;
+    each_vector<A>(cols, [=](int64_t i, auto n) { store(row + i, load<A>(row + i, n) * factor, n); });
   });
 }

@@ -4,7 +4,7 @@
 //   for_rows(rows, cols, [=](int64_t r) {
 //     accumulator<T>* v = scratch<accumulator<T>>(cols);             // of this thread
 //     widen(v, x + r * cols, cols);
-//     const auto squares = sum<accumulator<T>>(cols, [=](int64_t i) { return v[i] * v[i]; });
+//     const auto total = sum<accumulator<T>>(cols, [=](int64_t i, auto n) { return load<accumulator<T>>(v + i, n); });
 //     …
 //     narrow(out + r * cols, v, cols);
 //   });
@@ -15,10 +15,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "float16.h"
-
-// The type that a kernel computes in: float, or double for double.
-template <typename T> using accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+#include "vectors.h"
 
 static constexpr int64_t parallel_from = 1 << 15;  // elements below which starting threads costs more
 
@@ -42,60 +39,17 @@ template <typename A, int slot = 0> static A* scratch(int64_t count) {
 
 // to[i] = from[i], rounded to nearest even where `to` is the narrower type.
 template <typename A, typename T> static void widen(A* to, const T* from, int64_t n) {
-  int64_t i = 0;
-#ifdef __F16C__  // twice to four times as fast as what compilers make of float16.h
-  if constexpr (std::is_same_v<T, float16> && std::is_same_v<A, float>) {
-    typedef short halves __attribute__((vector_size(16)));
-    typedef float floats __attribute__((vector_size(32)));
-    for (; i + 8 <= n; i += 8) {
-      halves h;
-      floats f;
-      std::memcpy(&h, from + i, sizeof h);
-      asm("vcvtph2ps %1, %0" : "=x"(f) : "x"(h));
-      std::memcpy(to + i, &f, sizeof f);
-    }
-  }
-#endif
-  for (; i < n; i++) to[i] = A(from[i]);
+  each_vector<A>(n, [=](int64_t i, auto m) { store(to + i, load<A>(from + i, m), m); });
 }
-
 template <typename T, typename A> static void narrow(T* to, const A* from, int64_t n) {
-  int64_t i = 0;
-#ifdef __F16C__
-  if constexpr (std::is_same_v<T, float16> && std::is_same_v<A, float>) {
-    typedef short halves __attribute__((vector_size(16)));
-    typedef float floats __attribute__((vector_size(32)));
-    for (; i + 8 <= n; i += 8) {
-      halves h;
-      floats f;
-      std::memcpy(&f, from + i, sizeof f);
-      asm("vcvtps2ph $0, %1, %0" : "=x"(h) : "x"(f));
-      std::memcpy(to + i, &h, sizeof h);
-    }
-  }
-#endif
-  for (; i < n; i++) to[i] = T(from[i]);
-}
-
-// The sum of term(i) for all i below n: in A within a piece, in double over the pieces, so that long rows lose
-// nothing. The order of additions depends on n alone.
-template <typename A, typename Term> static A sum(int64_t n, Term term) {
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += 1024) {
-    const int64_t end = std::min(n, begin + 1024);
-    A piece = 0;
-#pragma omp simd reduction(+ : piece)
-    for (int64_t i = begin; i < end; i++) piece += term(i);
-    total += piece;
-  }
-  return A(total);
+  each_vector<A>(n, [=](int64_t i, auto m) { store(to + i, load<A>(from + i, m), m); });
 }
 
 // Call row(r, sums) for each row, which adds to sums[width], and return these sums. The rows are shared out in parts,
 // whose sums are added in order: the result does not depend on the number of threads.
 template <typename A, typename Row>
 static std::unique_ptr<A[]> sums_over_rows(int64_t rows, int64_t cols, int64_t width, Row row) {
-  const int64_t parts = std::min<int64_t>(64, std::max<int64_t>(1, rows / 8));
+  const int64_t parts = std::min<int64_t>(64, std::max<int64_t>(1, rows / 16));
   std::unique_ptr<A[]> memory(new A[parts * width]);
   A* sums = memory.get();
   for_rows(parts, (rows + parts - 1) / parts * cols, [=](int64_t part) {

@@ -4,18 +4,26 @@
 
 #include "rows.h"
 
-// v[i] = (v[i] - mean) * scale; returns scale. What rounding left of the mean is found in a second pass.
-template <typename A> static A normalize(A* v, double eps, int64_t cols) {
-  const A mean = sum<A>(cols, [=](int64_t i) { return v[i]; }) / A(cols);
-#pragma omp simd
-  for (int64_t i = 0; i < cols; i++) v[i] -= mean;
-  const A rest = sum<A>(cols, [=](int64_t i) { return v[i]; }) / A(cols);
-  const A squares = sum<A>(cols, [=](int64_t i) { return (v[i] - rest) * (v[i] - rest); });
-  const A scale = 1 / std::sqrt(squares / A(cols) + A(eps));
-#pragma omp simd
-  for (int64_t i = 0; i < cols; i++) v[i] = (v[i] - rest) * scale;
-  return scale;
-}
+// A row minus its mean, times scale.
+template <typename T> struct Normalized {
+  using A = accumulator<T>;
+  const T* x;
+  A mean, rest, scale;  // rest: what rounding left of the mean
+
+  Normalized(const T* x, double eps, int64_t cols) : x(x) {
+    mean = sum<A>(cols, [=](int64_t i, auto n) { return load<A>(x + i, n); }) / A(cols);
+    const A m = mean;
+    const auto difference = [=](int64_t i, auto n) { return with_rest(load<A>(x + i, n) - m, n, A(0)); };
+    rest = sum<A>(cols, difference) / A(cols);
+    const A squares = sum<A>(cols, [=](int64_t i, auto n) {
+      const auto d = difference(i, n);
+      return d * d;
+    });
+    const A variance = squares / A(cols) - rest * rest;
+    scale = 1 / std::sqrt((variance > 0 ? variance : variance * 0) + A(eps));
+  }
+  template <typename N> Vector<A> operator()(int64_t i, N n) const { return (load<A>(x + i, n) - mean - rest) * scale; }
+};
 
 // What all rows share, widened, in memory of this thread; `missing` where there is none.
 template <int slot, typename A, typename W> static const A* shared(const W* from, A missing, int64_t cols) {
@@ -32,12 +40,10 @@ void layer_norm(T* out, const T* x, const W* weight, const W* bias, double eps, 
   using A = accumulator<T>;
   const A *w = shared<2, A>(weight, 1, cols), *b = shared<3, A>(bias, 0, cols);
   for_rows(rows, cols, [=](int64_t r) {
-    A* v = scratch<A>(cols);
-    widen(v, x + r * cols, cols);
-    normalize(v, eps, cols);
-#pragma omp simd
-    for (int64_t i = 0; i < cols; i++) v[i] = v[i] * w[i] + b[i];
-    narrow(out + r * cols, v, cols);
+    const Normalized<T> normalized(x + r * cols, eps, cols);
+    each_vector<A>(cols, [&](int64_t i, auto n) {
+      store(out + r * cols + i, normalized(i, n) * load<A>(w + i, n) + load<A>(b + i, n), n);
+    });
   });
 }
 
@@ -50,23 +56,22 @@ void layer_norm_backward(T* dx, W* dweight, W* dbias, const T* grad, const T* x,
   using A = accumulator<T>;
   const A* w = shared<2, A>(weight, 1, cols);
   const auto row = [=](int64_t r, A* sums) {
-    A *v = scratch<A>(cols), *g = scratch<A, 1>(cols);
-    widen(v, x + r * cols, cols);
-    widen(g, grad + r * cols, cols);
-    const A scale = normalize(v, eps, cols);
-    if (sums) {
-      A* of_bias = sums + cols;
-#pragma omp simd
-      for (int64_t i = 0; i < cols; i++) sums[i] += g[i] * v[i], of_bias[i] += g[i];
-    }
-    if (!dx) return;
-#pragma omp simd
-    for (int64_t i = 0; i < cols; i++) g[i] *= w[i];
-    const A mean = sum<A>(cols, [=](int64_t i) { return g[i]; }) / A(cols);
-    const A dot = sum<A>(cols, [=](int64_t i) { return g[i] * v[i]; }) / A(cols);
-#pragma omp simd
-    for (int64_t i = 0; i < cols; i++) g[i] = scale * (g[i] - mean - v[i] * dot);
-    narrow(dx + r * cols, g, cols);
+    const Normalized<T> normalized(x + r * cols, eps, cols);
+    const T* from = grad + r * cols;
+    const auto weighted = [=](int64_t i, auto n) { return load<A>(from + i, n) * load<A>(w + i, n); };
+    const A mean = sum<A>(cols, weighted) / A(cols);
+    const A dot = sum<A>(cols, [&](int64_t i, auto n) {
+      const auto g = load<A>(from + i, n), v = normalized(i, n);
+      if (sums) {
+        A *of_weight = sums + i, *of_bias = of_weight + cols;
+        store(of_weight, load<A>(of_weight, n) + g * v, n);
+        store(of_bias, load<A>(of_bias, n) + g, n);
+      }
+      return g * load<A>(w + i, n) * v;
+    }) / A(cols);
+    if (dx) each_vector<A>(cols, [&](int64_t i, auto n) {
+      store(dx + r * cols + i, normalized.scale * (weighted(i, n) - mean - normalized(i, n) * dot), n);
+    });
   };
   if (!dweight && !dbias) return for_rows(rows, cols, [=](int64_t r) { row(r, nullptr); });
   const auto sums = sums_over_rows<A>(rows, cols, 2 * cols, row);

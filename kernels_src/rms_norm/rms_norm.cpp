@@ -49,7 +49,9 @@ void rms_norm_backward(T* dx, W* dweight, const T* grad, const T* x, const W* we
       for (int64_t i = 0; i < cols; i++) of_weight[i] += g[i] * v[i] * scale;
     }
     if (!dx) return;
-    const A dot = sum<A>(cols, [=](int64_t i) { return g[i] * factor[i] * v[i]; });
+    const A dot = sum<A>(cols, [=](int64_t i, auto n) {
+      return load<A>(g + i, n) * load<A>(factor + i, n) * load<A>(v + i, n);
+    });
     const A c = scale * scale * scale * dot / A(cols);
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++) g[i] = g[i] * factor[i] * scale - v[i] * c;

@@ -12,7 +12,11 @@ template <typename A, typename W> static const A* factors(const W* weight, doubl
 }
 
 template <typename A> static A scale_of(const A* v, double eps, int64_t cols) {
-  return 1 / std::sqrt(sum<A>(cols, [=](int64_t i) { return v[i] * v[i]; }) / A(cols) + A(eps));
+  const A squares = sum<A>(cols, [=](int64_t i, auto n) {
+    const auto x = load<A>(v + i, n);
+    return x * x;
+  });
+  return 1 / std::sqrt(squares / A(cols) + A(eps));
 }
 
 // Write v[i] * scale * factor[i] in units of the result, the least with which the row fits Q. A NaN makes it NaN.

@@ -1,7 +1,6 @@
 // softmax and log_softmax of scale * x[r, :, i], and their backward; elements of a row lie `inner` apart.
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include "exponential.h"
 #include "rows.h"
@@ -19,67 +18,56 @@ static void for_rows_of(int64_t rows, int64_t cols, int64_t inner, Row row, Bloc
   });
 }
 
-template <typename A> static A largest(const A* v, int64_t n) {
-  A m = -std::numeric_limits<A>::infinity();
-#pragma omp simd reduction(max : m)
-  for (int64_t i = 0; i < n; i++) m = v[i] > m ? v[i] : m;
-  return m;
-}
-
-// The numbers as A: where they lie, if that is their type, else widened into `room`.
-template <typename A, typename T> static const A* widened(A* room, const T* from, int64_t n) {
-  if constexpr (std::is_same_v<A, T>) {
-    return from;
-  } else {
-    widen(room, from, n);
-    return room;
-  }
-}
-
 // out = exp(scale * x - m) / sum, or scale * x - m - log(sum), with m the largest of a row
 template <typename T, bool LOG>
 void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, double scale_) {
   using A = accumulator<T>;
+  using V = Vector<A>;
+  constexpr A infinity = std::numeric_limits<A>::infinity();
   const A scale = A(scale_);
   const auto row = [=](int64_t r) {
-    A* v = scratch<A>(cols);
-    widen(v, x + r * cols, cols);
-    if (scale != 1)
-      for (int64_t i = 0; i < cols; i++) v[i] *= scale;
-    const A m = largest(v, cols);
-    A total;
+    const T* from = x + r * cols;
+    T* to = out + r * cols;
+    const auto scaled = [=](int64_t i, auto n) { return with_rest(load<A>(from + i, n) * scale, n, -infinity); };
+    const A m = largest<A>(cols, scaled);
     if constexpr (LOG) {
-      total = std::log(sum<A>(cols, [=](int64_t i) { return exponential(v[i] - m); }));
-      for (int64_t i = 0; i < cols; i++) v[i] = v[i] - m - total;
+      const A log = std::log(sum<A>(cols, [=](int64_t i, auto n) { return exponential(scaled(i, n) - m); }));
+      each_vector<A>(cols, [=](int64_t i, auto n) { store(to + i, scaled(i, n) - m - log, n); });
     } else {
-      for (int64_t i = 0; i < cols; i++) v[i] = exponential(v[i] - m);
-      total = sum<A>(cols, [=](int64_t i) { return v[i]; });
-      for (int64_t i = 0; i < cols; i++) v[i] /= total;
+      A* e = scratch<A>(cols);
+      const A factor = 1 / sum<A>(cols, [=](int64_t i, auto n) {
+        const V v = exponential(scaled(i, n) - m);
+        store(e + i, v, n);
+        return v;
+      });
+      each_vector<A>(cols, [=](int64_t i, auto n) { store(to + i, load<A>(e + i, n) * factor, n); });
     }
-    narrow(out + r * cols, v, cols);
   };
   const auto block = [=](int64_t start, int64_t n) {
-    A m[width], total[width], room[width];
-    for (int64_t i = 0; i < n; i++) m[i] = -std::numeric_limits<A>::infinity(), total[i] = 0;
-    for (int64_t c = 0; c < cols; c++) {
-      const A* v = widened(room, x + start + c * inner, n);
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) m[i] = v[i] * scale > m[i] ? v[i] * scale : m[i];
-    }
-    for (int64_t c = 0; c < cols; c++) {
-      const A* v = widened(room, x + start + c * inner, n);
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) total[i] += exponential(v[i] * scale - m[i]);
-    }
+    A most[width], total[width];
+    std::fill(most, most + n, -infinity);
+    std::fill(total, total + n, A(0));
+    const auto each = [=](auto step) {
+      for (int64_t c = 0; c < cols; c++) {
+        const int64_t at = start + c * inner;
+        each_vector<A>(n, [=](int64_t i, auto m) { step(at + i, i, m, load<A>(x + at + i, m) * scale); });
+      }
+    };
+    each([&](int64_t, int64_t i, auto m, V v) {
+      const V known = load<A>(most + i, m);
+      store(most + i, v > known ? v : known, m);
+    });
+    each([&](int64_t, int64_t i, auto m, V v) {
+      store(total + i, load<A>(total + i, m) + exponential(v - load<A>(most + i, m)), m);
+    });
     for (int64_t i = 0; i < n; i++) total[i] = LOG ? std::log(total[i]) : 1 / total[i];
-    for (int64_t c = 0; c < cols; c++) {
-      const A* v = widened(room, x + start + c * inner, n);
-      A results[width];
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++)
-        results[i] = LOG ? v[i] * scale - m[i] - total[i] : exponential(v[i] * scale - m[i]) * total[i];
-      narrow(out + start + c * inner, results, n);
-    }
+    each([&](int64_t at, int64_t i, auto m, V v) {
+      const V d = v - load<A>(most + i, m), t = load<A>(total + i, m);
+      if constexpr (LOG)
+        store(out + at, d - t, m);
+      else
+        store(out + at, exponential(d) * t, m);
+    });
   };
   for_rows_of(rows, cols, inner, row, block);
 }
@@ -88,49 +76,35 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
 template <typename T, bool LOG>
 void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t cols, int64_t inner, double scale_) {
   using A = accumulator<T>;
+  using V = Vector<A>;
   const A scale = A(scale_);
-  const auto element = [=](A g, A y, A total) {
-    return scale * (LOG ? g - exponential(y) * total : y * (g - total));
+  const auto term = [=](int64_t at, auto n) {
+    const V g = load<A>(grad + at, n);
+    if constexpr (LOG)
+      return g;
+    else
+      return g * load<A>(out + at, n);
+  };
+  const auto finish = [=](int64_t at, auto n, auto total) {
+    const V g = load<A>(grad + at, n), y = load<A>(out + at, n);
+    if constexpr (LOG)
+      store(dx + at, scale * (g - exponential(y) * total), n);
+    else
+      store(dx + at, scale * (y * (g - total)), n);
   };
   const auto row = [=](int64_t r) {
-    constexpr int64_t piece = 1024;  // which stays in the nearest cache
     const int64_t start = r * cols;
-    A gradients[piece], outputs[piece], results[piece];
-    double sum = 0;
-    for (int64_t begin = 0; begin < cols; begin += piece) {
-      const int64_t n = std::min(piece, cols - begin);
-      const A* g = widened(gradients, grad + start + begin, n);
-      const A* y = LOG ? g : widened(outputs, out + start + begin, n);
-      A part = 0;
-#pragma omp simd reduction(+ : part)
-      for (int64_t i = 0; i < n; i++) part += LOG ? g[i] : g[i] * y[i];
-      sum += part;
-    }
-    for (int64_t begin = 0; begin < cols; begin += piece) {
-      const int64_t n = std::min(piece, cols - begin);
-      const A* g = widened(gradients, grad + start + begin, n);
-      const A* y = widened(outputs, out + start + begin, n);
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) results[i] = element(g[i], y[i], A(sum));
-      narrow(dx + start + begin, results, n);
-    }
+    const A total = sum<A>(cols, [=](int64_t i, auto n) { return term(start + i, n); });
+    each_vector<A>(cols, [=](int64_t i, auto n) { finish(start + i, n, total); });
   };
   const auto block = [=](int64_t start, int64_t n) {
-    A total[width] = {}, gradients[width], outputs[width];
-    for (int64_t c = 0; c < cols; c++) {
-      const A* g = widened(gradients, grad + start + c * inner, n);
-      const A* y = LOG ? g : widened(outputs, out + start + c * inner, n);
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) total[i] += LOG ? g[i] : g[i] * y[i];
-    }
-    for (int64_t c = 0; c < cols; c++) {
-      const A* g = widened(gradients, grad + start + c * inner, n);
-      const A* y = widened(outputs, out + start + c * inner, n);
-      A results[width];
-#pragma omp simd
-      for (int64_t i = 0; i < n; i++) results[i] = element(g[i], y[i], total[i]);
-      narrow(dx + start + c * inner, results, n);
-    }
+    A total[width] = {};
+    for (int64_t c = 0; c < cols; c++)
+      each_vector<A>(n, [&](int64_t i, auto m) {
+        store(total + i, load<A>(total + i, m) + term(start + c * inner + i, m), m);
+      });
+    for (int64_t c = 0; c < cols; c++)
+      each_vector<A>(n, [&](int64_t i, auto m) { finish(start + c * inner + i, m, load<A>(total + i, m)); });
   };
   for_rows_of(rows, cols, inner, row, block);
 }

@@ -21,11 +21,12 @@ template <typename T> void one_of_float(T* out, const float* x, int64_t n) {
 }
 template <typename T> void sums(T* out, const T* x, int64_t rows, int64_t n) {
   for_rows(rows, n, [=](int64_t r) {
-    accumulator<T>* v = scratch<accumulator<T>>(n);
-    accumulator<T>* w = scratch<accumulator<T>, 1>(n);
+    using A = accumulator<T>;
+    A* v = scratch<A>(n);
+    A* w = scratch<A, 1>(n);
     widen(v, x + r * n, n);
     std::copy(v, v + n, w);
-    out[r] = T(sum<accumulator<T>>(n, [=](int64_t i) { return (v[i] + w[i]) / 2; }));
+    out[r] = T(sum<A>(n, [=](int64_t i, auto m) { return (load<A>(v + i, m) + load<A>(w + i, m)) / A(2); }));
   });
 }
 """
