@@ -38,7 +38,9 @@ template <typename N, int count> struct Of {
 template <typename A> using Vector = typename vectors_detail::Of<A, lanes<A>>::type;
 // As many integers as a vector of A has lanes.
 template <typename N, typename A> using Integers = typename vectors_detail::Of<N, lanes<A>>::type;
-template <typename A> using Bits = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+// The integer of the same size.
+template <typename T>
+using Bits = std::conditional_t<sizeof(T) == 2, int16_t, std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>;
 template <typename A> using AllLanes = std::integral_constant<int, lanes<A>>;
 
 // The numbers of a whole vector. The instructions are those that GCC 12 does not find by itself.

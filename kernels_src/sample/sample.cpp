@@ -122,9 +122,26 @@ void sample_filter(T *out, const T *logits, int64_t rows, int64_t stride, int64_
     static thread_local Search<T> search;
     const T *const x = logits + r * stride;
     const Key last = search.last(x, columns, filters, r, nullptr);
-    for (int64_t i = 0; i < columns; i++) {
-      const bool kept = key_of(rank_of(float(x[i])), unsigned(i)) <= last;
-      out[r * columns + i] = kept ? x[i] : T(-std::numeric_limits<float>::infinity());
+    T *const to = out + r * columns;
+    const int64_t column = column_in(last);
+    if (column >= columns) {
+      std::copy(x, x + columns, to);
+      return;
     }
+    // As integers, which compilers vectorize. Of equals, those up to the last column are kept.
+    const T dropped(-std::numeric_limits<float>::infinity());
+    const Bits<T> bound = at(x + column) == -1 ? 0 : at(x + column);
+    const auto copy = [=](int64_t begin, int64_t end, auto is_kept) {
+      Bits<T> none;
+      std::memcpy(&none, &dropped, sizeof none);
+      for (int64_t i = begin; i < end; i++) {
+        Bits<T> bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        bits = is_kept(sortable<T>(bits)) ? bits : none;
+        std::memcpy(to + i, &bits, sizeof bits);
+      }
+    };
+    copy(0, column + 1, [=](Bits<T> order) { return order >= with_both_zeros(bound); });
+    copy(column + 1, columns, [=](Bits<T> order) { return order > bound; });
   });
 }
