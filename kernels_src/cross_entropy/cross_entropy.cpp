@@ -53,7 +53,7 @@ void cross_entropy_loss(accumulator<T>* losses, const T* x, const I* targets, in
                         double smoothing, double z_loss, double cap, int64_t ignored) {
   using A = accumulator<T>;
   const Settings<A> s{A(smoothing), A(z_loss), A(cap), cols, ignored};
-  for_rows(rows, cols, [=](int64_t r) {
+  for_rows(rows, 2 * cols, [=](int64_t r) {
     const int64_t target = targets[r];
     if (target == ignored)
       losses[r] = 0;
@@ -71,7 +71,7 @@ void cross_entropy_rows(accumulator<T>* losses, T* out, const T* x, const I* tar
                         int64_t ignored) {
   using A = accumulator<T>;
   const Settings<A> s{A(smoothing), A(z_loss), A(cap), cols, ignored};
-  for_rows(rows, cols, [=](int64_t r) {
+  for_rows(rows, 2 * cols, [=](int64_t r) {
     const int64_t target = targets[r];
     T* to = out + r * cols;
     if (target == ignored || target < 0 || target >= cols) {

@@ -17,11 +17,12 @@
 
 #include "vectors.h"
 
-static constexpr int64_t parallel_from = 1 << 15;  // elements below which starting threads costs more
+static constexpr int64_t parallel_from = 1 << 15;  // the work below which starting threads costs more
 
-// Call row(r) for each row, on several threads if there is enough work.
-template <typename Row> static void for_rows(int64_t rows, int64_t cols, Row row) {
-  if (rows == 1 || rows * cols < parallel_from) {  // not an `if` clause: that costs as much as a small kernel
+// Call row(r) for each row, on several threads if there is enough work. work: of a row, in numbers that are read and
+// written; twice that where an exponential function is computed of each.
+template <typename Row> static void for_rows(int64_t rows, int64_t work, Row row) {
+  if (rows == 1 || rows * work < parallel_from) {  // not an `if` clause: that costs as much as a small kernel
     for (int64_t r = 0; r < rows; r++) row(r);
     return;
   }
@@ -52,7 +53,7 @@ static std::unique_ptr<A[]> sums_over_rows(int64_t rows, int64_t cols, int64_t w
   const int64_t parts = std::min<int64_t>(64, std::max<int64_t>(1, rows / 16));
   std::unique_ptr<A[]> memory(new A[parts * width]);
   A* sums = memory.get();
-  for_rows(parts, (rows + parts - 1) / parts * cols, [=](int64_t part) {
+  for_rows(parts, (rows + parts - 1) / parts * 2 * cols, [=](int64_t part) {
     A* own = sums + part * width;
     std::fill(own, own + width, A(0));
     for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; r++) row(r, own);

@@ -73,7 +73,7 @@ void layer_norm_backward(T* dx, W* dweight, W* dbias, const T* grad, const T* x,
       store(dx + r * cols + i, normalized.scale * (weighted(i, n) - mean - normalized(i, n) * dot), n);
     });
   };
-  if (!dweight && !dbias) return for_rows(rows, cols, [=](int64_t r) { row(r, nullptr); });
+  if (!dweight && !dbias) return for_rows(rows, 2 * cols, [=](int64_t r) { row(r, nullptr); });
   const auto sums = sums_over_rows<A>(rows, cols, 2 * cols, row);
   if (dweight) narrow(dweight, sums.get(), cols);
   if (dbias) narrow(dbias, sums.get() + cols, cols);

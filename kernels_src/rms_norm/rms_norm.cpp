@@ -65,5 +65,5 @@ void rms_norm_backward(T* dx, W* dweight, const T* grad, const T* x, const W* we
   if (dweight)
     narrow(dweight, sums_over_rows<A>(rows, cols, cols, row).get(), cols);
   else
-    for_rows(rows, cols, [=](int64_t r) { row(r, nullptr); });
+    for_rows(rows, 2 * cols, [=](int64_t r) { row(r, nullptr); });
 }

@@ -52,7 +52,7 @@ template <int KIND, typename A> static inline void activation(A x, A& f, A& slop
 static constexpr int64_t piece = 512;  // numbers that are computed while they are in the first cache
 
 template <typename T, int KIND> void gated(T* out, const T* gate_up, int64_t rows, int64_t width, int64_t step) {
-  for_rows(rows, width, [=](int64_t r) {
+  for_rows(rows, 2 * width, [=](int64_t r) {
     accumulator<T> gate[piece], up[piece];
     for (int64_t begin = 0; begin < width; begin += piece) {
       const int64_t n = std::min(piece, width - begin);
@@ -72,7 +72,7 @@ template <typename T, int KIND> void gated(T* out, const T* gate_up, int64_t row
 template <typename T, int KIND>
 void gated_backward(T* out, const T* grad, const T* gate_up, int64_t rows, int64_t width, int64_t step,
                     int64_t grad_step) {
-  for_rows(rows, 2 * width, [=](int64_t r) {
+  for_rows(rows, 4 * width, [=](int64_t r) {
     accumulator<T> gate[piece], up[piece], dy[piece];
     for (int64_t begin = 0; begin < width; begin += piece) {
       const int64_t n = std::min(piece, width - begin);

@@ -8,13 +8,15 @@
 static constexpr int64_t width = 256;  // neighbouring rows that are computed side by side where inner > 1
 
 // Call row(r) for dense rows, or block(start, rows) for up to `width` rows that begin at neighbouring elements.
+// work: that of a number.
 template <typename Row, typename Block>
-static void for_rows_of(int64_t rows, int64_t cols, int64_t inner, Row row, Block block) {
-  if (inner == 1) return for_rows(rows, cols, row);
-  const int64_t blocks = (inner + width - 1) / width;
-  for_rows(rows * blocks, cols * width, [=](int64_t b) {
-    const int64_t first = b % blocks * width;
-    block(b / blocks * cols * inner + first, std::min(width, inner - first));
+static void for_rows_of(int64_t rows, int64_t cols, int64_t inner, int64_t work, Row row, Block block) {
+  if (inner == 1) return for_rows(rows, work * cols, row);
+  const int64_t most = rows * inner < 4 * width ? width / 4 : width;
+  const int64_t blocks = (inner + most - 1) / most;
+  for_rows(rows * blocks, work * cols * std::min(inner, most), [=](int64_t b) {
+    const int64_t first = b % blocks * most;
+    block(b / blocks * cols * inner + first, std::min(most, inner - first));
   });
 }
 
@@ -69,7 +71,7 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
         store(out + at, exponential(d) * t, m);
     });
   };
-  for_rows_of(rows, cols, inner, row, block);
+  for_rows_of(rows, cols, inner, 2, row, block);
 }
 
 // dx = scale * out * (grad - sum(grad * out)), or of the logarithm scale * (grad - exp(out) * sum(grad))
@@ -106,5 +108,5 @@ void softmax_backward(T* dx, const T* grad, const T* out, int64_t rows, int64_t 
     for (int64_t c = 0; c < cols; c++)
       each_vector<A>(n, [&](int64_t i, auto m) { finish(start + c * inner + i, m, load<A>(total + i, m)); });
   };
-  for_rows_of(rows, cols, inner, row, block);
+  for_rows_of(rows, cols, inner, LOG ? 2 : 1, row, block);
 }
