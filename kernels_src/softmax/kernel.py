@@ -73,42 +73,46 @@ def _on_gpu(k, kernels, template, tensors, scale, rows, cols, inner):
     forms.launch(k, (on_chip, long), template, args, rows, cols, tensors, inputs=inputs)
 
 
-def _forward_on_gpu(name, k, x, dim, scale):
-    x, rows, cols, inner = _checked(name, x, dim)
-    out = torch.empty_like(x)
-    kernels = k.softmax, k.softmax_long, k.softmax_strided
-    template = {"LOG": name == "log_softmax", "NEGATIVE": scale < 0}
-    _on_gpu(k, kernels, template, (out, x), scale, rows, cols, inner)
-    return out
+def _declare_forward(op, name, log):
+    @op.launch("cuda")
+    def _(k, x, dim, scale):
+        x, rows, cols, inner = _checked(name, x, dim)
+        out = torch.empty_like(x)
+        kernels = k.softmax, k.softmax_long, k.softmax_strided
+        template = {"LOG": log, "NEGATIVE": scale < 0}
+        _on_gpu(k, kernels, template, (out, x), scale, rows, cols, inner)
+        return out
+
+    @op.launch("cpu")
+    def _(k, x, dim, scale):
+        x, rows, cols, inner = _checked(name, x, dim)
+        out = torch.empty_like(x)
+        k.softmax[{"T": x.dtype, "LOG": log}](out, x, rows, cols, inner, scale)
+        return out
 
 
-def _backward_on_gpu(name, k, grad, out, dim, scale):
-    grad, out, rows, cols, inner = _pair(name, grad, out, dim)
-    dx = torch.empty_like(out)
-    kernels = k.softmax_backward, k.softmax_backward_long, k.softmax_backward_strided
-    template = {"LOG": name == "log_softmax_backward"}
-    _on_gpu(k, kernels, template, (dx, grad, out), scale, rows, cols, inner)
-    return dx
+def _declare_backward(op, name, log):
+    @op.launch("cuda")
+    def _(k, grad, out, dim, scale):
+        grad, out, rows, cols, inner = _pair(name, grad, out, dim)
+        dx = torch.empty_like(out)
+        kernels = k.softmax_backward, k.softmax_backward_long, k.softmax_backward_strided
+        _on_gpu(k, kernels, {"LOG": log}, (dx, grad, out), scale, rows, cols, inner)
+        return dx
+
+    @op.launch("cpu")
+    def _(k, grad, out, dim, scale):
+        grad, out, rows, cols, inner = _pair(name, grad, out, dim)
+        dx = torch.empty_like(out)
+        template = {"T": out.dtype, "LOG": log}
+        k.softmax_backward[template](dx, grad, out, rows, cols, inner, scale)
+        return dx
 
 
-@softmax.launch("cuda")
-def _(k, x, dim, scale):
-    return _forward_on_gpu("softmax", k, x, dim, scale)
-
-
-@log_softmax.launch("cuda")
-def _(k, x, dim, scale):
-    return _forward_on_gpu("log_softmax", k, x, dim, scale)
-
-
-@softmax_backward.launch("cuda")
-def _(k, grad, out, dim, scale):
-    return _backward_on_gpu("softmax_backward", k, grad, out, dim, scale)
-
-
-@log_softmax_backward.launch("cuda")
-def _(k, grad, out, dim, scale):
-    return _backward_on_gpu("log_softmax_backward", k, grad, out, dim, scale)
+_declare_forward(softmax, "softmax", log=False)
+_declare_forward(log_softmax, "log_softmax", log=True)
+_declare_backward(softmax_backward, "softmax_backward", log=False)
+_declare_backward(log_softmax_backward, "log_softmax_backward", log=True)
 
 
 @softmax.launch("triton")
@@ -117,38 +121,6 @@ def _(k, x, dim, scale):
     out = torch.empty_like(x)
     k.softmax[{"BLOCK": 1024}](out, x, cols, inner, scale, grid=rows * inner, num_warps=4)
     return out
-
-
-@softmax.launch("cpu")
-def _(k, x, dim, scale):
-    x, rows, cols, inner = _checked("softmax", x, dim)
-    out = torch.empty_like(x)
-    k.softmax[{"T": x.dtype, "LOG": False}](out, x, rows, cols, inner, scale)
-    return out
-
-
-@log_softmax.launch("cpu")
-def _(k, x, dim, scale):
-    x, rows, cols, inner = _checked("log_softmax", x, dim)
-    out = torch.empty_like(x)
-    k.softmax[{"T": x.dtype, "LOG": True}](out, x, rows, cols, inner, scale)
-    return out
-
-
-@softmax_backward.launch("cpu")
-def _(k, grad, out, dim, scale):
-    grad, out, rows, cols, inner = _pair("softmax_backward", grad, out, dim)
-    dx = torch.empty_like(out)
-    k.softmax_backward[{"T": out.dtype, "LOG": False}](dx, grad, out, rows, cols, inner, scale)
-    return dx
-
-
-@log_softmax_backward.launch("cpu")
-def _(k, grad, out, dim, scale):
-    grad, out, rows, cols, inner = _pair("log_softmax_backward", grad, out, dim)
-    dx = torch.empty_like(out)
-    k.softmax_backward[{"T": out.dtype, "LOG": True}](dx, grad, out, rows, cols, inner, scale)
-    return dx
 
 
 @softmax.reference
