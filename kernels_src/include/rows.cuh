@@ -26,11 +26,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-namespace jitkern {
+#include "vectors.cuh"
 
-template <typename T> struct Widened { using type = float; };
-template <> struct Widened<double> { using type = double; };
-template <typename T> using widened = typename Widened<T>::type;
+namespace jitkern {
 
 // Not casts, which Torch takes away from 16-bit types when it builds extensions.
 __device__ __forceinline__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -2,23 +2,7 @@
 // 16 bytes, which lie side by side (interleaved) or half of the rotary dimension apart. Behind the
 // rotary dimension, a thread copies two vectors.
 
-namespace rope_detail {
-
-typedef long long i64;
-
-template <typename T> struct computed { using type = float; };
-template <> struct computed<double> { using type = double; };
-
-template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector { T at[V]; };
-
-template <int V, typename T> __device__ __forceinline__ Vector<T, V> load(const T* from) {
-  return *reinterpret_cast<const Vector<T, V>*>(from);
-}
-template <int V, typename T> __device__ __forceinline__ void store(T* to, const Vector<T, V>& value) {
-  *reinterpret_cast<Vector<T, V>*>(to) = value;
-}
-
-}  // namespace rope_detail
+#include "vectors.cuh"
 
 // Threads are numbered by token, head (those of q, then those of k) and V pairs of the head; I: an
 // integer for all of these numbers. Strides are in elements. q_out and k_out are dense, or, IN_PLACE,
@@ -30,8 +14,9 @@ __global__ void __launch_bounds__(128)
          int k_heads, int d, int half, long long rows, long long q_batch, long long q_token, long long q_head,
          long long k_batch, long long k_token, long long k_head, long long cos_row, long long sin_row,
          long long batch_step, long long token_step) {
-  using namespace rope_detail;
-  using A = typename computed<T>::type;
+  using namespace jitkern;
+  using A = widened<T>;
+  using i64 = long long;
   const int turned = half / V, copied = (d - 2 * half + 2 * V - 1) / (2 * V);
   const I columns = turned + copied, heads = q_heads + k_heads;
   const I i = I(blockIdx.x) * 128 + threadIdx.x, row = i / columns, token = row / heads;

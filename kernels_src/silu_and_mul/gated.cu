@@ -1,21 +1,9 @@
 // out = f(gate) * up, where a row has all numbers of gate, then all of up. A thread takes one vector
 // of gate and one of up: on an H200 the quickest form, see docs/pointwise.md.
 
+#include "vectors.cuh"
+
 namespace gated_detail {
-
-typedef long long i64;
-
-template <typename T> struct computed { using type = float; };
-template <> struct computed<double> { using type = double; };
-
-template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector { T at[V]; };
-
-template <int V, typename T> __device__ __forceinline__ Vector<T, V> load(const T* from) {
-  return *reinterpret_cast<const Vector<T, V>*>(from);
-}
-template <int V, typename T> __device__ __forceinline__ void store(T* to, const Vector<T, V>& value) {
-  *reinterpret_cast<Vector<T, V>*>(to) = value;
-}
 
 // The few ulp of float that fast functions lose vanish where a result is rounded to 16 bits.
 template <bool FAST> __device__ __forceinline__ float exponential(float x) { return FAST ? __expf(x) : expf(x); }
@@ -73,8 +61,10 @@ template <int KIND, bool FAST, typename A> __device__ __forceinline__ Value<A> a
 template <typename T, typename I, int V, int KIND>
 __global__ void __launch_bounds__(128)
     gated(T* __restrict__ out, const T* __restrict__ gate_up, long long n, long long width, long long step) {
+  using namespace jitkern;
   using namespace gated_detail;
-  using A = typename computed<T>::type;
+  using A = widened<T>;
+  using i64 = long long;
   const I i = I(blockIdx.x) * 128 + threadIdx.x;
   if (i >= I(n)) return;
   const I row = i / I(width), column = i - row * I(width);
@@ -92,8 +82,10 @@ template <typename T, typename I, int V, int KIND>
 __global__ void __launch_bounds__(128)
     gated_backward(T* __restrict__ out, const T* __restrict__ grad, const T* __restrict__ gate_up, long long n,
                    long long width, long long step, long long grad_step) {
+  using namespace jitkern;
   using namespace gated_detail;
-  using A = typename computed<T>::type;
+  using A = widened<T>;
+  using i64 = long long;
   const I i = I(blockIdx.x) * 128 + threadIdx.x;
   if (i >= I(n)) return;
   const I row = i / I(width), column = i - row * I(width);
