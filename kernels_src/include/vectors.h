@@ -128,6 +128,7 @@ template <typename V> static inline V larger(V a, const V& b) {
 #endif
   return a > b ? a : b;
 }
+
 // v with `rest` in the lanes beyond the first n.
 template <typename V, typename N, typename A> static inline V with_rest(const V& v, N n, A rest) {
   if constexpr (std::is_same_v<N, AllLanes<A>>) return v;

@@ -1,4 +1,4 @@
-"""rows.h and float16.h: conversions of 16-bit floats as Torch has them, sums, scratch memory."""
+"""rows.h, vectors.h and float16.h: conversions as Torch has them, sums, maxima, scratch memory."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ template <typename T> void sums(T* out, const T* x, int64_t rows, int64_t n) {
     std::copy(v, v + n, w);
     out[r] = T(sum<A>(n, [=](int64_t i, auto m) { return (load<A>(v + i, m) + load<A>(w + i, m)) / A(2); }));
   });
+}
+template <typename T> void maxima(T* out, const T* x, int64_t rows, int64_t n) {
+  using A = accumulator<T>;
+  constexpr A infinity = std::numeric_limits<A>::infinity();
+  for (int64_t r = 0; r < rows; r++)
+    out[r] = T(largest<A>(n, [=](int64_t i, auto m) { return with_rest(load<A>(x + r * n + i, m), m, -infinity); }));
 }
 """
 
@@ -73,3 +79,16 @@ def test_a_sum_of_a_long_row_loses_nothing(dtype):
         function("sums")[{"T": dtype}](out, x, rows, n)
         error = (out.double() - x.double().sum(-1)).abs() / x.double().sum(-1).clamp_min(1)
         assert error.max() <= {2: 0.51, 4: 4, 8: 64}[x.itemsize] * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_maximum_counts_neither_nan_nor_what_lies_beyond_the_row(dtype, native):
+    for n in (*range(1, 20), 63, 64, 65, 1000):
+        x = (-1 - torch.rand(3, n)).to(dtype)
+        expected = x.amax(-1)
+        x[0, n // 2] = torch.nan
+        expected[0] = x[0].nan_to_num(-torch.inf).amax()
+        out = torch.full((3,), torch.nan, dtype=dtype)
+        function("maxima", native)[{"T": dtype}](out, x, 3, n)
+        assert torch.equal(out, expected)
