@@ -169,6 +169,19 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
+def fresh_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Do the same in a fresh process, which has not imported Torch."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run the command line in this process; returns (exit code, stdout, stderr)."""
 

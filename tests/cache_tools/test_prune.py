@@ -224,8 +224,8 @@ def test_stale_is_another_version_of_the_package_too(cache, put, monkeypatch, ta
     assert all(path.exists() for path in kept)
 
 
-def test_the_installed_torch_is_found_without_importing_it(run_python):
-    done = run_python(
+def test_the_installed_torch_is_found_without_importing_it(fresh_python):
+    done = fresh_python(
         "import sys; from jitkern.cache_tools.installed import Installed; print(Installed.found().torch, 'torch' in sys.modules)\n"
         "import torch; print(torch.__version__.split('+')[0])"
     )

@@ -206,9 +206,9 @@ def test_a_forked_child_computes(run_python):
 
 
 def test_import_compiles_nothing_makes_no_directory_and_asks_no_device(
-    tmp_path, cache_dir, run_python
+    tmp_path, cache_dir, fresh_python
 ):
-    done = run_python(
+    done = fresh_python(
         "import sys\nimport jitkern\nassert 'torch' not in sys.modules\nimport torch\nbefore = set(sys.modules)\nimport jitkern.ops\n"
         "print(torch.cuda.is_initialized(), jitkern.stats()['compiles'], [m for m in ('triton', 'filelock', 'sympy') if m in set(sys.modules) - before])"
     )
