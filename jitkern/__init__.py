@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         CompilerNotFound as CompilerNotFound,
         DeclarationError as DeclarationError,
         JitkernError as JitkernError,
+        KVCacheFull as KVCacheFull,
         LaunchError as LaunchError,
         LoadError as LoadError,
         NotCached as NotCached,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         TargetError as TargetError,
         UntrustedCache as UntrustedCache,
     )
+    from jitkern.inference.paged_cache import PagedCache as PagedCache
     from jitkern.op.roofline import roofline as roofline
     from jitkern.prewarming.api import prewarm as prewarm
     from jitkern.raw.from_file import cpp_kernel as cpp_kernel, cuda_kernel as cuda_kernel
@@ -49,6 +51,7 @@ _HOMES = {
     "Cache": "cache.store",
     "Config": "config",
     "LossMeter": "training.loss_meter",
+    "PagedCache": "inference.paged_cache",
     "Target": "target",
     "load": "dropin.api",
     "load_inline": "dropin.api",
@@ -71,6 +74,7 @@ _HOMES = {
     "CompileError": "errors",
     "LoadError": "errors",
     "LaunchError": "errors",
+    "KVCacheFull": "errors",
     "CacheError": "errors",
     "NotCached": "errors",
     "UntrustedCache": "errors",

@@ -8,6 +8,7 @@
     ├── CompileError                         the compiler refused the source
     ├── LoadError                            a whole artifact could not be loaded
     ├── LaunchError                          a launch function called its kernel wrongly
+    ├── KVCacheFull                          a PagedCache has no room for what was asked
     └── CacheError                           the cache cannot be read or written
         ├── NotCached                        nothing is cached and compiling is not allowed
         └── UntrustedCache                   another user could have written the cache
@@ -82,6 +83,13 @@ class LoadError(JitkernError):
 
 class LaunchError(JitkernError):
     """A kernel got a wrong number or type of arguments, or its launch failed."""
+
+
+class KVCacheFull(JitkernError):
+    """A PagedCache has too few pages, `free` where `needed` were asked for, or no row, both 0."""
+
+    needed: int = 0
+    free: int = 0
 
 
 class CacheError(JitkernError):

@@ -1,0 +1,12 @@
+"""What a model that generates text needs beside its ops: caches and weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jitkern import on_first_use
+
+if TYPE_CHECKING:
+    from jitkern.inference import paged_cache as paged_cache, pages as pages
+else:
+    __getattr__ = on_first_use(__name__)

@@ -1,0 +1,251 @@
+"""`PagedCache`: who owns which page, beside lists of tokens, and what the device is told."""
+
+import pytest
+import torch
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from jitkern import KVCacheFull, PagedCache
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+def small(**keywords):
+    sizes = {"pages": 6, "heads": 2, "head_size": 4, "sequences": 3, "page_size": 4}
+    return PagedCache(**{"device": "cpu", "dtype": torch.float32, **sizes, **keywords})
+
+
+def written(cache, slots, numbers):
+    """Write a number into all keys of each slot, and its negative into the values."""
+    for slot, number in zip(slots.tolist(), numbers, strict=True):
+        at = divmod(slot, cache.page_size)
+        cache.keys()[at] = number
+        cache.values()[at] = -number
+
+
+def read(cache, sequence):
+    """The numbers of a sequence, read the way the ops read them: by the table on the device."""
+    length = int(cache.seq_lens[sequence])
+    table = cache.block_table[sequence].tolist()
+    found = []
+    for at in range(length):
+        page, offset = table[at // cache.page_size], at % cache.page_size
+        key, value = cache.keys()[page, offset], cache.values()[page, offset]
+        assert torch.equal(key, -value) and (key == key.flatten()[0]).all()
+        found.append(int(key.flatten()[0]))
+    return found
+
+
+class Schedule(RuleBasedStateMachine):
+    """Random calls, beside a list of numbers for each sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = small(layout="HND")
+        self.lists, self.next = {}, 1
+
+    def numbers(self, count):
+        self.next += count
+        return list(range(self.next - count, self.next))
+
+    def one_of(self, data):
+        return data.draw(st.sampled_from(sorted(self.lists)))
+
+    @rule()
+    def add(self):
+        if len(self.lists) == 3:
+            with pytest.raises(KVCacheFull):
+                self.cache.add()
+        else:
+            self.lists[self.cache.add()] = []
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data())
+    def append(self, data):
+        counts = data.draw(st.dictionaries(st.sampled_from(sorted(self.lists)), st.integers(0, 9)))
+        needed = self.cache.pages_needed(counts) if self.fits(counts) else None
+        before = self.cache.free_pages
+        if needed is None:
+            with pytest.raises(ValueError, match="of at most 24"):
+                self.cache.append(counts)
+        elif needed > before:
+            with pytest.raises(KVCacheFull, match="pages, and"):
+                self.cache.append(counts)
+        else:
+            new = self.numbers(sum(counts.values()))
+            written(self.cache, self.cache.append(counts), new)
+            assert self.cache.free_pages == before - needed
+            for sequence, count in counts.items():
+                self.lists[sequence] += new[:count]
+                del new[:count]
+
+    def fits(self, counts):
+        return all(len(self.lists[s]) + n <= self.cache.max_length for s, n in counts.items())
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data(), tokens=st.integers(1, 2))
+    def advance(self, data, tokens):
+        chosen = data.draw(st.sets(st.sampled_from(sorted(self.lists))))
+        counts = dict.fromkeys(chosen, tokens)
+        if self.fits(counts) and self.cache.pages_needed(counts) <= self.cache.free_pages:
+            slots = self.cache.advance(tokens, chosen).view(3, tokens)
+            for sequence in range(3):
+                if sequence in chosen:
+                    new = self.numbers(tokens)
+                    written(self.cache, slots[sequence], new)
+                    self.lists[sequence] += new
+                else:
+                    assert (slots[sequence] == -1).all()
+
+    @precondition(lambda self: 0 < len(self.lists) < 3)
+    @rule(data=st.data())
+    def fork(self, data):
+        sequence, free = self.one_of(data), self.cache.free_pages
+        self.lists[self.cache.fork(sequence)] = list(self.lists[sequence])
+        assert self.cache.free_pages == free
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data())
+    def truncate(self, data):
+        sequence = self.one_of(data)
+        length = data.draw(st.integers(0, len(self.lists[sequence])))
+        self.cache.truncate(sequence, length)
+        del self.lists[sequence][length:]
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data())
+    def free(self, data):
+        sequence = self.one_of(data)
+        self.cache.free(sequence)
+        del self.lists[sequence]
+
+    @invariant()
+    def every_sequence_has_its_own_numbers(self):
+        assert self.cache.live == sorted(self.lists)
+        for sequence in range(3):
+            assert read(self.cache, sequence) == self.lists.get(sequence, [])
+            if sequence in self.lists:
+                assert self.cache.length(sequence) == len(self.lists[sequence])
+
+    @invariant()
+    def no_page_is_lost(self):
+        owned = [page for pages in self.cache._pages.values() for page in pages]
+        pool = self.cache._pool
+        assert [pool.owners(page) for page in range(6)] == [owned.count(p) for p in range(6)]
+        assert sorted({*owned, *pool._free}) == list(range(6))
+        assert pool.free == 6 - len(set(owned))
+
+    def teardown(self):
+        for sequence in list(self.cache.live):
+            self.cache.free(sequence)
+        assert self.cache.free_pages == 6
+
+
+TestSchedule = Schedule.TestCase
+TestSchedule.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.stress
+def test_a_thousand_schedules():
+    from hypothesis.stateful import run_state_machine_as_test
+
+    many = settings(max_examples=1000, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(Schedule, settings=many)
+
+
+@each_device
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_fork_copies_the_page_that_it_writes_to(device, layout, dtype):
+    cache = small(device=device, layout=layout, dtype=dtype, layers=2)
+    first = cache.add()
+    cache.append({first: 6})
+    bytes_of = cache._data.view(torch.uint8)
+    bytes_of.copy_(torch.randint(0, 120, bytes_of.shape))
+    before = bytes_of.clone()
+    fork = cache.fork(first)
+    assert cache.free_pages == 4
+    assert torch.equal(cache.block_table[first], cache.block_table[fork])
+    (slot,) = cache.append({fork: 1}).tolist()
+    assert cache.free_pages == 3
+    table = cache.block_table.tolist()
+    assert table[fork][0] == table[first][0] and table[fork][1] != table[first][1]
+    assert slot == table[fork][1] * 4 + 2
+    new, old = table[fork][1], table[first][1]
+    assert torch.equal(bytes_of[:, :, new], before[:, :, old])
+    others = [page for page in range(6) if page != new]
+    assert torch.equal(bytes_of[:, :, others], before[:, :, others])
+    cache.append({first: 1})  # which has the page alone by now
+    assert cache.free_pages == 3
+    assert cache.seq_lens.tolist() == [7, 7, 0]
+
+
+@each_device
+def test_advance_returns_one_tensor_for_graphs(device):
+    cache = small(device=device)
+    a, b = cache.add(), cache.add()
+    slots = cache.advance()
+    assert slots.tolist() == [cache.block_table[0, 0] * 4, cache.block_table[1, 0] * 4, -1]
+    assert cache.advance(sequences=[b]) is slots
+    assert slots.tolist() == [-1, cache.block_table[1, 0] * 4 + 1, -1]
+    assert cache.advance(3).view(3, 3)[a].tolist() == [
+        cache.block_table[0, 0] * 4 + i for i in (1, 2, 3)
+    ]
+    assert cache.seq_lens.tolist() == [4, 5, 0]
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu():
+    from helpers import refusing_to_wait
+
+    cache = small(device="cuda")
+    with refusing_to_wait():
+        first = cache.add()
+        cache.append({first: 6})
+        fork = cache.fork(first)
+        cache.advance()
+        cache.truncate(fork, 3)
+        cache.free(first)
+    assert cache.seq_lens.tolist() == [0, 3, 0]
+
+
+def test_layouts_have_views_of_one_shape():
+    for layout in ("NHD", "HND"):
+        cache = small(layout=layout, layers=3)
+        assert cache.keys(2).shape == cache.values(2).shape == (6, 4, 2, 4)
+    assert not cache.keys().is_contiguous() and cache.keys().transpose(1, 2).is_contiguous()
+
+
+def test_the_table_is_as_wide_as_the_longest_sequence():
+    assert small(max_length=9).block_table.shape == (3, 3)
+    assert small(max_length=1000).block_table.shape == (3, 6)
+
+
+def test_errors_change_nothing_and_say_what_there_is():
+    cache = small()
+    first = cache.add()
+    cache.append({first: 20})
+    for match, call in {
+        "there is no sequence 1; there are \\[0\\]": lambda: cache.append({first: 1, 1: 1}),
+        "fork: there is no sequence 2": lambda: cache.fork(2),
+        "free: there is no sequence 2": lambda: cache.free(2),
+        "length: there is no": lambda: cache.length(2),
+        "-1 tokens for sequence 0": lambda: cache.append({first: -1}),
+        "5 tokens for sequence 0, which has 20 of at most 24": lambda: cache.append({first: 5}),
+        "has 20 tokens, so it cannot be cut to 21": lambda: cache.truncate(first, 21),
+        "pages must be positive, got 0": lambda: small(pages=0),
+        "page_size must be positive, got -1": lambda: small(page_size=-1),
+        "max_length must be positive, got 0": lambda: small(max_length=0),
+        "layout must be one of": lambda: small(layout="DHN"),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            call()
+    second = cache.add()
+    with pytest.raises(KVCacheFull, match="5 tokens need 2 pages, and 1 of 6 are free") as caught:
+        cache.append({second: 5})
+    assert (caught.value.needed, caught.value.free) == (2, 1)
+    cache.add()
+    with pytest.raises(KVCacheFull, match="all 3 sequences are in use"):
+        cache.add()
+    assert cache.seq_lens.tolist() == [20, 0, 0] and cache.free_pages == 1
