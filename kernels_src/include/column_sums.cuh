@@ -9,25 +9,17 @@
 // A block adds its rows in registers and writes its sums once; a second kernel adds those of all blocks. The
 // order depends on the grid alone, so results are the same from run to run.
 #pragma once
+#include "async_copy.cuh"
 #include "rows.cuh"
 
 namespace jitkern {
 
-// 16 bytes into shared memory, past L1, or zeros if `bytes` is 0. The thread itself may read them after a wait.
-__device__ __forceinline__ void copy_async(void *shared, const void *global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global), "r"(bytes) : "memory");
-}
 // Read from shared memory each time: the row would not fit into registers.
 __device__ __forceinline__ uint4 load_again(const uint4 *shared) {
   uint4 v;
   asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((unsigned)__cvta_generic_to_shared(shared)));
   return v;
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // The State of LANES neighbouring threads of a block, more than a warp: the very same in all of them.
