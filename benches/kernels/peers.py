@@ -102,6 +102,28 @@ def _liger_cross_entropy() -> Function:
     return call
 
 
+def _unpaged_attention() -> Function:
+    """Return FlashAttention of PyTorch over dense keys and values, which the first call makes."""
+    kept: dict[int, tuple[torch.Tensor, ...]] = {}  # the caches too, so that addresses stay theirs
+
+    def call(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor,
+        _lens: torch.Tensor, scale: float | None = None, *rest: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        if not q.is_cuda or q.dim() != 3 or any(isinstance(x, torch.Tensor) or x for x in rest):
+            raise Unsupported("it is beside one new token of each sequence, on a GPU, without more")
+        if k_cache.data_ptr() not in kept:
+            if {caches[0].shape for caches in kept.values()} - {k_cache.shape}:
+                kept.clear()
+            dense = (c[table.long()].flatten(1, 2).transpose(1, 2) for c in (k_cache, v_cache))
+            kept[k_cache.data_ptr()] = k_cache, v_cache, *(c.contiguous() for c in dense)
+        attend = torch.ops.aten._scaled_dot_product_flash_attention
+        out, lse, *_ = attend(q[:, :, None], *kept[k_cache.data_ptr()][2:], scale=scale)
+        return out[:, :, 0], lse[..., 0]
+
+    return call
+
+
 def _liger_packed(name: str) -> Callable[[], Function]:
     """Return a maker of Liger's function of gate and up, which copies both out of the tensor."""
 
@@ -174,6 +196,9 @@ ADAPTERS = {
     ),
     "muladd": (
         Adapter("cupy", "cupy", _cupy_elementwise("T a, T b, T c", "out = a * b + c"), False),
+    ),
+    "paged_decode": (
+        Adapter("unpaged flash attention", "torch", _unpaged_attention, differentiable=False),
     ),
     "topk": (Adapter("torch.topk", "torch", lambda: torch.topk),),
     "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),

@@ -71,8 +71,39 @@ for _name in ("jitkern::cross_entropy", "jitkern::cross_entropy_with_grad"):
         "vocabulary": f"D[T, {VOCABULARY}], i64[T]",
     }
     FAMILIES[_name] = "rows"
+CALLS["jitkern::kv_cache_append"] = {
+    "70B": "D[T, 8, 128], D[T, 8, 128], D[512, 16, 8, 128], D[512, 16, 8, 128], i64[T]",
+}
+CALLS["jitkern::paged_decode"] = {  # of a 70B model: sequences, and tokens of each
+    f"{batch}x{tokens}": f"D[{batch}, 64, 128], D[{pages}, 16, 8, 128], D[{pages}, 16, 8, 128], "
+    f"i32[{batch}, {pages // batch}], i32[{batch}]"
+    for batch, tokens in ((1, 8192), (1, 131072), (16, 8192), (64, 4096), (32, 16384))
+    for pages in [batch * tokens // 16]
+}
 _SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
 SAMPLES = "samples"
+
+
+def _with_slots(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> tuple[Any, ...]:
+    """Give each token a slot of its own, pages in random order and tokens of a page in order."""
+    pages, page_size = k_cache.shape[:2]
+    page = torch.randperm(pages, device=slots.device)[:, None]
+    every = (page * page_size + torch.arange(page_size, device=slots.device)).flatten()
+    return k, v, k_cache, v_cache, every[: slots.numel()]
+
+
+def _with_pages(q: Any, k_cache: Any, v_cache: Any, table: Any, lens: Any) -> tuple[Any, ...]:
+    """Give each sequence pages of its own, in random order, and as many tokens as they hold."""
+    page = torch.randperm(k_cache.shape[0], device=table.device)[: table.numel()]
+    lens = torch.full_like(lens, table.shape[1] * k_cache.shape[1])
+    return q, k_cache, v_cache, page.view_as(table).to(torch.int32), lens
+
+
+# What gives the named calls of an op integers that mean something.
+_FITTED: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "jitkern::kv_cache_append": _with_slots,
+    "jitkern::paged_decode": _with_pages,
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +142,9 @@ def named_shapes(subject: Subject, device: str, dtype: str) -> dict[str, Shape]:
     if subject.op.name in CALLS and not subject.pointwise:
         for name, call in CALLS[subject.op.name].items():
             text = call.replace("D[", f"{dtype}[").replace("T", str(TOKENS[device]))
-            shapes[name] = _spelt_shape(subject, f"{name} {text}", text, device)
+            shape = _spelt_shape(subject, f"{name} {text}", text, device)
+            fit = _FITTED.get(subject.op.name)
+            shapes[name] = _fitted(shape, fit) if fit else shape
         return shapes
     for name, sizes in (_sizes(family, device) if family else {}).items():
         weights = ["Tensor"] * WEIGHTS.get(subject.op.name, 0)
@@ -184,6 +217,10 @@ def _spelt_shape(subject: Subject, name: str, text: str, device: str) -> Shape:
     if sample.problem:
         raise UsageError(sample.problem)
     return Shape(name, lambda: tuple(random_like(a, device) for a in sample.args), text)
+
+
+def _fitted(shape: Shape, fit: Callable[..., tuple[Any, ...]]) -> Shape:
+    return Shape(shape.name, lambda: fit(*shape.make()), shape.text)
 
 
 def random_like(value: Any, device: str | torch.device) -> Any:
