@@ -40,7 +40,9 @@ __global__ void __launch_bounds__(256)
   const auto value = *reinterpret_cast<const Vector<T, V> *>(v + token * v_token + head * v_head + column);
   const long long slot = slots[token];
   if (slot < 0 || slot >= most) return;
-  const long long page = slot / page_size, at = slot - page * page_size;
+  const bool is_small = slot < 1ll << 32;  // a division of 64 bits takes a hundred instructions
+  const long long page = is_small ? unsigned(slot) / unsigned(page_size) : slot / page_size;
+  const long long at = slot - page * page_size;
   const float k_by = k_scale ? k_scale[head * k_step] : 1, v_by = v_scale ? v_scale[head * v_step] : 1;
   *reinterpret_cast<Vector<C, V> *>(k_cache + page * kc_page + at * kc_slot + head * kc_head + column) = stored<C>(key, k_by);
   *reinterpret_cast<Vector<C, V> *>(v_cache + page * vc_page + at * vc_slot + head * vc_head + column) = stored<C>(value, v_by);

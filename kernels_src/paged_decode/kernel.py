@@ -245,16 +245,16 @@ def _(
     if splits > 1:
         part = torch.empty(lse.numel() * splits * d, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(lse.numel() * splits, dtype=torch.float32, device=q.device)
-    types = {"T": q.dtype, "C": k_cache.dtype, "D": d}
+    types, pdl = {"T": q.dtype, "C": k_cache.dtype, "D": d}, k.capability >= (9, 0)
     k.paged_decode[{**types, "NT": eights, "WARPS": warps, "STAGES": stages}](
         out, lse, part, part_lse,
         *_arguments(q, k_cache, v_cache, table, seq_lens, *options),
-        grid=(kv_heads * chunks, splits, batch), block=32 * warps, smem=smem,
+        grid=(kv_heads * chunks, splits, batch), block=32 * warps, smem=smem, pdl=pdl,
     )  # fmt: skip
     if splits > 1:
         k.paged_decode_merge[{"T": q.dtype, "D": d}](
             out, lse, part, part_lse, splits,
-            grid=lse.numel(), block=128, pdl=k.capability >= (9, 0),
+            grid=lse.numel(), block=128, pdl=pdl,
         )  # fmt: skip
     return out, lse
 

@@ -27,6 +27,18 @@ __device__ __forceinline__ float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// What the kernels before this one wrote is there from here on; launches with pdl=True begin before that.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel may come to its own wait.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 // 2^(x - most), 0 for x = -inf, even where most is -inf as well.
 __device__ __forceinline__ float weight(float x, float most) {
   return power_of_two(x - (most == minus_infinity() ? 0.f : most));
@@ -132,6 +144,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     const int column = (tile0 + (k + lane) * step) / per_page;
     return column < width ? __ldg(table + column) : 0;
   };
+  wait_for_inputs();
   int page = page_of(0);
   const int len = min(seq_lens[seq], width * page_size);
 
@@ -323,9 +336,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     fetch(k + STAGES, stage);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");  // the merge of splits may come to its wait
-#endif
+  let_next_begin();
 
   // ---- the warps together
   wait_for_copies<0>();  // of no tile: the ring becomes the sums of the warps
@@ -398,9 +409,8 @@ __global__ void __launch_bounds__(jitkern::decode::MERGE_THREADS)
   __shared__ float4 sums[GROUPS][LANES];
   const long long row = blockIdx.x;
   const int thread = threadIdx.x, lane = thread % LANES, group = thread / LANES;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  let_next_begin();
+  wait_for_inputs();
   const float mine = thread < splits ? __ldcg(part_lse + row * splits + thread) : minus_infinity();
   float top = mine;
 #pragma unroll
