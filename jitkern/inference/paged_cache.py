@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -159,7 +159,7 @@ class PagedCache:
         if kept is None:
             kept = self._advanced[tokens] = self._on_device(slots)
             return kept
-        return kept.copy_(self._on_device(slots))
+        return kept.copy_(self._on_host(slots, torch.int64), non_blocking=True)
 
     def fork(self, sequence: int) -> int:
         """Begin a sequence with the tokens of another one, whose pages it shares.
@@ -172,7 +172,7 @@ class PagedCache:
         pages = self._pages[new] = list(self._pages[sequence])
         self._pool.share(pages)
         self._lengths[new] = self._lengths[sequence]
-        self._publish([(new, i, page) for i, page in enumerate(pages)], [new])
+        self._publish([(new, i, page) for i, page in enumerate(pages)])
         return new
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -190,7 +190,7 @@ class PagedCache:
         self._pool.give_back(self._pages[sequence][kept:])
         del self._pages[sequence][kept:]
         self._lengths[sequence] = length
-        self._publish([], [sequence])
+        self._publish()
 
     def free(self, sequence: int) -> None:
         """End a sequence: pages that nobody else has are free again.
@@ -198,9 +198,8 @@ class PagedCache:
         Raises ValueError if there is no such sequence.
         """
         self._pool.give_back(self._pages.pop(self._known("free", sequence)))
-        self._lengths[sequence] = 0
-        self._publish([], [sequence])
         del self._lengths[sequence]
+        self._publish()
 
     # ---------------------------------------------------------------- how
 
@@ -249,24 +248,24 @@ class PagedCache:
             # PyTorch does not index float8, and a copy does not ask what the bytes mean.
             data = self._data.view(torch.uint8) if self._data.itemsize == 1 else self._data
             data[:, :, new] = data[:, :, old]
-        self._publish(entries, counts)
+        self._publish(entries)
         return slots
 
-    def _publish(self, entries: list[tuple[int, int, int]], sequences: Iterable[int]) -> None:
-        """Write entries (row, column, page) of the table, and lengths, by one copy."""
-        lengths = [(s, self._lengths[s]) for s in sequences]
-        flat = [n for entry in entries for n in entry] + [n for pair in lengths for n in pair]
-        if not flat:
-            return
-        numbers = self._on_device(flat)
+    def _publish(self, entries: Sequence[tuple[int, int, int]] = ()) -> None:
+        """Write all lengths, and entries (row, column, page) of the table, on the device."""
+        lengths = [self._lengths.get(row, 0) for row in range(self.seq_lens.shape[0])]
+        self.seq_lens.copy_(self._on_host(lengths, torch.int32), non_blocking=True)
         if entries:
-            row, column, page = numbers[: 3 * len(entries)].view(-1, 3).T
+            row, column, page = self._on_device(entries).T
             self.block_table[row, column] = page.to(torch.int32)
-        row, length = numbers[3 * len(entries) :].view(-1, 2).T
-        self.seq_lens[row] = length.to(torch.int32)
 
-    def _on_device(self, numbers: list[int] | list[tuple[int, int]]) -> torch.Tensor:
+    def _on_device(self, numbers: Sequence[int] | Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Return numbers as int64 on the device, without waiting for it."""
-        on_gpu = self.seq_lens.is_cuda
-        host = torch.tensor(numbers, dtype=torch.int64, pin_memory=on_gpu)
-        return host.to(self.seq_lens.device, non_blocking=True)
+        return self._on_host(numbers, torch.int64).to(self.seq_lens.device, non_blocking=True)
+
+    def _on_host(
+        self, numbers: Sequence[int] | Sequence[tuple[int, ...]], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return numbers in memory from which the device copies while the host goes on."""
+        pinned = self.seq_lens.is_cuda and len(numbers) > 0
+        return torch.tensor(numbers, dtype=dtype, pin_memory=pinned)
