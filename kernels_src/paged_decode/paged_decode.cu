@@ -1,5 +1,5 @@
 // Attention of a few new tokens of each sequence over a paged cache: see kernel.py. It is bound by the reading of
-// the cache, and made so that reading never pauses.
+// the cache, and made to keep that going.
 //
 // All query heads of a key head, and all new tokens, are rows that share what is read: 8 * NT of them in a block.
 // A warp takes every (splits * WARPS)-th tile of 16 tokens, whatever the length, so page numbers are looked up

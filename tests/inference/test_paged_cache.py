@@ -5,6 +5,7 @@ import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+import jitkern.ops
 from jitkern import KVCacheFull, PagedCache
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -193,6 +194,38 @@ def test_advance_returns_one_tensor_for_graphs(device):
         cache.block_table[0, 0] * 4 + i for i in (1, 2, 3)
     ]
     assert cache.seq_lens.tolist() == [4, 5, 0]
+
+
+@each_device
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_forks_decode_as_if_each_had_its_own_cache(device, layout):
+    cache = small(head_size=64, page_size=16, layout=layout, device=device)
+    g = torch.Generator().manual_seed(0)
+
+    def tokens(count):
+        return [torch.randn(count, 2, 64, generator=g).to(device) for _ in "kv"]
+
+    def append(slots, k, v):
+        jitkern.ops.kv_cache_append(k, v, cache.keys(), cache.values(), slots)
+
+    first = cache.add()
+    prompt = tokens(21)
+    append(cache.append({first: 21}), *prompt)
+    fork = cache.fork(first)
+    own = {first: prompt, fork: prompt}
+    for _ in range(13):  # past the end of the second page
+        step = tokens(3)
+        append(cache.advance(), *step)
+        own = {s: [torch.cat([x, y[s : s + 1]]) for x, y in zip(o, step)] for s, o in own.items()}
+    q = torch.randn(3, 2, 64, generator=g).to(device)
+    out, lse = jitkern.ops.paged_decode(
+        q, cache.keys(), cache.values(), cache.block_table, cache.seq_lens
+    )
+    for sequence, (k, v) in own.items():
+        p = (torch.einsum("hd,thd->ht", q[sequence], k) / 8).softmax(-1)
+        want = torch.einsum("ht,thd->hd", p, v)
+        torch.testing.assert_close(out[sequence], want, rtol=1e-4, atol=1e-5)
+    assert not out[2].any() and lse[2].isneginf().all()
 
 
 @pytest.mark.gpu
