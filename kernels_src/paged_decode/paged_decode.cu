@@ -27,7 +27,8 @@ __device__ __forceinline__ float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// What the kernels before this one wrote is there from here on; launches with pdl=True begin before that.
+// What the kernels before this one wrote is there from here on; launches with pdl=True begin before that. Pointers to it
+// are not __restrict__, nor read by __ldg: the compiler might move such loads up.
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -117,12 +118,12 @@ template <int PIECES> __device__ __forceinline__ int place(int token, int piece,
 // and V, and from 512 / D eights of rows on q; at least WARPS * 8 * NT * (D + 4) floats.
 template <typename T, typename C, int D, int NT, int WARPS, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32, 2)
-    paged_decode(T *out, float *lse, float *part, float *part_lse, const T *__restrict__ q, const C *kc, const C *vc,
-                 const int *__restrict__ block_table, const int *__restrict__ seq_lens, const float *__restrict__ slopes,
-                 const float *__restrict__ k_scale, const float *__restrict__ v_scale, int k_step, int v_step, int kv_heads,
-                 int group, int q_len, int width, int page_size, long long table_stride, long long page_stride,
-                 long long token_stride, long long head_stride, long long q_batch, long long q_token, long long q_head,
-                 float scale, float softcap, int window) {
+    paged_decode(T *out, float *lse, float *part, float *part_lse, const T *q, const C *kc, const C *vc,
+                 const int *block_table, const int *seq_lens, const float *slopes, const float *k_scale,
+                 const float *v_scale, int k_step, int v_step, int kv_heads, int group, int q_len, int width,
+                 int page_size, long long table_stride, long long page_stride, long long token_stride,
+                 long long head_stride, long long q_batch, long long q_token, long long q_head, float scale,
+                 float softcap, int window) {
   using namespace jitkern;
   using namespace jitkern::decode;
   constexpr int ROWS = 8 * NT, PIECES = D * (int)sizeof(C) / 16, UNIT = TILE * PIECES * 16, STAGE = 2 * UNIT;
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
   int tile0 = split * WARPS + warp;
   const auto page_of = [&](int k) {  // of the tile that this lane looks up, among 32 tiles from the k-th on
     const int column = (tile0 + (k + lane) * step) / per_page;
-    return column < width ? __ldg(table + column) : 0;
+    return column < width ? table[column] : 0;
   };
   wait_for_inputs();
   int page = page_of(0);
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
       for (int w = 0; w < WORDS / 4; w++) {
-        const uint4 x = row < rows ? __ldg((const uint4 *)(from + (4 * c + t) * IN_PIECE) + w) : make_uint4(0, 0, 0, 0);
+        const uint4 x = row < rows ? *((const uint4 *)(from + (4 * c + t) * IN_PIECE) + w) : make_uint4(0, 0, 0, 0);
         if constexpr (IN_REGISTERS)
           qf[nt][c][w] = x;
         else
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
           if (softcap > 0) x = softcap * tanhf(x / softcap);
           if (slopes) {
             const int row = first_row + min(nt * 8 + 2 * t + e % 2, rows - 1);
-            x += __ldg(slopes + head * group + row % group) * (at - beyond + 1);
+            x += slopes[head * group + row % group] * (at - beyond + 1);
           }
           const bool seen = at < beyond && (window <= 0 || at >= beyond - window);
           s[nt][e] = seen ? x * LOG2E : minus_infinity();
@@ -411,7 +412,7 @@ __global__ void __launch_bounds__(jitkern::decode::MERGE_THREADS)
   const int thread = threadIdx.x, lane = thread % LANES, group = thread / LANES;
   let_next_begin();
   wait_for_inputs();
-  const float mine = thread < splits ? __ldcg(part_lse + row * splits + thread) : minus_infinity();
+  const float mine = thread < splits ? part_lse[row * splits + thread] : minus_infinity();
   float top = mine;
 #pragma unroll
   for (int i = 16; i; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
@@ -431,7 +432,7 @@ __global__ void __launch_bounds__(jitkern::decode::MERGE_THREADS)
 #pragma unroll 4
   for (int s = group; s < splits; s += GROUPS) {
     const float a = weights[s];
-    const float4 x = __ldcg((const float4 *)(part + (row * splits + s) * D) + lane);
+    const float4 x = *((const float4 *)(part + (row * splits + s) * D) + lane);
     value.x = fmaf(a, x.x, value.x), value.y = fmaf(a, x.y, value.y), value.z = fmaf(a, x.z, value.z),
     value.w = fmaf(a, x.w, value.w);
   }
