@@ -6,6 +6,8 @@ from helpers import refusing_to_wait, served
 
 from jitkern.ops import kv_cache_append
 
+pytestmark = pytest.mark.common_cache
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)
 FLOAT8 = torch.float8_e4m3fn

@@ -9,6 +9,8 @@ from row_calls import captured, elsewhere
 
 from jitkern.ops import kv_cache_append, paged_decode
 
+pytestmark = pytest.mark.common_cache
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)
 FLOAT8 = torch.float8_e4m3fn
