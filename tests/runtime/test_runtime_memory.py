@@ -15,7 +15,7 @@ from jitkern.runtime import binding
 from jitkern.runtime.slot import Slot
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
-CALLS = 20_000
+CALLS = 8_000
 
 
 class Mallinfo(ctypes.Structure):

@@ -390,7 +390,13 @@ def exercised(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(
+    "reverse",
+    [
+        pytest.param(False, id="forwards"),
+        pytest.param(True, id="backwards", marks=pytest.mark.stress),
+    ],
+)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_what_c_cannot_follow_is_answered_as_python_answers_it(exercised, name, reverse):
     exercised(MUTATIONS[name], CALLS[::-1] if reverse else CALLS)
