@@ -1,0 +1,490 @@
+// y[m, n] = sum_k x[m, k] * w[n, k] for few tokens m and weights of 4 or 8 bits, on tensor cores.
+//
+// The matrix instruction is turned round: 16 rows of weights are its M, and 8 tokens its N, so that 1 to 8
+// tokens cost the same. Each weight is read once, by one lane, and dequantized once. A Format says what a
+// warp reads of 16 rows (a tile) in a step of STEP numbers k, and makes matrix fragments of it:
+//
+//   X, A, STEP            types of x and of sums, and numbers k of a step
+//   VECTORS, SIDES        16-byte and 4-byte pieces that a lane has of a tile in a step
+//   ROW_SKIP              bytes between rows of x in shared memory, against bank conflicts
+//   GROUPED, ADDED        whether sums of a step are scaled, and have a multiple of the sum of x added
+//   warm(...)             asks L2 for the first steps of a tile
+//   fetch(...)            begins to copy a lane's pieces of a step to its own places in shared memory
+//   Held, hold(...)       these pieces in registers
+//   k_of(piece, t)        the k from which on lane t of four has 16 bytes of x, of 64 bytes of a row of x
+//   fragments(...)        a[2][4] of these, for the two instructions that take 16 bytes of x
+//
+// Lane (g, t) = (lane / 4, lane % 4) has rows 2g and 2g + 1 of a tile, and tokens 2t and 2t + 1 of the sums.
+// A lane reads in shared memory only what it copied itself, so warps stream weights without waiting for
+// each other. Sums are added in an order that depends on the shape alone.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "rows.cuh"
+
+namespace jitkern::low_bit {
+
+// ------------------------------------------------------------------ instructions
+
+__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy_16(unsigned to, const void *from) {  // not through L1
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_16_or_zeros(unsigned to, const void *from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_4(unsigned to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait_for_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Lets the next kernel of the stream come to its own wait, and waits for what came before this one.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Into L2, where it is no harm if a kernel before this one still writes there.
+__device__ __forceinline__ void prefetch(const void *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const __nv_bfloat16 *) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const __half *) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const signed char *) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two 16-bit numbers: a * b + c, and constants of both types.
+__device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c, const __nv_bfloat16 *) {
+  unsigned d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c, const __half *) {
+  unsigned d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+template <typename T> struct Bits;
+template <> struct Bits<__nv_bfloat16> {  // 0x4300 is 128: or-ing a number of 7 bits in adds it
+  static constexpr unsigned one = 0x3f803f80u, minus_one = 0xbf80bf80u, base = 0x43004300u, minus_base = 0xc300c300u;
+};
+template <> struct Bits<__half> {  // 0x6400 is 1024: or-ing a number of 10 bits in adds it
+  static constexpr unsigned one = 0x3c003c00u, minus_one = 0xbc00bc00u, base = 0x64006400u, minus_base = 0xe400e400u;
+};
+
+// ------------------------------------------------------------------ formats
+
+enum { SYMMETRIC, WHOLE_ZEROS, ADDED_ZEROS };  // w = (q - 8) * s, (q - zero) * s, (q - 8) * s + zero
+
+template <typename T, int ZEROS> struct ZeroOf { using type = T; };
+template <typename T> struct ZeroOf<T, WHOLE_ZEROS> { using type = unsigned char; };
+
+// Weights of 4 bits in the layout of kernels_src/int4.py: [tiles][K / 64][lane] uint4, whose word 2i + h has of row
+// 2g + h the numbers k = 32i + 8t + 0 2 4 6 1 3 5 7, from the lowest bits on. Scales and zeros: [K / GROUP][N].
+template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
+  using X = T;
+  using A = float;
+  using Zero = typename ZeroOf<T, ZEROS>::type;
+  static constexpr int STEP = GROUP, VECTORS = GROUP / 64, SIDES = EDGES ? 0 : ZEROS == SYMMETRIC ? 1 : 2, ROW_SKIP = 64;
+  static constexpr bool GROUPED = true, ADDED = ZEROS == ADDED_ZEROS;
+  static constexpr unsigned BYTES = 8 * STEP;  // of a tile in a step
+  const uint4 *q;
+  const T *scale;
+  const Zero *zero;
+  int N;
+  long long groups;  // of a row
+
+  __device__ __forceinline__ void warm(long long tile, int steps, int lane) const {
+    if (lane == 0) prefetch(q + tile * groups * (BYTES / 16), steps * BYTES);
+  }
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, long long tile, int step, int lane) const {
+    const uint4 *from = q + (tile * groups + step) * (BYTES / 16) + lane;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) copy_16(vectors + (v * 32 + lane) * 16, from + v * 32);
+    if (SIDES > 0) copy_4(sides + lane * 4, scale + (long long)step * N + tile * 16 + lane / 4 * 2);
+    if (SIDES > 1) {  // of numbers of one byte, the four with the lane's two among them
+      const long long row = tile * 16 + (sizeof(Zero) == 1 ? lane / 8 * 4 : lane / 4 * 2);
+      copy_4(sides + (32 + lane) * 4, zero + (long long)step * N + row);
+    }
+  }
+  static __device__ __forceinline__ int k_of(int piece, int t) { return piece * 32 + t * 8; }
+
+  // What two rows of a tile have in a step.
+  struct Held {
+    const uint4 *vectors;  // read as they are needed, since registers are short
+    unsigned word[4], minus[2];
+    float scale[2], added[2];  // the latter where zeros are added
+  };
+  __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *sides, long long tile, int step, int lane) const {
+    held.vectors = vectors + lane;
+    unsigned whole[2] = {8, 8};
+    if constexpr (EDGES) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const long long row = tile * 16 + lane / 4 * 2 + h, at = (long long)step * N + row;
+        const bool is_there = row < N;
+        held.scale[h] = is_there ? wide(scale[at]) : 0.f;
+        if constexpr (ZEROS == WHOLE_ZEROS) whole[h] = is_there ? zero[at] : 0;
+        if constexpr (ZEROS == ADDED_ZEROS) held.added[h] = is_there ? wide(zero[at]) : 0.f;
+      }
+    } else {
+      widen(sides[lane], held.scale, (const T *)nullptr);
+      if constexpr (ZEROS == WHOLE_ZEROS) {
+        const unsigned both = sides[32 + lane] >> (lane / 4 % 2 * 16);
+        whole[0] = both & 0xff, whole[1] = both >> 8 & 0xff;
+      }
+      if constexpr (ZEROS == ADDED_ZEROS) widen(sides[32 + lane], held.added, (const T *)nullptr);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) held.minus[h] = Bits<T>::minus_base + whole[h] * 0x10001u;
+  }
+  static __device__ __forceinline__ void fragments(unsigned (&a)[2][4], Held &held, int piece) {
+    if (piece % 2 == 0) {
+      const uint4 word = held.vectors[piece / 2 * 32];
+      held.word[0] = word.x, held.word[1] = word.y, held.word[2] = word.z, held.word[3] = word.w;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const unsigned number = (held.word[piece % 2 * 2 + h] >> (4 * i) & 0x000f000fu) | Bits<T>::base;
+        a[i / 2][h + i % 2 * 2] = fused(number, Bits<T>::one, held.minus[h], (const T *)nullptr);
+      }
+  }
+};
+
+// Weights [N, K] of 8 bits as they are, and a scale for each row, for x of 16 bits. Rows beyond N count as the last.
+template <typename T> struct Int8 {
+  using X = T;
+  using A = float;
+  static constexpr int STEP = 64, VECTORS = 2, SIDES = 0, ROW_SKIP = 16;
+  static constexpr bool GROUPED = false, ADDED = false;
+  const signed char *q;
+  int N;
+  long long K;
+
+  struct Held { uint4 row[2]; };
+  __device__ __forceinline__ void warm(long long tile, int steps, int lane) const {
+    if (lane < 16 && tile * 16 + lane < N) prefetch(q + (tile * 16 + lane) * K, steps * STEP);
+  }
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned, long long tile, int step, int lane) const {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const long long row = tile * 16 + lane / 4 * 2 + h;
+      copy_16(vectors + (h * 32 + lane) * 16, q + (row < N ? row : N - 1) * K + step * STEP + lane % 4 * 16);
+    }
+  }
+  __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *, long long, int, int lane) const {
+    held.row[0] = vectors[lane], held.row[1] = vectors[32 + lane];
+  }
+  static __device__ __forceinline__ int k_of(int piece, int t) { return t * 16 + piece * 8; }
+  static __device__ __forceinline__ void fragments(unsigned (&a)[2][4], const Held &held, int piece) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const unsigned word[2] = {piece ? held.row[h].z : held.row[h].x, piece ? held.row[h].w : held.row[h].y};
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        a[i / 2][h + i % 2 * 2] = widened_bytes(__byte_perm(word[i / 2], 0, i % 2 ? 0x4342 : 0x4140), (const T *)nullptr);
+    }
+  }
+  // Two signed bytes, each in the lower half of 16 bits.
+  static __device__ __forceinline__ unsigned widened_bytes(unsigned both, const __half *kind) {
+    return fused((both ^ 0x00800080u) | Bits<T>::base, Bits<T>::one, 0xe480e480u, kind);  // 1024 + (b + 128) - 1152
+  }
+  static __device__ __forceinline__ unsigned widened_bytes(unsigned both, const __nv_bfloat16 *kind) {
+    const unsigned low = (both & 0x007f007fu) | Bits<T>::base, sign = (both & 0x00800080u) | Bits<T>::base;  // 256 or 128
+    return fused(sign, Bits<T>::minus_one, low, kind);
+  }
+};
+
+// The same weights for x of 8 bits, with a scale for each row of both.
+struct Int8Both {
+  using X = signed char;
+  using A = int;
+  static constexpr int STEP = 64, VECTORS = 2, SIDES = 0, ROW_SKIP = 0;
+  static constexpr bool GROUPED = false, ADDED = false;
+  Int8<__half> rows;
+
+  using Held = Int8<__half>::Held;
+  __device__ __forceinline__ void warm(long long tile, int steps, int lane) const { rows.warm(tile, steps, lane); }
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, long long tile, int step, int lane) const {
+    rows.fetch(vectors, sides, tile, step, lane);
+  }
+  __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *sides, long long tile, int step, int lane) const {
+    rows.hold(held, vectors, sides, tile, step, lane);
+  }
+  static __device__ __forceinline__ int k_of(int, int t) { return t * 16; }
+  static __device__ __forceinline__ void fragments(unsigned (&a)[2][4], const Held &held, int) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      a[0][h] = held.row[h].x, a[0][h + 2] = held.row[h].y;
+      a[1][h] = held.row[h].z, a[1][h + 2] = held.row[h].w;
+    }
+  }
+};
+
+// What becomes of a sum: scales of rows and tokens and a bias may be null.
+template <typename T, typename S> struct Result {
+  T *y;
+  const S *of_row;
+  const float *of_token;
+  const T *bias;
+  int tokens, rows;
+
+  template <typename A> __device__ __forceinline__ void store(A sum, int token, long long row) const {
+    if (token >= tokens || row >= rows) return;
+    float value = float(sum);
+    if (of_row) value *= wide(of_row[row]);
+    if (of_token) value *= of_token[token];
+    if (bias) value += wide(bias[row]);
+    round_to(y[token * (long long)rows + row], value);
+  }
+};
+
+// ------------------------------------------------------------------ a step
+
+// tokens(piece, m): 16 bytes of x for this lane, of token 8m + lane / 4.
+template <class F, int NT, int MT, class Tokens>
+__device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typename F::Held (&held)[NT], Tokens tokens) {
+  using A = typename F::A;
+  constexpr int PIECES = F::STEP * sizeof(typename F::X) / 64;
+  const typename F::X *kind = nullptr;
+  A part[NT][MT][4], of_x[MT][4];
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      of_x[m][c] = 0;
+#pragma unroll
+      for (int n = 0; n < NT; n++) part[n][m][c] = F::GROUPED ? A(0) : sums[n][m][c];
+    }
+#pragma unroll
+  for (int piece = 0; piece < PIECES; piece++) {
+    uint4 b[MT];
+#pragma unroll
+    for (int m = 0; m < MT; m++) b[m] = tokens(piece, m);
+    if constexpr (F::ADDED) {  // a tile of ones gives each lane the sums of its own tokens
+      const unsigned ones[4] = {Bits<typename F::X>::one, Bits<typename F::X>::one, Bits<typename F::X>::one, Bits<typename F::X>::one};
+#pragma unroll
+      for (int m = 0; m < MT; m++) {
+        multiply(of_x[m], ones, b[m].x, b[m].y, kind);
+        multiply(of_x[m], ones, b[m].z, b[m].w, kind);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      unsigned a[2][4];
+      F::fragments(a, held[n], piece);
+#pragma unroll
+      for (int m = 0; m < MT; m++) multiply(part[n][m], a[0], b[m].x, b[m].y, kind);
+#pragma unroll
+      for (int m = 0; m < MT; m++) multiply(part[n][m], a[1], b[m].z, b[m].w, kind);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        if constexpr (F::GROUPED) {
+          sums[n][m][c] = fmaf(held[n].scale[c / 2], part[n][m][c], sums[n][m][c]);
+          if constexpr (F::ADDED) sums[n][m][c] = fmaf(held[n].added[c / 2], of_x[m][c % 2], sums[n][m][c]);
+        } else {
+          sums[n][m][c] = part[n][m][c];
+        }
+      }
+}
+
+// A warp's steps of NT tiles on their way through shared memory, DEPTH - 1 at once.
+template <class F, int NT, int DEPTH> struct Stream {
+  static constexpr int BYTES = DEPTH * NT * (F::VECTORS * 512 + F::SIDES * 128);  // of a warp
+  const F &f;
+  unsigned char *memory;
+  long long tile0, tiles;
+
+  __device__ __forceinline__ long long tile(int n) const { return tile0 + n < tiles ? tile0 + n : tiles - 1; }
+  __device__ __forceinline__ unsigned char *sides(int slot, int n) const {
+    return memory + DEPTH * NT * F::VECTORS * 512 + (slot * NT + n) * F::SIDES * 128;
+  }
+  __device__ __forceinline__ unsigned char *vectors(int slot, int n) const { return memory + (slot * NT + n) * F::VECTORS * 512; }
+  __device__ __forceinline__ void fetch(int slot, int step, int lane) const {
+#pragma unroll
+    for (int n = 0; n < NT; n++) f.fetch(shared_address(vectors(slot, n)), shared_address(sides(slot, n)), tile(n), step, lane);
+  }
+  __device__ __forceinline__ void hold(typename F::Held (&held)[NT], int slot, int step, int lane) const {
+#pragma unroll
+    for (int n = 0; n < NT; n++) f.hold(held[n], (const uint4 *)vectors(slot, n), (const unsigned *)sides(slot, n), tile(n), step, lane);
+  }
+};
+
+// ------------------------------------------------------------------ the two kernels
+
+// Up to 8 tokens. A block has NT tiles, whose steps its warps share out; x comes through L1.
+template <class F, int NT, int WARPS, int DEPTH, class Result>
+__device__ __forceinline__ void few_tokens(const F &f, const Result &result, const typename F::X *x, int K) {
+  using X = typename F::X;
+  using A = typename F::A;
+  constexpr int PIECES = F::STEP * sizeof(X) / 64;
+  extern __shared__ uint4 low_bit_memory[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, steps = K / F::STEP;
+  const long long tiles = (result.rows + 15) / 16;
+  using Weights = Stream<F, NT, DEPTH>;
+  const Weights weights{f, (unsigned char *)low_bit_memory + warp * Weights::BYTES, (long long)blockIdx.x * NT, tiles};
+  if (warp < NT) f.warm(weights.tile(warp), min(steps, WARPS * (DEPTH - 1)), lane);
+  wait_for_inputs();
+
+  const int count = steps > warp ? (steps - warp + WARPS - 1) / WARPS : 0;  // of this warp
+#pragma unroll
+  for (int i = 0; i < DEPTH - 1; i++) {
+    if (i < count) weights.fetch(i, warp + i * WARPS, lane);
+    close_group();
+  }
+  uint4 now[PIECES], next[PIECES];
+  const auto load = [&](uint4(&to)[PIECES], int i) {
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+      to[p] = make_uint4(0, 0, 0, 0);
+      if (g < result.tokens && i < count)
+        to[p] = __ldg((const uint4 *)(x + (long long)g * K + (warp + i * WARPS) * F::STEP + F::k_of(p, t)));
+    }
+  };
+  load(now, 0);
+  A sums[NT][1][4] = {};
+  int slot = 0, last = DEPTH - 1;
+  for (int i = 0; i < count; i++) {
+    wait_for_groups<DEPTH - 2>();
+    if (i + DEPTH - 1 < count) weights.fetch(last, warp + (i + DEPTH - 1) * WARPS, lane);
+    close_group();
+    load(next, i + 1);
+    typename F::Held held[NT];
+    weights.hold(held, slot, warp + i * WARPS, lane);
+    add_step<F, NT, 1>(sums, held, [&](int piece, int) { return now[piece]; });
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) now[p] = next[p];
+    last = slot;
+    slot = slot + 1 == DEPTH ? 0 : slot + 1;
+  }
+  wait_for_groups<0>();
+  __syncthreads();
+
+  A(*of_warps)[NT][32][4] = (A(*)[NT][32][4])low_bit_memory;
+#pragma unroll
+  for (int n = 0; n < NT; n++) *(uint4 *)of_warps[warp][n][lane] = reinterpret_cast<const uint4 &>(sums[n][0]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < NT * 16 * result.tokens; i += WARPS * 32) {
+    const int token = i / (NT * 16), row = i % (NT * 16);
+    const int of = row % 16 / 2 * 4 + token / 2, c = row % 2 * 2 + token % 2;
+    A sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += of_warps[w][row / 16][of][c];
+    result.store(sum, token, weights.tile0 * 16 + row);
+  }
+}
+
+// Up to 8 * MT tokens. A block has WARPS * NT tiles, NT for each warp, and the steps of its part of K (grid.y);
+// x comes through shared memory. The block that comes last adds the parts, in their order: partial has for each
+// of grid.x and grid.y [tokens][WARPS * NT * 16] sums, and `counters`, for each of grid.x, are 0 before and after.
+template <class F, int NT, int MT, int WARPS, int DEPTH, class Result>
+__device__ __forceinline__ void many_tokens(const F &f, const Result &result, const typename F::X *x, int K,
+                                            typename F::A *partial, unsigned *counters) {
+  using X = typename F::X;
+  using A = typename F::A;
+  constexpr int ROW = F::STEP * sizeof(X), SKIP = ROW + F::ROW_SKIP, WIDTH = WARPS * NT * 16;
+  extern __shared__ uint4 low_bit_memory[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const long long tiles = (result.rows + 15) / 16;
+  const int steps = K / F::STEP, parts = gridDim.y;
+  const int begin = (long long)steps * blockIdx.y / parts, count = (long long)steps * (blockIdx.y + 1) / parts - begin;
+  using Weights = Stream<F, NT, DEPTH>;
+  unsigned char *memory = (unsigned char *)low_bit_memory;
+  const Weights weights{f, memory + warp * Weights::BYTES, ((long long)blockIdx.x * WARPS + warp) * NT, tiles};
+  unsigned char *const tokens = memory + WARPS * Weights::BYTES;
+  wait_for_inputs();
+
+  const auto fetch = [&](int slot, int i) {
+    if (i < count) {
+      weights.fetch(slot, begin + i, lane);
+#pragma unroll
+      for (int p = threadIdx.x; p < 8 * MT * ROW / 16; p += WARPS * 32) {
+        const int token = p / (ROW / 16), at = p % (ROW / 16) * 16;
+        const bool is_there = token < result.tokens;
+        const X *row = x + (is_there ? (long long)token * K : 0) + (long long)(begin + i) * F::STEP;
+        copy_16_or_zeros(shared_address(tokens + (slot * 8 * MT + token) * SKIP + at), (const char *)row + at, is_there);
+      }
+    }
+    close_group();
+  };
+#pragma unroll
+  for (int i = 0; i < DEPTH - 1; i++) fetch(i, i);
+  A sums[NT][MT][4] = {};
+  int slot = 0, last = DEPTH - 1;
+  for (int i = 0; i < count; i++) {
+    wait_for_groups<DEPTH - 2>();
+    __syncthreads();  // all have step i, and none still reads the place of step i - 1
+    fetch(last, i + DEPTH - 1);
+    typename F::Held held[NT];
+    weights.hold(held, slot, begin + i, lane);
+    const unsigned char *const mine = tokens + (slot * 8 * MT + g) * SKIP;
+    add_step<F, NT, MT>(sums, held, [&](int piece, int m) {
+      return *(const uint4 *)(mine + m * 8 * SKIP + F::k_of(piece, t) * sizeof(X));
+    });
+    last = slot;
+    slot = slot + 1 == DEPTH ? 0 : slot + 1;
+  }
+  wait_for_groups<0>();
+
+  A *const own = partial + ((long long)blockIdx.x * parts + blockIdx.y) * result.tokens * WIDTH;
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int token = m * 8 + 2 * t + c, row = (warp * NT + n) * 16 + 2 * g;
+        if (parts == 1) {
+          result.store(sums[n][m][c], token, (long long)blockIdx.x * WIDTH + row);
+          result.store(sums[n][m][c + 2], token, (long long)blockIdx.x * WIDTH + row + 1);
+        } else if (token < result.tokens) {
+          A *to = own + (long long)token * WIDTH + row;
+          to[0] = sums[n][m][c], to[1] = sums[n][m][c + 2];
+        }
+      }
+  if (parts == 1) return;
+  __threadfence();
+  __syncthreads();
+  int &is_last = *(int *)low_bit_memory;
+  if (threadIdx.x == 0) {
+    is_last = atomicAdd(counters + blockIdx.x, 1u) == parts - 1;
+    if (is_last) counters[blockIdx.x] = 0;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const A *const all = partial + (long long)blockIdx.x * parts * result.tokens * WIDTH;
+  for (int i = threadIdx.x; i < result.tokens * WIDTH; i += WARPS * 32) {
+    A sum = 0;
+#pragma unroll 4
+    for (int p = 0; p < parts; p++) sum += __ldcg(all + (long long)p * result.tokens * WIDTH + i);
+    result.store(sum, i / WIDTH, (long long)blockIdx.x * WIDTH + i % WIDTH);
+  }
+}
+
+}  // namespace jitkern::low_bit

@@ -1,0 +1,104 @@
+"""What the launch functions of linear layers with weights of 4 or 8 bits share: checks and forms."""
+
+import math
+
+import torch
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HALVES = (torch.bfloat16, torch.float16)
+# Rows of x, which are tokens. Not measured yet: both numbers are to be found on a GPU, by timing the
+# forms on both sides of them.
+FEW = 4  # the most that `few_tokens` takes
+MOST = 64  # the most for the kernels of low_bit.cuh; more are left to a matrix product of PyTorch's
+MOST_ON_CPU = 8
+WARPS = 8  # of a block
+RING = 8192  # bytes of weights that a warp of `few_tokens` has room for
+
+
+def tokens_of(name, x, columns, *others):
+    """Return how many rows x has, and refuse one that does not fit the weight.
+
+    columns: of the weight. others: bias and scales, each with its name; they may be None.
+    """
+    torch._check(
+        x.dtype in DTYPES,
+        lambda: f"{name}: x must be bfloat16, float16 or float32, got {x.dtype}",
+    )
+    torch._check(
+        x.dim() >= 1 and x.shape[-1] == columns,
+        lambda: (
+            f"{name}: the weight is for {columns} input features, and x has the shape "
+            f"{tuple(x.shape)}"
+        ),
+    )
+    for what, other in others:
+        torch._check(
+            other is None or other.dtype == x.dtype,
+            lambda what=what, other=other: (
+                f"{name}: {what} must be of the dtype of x, {x.dtype}, got {other.dtype}"
+            ),
+        )
+    return math.prod(x.shape[:-1])
+
+
+def check_bias(name, bias, rows):
+    """Refuse a bias that has not a number for each row of the weight."""
+    torch._check(
+        bias is None or (bias.dim() == 1 and bias.shape[0] == rows),
+        lambda: f"{name}: bias must be of shape ({rows},), got {tuple(bias.shape)}",
+    )
+
+
+def aligned(x):
+    """Return the tensor contiguous and at a multiple of 16 bytes, None as it is."""
+    if x is None:
+        return None
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def few(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, step_bytes):
+    """Launch `few_tokens`.
+
+    weight_bytes, step_bytes: of a tile in a step, without and with scales and zeros.
+    """
+    tiles = (rows + 15) // 16
+    each = 2 if tiles >= 2 * k.multiprocessors else 1
+    depth = RING // (each * weight_bytes)
+    grid = (tiles + each - 1) // each if tokens else 0
+    kernel[{**template, "NT": each, "WARPS": WARPS, "DEPTH": depth}](
+        *args, tokens, rows, columns, grid=grid, block=32 * WARPS,
+        smem=WARPS * depth * each * step_bytes, pdl=k.capability >= (9, 0),
+    )  # fmt: skip
+
+
+def many(k, kernel, template, args, tokens, rows, columns, *, step, step_bytes, x_bytes, sums):
+    """Launch `many_tokens`.
+
+    step: numbers of a row in a step. x_bytes: of a row of x in shared memory. sums: the dtype of
+    sums. Blocks are shared out over parts of the rows until there are two for each multiprocessor,
+    unless a part would have few steps.
+    """
+    if tokens <= 8:
+        of_tokens, depth = 1, 4
+    elif tokens <= 16:
+        of_tokens, depth = 2, 4
+    elif tokens <= 32:
+        of_tokens, depth = 4, 3
+    else:
+        of_tokens, depth = 8, 2
+        if k.shared_memory_per_block >= 4 * (WARPS * 2 * step_bytes + 64 * x_bytes):
+            depth = 4
+    blocks = (rows + 32 * WARPS - 1) // (32 * WARPS)
+    parts = max(1, min(2 * k.multiprocessors // max(blocks, 1), columns // step // 4))
+    partial, counters = None, None
+    if parts > 1:
+        width = blocks * 32 * WARPS
+        partial = k.workspace(4 * parts * tokens * width, zeroed=False, dtype=sums)
+        counters = k.workspace(4 * blocks, zeroed=True, dtype=torch.int32)
+    kernel[{**template, "NT": 2, "MT": of_tokens, "WARPS": WARPS, "DEPTH": depth}](
+        *args, partial, counters, tokens, rows, columns,
+        grid=(blocks if tokens else 0, parts), block=32 * WARPS,
+        smem=depth * (WARPS * 2 * step_bytes + 8 * of_tokens * x_bytes),
+        pdl=k.capability >= (9, 0),
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], with w of 4 bits in groups of 64 or 128 numbers k.
+
+w = (q - 8) * scale, (q - zero) * scale with whole zeros (uint8), or (q - 8) * scale + zero with
+zeros of the dtype of x; q as `kernels_src/int4.py` packs it, scale and zero [K / group, N].
+Products of up to 64 rows of x are exact and added in float32, group by group, and rounded once. For
+more rows the weight is written out in the dtype of x, which rounds it, and PyTorch multiplies.
+`low_bit.cuh` has the kernels, which take the design of Marlin (Frantar et al. 2024) further: tiles
+of weights are the rows of matrix instructions, and tokens their columns.
+"""
+
+import functools
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import int4, low_bit
+
+# Of many rows, which take a form of the kernel for few tokens that those of the samples do not.
+WIDE = ("bf16[1, 4096]", "i32[1792, 64, 32, 4]", "bf16[32, 28672]")
+w4a16_linear = kernel(
+    "w4a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? zero=None, Tensor? bias=None) "
+    "-> Tensor",
+    cuda=Cuda("w4a16_linear.cu"),
+    cpu=Cpp("w4a16_linear.cpp", native=True, openmp=True),
+    prewarm=[WIDE, (*WIDE, "u8[32, 28672]")],
+)
+
+
+def _checked(x, qweight, scale, zero, bias):
+    """Return tokens, rows, columns and group, and refuse tensors that do not fit."""
+    torch._check(
+        qweight.dtype == torch.int32 and qweight.dim() == 4 and qweight.shape[2:] == (32, 4),
+        lambda: (
+            f"w4a16_linear: qweight must be int32 [N / 16, K / 64, 32, 4], as "
+            f"jitkern.inference.pack_int4 makes it, got {qweight.dtype} {tuple(qweight.shape)}"
+        ),
+    )
+    columns = 64 * qweight.shape[1]
+    torch._check(
+        scale.dtype in low_bit.DTYPES and scale.dim() == 2,
+        lambda: (
+            f"w4a16_linear: scale must be bfloat16, float16 or float32 [K / group, N], got "
+            f"{scale.dtype} {tuple(scale.shape)}"
+        ),
+    )
+    groups, rows = scale.shape[0], scale.shape[1]
+    torch._check(
+        groups * 128 == columns or groups * 64 == columns,
+        lambda: (
+            f"w4a16_linear: groups must have 64 or 128 numbers: with K = {columns} scale has "
+            f"{columns // 64} or {columns // 128} rows, got {groups}"
+        ),
+    )
+    torch._check(
+        qweight.shape[0] == (rows + 15) // 16,
+        lambda: (
+            f"w4a16_linear: qweight has {qweight.shape[0]} tiles of 16 rows, which does not fit the "
+            f"{rows} columns of scale"
+        ),
+    )
+    torch._check(
+        zero is None
+        or (zero.shape == scale.shape and (zero.dtype == torch.uint8 or zero.dtype == scale.dtype)),
+        lambda: (
+            f"w4a16_linear: zero must be uint8 or {scale.dtype}, of the shape {tuple(scale.shape)} of "
+            f"scale, got {zero.dtype} {tuple(zero.shape)}"
+        ),
+    )
+    name = "w4a16_linear"
+    tokens = low_bit.tokens_of(name, x, columns, ("scale", scale), ("bias", bias))
+    low_bit.check_bias(name, bias, rows)
+    return tokens, rows, columns, 128 if groups * 128 == columns else 64
+
+
+def _prepared(qweight, scale, zero):
+    return tuple(low_bit.aligned(t) for t in (qweight, scale, zero))
+
+
+@w4a16_linear.reference
+def _(x, qweight, scale, zero, bias):
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    y = x.to(wide) @ int4.values(qweight, scale, zero, wide).T
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def _by_torch(launch, x, rows, columns, weight, bias):
+    """Let `launch` write the weight out, and leave the product to PyTorch."""
+    w = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    launch(w, *weight, rows, columns)
+    if x.is_meta:  # nothing but kernels is prewarmed
+        return torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    return torch.nn.functional.linear(x, w, bias)
+
+
+@w4a16_linear.launch("cuda")
+def _(k, x, qweight, scale, zero, bias):
+    tokens, rows, columns, group = _checked(x, qweight, scale, zero, bias)
+    kind, edges = int4.kind_of(zero), rows % 16 != 0
+    template = {"T": x.dtype, "GROUP": group, "ZEROS": kind}
+    weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero)
+    if tokens > low_bit.MOST or x.dtype == torch.float32:
+        grid = (qweight.shape[0] * qweight.shape[1] + 7) // 8
+        launch = functools.partial(k.dequantize_int4[template], grid=grid, block=256)
+        return _by_torch(launch, x, rows, columns, weight, bias)
+    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    template["EDGES"] = edges
+    args = out, low_bit.aligned(x), *weight, low_bit.aligned(bias)
+    sides = 0 if edges else 1 if kind == int4.SYMMETRIC else 2
+    weight_bytes = 8 * group
+    step_bytes = weight_bytes + 128 * sides
+    if tokens <= low_bit.FEW:
+        low_bit.few(
+            k, k.w4a16_few, template, args, tokens, rows, columns,
+            weight_bytes=weight_bytes, step_bytes=step_bytes,
+        )  # fmt: skip
+    else:
+        low_bit.many(
+            k, k.w4a16_many, template, args, tokens, rows, columns, step=group,
+            step_bytes=step_bytes, x_bytes=2 * group + 64, sums=torch.float32,
+        )  # fmt: skip
+    return out
+
+
+@w4a16_linear.launch("cpu")
+def _(k, x, qweight, scale, zero, bias):
+    tokens, rows, columns, group = _checked(x, qweight, scale, zero, bias)
+    template = {"T": x.dtype, "Z": x.dtype if zero is None else zero.dtype}
+    weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero), group
+    if tokens > low_bit.MOST_ON_CPU:
+        return _by_torch(k.dequantize_int4[template], x, rows, columns, weight, bias)
+    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    args = out, low_bit.aligned(x), low_bit.aligned(bias), *weight
+    k.w4a16_linear[template](*args, rows, columns, tokens)
+    return out
+
+
+@w4a16_linear.cost
+def _(x, qweight, scale, zero=None, bias=None):
+    given = sum(t.nbytes for t in (x, qweight, scale, zero, bias) if t is not None)
+    outputs = x.numel() // x.shape[-1] * scale.shape[1]
+    return given + outputs * x.itemsize, 2 * outputs * x.shape[-1]
+
+
+def _weights(device, rows, columns, group, dtype, kind):
+    """Return a random weight: qweight, scale and zero."""
+    shape = (rows + 15) // 16, columns // 64, 32, 4
+    qweight = torch.randint(-(2**31), 2**31, shape, device=device, dtype=torch.int32)
+    shape = columns // group, rows
+    scale = torch.empty(shape, dtype=dtype, device=device).uniform_(0.004, 0.008)
+    zero = None
+    if kind == int4.WHOLE_ZEROS:
+        zero = torch.randint(0, 16, shape, dtype=torch.uint8, device=device)
+    elif kind == int4.ADDED_ZEROS:
+        zero = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.04, 0.04)
+    return qweight, scale, zero
+
+
+@w4a16_linear.samples
+def _(device):
+    for dtype, group, kind, numbers in (
+        (torch.float32, 128, int4.SYMMETRIC, (3,)),
+        (torch.float32, 64, int4.WHOLE_ZEROS, (2,)),
+        (torch.bfloat16, 128, int4.SYMMETRIC, (1, 8, 16, 32, 64, 65)),
+        (torch.bfloat16, 128, int4.WHOLE_ZEROS, (1, 16, 32, 64)),
+        (torch.bfloat16, 64, int4.ADDED_ZEROS, (1,)),
+        (torch.float16, 128, int4.SYMMETRIC, (1, 16)),
+    ):
+        weights = _weights(device, 32, 128, group, dtype, kind)
+        for tokens in numbers:
+            yield torch.randn(tokens, 128, dtype=dtype, device=device), *weights
+    x = torch.randn(2, 0, 128, dtype=torch.float32, device=device)
+    weights = *_weights(device, 16, 128, 64, x.dtype, int4.SYMMETRIC), x.new_ones(16)
+    yield x, *weights
+    yield torch.randn(128, 5, device=device).T, *weights
+
