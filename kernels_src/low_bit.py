@@ -11,6 +11,7 @@ HALVES = (torch.bfloat16, torch.float16)
 FEW = 4  # the most that `few_tokens` takes
 MOST = 64  # the most for the kernels of low_bit.cuh; more are left to a matrix product of PyTorch's
 MOST_ON_CPU = 8
+COLUMNS = 1 << 17  # of a weight of 8 bits, whose products with 8 bits then fit 32
 WARPS = 8  # of a block
 RING = 8192  # bytes of weights that a warp of `few_tokens` has room for
 
@@ -47,6 +48,62 @@ def check_bias(name, bias, rows):
         bias is None or (bias.dim() == 1 and bias.shape[0] == rows),
         lambda: f"{name}: bias must be of shape ({rows},), got {tuple(bias.shape)}",
     )
+
+
+def check_int8(name, x, qweight, scale):
+    """Return rows and columns of a weight of 8 bits, and refuse tensors that are none."""
+    torch._check(
+        qweight.dtype == torch.int8 and qweight.dim() == 2 and qweight.shape[1] % 64 == 0,
+        lambda: (
+            f"{name}: qweight must be int8 [N, K], K a multiple of 64, got {qweight.dtype} "
+            f"{tuple(qweight.shape)}"
+        ),
+    )
+    rows, columns = qweight.shape[0], qweight.shape[1]
+    torch._check(
+        columns <= COLUMNS, lambda: f"{name}: a row may have {COLUMNS} numbers, got {columns}"
+    )
+    torch._check(
+        scale.dim() == 1
+        and scale.shape[0] == rows
+        and (scale.dtype == torch.float32 or scale.dtype == x.dtype),
+        lambda: (
+            f"{name}: scale must be of shape ({rows},) and float32 or of the dtype of x, "
+            f"{x.dtype}, got {scale.dtype} {tuple(scale.shape)}"
+        ),
+    )
+    return rows, columns
+
+
+def by_torch(launch, x, rows, columns, weight, bias):
+    """Let `launch` write the weight out, and leave the product to PyTorch."""
+    w = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    launch(w, *weight, rows, columns)
+    if x.is_meta:  # nothing but kernels is prewarmed
+        return torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    return torch.nn.functional.linear(x, w, bias)
+
+
+def cost(x, rows, *weight):
+    """Return bytes and operations of a linear layer with `rows` outputs for each row of x."""
+    given = x.nbytes + sum(t.nbytes for t in weight if t is not None)
+    outputs = x.numel() // x.shape[-1] * rows
+    return given + outputs * x.itemsize, 2 * outputs * x.shape[-1]
+
+
+def int8_samples(device):
+    """Yield calls with weights of 8 bits, with x of float32 that has no roundings to differ in."""
+    for dtype, numbers in (
+        (torch.float32, (3,)), (torch.bfloat16, (1, 8, 16, 32, 64, 65)), (torch.float16, (1, 16)),
+    ):  # fmt: skip
+        qweight = torch.randint(-127, 128, (32, 128), dtype=torch.int8, device=device)
+        scale = torch.empty(32, dtype=dtype, device=device).uniform_(0.0005, 0.001)
+        for tokens in numbers:
+            x = torch.randn(tokens, 128, dtype=dtype, device=device)
+            yield x.sign() if dtype == torch.float32 else x, qweight, scale
+    scale = scale.float()
+    yield torch.randn(2, 0, 128, device=device), qweight, scale, scale
+    yield torch.randn(128, 5, device=device).sign().T, qweight, scale, scale
 
 
 def aligned(x):

@@ -1,8 +1,7 @@
 // The RMS norms of rms_norm.cu and add_rms_norm.cu, as Ops of rows.cuh and column_sums.cuh.
 #pragma once
-#include <cuda_fp8.h>
-
 #include "column_sums.cuh"
+#include "quantized_rows.cuh"
 
 namespace rms_norm_detail {
 using namespace jitkern;
@@ -69,27 +68,6 @@ __device__ Forward<T, W, INPUTS, EDGES, Finish> forward(T *out, T *sum, const T 
     return {{x, residual}, {out, sum}, {weight, cols, 1, offset}, A(eps), A(1) / cols, cols, finish};
 }
 
-template <int BYTES> struct Word;
-template <> struct Word<2> { using type = unsigned short; };
-template <> struct Word<4> { using type = unsigned; };
-template <> struct Word<8> { using type = uint2; };
-
-// q = x * scale, rounded to nearest even. The sum of 1.5 * 2^23 and a number has its integer in its last bits.
-template <int V> __device__ __forceinline__ void quantize(signed char (&q)[V], const float (&x)[V], float scale) {
-#pragma unroll
-  for (int i = 0; i < V; i++) q[i] = (signed char)__float_as_uint(fmaf(x[i], scale, 12582912.f));
-}
-template <int V> __device__ __forceinline__ void quantize(__nv_fp8_e4m3 (&q)[V], const float (&x)[V], float scale) {
-#pragma unroll
-  for (int i = 0; i < V; i += 2) {
-    const float2 both = make_float2(x[i] * scale, x[i + 1] * scale);
-    const __nv_fp8x2_storage_t pair = __nv_cvt_float2_to_fp8x2(both, __NV_SATFINITE, __NV_E4M3);
-    q[i].__x = (__nv_fp8_storage_t)pair, q[i + 1].__x = (__nv_fp8_storage_t)(pair >> 8);
-  }
-}
-__host__ __device__ constexpr float largest(const signed char *) { return 127; }
-__host__ __device__ constexpr float largest(const __nv_fp8_e4m3 *) { return 448; }
-
 // y = x * scale * factor in units of unit[row], with which the row's largest number is the largest of Q. The second
 // input is added to x; the only output is then the sum.
 template <typename T_, typename W, typename Q, int INPUTS_, bool EDGES> struct Quantized {
@@ -147,13 +125,7 @@ template <typename T_, typename W, typename Q, int INPUTS_, bool EDGES> struct Q
       if (INPUTS == 2) y[0][i] = x;
     }
     quantize(q, scaled, float(r.scale));
-    using Bytes = typename Word<V>::type;
-    Q *to = quantized + r.start + column;
-    if (!EDGES || (column >= 0 && column <= cols - V && (unsigned long long)to % V == 0))
-      return __stcs((Bytes *)to, reinterpret_cast<const Bytes &>(q));
-#pragma unroll
-    for (int i = 0; i < V; i++)
-      if ((unsigned)(column + i) < (unsigned)cols) to[i] = q[i];
+    store_quantized<EDGES>(quantized + r.start, q, column, cols);
   }
 };
 

@@ -32,7 +32,7 @@ def _checked(x, qweight, scale, zero, bias):
         qweight.dtype == torch.int32 and qweight.dim() == 4 and qweight.shape[2:] == (32, 4),
         lambda: (
             f"w4a16_linear: qweight must be int32 [N / 16, K / 64, 32, 4], as "
-            f"jitkern.inference.pack_int4 makes it, got {qweight.dtype} {tuple(qweight.shape)}"
+            f"jitkern.inference.int4.pack makes it, got {qweight.dtype} {tuple(qweight.shape)}"
         ),
     )
     columns = 64 * qweight.shape[1]
@@ -72,24 +72,11 @@ def _checked(x, qweight, scale, zero, bias):
     return tokens, rows, columns, 128 if groups * 128 == columns else 64
 
 
-def _prepared(qweight, scale, zero):
-    return tuple(low_bit.aligned(t) for t in (qweight, scale, zero))
-
-
 @w4a16_linear.reference
 def _(x, qweight, scale, zero, bias):
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     y = x.to(wide) @ int4.values(qweight, scale, zero, wide).T
     return (y if bias is None else y + bias).to(x.dtype)
-
-
-def _by_torch(launch, x, rows, columns, weight, bias):
-    """Let `launch` write the weight out, and leave the product to PyTorch."""
-    w = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    launch(w, *weight, rows, columns)
-    if x.is_meta:  # nothing but kernels is prewarmed
-        return torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
-    return torch.nn.functional.linear(x, w, bias)
 
 
 @w4a16_linear.launch("cuda")
@@ -101,7 +88,7 @@ def _(k, x, qweight, scale, zero, bias):
     if tokens > low_bit.MOST or x.dtype == torch.float32:
         grid = (qweight.shape[0] * qweight.shape[1] + 7) // 8
         launch = functools.partial(k.dequantize_int4[template], grid=grid, block=256)
-        return _by_torch(launch, x, rows, columns, weight, bias)
+        return low_bit.by_torch(launch, x, rows, columns, weight, bias)
     out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     template["EDGES"] = edges
     args = out, low_bit.aligned(x), *weight, low_bit.aligned(bias)
@@ -127,7 +114,7 @@ def _(k, x, qweight, scale, zero, bias):
     template = {"T": x.dtype, "Z": x.dtype if zero is None else zero.dtype}
     weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero), group
     if tokens > low_bit.MOST_ON_CPU:
-        return _by_torch(k.dequantize_int4[template], x, rows, columns, weight, bias)
+        return low_bit.by_torch(k.dequantize_int4[template], x, rows, columns, weight, bias)
     out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     args = out, low_bit.aligned(x), low_bit.aligned(bias), *weight
     k.w4a16_linear[template](*args, rows, columns, tokens)
@@ -136,9 +123,7 @@ def _(k, x, qweight, scale, zero, bias):
 
 @w4a16_linear.cost
 def _(x, qweight, scale, zero=None, bias=None):
-    given = sum(t.nbytes for t in (x, qweight, scale, zero, bias) if t is not None)
-    outputs = x.numel() // x.shape[-1] * scale.shape[1]
-    return given + outputs * x.itemsize, 2 * outputs * x.shape[-1]
+    return low_bit.cost(x, scale.shape[1], qweight, scale, zero, bias)
 
 
 def _weights(device, rows, columns, group, dtype, kind):
@@ -172,4 +157,3 @@ def _(device):
     weights = *_weights(device, 16, 128, 64, x.dtype, int4.SYMMETRIC), x.new_ones(16)
     yield x, *weights
     yield torch.randn(128, 5, device=device).T, *weights
-

@@ -1,0 +1,101 @@
+"""y = (round(x / u) @ q.T) * u * scale + bias, both factors of 8 bits and added in int32.
+
+u = max |x| / 127 of each row of x, found at each call; q and its scale for each row are given. For
+up to 64 rows of x `low_bit.cuh` has the kernels; more are left to `torch._int_mm`.
+"""
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import low_bit, norms
+from jitkern.kernels_src.rms_norm.kernel import quantized
+
+int8_linear = kernel(
+    "int8_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? bias=None) -> Tensor",
+    cuda=Cuda("int8_linear.cu"),
+    cpu=Cpp("int8_linear.cpp", native=True, openmp=True),
+    prewarm=[("bf16[1, 4096]", "i8[28672, 4096]", "bf16[28672]")],
+)
+
+
+@int8_linear.reference
+def _(x, qweight, scale, bias):
+    wide = norms.wide(x)
+    q, units = quantized(wide, "int8")
+    y = (q.double() @ qweight.double().T).to(wide.dtype) * scale.to(wide.dtype) * units
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def _prepared(x, qweight, scale, bias):
+    """Return the sizes, what a kernel gets, and memory for x as numbers of 8 bits."""
+    rows, columns = low_bit.check_int8("int8_linear", x, qweight, scale)
+    tokens = low_bit.tokens_of("int8_linear", x, columns, ("bias", bias))
+    low_bit.check_bias("int8_linear", bias, rows)
+    q = torch.empty((tokens, columns), dtype=torch.int8, device=x.device)
+    units = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    dense = low_bit.aligned(x)
+    weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(bias)
+    return (tokens, rows, columns), {"T": x.dtype, "S": scale.dtype}, (out, q, units, dense), weight
+
+
+def _by_torch(scale_products, out, q, units, weight, tokens, rows):
+    """Leave the product to PyTorch, and let `scale_products` make results of it."""
+    if out.is_meta:
+        products = torch.empty((tokens, rows), dtype=torch.int32, device=out.device)
+    else:
+        products = torch._int_mm(q, weight[0].t())
+    scale_products(out, products, units, *weight[1:], tokens, rows)
+    return out
+
+
+@int8_linear.launch("cuda")
+def _(k, x, qweight, scale, bias):
+    sizes, template, (out, q, units, dense), weight = _prepared(x, qweight, scale, bias)
+    tokens, rows, columns = sizes
+    norms.launch_rows(
+        k, (k.quantize, k.quantize_long), {"T": x.dtype, "Q": torch.int8}, (q, units, dense),
+        tokens, columns, (dense,),
+    )  # fmt: skip
+    if tokens > low_bit.MOST and rows % 8 == 0:
+
+        def scale_products(*args):
+            k.scale_products[template](*args, grid=(tokens * rows + 255) // 256, block=256)
+
+        return _by_torch(scale_products, out, q, units, weight, tokens, rows)
+    if tokens <= low_bit.FEW:
+        low_bit.few(
+            k, k.int8_few, template, (out, q, units, *weight), *sizes,
+            weight_bytes=1024, step_bytes=1024,
+        )  # fmt: skip
+        return out
+    y = out.view(tokens, rows)
+    for start in range(0, tokens, low_bit.MOST):  # one, unless torch._int_mm takes no such rows
+        count = min(low_bit.MOST, tokens - start)
+        part = y.narrow(0, start, count), q.narrow(0, start, count), units.narrow(0, start, count)
+        low_bit.many(
+            k, k.int8_many, template, (*part, *weight), count, rows, columns,
+            step=64, step_bytes=1024, x_bytes=64, sums=torch.int32,
+        )  # fmt: skip
+    return out
+
+
+@int8_linear.launch("cpu")
+def _(k, x, qweight, scale, bias):
+    sizes, template, (out, q, units, dense), weight = _prepared(x, qweight, scale, bias)
+    tokens, rows, columns = sizes
+    k.quantize[{"T": x.dtype}](q, units, dense, tokens, columns)
+    if tokens > low_bit.MOST_ON_CPU:
+        return _by_torch(k.scale_products[template], out, q, units, weight, tokens, rows)
+    k.int8_linear[template](out, q, units, *weight, tokens, rows, columns)
+    return out
+
+
+@int8_linear.cost
+def _(x, qweight, scale, bias=None):
+    return low_bit.cost(x, qweight.shape[0], qweight, scale, bias)
+
+
+@int8_linear.samples
+def _(device):
+    yield from low_bit.int8_samples(device)

@@ -1,0 +1,62 @@
+"""q = round(x / scale), scale = max |x| / most of each row: int8 (most = 127) or float8_e4m3fn (448).
+
+A row is the last dimension. The scale of a row of zeros is 0, and so are its numbers; that of a row
+with NaN is NaN, with an infinity not finite, and the numbers of these rows mean nothing.
+"""
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import norms
+from jitkern.kernels_src.rms_norm.kernel import kind_of, quantized
+
+quantize_rowwise = kernel(
+    'quantize_rowwise(Tensor x, str dtype="int8") -> (Tensor out, Tensor scale)',
+    cuda=Cuda("quantize_rowwise.cu"),
+    cpu=Cpp("quantize_rowwise.cpp", native=True, openmp=True),
+)
+
+
+def _prepared(x, dtype):
+    """Return what a kernel gets: template, results and x, rows and columns."""
+    rows, cols = norms.matrix("quantize_rowwise", x)
+    template = {"T": x.dtype, "Q": kind_of("quantize_rowwise", dtype)}
+    out = torch.empty(x.shape, dtype=template["Q"], device=x.device)
+    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    return template, (out, scale, x.contiguous()), rows, cols
+
+
+@quantize_rowwise.reference
+def _(x, dtype):
+    kind_of("quantize_rowwise", dtype)
+    return quantized(norms.wide(x), dtype)
+
+
+@quantize_rowwise.launch("cuda")
+def _(k, x, dtype):
+    template, args, rows, cols = _prepared(x, dtype)
+    kernels = k.quantize_rowwise, k.quantize_rowwise_long
+    norms.launch_rows(k, kernels, template, args, rows, cols, args[2:])
+    return args[0], args[1]
+
+
+@quantize_rowwise.launch("cpu")
+def _(k, x, dtype):
+    template, args, rows, cols = _prepared(x, dtype)
+    k.quantize_rowwise[template](*args, rows, cols)
+    return args[0], args[1]
+
+
+@quantize_rowwise.cost
+def _(x, *_):
+    return x.nbytes + x.numel() + 4 * (x.numel() // max(x.shape[-1], 1)), 2 * x.numel()
+
+
+@quantize_rowwise.samples
+def _(device):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for shape in ((4, 64), (0, 8)):
+            yield (torch.randn(shape, dtype=dtype, device=device),)
+    yield (torch.randn(2, 3, 33, dtype=torch.bfloat16, device=device),)
+    yield torch.randn(4, 4096, dtype=torch.bfloat16, device=device), "float8_e4m3fn"
+    yield (torch.randn(7, 40, device=device).T,)

@@ -1,0 +1,79 @@
+"""y[m, n] = scale[n] * sum_k x[m, k] * q[n, k] + bias[n], with weights q of 8 bits as they are.
+
+Products of up to 64 rows of x are exact, added in float32, and rounded once. For more rows the
+weight is written out in the dtype of x, which rounds it, and PyTorch multiplies. See `low_bit.cuh`.
+"""
+
+import functools
+
+import torch
+
+from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import low_bit
+
+w8a16_linear = kernel(
+    "w8a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? bias=None) -> Tensor",
+    cuda=Cuda("w8a16_linear.cu"),
+    cpu=Cpp("w8a16_linear.cpp", native=True, openmp=True),
+    prewarm=[("bf16[1, 4096]", "i8[28672, 4096]", "bf16[28672]")],
+)
+
+
+@w8a16_linear.reference
+def _(x, qweight, scale, bias):
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    y = (x.to(wide) @ qweight.to(wide).T) * scale.to(wide)
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def _prepared(x, qweight, scale, bias):
+    """Return checked, contiguous arguments; and tokens, rows and columns."""
+    rows, columns = low_bit.check_int8("w8a16_linear", x, qweight, scale)
+    tokens = low_bit.tokens_of("w8a16_linear", x, columns, ("bias", bias))
+    low_bit.check_bias("w8a16_linear", bias, rows)
+    return tuple(map(low_bit.aligned, (x, qweight, scale, bias))), tokens, rows, columns
+
+
+@w8a16_linear.launch("cuda")
+def _(k, x, qweight, scale, bias):
+    (dense, qweight, scale, bias), tokens, rows, columns = _prepared(x, qweight, scale, bias)
+    template = {"T": x.dtype, "S": scale.dtype}
+    if tokens > low_bit.MOST or x.dtype == torch.float32:
+        grid = (rows * (columns // 8) + 255) // 256
+        launch = functools.partial(k.dequantize_int8[template], grid=grid, block=256)
+        return low_bit.by_torch(launch, x, rows, columns, (qweight, scale), bias)
+    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    args = out, dense, qweight, scale, bias
+    if tokens <= low_bit.FEW:
+        low_bit.few(
+            k, k.w8a16_few, template, args, tokens, rows, columns,
+            weight_bytes=1024, step_bytes=1024,
+        )  # fmt: skip
+    else:
+        low_bit.many(
+            k, k.w8a16_many, template, args, tokens, rows, columns,
+            step=64, step_bytes=1024, x_bytes=2 * 64 + 16, sums=torch.float32,
+        )  # fmt: skip
+    return out
+
+
+@w8a16_linear.launch("cpu")
+def _(k, x, qweight, scale, bias):
+    (dense, qweight, scale, bias), tokens, rows, columns = _prepared(x, qweight, scale, bias)
+    template = {"T": x.dtype, "S": scale.dtype}
+    if tokens > low_bit.MOST_ON_CPU:
+        launch = k.dequantize_int8[template]
+        return low_bit.by_torch(launch, x, rows, columns, (qweight, scale), bias)
+    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    k.w8a16_linear[template](out, dense, qweight, scale, bias, rows, columns, tokens)
+    return out
+
+
+@w8a16_linear.cost
+def _(x, qweight, scale, bias=None):
+    return low_bit.cost(x, qweight.shape[0], qweight, scale, bias)
+
+
+@w8a16_linear.samples
+def _(device):
+    yield from low_bit.int8_samples(device)
