@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
         TargetError as TargetError,
         UntrustedCache as UntrustedCache,
     )
+    from jitkern.inference.linears import quantize_linears as quantize_linears
     from jitkern.inference.paged_cache import PagedCache as PagedCache
     from jitkern.op.roofline import roofline as roofline
     from jitkern.prewarming.api import prewarm as prewarm
@@ -52,6 +53,7 @@ _HOMES = {
     "Config": "config",
     "LossMeter": "training.loss_meter",
     "PagedCache": "inference.paged_cache",
+    "quantize_linears": "inference.linears",
     "Target": "target",
     "load": "dropin.api",
     "load_inline": "dropin.api",

@@ -1,13 +1,12 @@
-"""What the launch functions of linear layers with weights of 4 or 8 bits share: checks and forms."""
+"""What launch functions of linear layers with weights of 4 or 8 bits share: checks and forms."""
 
 import math
 
 import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HALVES = (torch.bfloat16, torch.float16)
-# Rows of x, which are tokens. Not measured yet: both numbers are to be found on a GPU, by timing the
-# forms on both sides of them.
+# Rows of x, which are tokens. Not measured yet: these numbers are to be found by timing the forms
+# on both sides of them.
 FEW = 4  # the most that `few_tokens` takes
 MOST = 64  # the most for the kernels of low_bit.cuh; more are left to a matrix product of PyTorch's
 MOST_ON_CPU = 8
@@ -64,9 +63,7 @@ def check_int8(name, x, qweight, scale):
         columns <= COLUMNS, lambda: f"{name}: a row may have {COLUMNS} numbers, got {columns}"
     )
     torch._check(
-        scale.dim() == 1
-        and scale.shape[0] == rows
-        and (scale.dtype == torch.float32 or scale.dtype == x.dtype),
+        scale.dim() == 1 and scale.shape[0] == rows and scale.dtype in (torch.float32, x.dtype),
         lambda: (
             f"{name}: scale must be of shape ({rows},) and float32 or of the dtype of x, "
             f"{x.dtype}, got {scale.dtype} {tuple(scale.shape)}"

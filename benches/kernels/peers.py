@@ -16,6 +16,7 @@ import torch
 from benches.kernels.subject import Subject
 from jitkern import config
 from jitkern.cli.parser import UsageError, near
+from jitkern.inference.int4 import Int4Weight
 
 Function = Callable[..., Any]
 OURS = "jitkern"
@@ -177,6 +178,26 @@ def _cupy_elementwise(parameters: str, expression: str) -> Callable[[], Function
     return make
 
 
+def _of_written_out_weights() -> Function:
+    """Return `F.linear` with the weight in 16 bits, which is written out once and kept."""
+    from torch.nn.functional import linear
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    kept = WeakIdKeyDictionary()
+
+    def call(
+        x: torch.Tensor, qweight: torch.Tensor, scale: torch.Tensor, *rest: torch.Tensor | None
+    ) -> torch.Tensor:  # fmt: skip
+        if qweight not in kept:
+            if qweight.dtype == torch.int8:
+                kept[qweight] = (qweight * scale.float()[:, None]).to(x.dtype)
+            else:
+                kept[qweight] = Int4Weight(qweight, scale, *rest[:1]).values().to(x.dtype)
+        return linear(x, kept[qweight])
+
+    return call
+
+
 ADAPTERS = {
     "softmax": (
         Adapter("liger", "liger_kernel", _liger("liger_softmax")),
@@ -200,6 +221,9 @@ ADAPTERS = {
     "paged_decode": (
         Adapter("unpaged flash attention", "torch", _unpaged_attention, differentiable=False),
     ),
+    "w4a16_linear": (Adapter("F.linear", "torch", _of_written_out_weights),),
+    "w8a16_linear": (Adapter("F.linear", "torch", _of_written_out_weights),),
+    "int8_linear": (Adapter("F.linear", "torch", _of_written_out_weights),),
     "topk": (Adapter("torch.topk", "torch", lambda: torch.topk),),
     "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),
     "silu_and_mul": (Adapter("liger", "liger_kernel", _liger_packed("liger_swiglu")),),

@@ -80,6 +80,24 @@ CALLS["jitkern::paged_decode"] = {  # of a 70B model: sequences, and tokens of e
     for batch, tokens in ((1, 8192), (1, 131072), (16, 8192), (64, 4096), (32, 16384))
     for pages in [batch * tokens // 16]
 }
+LINEARS = {"8B": (4096, 4096), "70B": (8192, 8192), "70B-up": (28672, 8192)}  # rows, columns
+for _name, _weight in {
+    "w4a16_linear": "i32[{tiles}, {pieces}, 32, 4], D[{groups}, {rows}]",
+    "w8a16_linear": "i8[{rows}, {columns}], D[{rows}]",
+    "int8_linear": "i8[{rows}, {columns}], D[{rows}]",
+}.items():
+    CALLS[f"jitkern::{_name}"] = {
+        f"{size}-m{tokens}": f"D[{tokens}, {columns}], "
+        + _weight.format(
+            rows=rows,
+            columns=columns,
+            tiles=rows // 16,
+            pieces=columns // 64,
+            groups=columns // 128,
+        )
+        for size, (rows, columns) in LINEARS.items()
+        for tokens in (1, 16, 32)
+    }
 _SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
 SAMPLES = "samples"
 

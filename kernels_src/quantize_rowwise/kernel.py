@@ -1,7 +1,8 @@
-"""q = round(x / scale), scale = max |x| / most of each row: int8 (most = 127) or float8_e4m3fn (448).
+"""q = round(x / scale), scale = max |x| / most of each row.
 
-A row is the last dimension. The scale of a row of zeros is 0, and so are its numbers; that of a row
-with NaN is NaN, with an infinity not finite, and the numbers of these rows mean nothing.
+most is 127 for int8 and 448 for float8_e4m3fn. A row is the last dimension. The scale of a row of
+zeros is 0, and so are its numbers; that of a row with NaN is NaN, with an infinity not finite, and
+the numbers of these rows mean nothing.
 """
 
 import torch

@@ -54,16 +54,15 @@ def _checked(x, qweight, scale, zero, bias):
     torch._check(
         qweight.shape[0] == (rows + 15) // 16,
         lambda: (
-            f"w4a16_linear: qweight has {qweight.shape[0]} tiles of 16 rows, which does not fit the "
-            f"{rows} columns of scale"
+            f"w4a16_linear: qweight has {qweight.shape[0]} tiles of 16 rows, which does not fit "
+            f"the {rows} columns of scale"
         ),
     )
     torch._check(
-        zero is None
-        or (zero.shape == scale.shape and (zero.dtype == torch.uint8 or zero.dtype == scale.dtype)),
+        zero is None or (zero.shape == scale.shape and zero.dtype in (torch.uint8, scale.dtype)),
         lambda: (
-            f"w4a16_linear: zero must be uint8 or {scale.dtype}, of the shape {tuple(scale.shape)} of "
-            f"scale, got {zero.dtype} {tuple(zero.shape)}"
+            f"w4a16_linear: zero must be uint8 or {scale.dtype}, of the shape "
+            f"{tuple(scale.shape)} of scale, got {zero.dtype} {tuple(zero.shape)}"
         ),
     )
     name = "w4a16_linear"

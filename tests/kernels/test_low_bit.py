@@ -1,0 +1,268 @@
+"""Linear layers with weights of 4 and 8 bits, and rows as numbers of 8 bits, against float64."""
+
+import pytest
+import torch
+from helpers import refusing_to_wait, served
+
+from benches.kernels.checks import poison
+from jitkern import ops
+from jitkern.kernels_src import int4, low_bit
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+each_device = pytest.mark.parametrize("device", DEVICES)
+HALVES = (torch.bfloat16, torch.float16)
+KINDS = (int4.SYMMETRIC, int4.WHOLE_ZEROS, int4.ADDED_ZEROS)
+# Both sides of each number of tokens at which another form begins, and of each tile of 8.
+TOKENS = {"cpu": (1, 7, 8, 9, 40), "cuda": (1, 2, 4, 5, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 200)}
+
+
+def int4_weight(rows, columns, group, dtype, kind, device="cpu"):
+    """A weight whose results have the magnitude of x, about."""
+    generator = torch.Generator().manual_seed(rows + columns + kind)
+    q = torch.randint(0, 16, (rows, columns), generator=generator)
+    shape = columns // group, rows
+    scale = (0.1 + torch.rand(shape, generator=generator)) * 0.3 / columns**0.5
+    zero = None
+    if kind == int4.WHOLE_ZEROS:
+        zero = torch.randint(0, 17, shape, generator=generator).to(torch.uint8).to(device)
+    elif kind == int4.ADDED_ZEROS:
+        zero = (torch.randn(shape, generator=generator) * scale).to(dtype).to(device)
+    return int4.pack(q).to(device), scale.to(dtype).to(device), zero
+
+
+def int8_weight(rows, columns, dtype, device="cpu"):
+    generator = torch.Generator().manual_seed(rows + columns)
+    q = torch.randint(-127, 128, (rows, columns), generator=generator).to(torch.int8)
+    scale = (0.1 + torch.rand(rows, generator=generator)) * 0.02 / columns**0.5
+    return q.to(device), scale.to(dtype).to(device)
+
+
+def numbers(*shape, dtype, device="cpu"):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
+
+
+def right(op, x, *weight):
+    """Check a call against float64, and that another gives the same bits; return the result."""
+    poison([x, *(t for t in weight if t is not None)], x.device)
+    got = op(x, *weight)
+    wide = (t.double() if t is not None and t.is_floating_point() else t for t in weight)
+    exact = op.run_reference(x.double(), *wide)
+    error = (got.double() - exact).norm() / exact.norm()
+    assert error <= (2e-6 if x.dtype == torch.float32 else 0.6 * torch.finfo(x.dtype).eps), error
+    worst = ((got.double() - exact).abs() / (exact.abs() + 1)).max()
+    # Above the crossover the weight is rounded, too.
+    assert worst <= (1e-5 if x.dtype == torch.float32 else 1.5 * torch.finfo(x.dtype).eps), worst
+    assert torch.equal(got, op(x, *weight))
+    return got
+
+
+@each_device
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("rows", "columns", "group"), [(48, 384, 128), (37, 320, 64), (1, 64, 64), (700, 1024, 128)]
+)
+def test_weights_of_4_bits(device, kind, rows, columns, group):
+    for dtype in HALVES if device == "cuda" else (torch.bfloat16,):
+        weight = int4_weight(rows, columns, group, dtype, kind, device)
+        bias = numbers(rows, dtype=dtype, device=device)
+        for tokens in TOKENS[device]:
+            x = numbers(tokens, columns, dtype=dtype, device=device)
+            right(ops.w4a16_linear, x, *weight, bias if tokens % 2 else None)
+    weight = int4_weight(rows, columns, group, torch.float32, kind, device)
+    right(ops.w4a16_linear, numbers(3, columns, dtype=torch.float32, device=device), *weight, None)
+
+
+@each_device
+@pytest.mark.parametrize(("rows", "columns"), [(48, 384), (37, 320), (1, 64), (700, 1024)])
+def test_weights_of_8_bits(device, rows, columns):
+    for dtype in HALVES if device == "cuda" else (torch.bfloat16,):
+        for of_scale in (dtype, torch.float32):
+            weight = int8_weight(rows, columns, of_scale, device)
+            bias = numbers(rows, dtype=dtype, device=device)
+            for tokens in TOKENS[device]:
+                x = numbers(tokens, columns, dtype=dtype, device=device)
+                right(ops.w8a16_linear, x, *weight, bias if tokens % 2 else None)
+
+
+@each_device
+@pytest.mark.parametrize(("rows", "columns"), [(48, 384), (37, 320), (1, 64), (700, 1024)])
+def test_both_factors_of_8_bits(device, rows, columns):
+    for dtype in (*HALVES, torch.float32) if device == "cuda" else (torch.bfloat16,):
+        weight = int8_weight(rows, columns, torch.float32, device)
+        bias = numbers(rows, dtype=dtype, device=device)
+        for tokens in TOKENS[device]:
+            # Whole numbers whose largest is 127 are their own 8 bits: nothing is left to roundings.
+            x = (20 * numbers(tokens, columns, dtype=torch.float32)).round().clamp(-100, 100)
+            x[:, 5] = 127
+            x = x.to(device, dtype)
+            right(ops.int8_linear, x, *weight, bias if tokens % 2 else None)
+
+
+def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
+    q, scale = int8_weight(64, 1024, torch.float32)
+    x = numbers(5, 1024, dtype=torch.float32)
+    exact = x.double() @ (q.double() * scale[:, None].double()).T
+    got = ops.int8_linear(x, q, scale)
+    assert 0.001 < (got - exact).norm() / exact.norm() < 0.02
+
+
+@each_device
+def test_rows_as_numbers_of_8_bits(device):
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in ((3, 1000), (2, 5, 17), (4, 4096)):
+            x = numbers(*shape, dtype=dtype, device=device)
+            x[0] *= 1e-3
+            for kind, most in (("int8", 127), ("float8_e4m3fn", 448)):
+                q, scale = ops.quantize_rowwise(x, kind)
+                assert scale.shape == (*shape[:-1], 1)
+                assert torch.equal(scale, x.abs().amax(-1, keepdim=True).float() / most)
+                assert q.float().abs().amax(-1).eq(most).all()
+                error = (q.float() * scale - x.float()).abs()
+                step = scale * 0.501 if kind == "int8" else scale * 2**-9 + x.abs() / 15.9
+                assert (error <= step).all()
+
+
+@each_device
+def test_rows_of_zeros_nan_and_infinity_as_numbers_of_8_bits(device):
+    x = torch.zeros(4, 70, device=device)
+    x[1, 3], x[2, 69], x[3, 0] = float("nan"), float("inf"), 2
+    for kind in ("int8", "float8_e4m3fn"):
+        q, scale = ops.quantize_rowwise(x, kind)
+        assert q[0].float().abs().max() == 0 == scale[0]
+        assert scale[1].isnan()
+        assert not scale[2].isfinite()
+        assert q[3, 0].float() * scale[3] == 2
+
+
+def calls(device, dtype=torch.bfloat16):
+    """(op, x, arguments after it) of each linear layer, for 3 tokens."""
+    x = numbers(3, 256, dtype=dtype, device=device)
+    yield ops.w4a16_linear, x, int4_weight(40, 256, 128, dtype, int4.WHOLE_ZEROS, device)
+    yield ops.w8a16_linear, x, int8_weight(40, 256, dtype, device)
+    yield ops.int8_linear, x, int8_weight(40, 256, dtype, device)
+
+
+@each_device
+def test_a_token_does_not_see_others(device):
+    for op, _, weight in calls(device):
+        for tokens in (3, 13):
+            x = numbers(tokens, 256, dtype=torch.bfloat16, device=device)
+            clean = op(x, *weight)
+            x[1] = float("nan")
+            got = op(x, *weight)
+            others = torch.arange(tokens, device=device) != 1
+            assert torch.equal(got[others], clean[others])
+            if op is not ops.int8_linear:
+                assert got[1].isnan().all()
+
+
+@each_device
+def test_tensors_may_lie_anywhere(device):
+    for op, x, weight in calls(device):
+        want = op(x, *weight)
+        wide = torch.zeros(3, 259, dtype=x.dtype, device=device)
+        wide[:, 1:257] = x
+        assert torch.equal(op(wide[:, 1:257], *weight), want)
+        assert torch.equal(op(x.T.contiguous().T, *weight), want)
+        assert torch.equal(op(x[None, :, None], *weight), want[None, :, None])
+        assert op(x[:0], *weight).shape == (0, 40)
+        apart = [
+            None if t is None else torch.empty(t.numel() + 1, dtype=t.dtype, device=device)
+            for t in weight
+        ]
+        for place, t in zip(apart, weight, strict=True):
+            if t is not None:
+                place[1:] = t.flatten()
+        moved = [
+            None if t is None else p[1:].view(t.shape) for p, t in zip(apart, weight, strict=True)
+        ]
+        assert torch.equal(op(x, *moved), want)
+
+
+@each_device
+def test_calls_are_served_from_c(device):
+    for op, x, weight in calls(device):
+        served(op, x, *weight, device=device)
+    served(ops.quantize_rowwise, x, device=device)
+
+
+@each_device
+def test_errors_say_what_was_given(device):
+    (w4, x, four), (w8, _, eight), _ = calls(device)
+    qweight, scale, zero = four
+    for op, args, message in (
+        (w4, (x.double(), *four), "x must be bfloat16, float16 or float32, got torch.float64"),
+        (w4, (x[:, :64], *four), r"for 256 input features, and x has the shape \(3, 64\)"),
+        (w4, (x.half(), *four), "scale must be of the dtype of x, torch.float16"),
+        (w4, (x, qweight.long(), scale), r"qweight must be int32 .*, got torch.int64"),
+        (w4, (x, qweight, scale[:, :30]), "3 tiles of 16 rows, which does not fit the 30 columns"),
+        (w4, (x, qweight, scale[:1]), "scale has 4 or 2 rows, got 1"),
+        (w4, (x, qweight, scale, zero.int()), "zero must be uint8 or torch.bfloat16"),
+        (w4, (x, *four, scale[0, 1:]), r"bias must be of shape \(40,\), got \(39,\)"),
+        (w8, (x, eight[0][:, :100], eight[1]), "K a multiple of 64, got torch.int8"),
+        (w8, (x, eight[0], eight[1][1:]), r"scale must be of shape \(40,\)"),
+        (ops.quantize_rowwise, (x, "int4"), "dtype must be one of int8, float8_e4m3fn, got int4"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            op(*args)
+
+
+@pytest.mark.gpu
+def test_parts_of_long_rows_are_added_in_one_order():
+    for op, weight in (
+        (ops.w4a16_linear, int4_weight(512, 8192, 128, torch.bfloat16, 1, "cuda")),
+        (ops.w8a16_linear, int8_weight(512, 8192, torch.bfloat16, "cuda")),
+    ):
+        for tokens in (3, 8, 16, 32, 64):
+            x = numbers(tokens, 8192, dtype=torch.bfloat16, device="cuda")
+            want = right(op, x, *weight, None)
+            assert all(torch.equal(op(x, *weight), want) for _ in range(20))
+
+
+@pytest.mark.gpu
+def test_graphs_and_side_streams():
+    for op, _, weight in calls("cuda"):
+        for tokens in (1, 32):
+            x = numbers(tokens, 256, dtype=torch.bfloat16, device="cuda")
+            want = op(x, *weight)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = op(x, *weight)
+                z = op(y.repeat(1, 7)[:, :256], *weight)
+            expected = op(want.repeat(1, 7)[:, :256], *weight)
+            for _ in range(3):
+                y.fill_(float("nan"))
+                graph.replay()
+                assert torch.equal(y, want)
+                assert torch.equal(z, expected)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side), refusing_to_wait():
+                again = op(x, *weight)
+            side.synchronize()
+            assert torch.equal(again, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 32, 100])
+def test_more_than_2_to_the_31_numbers(tokens):
+    rows, columns = 16400, 131072
+    x = numbers(tokens, columns, dtype=torch.bfloat16, device="cuda")
+    last = torch.arange(rows - 16, rows, device="cuda")
+    shape = rows // 16, columns // 64, 32, 4
+    qweight = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device="cuda")
+    scale = torch.rand(columns // 128, rows, device="cuda").bfloat16() * 1e-3
+    got = ops.w4a16_linear(x, qweight, scale)[:, last]
+    torch.testing.assert_close(
+        got, ops.w4a16_linear.run_reference(x, qweight[-1:], scale[:, last], None, None)
+    )
+    del qweight
+    q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device="cuda")
+    got = ops.w8a16_linear(x, q, scale[0])[:, last]
+    torch.testing.assert_close(
+        got, ops.w8a16_linear.run_reference(x, q[last], scale[0, last], None)
+    )
+
+
+def test_forms_follow_the_number_of_tokens():
+    assert 0 < low_bit.FEW <= 8 < low_bit.MOST <= 64
