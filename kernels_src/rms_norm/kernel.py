@@ -44,7 +44,8 @@ def quantized(y, dtype):
     """Return numbers in units of each row's largest, and the units."""
     kind, most = QUANTIZED[dtype]
     top = y.abs().amax(-1, keepdim=True) if y.shape[-1] else y.new_zeros(*y.shape[:-1], 1)
-    y = y * torch.where(top > 0, most / top, torch.zeros_like(top))
+    # Not `most / top`, which is the reciprocal times most and so may be another number.
+    y = y * torch.where(top > 0, torch.full_like(top, most) / top, torch.zeros_like(top))
     scale = (top / most).float().clone(memory_format=torch.contiguous_format)
     return (y.round() if kind == torch.int8 else y).to(kind), scale
 
