@@ -72,10 +72,10 @@ def check_int8(name, x, qweight, scale):
     return rows, columns
 
 
-def by_torch(launch, x, rows, columns, weight, bias):
-    """Let `launch` write the weight out, and leave the product to PyTorch."""
+def by_torch(kernel, x, rows, columns, weight, bias, **keywords):
+    """Let a kernel, with keywords of its launch, write the weight out; PyTorch multiplies."""
     w = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    launch(w, *weight, rows, columns)
+    kernel(w, *weight, rows, columns, **keywords)
     if x.is_meta:  # nothing but kernels is prewarmed
         return torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     return torch.nn.functional.linear(x, w, bias)

@@ -49,6 +49,13 @@ def _by_torch(scale_products, out, q, units, weight, tokens, rows):
     return out
 
 
+def _many(k, template, args, *sizes):
+    low_bit.many(
+        k, k.int8_many, template, args, *sizes,
+        step=64, step_bytes=1024, x_bytes=64, sums=torch.int32,
+    )  # fmt: skip
+
+
 @int8_linear.launch("cuda")
 def _(k, x, qweight, scale, bias):
     sizes, template, (out, q, units, dense), weight = _prepared(x, qweight, scale, bias)
@@ -69,14 +76,13 @@ def _(k, x, qweight, scale, bias):
             weight_bytes=1024, step_bytes=1024,
         )  # fmt: skip
         return out
-    y = out.view(tokens, rows)
-    for start in range(0, tokens, low_bit.MOST):  # one, unless torch._int_mm takes no such rows
+    if tokens <= low_bit.MOST:
+        _many(k, template, (out, q, units, *weight), *sizes)
+        return out
+    for start in range(0, tokens, low_bit.MOST):  # torch._int_mm takes no such rows
         count = min(low_bit.MOST, tokens - start)
-        part = y.narrow(0, start, count), q.narrow(0, start, count), units.narrow(0, start, count)
-        low_bit.many(
-            k, k.int8_many, template, (*part, *weight), count, rows, columns,
-            step=64, step_bytes=1024, x_bytes=64, sums=torch.int32,
-        )  # fmt: skip
+        part = (t.narrow(0, start, count) for t in (out.view(tokens, rows), q, units))
+        _many(k, template, (*part, *weight), count, rows, columns)
     return out
 
 

@@ -8,8 +8,6 @@ more rows the weight is written out in the dtype of x, which rounds it, and PyTo
 of weights are the rows of matrix instructions, and tokens their columns.
 """
 
-import functools
-
 import torch
 
 from jitkern.declare import Cpp, Cuda, kernel
@@ -86,8 +84,8 @@ def _(k, x, qweight, scale, zero, bias):
     weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero)
     if tokens > low_bit.MOST or x.dtype == torch.float32:
         grid = (qweight.shape[0] * qweight.shape[1] + 7) // 8
-        launch = functools.partial(k.dequantize_int4[template], grid=grid, block=256)
-        return low_bit.by_torch(launch, x, rows, columns, weight, bias)
+        write = k.dequantize_int4[template]
+        return low_bit.by_torch(write, x, rows, columns, weight, bias, grid=grid, block=256)
     out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     template["EDGES"] = edges
     args = out, low_bit.aligned(x), *weight, low_bit.aligned(bias)

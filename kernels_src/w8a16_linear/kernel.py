@@ -4,8 +4,6 @@ Products of up to 64 rows of x are exact, added in float32, and rounded once. Fo
 weight is written out in the dtype of x, which rounds it, and PyTorch multiplies. See `low_bit.cuh`.
 """
 
-import functools
-
 import torch
 
 from jitkern.declare import Cpp, Cuda, kernel
@@ -40,8 +38,10 @@ def _(k, x, qweight, scale, bias):
     template = {"T": x.dtype, "S": scale.dtype}
     if tokens > low_bit.MOST or x.dtype == torch.float32:
         grid = (rows * (columns // 8) + 255) // 256
-        launch = functools.partial(k.dequantize_int8[template], grid=grid, block=256)
-        return low_bit.by_torch(launch, x, rows, columns, (qweight, scale), bias)
+        write = k.dequantize_int8[template]
+        return low_bit.by_torch(
+            write, x, rows, columns, (qweight, scale), bias, grid=grid, block=256
+        )
     out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     args = out, dense, qweight, scale, bias
     if tokens <= low_bit.FEW:
@@ -62,8 +62,8 @@ def _(k, x, qweight, scale, bias):
     (dense, qweight, scale, bias), tokens, rows, columns = _prepared(x, qweight, scale, bias)
     template = {"T": x.dtype, "S": scale.dtype}
     if tokens > low_bit.MOST_ON_CPU:
-        launch = k.dequantize_int8[template]
-        return low_bit.by_torch(launch, x, rows, columns, (qweight, scale), bias)
+        write = k.dequantize_int8[template]
+        return low_bit.by_torch(write, x, rows, columns, (qweight, scale), bias)
     out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
     k.w8a16_linear[template](out, dense, qweight, scale, bias, rows, columns, tokens)
     return out

@@ -182,7 +182,8 @@ def test_tensors_may_lie_anywhere(device):
 @each_device
 def test_calls_are_served_from_c(device):
     for op, x, weight in calls(device):
-        served(op, x, *weight, device=device)
+        for tokens in (3,) if device == "cpu" else (3, 8, 16, 32, 64):
+            served(op, x[:1].repeat(tokens, 1), *weight, device=device)
     served(ops.quantize_rowwise, x, device=device)
 
 
@@ -254,13 +255,19 @@ def test_more_than_2_to_the_31_numbers(tokens):
     scale = torch.rand(columns // 128, rows, device="cuda").bfloat16() * 1e-3
     got = ops.w4a16_linear(x, qweight, scale)[:, last]
     torch.testing.assert_close(
-        got, ops.w4a16_linear.run_reference(x, qweight[-1:], scale[:, last], None, None)
+        got,
+        ops.w4a16_linear.run_reference(x, qweight[-1:], scale[:, last], None, None),
+        rtol=0.02,
+        atol=0.02,
     )
     del qweight
     q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device="cuda")
     got = ops.w8a16_linear(x, q, scale[0])[:, last]
     torch.testing.assert_close(
-        got, ops.w8a16_linear.run_reference(x, q[last], scale[0, last], None)
+        got,
+        ops.w8a16_linear.run_reference(x, q[last], scale[0, last], None),
+        rtol=0.02,
+        atol=0.3,
     )
 
 
