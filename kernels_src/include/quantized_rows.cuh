@@ -11,10 +11,11 @@ template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
 template <> struct Word<8> { using type = uint2; };
 
-// q = x * scale, rounded to nearest even. The sum of 1.5 * 2^23 and a number has its integer in its last bits.
+// q = x * scale, rounded to nearest even. The sum of 1.5 * 2^23 and a number has its integer in its last bits. The product
+// is rounded first, as on the CPU: half of the largest number is often there, and halfway between two.
 template <int V> __device__ __forceinline__ void quantize(signed char (&q)[V], const float (&x)[V], float scale) {
 #pragma unroll
-  for (int i = 0; i < V; i++) q[i] = (signed char)__float_as_uint(fmaf(x[i], scale, 12582912.f));
+  for (int i = 0; i < V; i++) q[i] = (signed char)__float_as_uint(__fadd_rn(__fmul_rn(x[i], scale), 12582912.f));
 }
 template <int V> __device__ __forceinline__ void quantize(__nv_fp8_e4m3 (&q)[V], const float (&x)[V], float scale) {
 #pragma unroll
