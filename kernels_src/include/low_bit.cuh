@@ -21,6 +21,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "async_copy.cuh"
 #include "rows.cuh"
 
 namespace jitkern::low_bit {
@@ -37,8 +38,6 @@ __device__ __forceinline__ void copy_16_or_zeros(unsigned to, const void *from, 
 __device__ __forceinline__ void copy_4(unsigned to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wait_for_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // Lets the next kernel of the stream come to its own wait, and waits for what came before this one.
 __device__ __forceinline__ void wait_for_inputs() {
@@ -355,24 +354,24 @@ __device__ __forceinline__ void few_tokens(const F &f, const Result &result, con
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; i++) {
     if (i < count) weights.fetch(i, warp + i * WARPS, lane);
-    close_group();
+    commit_copies();
   }
-  uint4 now[PIECES], next[PIECES];
+  uint4 now[PIECES], next[PIECES];  // no __ldg: a load of constants may be moved before `wait_for_inputs`
   const auto load = [&](uint4(&to)[PIECES], int i) {
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
       to[p] = make_uint4(0, 0, 0, 0);
       if (g < result.tokens && i < count)
-        to[p] = __ldg((const uint4 *)(x + (long long)g * K + (warp + i * WARPS) * F::STEP + F::k_of(p, t)));
+        to[p] = *(const uint4 *)(x + (long long)g * K + (warp + i * WARPS) * F::STEP + F::k_of(p, t));
     }
   };
   load(now, 0);
   A sums[NT][1][4] = {};
   int slot = 0, last = DEPTH - 1;
   for (int i = 0; i < count; i++) {
-    wait_for_groups<DEPTH - 2>();
+    wait_for_copies<DEPTH - 2>();
     if (i + DEPTH - 1 < count) weights.fetch(last, warp + (i + DEPTH - 1) * WARPS, lane);
-    close_group();
+    commit_copies();
     load(next, i + 1);
     typename F::Held held[NT];
     weights.hold(held, slot, warp + i * WARPS, lane);
@@ -382,7 +381,7 @@ __device__ __forceinline__ void few_tokens(const F &f, const Result &result, con
     last = slot;
     slot = slot + 1 == DEPTH ? 0 : slot + 1;
   }
-  wait_for_groups<0>();
+  wait_for_copies<0>();
   __syncthreads();
 
   A(*of_warps)[NT][32][4] = (A(*)[NT][32][4])low_bit_memory;
@@ -430,14 +429,14 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
         copy_16_or_zeros(shared_address(tokens + (slot * 8 * MT + token) * SKIP + at), (const char *)row + at, is_there);
       }
     }
-    close_group();
+    commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; i++) fetch(i, i);
   A sums[NT][MT][4] = {};
   int slot = 0, last = DEPTH - 1;
   for (int i = 0; i < count; i++) {
-    wait_for_groups<DEPTH - 2>();
+    wait_for_copies<DEPTH - 2>();
     __syncthreads();  // all have step i, and none still reads the place of step i - 1
     fetch(last, i + DEPTH - 1);
     typename F::Held held[NT];
@@ -449,7 +448,7 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
     last = slot;
     slot = slot + 1 == DEPTH ? 0 : slot + 1;
   }
-  wait_for_groups<0>();
+  wait_for_copies<0>();
 
   A *const own = partial + ((long long)blockIdx.x * parts + blockIdx.y) * result.tokens * WIDTH;
 #pragma unroll
