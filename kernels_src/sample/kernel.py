@@ -15,6 +15,7 @@ import math
 import torch
 
 from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import groups
 
 CPU = Cpp("sample.cpp", native=True, openmp=True, flags=["-ffp-contract=off"])
 FILTERS = (
@@ -37,9 +38,7 @@ sample_filter = kernel(
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 COLUMNS = 1 << 23  # so many weights of up to 2^40 have a sum below 2^63
-# Of largest.cuh: threads of its two launches, groups of a row that shared memory holds, elements
-# that are kept for a search.
-GROUP_THREADS, SEARCH_THREADS, GROUPS, POOL = 256, 1024, 8192, 4096
+POOL = 4096  # elements that largest.cuh keeps for a search
 MEMORY = 51248  # bytes of shared memory beside the groups: SampleMemory of sample.cu
 WEIGHTS = 1281  # bins of sample.cu
 
@@ -171,37 +170,22 @@ def _checked_state(seed, offset, rows):
     return seed.contiguous(), offset.contiguous()
 
 
-def _groups(logits, columns, top_k):
-    """Return log2 of the vectors of a group, and the blocks of a row that find the best of groups.
-
-    There should be twice as many groups as elements to find, of up to four vectors.
-    """
-    size = 16 // logits.element_size()
-    vectors = (columns + 2 * size - 2) // size
-    shift = 2
-    while shift and vectors >> shift < 2 * top_k:
-        shift -= 1
-    while vectors > GROUPS << shift:
-        shift += 1
-    chunk = GROUP_THREADS << shift
-    return shift, (vectors + chunk - 1) // chunk
-
-
 def _select(k, draw, out, logits, temperature, top_k, top_p, by_row, seed, offset):
     rows, columns = logits.shape
-    shift, chunks = _groups(logits, columns, top_k if by_row[1] is None else 1024)
-    groups = torch.empty(rows * chunks * GROUP_THREADS, dtype=torch.int32, device=logits.device)
+    wanted = top_k if by_row[1] is None else 1024
+    shift, chunks = groups.grouping(columns, logits.element_size(), wanted)
+    best = torch.empty(rows * chunks * groups.THREADS, dtype=torch.int32, device=logits.device)
     of_rows = logits, logits.stride(0), columns, shift, chunks
-    k.groups_of[{"T": logits.dtype}](groups, *of_rows, grid=rows * chunks, block=GROUP_THREADS)
+    k.groups_of[{"T": logits.dtype}](best, *of_rows, grid=rows * chunks, block=groups.THREADS)
     parts, sums, counters = 1, None, None
     if by_row[1] is not None or not 0 < top_k <= POOL // 2:  # weights of whole rows
         parts = max(1, min(16, k.multiprocessors // max(rows, 1)))
         sums = k.workspace(8 * WEIGHTS * rows, zeroed=True, dtype=torch.int64)
         counters = k.workspace(4 * rows, zeroed=True, dtype=torch.int32)
     k.sample[{"T": logits.dtype, "DRAW": draw}](
-        out, *of_rows, groups, parts, sums, counters, temperature, top_k, top_p, *by_row,
+        out, *of_rows, best, parts, sums, counters, temperature, top_k, top_p, *by_row,
         seed, seed.numel() if draw else 0, offset, offset.numel() if draw else 0,
-        grid=rows * parts, block=SEARCH_THREADS, smem=MEMORY + 4 * GROUP_THREADS * chunks,
+        grid=rows * parts, block=groups.SEARCH_THREADS, smem=MEMORY + 4 * groups.THREADS * chunks,
         pdl=k.capability >= (9, 0),
     )  # fmt: skip
 

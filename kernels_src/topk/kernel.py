@@ -9,6 +9,7 @@ import math
 import torch
 
 from jitkern.declare import Cpp, Cuda, kernel
+from jitkern.kernels_src import groups
 
 topk = kernel(
     "topk(Tensor x, int k) -> (Tensor values, Tensor indices)",
@@ -25,8 +26,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 COLUMNS = 1 << 30
 SHORT = 256  # columns of a row that a warp sorts
 MOST = 2048  # elements that the kernel for GPUs finds in a row; PyTorch sorts for more
-# Of largest.cuh: threads of its two launches, groups of a row that shared memory holds.
-GROUP_THREADS, SEARCH_THREADS, GROUPS = 256, 1024, 8192
 MEMORY = 40992  # bytes of shared memory beside the groups: Search of largest.cuh
 
 
@@ -81,23 +80,16 @@ def _(k, x, count):
             block=256,
         )
         return values, indices
-    size = 16 // x.element_size()
-    vectors = (columns + 2 * size - 2) // size
-    shift = 2
-    while shift and vectors >> shift < 2 * count:
-        shift -= 1
-    while vectors > GROUPS << shift:
-        shift += 1
-    chunk = GROUP_THREADS << shift
-    chunks = (vectors + chunk - 1) // chunk
+    shift, chunks = groups.grouping(columns, x.element_size(), count)
     rows = rows if count else 0
-    groups = torch.empty(rows * chunks * GROUP_THREADS, dtype=torch.int32, device=x.device)
+    best = torch.empty(rows * chunks * groups.THREADS, dtype=torch.int32, device=x.device)
     k.groups_of[{"T": x.dtype}](
-        groups, x, columns, shift, chunks, grid=rows * chunks, block=GROUP_THREADS
+        best, x, columns, shift, chunks, grid=rows * chunks, block=groups.THREADS
     )
     k.topk[{"T": x.dtype}](
-        values, indices, x, columns, count, shift, chunks, groups, grid=rows, block=SEARCH_THREADS,
-        smem=MEMORY + 4 * GROUP_THREADS * chunks, pdl=k.capability >= (9, 0),
+        values, indices, x, columns, count, shift, chunks, best, grid=rows,
+        block=groups.SEARCH_THREADS, smem=MEMORY + 4 * groups.THREADS * chunks,
+        pdl=k.capability >= (9, 0),
     )  # fmt: skip
     return values, indices
 
