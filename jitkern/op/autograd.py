@@ -63,17 +63,19 @@ class Autograd:
     4. a node that raises when a backward pass comes to it.
 
     slot: the op's slot in the launch runtime at this key; None if Python serves all calls.
+    by_c: whether C++ could record calls with the present gradient; None if nobody has asked.
     """
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.gradient: Gradient | None = None
         self.slot: int | None = None
+        self.by_c: bool | None = None
         ALL.append(self)
 
     def differentiate(self, gradient: Gradient | None) -> None:
         """Record calls with this gradient from now on."""
-        self.gradient = gradient
+        self.gradient, self.by_c = gradient, None
         if IN_C.recorder:
             IN_C.recorder.follow(self)
 
@@ -84,7 +86,7 @@ class Autograd:
                     return self.op.backends[device](*args)
             gradient = self.gradient
             if gradient is not None and gradient.order:
-                room.recorder.count()
+                room.recorder.count(self)
                 args, _ = self.op.signature.complete(args, {})
                 return _record(self.op, gradient, *args)
         tensors = tensors_in((*args, *kwargs.values()))

@@ -185,7 +185,8 @@ class Gradient:
                 )
             each = enumerate(zip(gradients, needed, expected))
             return [self._checked(f"{name}[{i}]", *of_item) for i, of_item in each]
-        if gradient is not None and described(gradient) != expected:
+        is_tensor = isinstance(gradient, torch.Tensor)
+        if gradient is not None and (not is_tensor or described(gradient) != expected):
             self._check(name, gradient, expected, needed=needed)
         return gradient
 
@@ -197,7 +198,7 @@ class Gradient:
                 f"{failure}a {type(gradient).__name__} in place of a gradient: return a tensor or "
                 "None"
             )
-        if not needed:
+        if not needed or expected is None:
             return
         shape, device, dtype = expected
         if not _sums_to(gradient.shape, shape):

@@ -8,7 +8,7 @@ trains does: both in the background.
 
 from __future__ import annotations
 
-import contextvars
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from jitkern import after_fork, jit
 from jitkern.errors import JitkernError
 from jitkern.op import autograd
 from jitkern.op.gradient import Gradient, described
-from jitkern.runtime import binding
+from jitkern.runtime import binding, builds
 from jitkern.source.kinds import Extension, Variant
 from jitkern.target import Target
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from jitkern.calls.signature import Signature
     from jitkern.runtime.binding import Runtime
 
-ENOUGH = 1000  # calls: a build takes 20 s of one core
+ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s of one core
 _KINDS = frozenset("TtiIfFbBsS")  # of arguments that the node knows; see runtime.c
+_BUILDER = builds.Builder("jitkern recorder")
 _log = logging.getLogger(__name__)
 
 
@@ -47,17 +48,15 @@ class Recorder:
 
     def follow(self, recorded: autograd.Autograd) -> None:
         """Record the calls of an op with its present gradient; leave them to Python if it must."""
+        binding.when_loaded(lambda runtime: self._install(runtime, recorded))
+
+    def _install(self, runtime: Runtime, recorded: autograd.Autograd) -> None:
         with self._lock:
-            slot, gradient, handle = recorded.slot, recorded.gradient, 0
-            if slot is None:
-                return
-            if gradient and serves(recorded.op.signature, gradient):
-                handle = self._made(recorded.op.signature, gradient)
-
-            def use(runtime: Runtime) -> None:
+            gradient, slot = recorded.gradient, recorded.slot
+            if slot is not None:
+                known = gradient if serves(recorded.op.signature, gradient) else None
+                handle = self._made(recorded.op.signature, known) if known else 0
                 runtime.record(slot, self.record, handle)
-
-            binding.when_loaded(use)
 
     def _made(self, signature: Signature, gradient: Gradient) -> int:
         """Return the address of a gradient as C++ has it."""
@@ -74,15 +73,10 @@ class Recorder:
 
 def serves(signature: Signature, gradient: Gradient | None) -> bool:
     """Whether the node can record calls of an op with this gradient."""
-    if (
-        gradient is None
-        or gradient.order is None
-        or signature.parameters is None
-        or gradient.partial
-    ):
+    if gradient is None or gradient.order is None or gradient.partial:
         return False
-    kinds = {parameter.kind for parameter in signature.parameters}
-    return kinds <= _KINDS and {*signature.results} == {"T"}
+    kinds = {parameter.kind for parameter in signature.parameters or ()}
+    return kinds <= _KINDS and {*signature.results} == {"T"} and signature.parameters is not None
 
 
 def variant() -> Variant:
@@ -93,33 +87,27 @@ def variant() -> Variant:
 
 
 class _State:
-    """The calls that Python recorded in this process, and the thread that looks up or builds."""
+    """The numbers of the calls that Python recorded in this process and the node could have."""
 
-    calls = 0
-    thread: threading.Thread | None = None
+    numbers = itertools.count(1)
 
 
 _state = _State()
 
 
-def count() -> None:
+def count(recorded: autograd.Autograd) -> None:
     """Count a call that Python recorded; see the module."""
-    _state.calls += 1
-    if _state.calls in (1, ENOUGH) and autograd.IN_C.recorder is None:
-        context, may_compile = contextvars.copy_context(), _state.calls == ENOUGH
-        _state.thread = threading.Thread(
-            target=context.run, args=(_load, may_compile), name="jitkern recorder", daemon=True
-        )
-        _state.thread.start()
+    if recorded.by_c is None:
+        gradient = recorded.gradient
+        recorded.by_c = recorded.slot is not None and serves(recorded.op.signature, gradient)
+    if not recorded.by_c or autograd.IN_C.recorder:
+        return
+    number = next(_state.numbers)  # each number comes once, in whatever thread
+    if number in (1, ENOUGH):
+        _BUILDER.later(lambda: _load(may_compile=number == ENOUGH))
 
 
-def settle() -> None:
-    """Wait until the node is looked up or built, if one of these is under way."""
-    if _state.thread:
-        _state.thread.join()
-
-
-def _load(may_compile: bool) -> None:  # noqa: FBT001  called by a thread
+def _load(*, may_compile: bool) -> None:
     """Load the node, and let it record the calls of all ops that it can."""
     try:
         with jit.announcement.silence():  # no call waits for it
@@ -132,9 +120,9 @@ def _load(may_compile: bool) -> None:  # noqa: FBT001  called by a thread
         recorder.follow(recorded)
 
 
-def _forget_thread() -> None:
-    """Forget, in a forked child, the thread of its parent."""
-    _state.thread = None
+def _count_anew() -> None:
+    """Count from 1 in a forked child, which has none of its parent's threads."""
+    _state.numbers = itertools.count(1)
 
 
-after_fork(_forget_thread)
+after_fork(_count_anew)

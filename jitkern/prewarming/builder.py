@@ -215,11 +215,15 @@ class Builder:
 
     def _fail_task(self, number: int, reason: str) -> None:
         self._total += number in self._work_of  # its stubs were not counted yet
-        self._note(number, self._agenda.tasks[number].result("failed", reason=reason))
+        task = self._agenda.tasks[number]
+        status = "skipped" if isinstance(task, Kernel) and task.optional else "failed"
+        self._note(number, task.result(status, reason=reason))
 
     def _note(self, number: int, result: Result) -> None:
-        """Keep a result, and report it as progress."""
-        self._rows.setdefault(number, []).append(result)
+        """Keep a result, and report it as progress; of what calls do without, only the latter."""
+        task = self._agenda.tasks[number]
+        if result.path or not (isinstance(task, Kernel) and task.optional):
+            self._rows.setdefault(number, []).append(result)
         what = f"{result.status:7} {result.op} {result.variant} {result.target}"
         self._tell(f"{what} {result.seconds:.2f} s", result)
         if result.status == "failed":

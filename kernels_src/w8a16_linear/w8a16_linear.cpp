@@ -11,7 +11,7 @@ void w8a16_linear(T* y, const T* x, const int8_t* q, const S* scale, const T* bi
     widen(w, q + n * columns, columns);
     for (int64_t m = 0; m < tokens; m++) {
       const float* v = wide + m * columns;
-      const float total = sum<float>(columns, [=](int64_t k) { return v[k] * w[k]; });
+      const float total = sum<float>(columns, [=](int64_t k, auto n) { return load<float>(v + k, n) * load<float>(w + k, n); });
       y[m * rows + n] = T(total * float(scale[n]) + (bias ? float(bias[n]) : 0.f));
     }
   });

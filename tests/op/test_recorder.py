@@ -9,7 +9,7 @@ from helpers import declared
 
 from jitkern.errors import DeclarationError
 from jitkern.op import autograd, recorder
-from jitkern.runtime import binding
+from jitkern.runtime import binding, builds
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
@@ -58,7 +58,7 @@ def scale(declare):
 def in_c(monkeypatch):
     """Fails the test if Python records a call."""
 
-    def count():
+    def count(_):
         raise AssertionError("Python recorded a call")
 
     monkeypatch.setattr(recorder, "count", count)
@@ -155,6 +155,13 @@ def test_an_error_of_a_backward_is_raised_as_it_is(declare):
         with pytest.raises(kind, match=says):
             y.sum().backward()
         wrong.pop(0)
+    both = declare("(Tensor x, Tensor y) -> Tensor", lambda k, x, y: scaled(k, x, 3.0))
+    both.backward(lambda grad: (grad, "text"))
+    z = both(leaf(1.0), torch.ones(1))
+    with pytest.raises(DeclarationError, match="a str in place of a gradient"):
+        z.backward(retain_graph=True)
+    with pytest.raises(DeclarationError, match="a str in place of a gradient"):
+        z.grad_fn(torch.ones(1))
 
 
 @pytest.mark.usefixtures("in_c")
@@ -232,24 +239,72 @@ def test_an_op_that_is_declared_again_has_its_new_gradient(scale):
     assert x.grad.item() == 10, "a call keeps the gradient that it was recorded with"
 
 
-def test_a_graph_is_differentiated_by_compiled_autograd(scale):
+def test_a_graph_is_differentiated_by_compiled_autograd_with_its_own_numbers(declare):
     from torch._dynamo import compiled_autograd
 
-    x = leaf(1.0, 2.0)
-    y = scale(x).sum()
-    with compiled_autograd._enable(torch.compile(backend="eager")):
-        y.backward()
-    assert torch.equal(x.grad, torch.full((2,), 3.0))
+    op = declare(
+        "(Tensor x, int? a, float? b, int c=0) -> Tensor", lambda k, x, *_: scaled(k, x, 1)
+    )
+    op.backward(lambda grad, a, b, c: grad * float(repr((a, b, c)).__hash__() % 1000))
+    for numbers in (
+        (None, None),
+        (0, None),
+        (0, 0.0),
+        (0, -0.0),
+        (2, 0.0, 1),
+        (1, 0.0, 2),
+        (2, 0.0),
+    ):
+        x = leaf(1.0, 2.0)
+        y = op(x, *numbers).sum()
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            y.backward()
+        wanted = float(repr((*numbers, 0)[:3]).__hash__() % 1000)
+        assert x.grad.tolist() == [wanted, wanted], numbers
+
+
+@pytest.mark.usefixtures("in_c")
+def test_a_node_is_called_inside_another_and_inside_itself(declare):
+    pair = declare("(Tensor x, Tensor y) -> Tensor", lambda k, x, y: scaled(k, x, 1.0))
+    pair.backward(lambda grad: (2 * grad, 5 * grad))
+    inner = pair(leaf(1.0), leaf(1.0)).grad_fn
+
+    class Outer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return sum(inner(grad))
+
+    x = leaf(1.0)
+    Outer.apply(x).backward()
+    assert x.grad.item() == 7
+    again = declare("(Tensor x) -> Tensor", lambda k, x: scaled(k, x, 1.0))
+    deeper = [True]
+
+    @again.backward
+    def _(grad):
+        if deeper and deeper.pop():
+            return 10 * torch.autograd.grad(y, x, grad, retain_graph=True)[0]
+        return 3 * grad
+
+    x = leaf(1.0)
+    y = again(x)
+    (g,) = torch.autograd.grad(y, x, retain_graph=True)
+    assert g.item() == 30
 
 
 CHILD = """
 import torch, jitkern.ops
 from jitkern.op import autograd, recorder
+from jitkern.runtime import builds
 x = torch.ones(2, 3, requires_grad=True)
 for calls in range(3):
     jitkern.ops.softmax(x).sum().backward()
-    recorder.settle()
-print(recorder._state.calls, autograd.IN_C.recorder is not None)
+    builds.settle()
+print(next(recorder._state.numbers) - 1, autograd.IN_C.recorder is not None)
 """
 
 
@@ -266,10 +321,10 @@ def test_a_process_looks_the_node_up_at_the_first_call_that_python_records(
 
 def test_a_process_that_trains_builds_the_node(scale, monkeypatch, recorder_cache):
     monkeypatch.setattr(autograd.IN_C, "recorder", None)
-    monkeypatch.setattr(recorder, "_state", recorder._State())
+    monkeypatch.setattr(recorder._state, "numbers", itertools.count(1))
     began = []
-    monkeypatch.setattr(recorder, "_load", began.append)
+    monkeypatch.setattr(recorder, "_load", lambda *, may_compile: began.append(may_compile))
     for _ in range(recorder.ENOUGH + 1):
-        recorder.count()
-        recorder.settle()
+        recorder.count(scale.autograd)
+        builds.settle()
     assert began == [False, True]
