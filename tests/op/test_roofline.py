@@ -99,7 +99,24 @@ def test_what_is_no_op_is_refused(machine):
         roofline(torch.softmax, torch.zeros(3))
 
 
-@pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.__name__)
+def test_ops_on_pages_move_the_tokens_that_they_are_given():
+    k, q = torch.ones(6, 2, 64), torch.ones(3, 8, 64)
+    cache, slots = torch.ones(100, 16, 2, 64), torch.zeros(6, dtype=torch.int64)
+    args = k, k, cache, cache, slots
+    cost = module.cost_of(jitkern.ops.kv_cache_append, args, {})
+    assert cost.bytes == 4 * k.nbytes + slots.nbytes, "both are read and written"
+    table, lens = torch.zeros(3, 5, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    cost = module.cost_of(jitkern.ops.paged_decode, (q, cache, cache, table, lens), {})
+    pages = 2 * 3 * 5 * cache[0].nbytes
+    assert cost.bytes == pages + 2 * q.nbytes + 4 * 3 * 8
+
+
+IN_PAGES = ("kv_cache_append", "paged_decode")  # which need a part of their caches
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in SHIPPED if op.__name__ not in IN_PAGES], ids=lambda op: op.__name__
+)
 def test_every_shipped_op_moves_its_arguments_and_its_results_once(op):
     for args in op.sample_inputs("cpu"):
         results = op.run_reference(*args)
