@@ -88,6 +88,13 @@ def cost(x, rows, *weight):
     return given + outputs * x.itemsize, 2 * outputs * x.shape[-1]
 
 
+def _whole(shape, device):
+    """Return whole numbers of which each row has the largest that int8 holds."""
+    x = torch.randint(-127, 128, shape, dtype=torch.float32, device=device)
+    x[:, 0] = 127
+    return x
+
+
 def int8_samples(device):
     """Yield calls with weights of 8 bits, with x of float32 that has no roundings to differ in."""
     for dtype, numbers in (
@@ -97,10 +104,11 @@ def int8_samples(device):
         scale = torch.empty(32, dtype=dtype, device=device).uniform_(0.0005, 0.001)
         for tokens in numbers:
             x = torch.randn(tokens, 128, dtype=dtype, device=device)
-            yield x.sign() if dtype == torch.float32 else x, qweight, scale
+            yield _whole((tokens, 128), device) if dtype == torch.float32 else x, qweight, scale
     scale = scale.float()
     yield torch.randn(2, 0, 128, device=device), qweight, scale, scale
-    yield torch.randn(128, 5, device=device).sign().T, qweight, scale, scale
+    x = torch.empty(128, 5, device=device).T
+    yield x.copy_(_whole((5, 128), device)), qweight, scale, scale
 
 
 def aligned(x):

@@ -44,6 +44,10 @@ class ShapesAlone(TorchFunctionMode):
         if func in (torch.randn, torch.rand):
             if kwargs.keys() <= _OPTIONS and str(kwargs.get("device")) == "meta":
                 tensor_like = torch.empty(*args, **kwargs)
+        elif func is torch.randint:
+            on_meta = kwargs.keys() <= _OPTIONS and str(kwargs.get("device")) == "meta"
+            if on_meta and _are_bounds_and_sizes(args):
+                tensor_like = torch.empty(args[-1], **{"dtype": torch.int64, **kwargs})
         elif func in (torch.empty_like, torch.randn_like, torch.rand_like):
             if len(args) == 1 and kwargs.keys() <= {"dtype"}:
                 tensor_like = _like(args[0], **kwargs)
@@ -60,6 +64,12 @@ def _like(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     if not plain or not x.is_contiguous():
         return None
     return torch.empty(x.shape, dtype=dtype or x.dtype, device="meta")
+
+
+def _are_bounds_and_sizes(args: Sequence[Any]) -> bool:
+    """Whether `torch.randint` takes these: at most two bounds, the lower one first, and sizes."""
+    low, high = args[:-1] if len(args) == 3 else (0, args[0])
+    return len(args) in (2, 3) and isinstance(args[-1], (tuple, list)) and low < high
 
 
 def _is_dim(x: torch.Tensor, dim: Any) -> bool:

@@ -295,5 +295,5 @@ def _(device):
         yield q[:0], *cache(5, 2, 64, dtype), table[:0], lens[:0]
     # Guesses of a packed qkv, with everything that changes scores.
     qkv = torch.randn(2, 3, 8, 64, device=device)
-    slopes = 0.5 ** torch.arange(4, device=device)
+    slopes = torch.tensor([1.0, 0.5, 0.25, 0.125], device=device)
     yield qkv[:, :, :4], *cache(5, 2, 64, torch.float32), table, lens, 0.1, 20.0, 30, slopes

@@ -348,6 +348,12 @@ MADE = [
     lambda: torch.softmax(torch.empty(3, 4, dtype=torch.int32, **META), dim=1),
     lambda: torch.randn(3),
     lambda: torch.arange(4, **META),
+    lambda: torch.randint(9, (3, 4), **META),
+    lambda: torch.randint(-128, 127, [2, 3], dtype=torch.int8, **META),
+    lambda: torch.randint(0, 2, (5,), dtype=torch.float32, **META),
+    lambda: torch.randint(2, 2, (5,), **META),
+    lambda: torch.randint(0, high=5, size=(2,), **META),
+    lambda: torch.randint(0, (3,), **META),
 ]
 
 
