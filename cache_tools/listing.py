@@ -20,7 +20,7 @@ from jitkern.cache.store import Cache, Entry
 from jitkern.files import owned
 from jitkern.files.owned import Layer
 
-RUNTIME = "jitkern::runtime"
+OF_ALL_OPS = ("jitkern::runtime", "jitkern_recorder")  # entries that no op has for itself
 # Sort keys need no read of an entry, so that a listing of few entries reads few. The largest and
 # the newest entries come first.
 SORTS: dict[str, Callable[[Use], Any]] = {
@@ -150,7 +150,7 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 
 
 def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
-    """Return the whole entries that are wanted, and the launch runtimes that their stubs need.
+    """Return the whole entries that are wanted, and those of all ops that their stubs need.
 
     An entry in several layers is returned once, from the layer that a lookup takes.
     """
@@ -159,9 +159,10 @@ def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
         if isinstance(entry, Entry):
             entries.setdefault((row.target, entry.path.name), (row, entry))
     hosts = {_host_of(row.target) for row, _ in entries.values() if row.kind == "stub"}
-    for row, entry in _filtered(cache, Wanted(op=RUNTIME), "always") if hosts else ():
-        if isinstance(entry, Entry) and _host_of(row.target) in hosts:
-            entries.setdefault((row.target, entry.path.name), (row, entry))
+    for op in OF_ALL_OPS if hosts else ():
+        for row, entry in _filtered(cache, Wanted(op=op), "always"):
+            if isinstance(entry, Entry) and _host_of(row.target).startswith(tuple(hosts)):
+                entries.setdefault((row.target, entry.path.name), (row, entry))
     return list(entries.values())
 
 

@@ -102,7 +102,7 @@ def kernels(report):
     return [
         row
         for row in report["results"]
-        if row["op"] not in ("jitkern::runtime", "jitkern::recorder")
+        if row["op"] not in ("jitkern::runtime", "jitkern_recorder")
         and row["variant"].partition(".")[0] not in ("stub", "plan")
     ]
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jitkern.runtime.binding import Runtime
 
 ENOUGH = 10_000  # calls, with which Python has lost 0.3 s; a build takes 20 s of one core
+NAME = "jitkern_recorder"
 _KINDS = frozenset("TtiIfFbBsS")  # of arguments that the node knows; see runtime.c
 _BUILDER = builds.Builder("jitkern recorder")
 _log = logging.getLogger(__name__)
@@ -82,8 +83,8 @@ def serves(signature: Signature, gradient: Gradient | None) -> bool:
 def variant() -> Variant:
     """Return the variant from which the node is compiled."""
     folder = str(Path(__file__).parent)
-    source = Extension("recorder.cpp", function="functions", name="jitkern_recorder", folder=folder)
-    return Variant("jitkern::recorder", source)
+    source = Extension("recorder.cpp", function="functions", name=NAME, folder=folder)
+    return Variant(NAME, source)
 
 
 class _State:

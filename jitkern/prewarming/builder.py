@@ -73,9 +73,9 @@ class _Work:
                 self.launchers.append(agenda.launchers(group, unit.calls, kernels))
         self.recorder: int | None = None
         same_torch = host.torch == Target.current("cpu").torch  # whose headers are here
-        if self.launchers and same_torch and recorder.serves(op.signature, op.gradient):
+        if self.launchers and same_torch and group.wanted.node:
             variant = recorder.variant()
-            self.recorder = agenda.kernel("jitkern::recorder", variant, host, optional=True)
+            self.recorder = agenda.kernel(recorder.NAME, variant, host, optional=True)
 
 
 class Builder:

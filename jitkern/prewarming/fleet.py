@@ -152,7 +152,7 @@ class Fleet:
 
     def _given(self, pending: Sequence[Group]) -> bytes:
         """Return a bundle of all entries that workers need not build, or choose between."""
-        wanted = [listing.Wanted(listing.RUNTIME)]
+        wanted = [listing.Wanted(op) for op in listing.OF_ALL_OPS]
         for op, target in dict.fromkeys((group.op.name, group.target) for group in pending):
             of_target = f"{target.for_device_code()}*" if target.device == "cuda" else "cpu-*"
             wanted.append(listing.Wanted(op, of_target))

@@ -26,7 +26,6 @@ from jitkern.compilers import compiler_for
 from jitkern.errors import DeclarationError, JitkernError
 from jitkern.files import atomic
 from jitkern.launch.tuned import Tuned, parts_of
-from jitkern.op import recorder
 from jitkern.prewarming.identity import calls_of, code_of_jitkern
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.source.kinds import ITSELF, Variant
@@ -126,7 +125,7 @@ class Records:
         return [
             code_of_jitkern(), torch.__version__, sys.implementation.cache_tag, this_platform(),
             str(torch.get_default_dtype()), op.schema, str(target), inputs,
-            recorder.serves(op.signature, op.gradient), launch, calls,
+            wanted.node, launch, calls,
             self._chosen(target, label_of(op.name, "choice")) if tunable else [],
         ]  # fmt: skip
 

@@ -9,6 +9,7 @@ from jitkern.calls import record
 from jitkern.calls.record import Call
 from jitkern.calls.samples import Sample, spelt
 from jitkern.errors import DeclarationError
+from jitkern.op import recorder
 from jitkern.op.op import Op
 from jitkern.source.kinds import ITSELF, Source
 
@@ -20,11 +21,13 @@ class Wanted:
 
     calls: the calls of a recording or of a shard, by device and kind of source; None for the
     samples of the op and its `prewarm=`.
+    node: whether to build the node that records calls for Autograd, too, if the op can use it.
     """
 
-    def __init__(self, op: Op, calls: Calls | None = None) -> None:
+    def __init__(self, op: Op, calls: Calls | None = None, *, node: bool = True) -> None:
         self.op = op
         self.calls = calls
+        self.node = node and recorder.serves(op.signature, op.gradient)
 
     def of(self, source: Source, device: str) -> Sequence[Sample]:
         """Return the calls to prewarm `source` for; one call without arguments for an Extension."""

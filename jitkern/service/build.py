@@ -8,6 +8,7 @@ from pathlib import Path
 from jitkern import cache_tools, config, jit
 from jitkern.cache.store import Entry
 from jitkern.cache_tools import signing
+from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.calls import record
 from jitkern.calls.record import Call
 from jitkern.calls.samples import Sample
@@ -99,11 +100,12 @@ class Build:
         op = self._ops[call.op]
         misfit = op.signature.misfit(call.args)
         sample = Sample("the call", call.args, misfit and f"the call does not fit the op: {misfit}")
-        return Wanted(op, {(call.device, call.kind): [sample]})
+        # Nobody waits for the node: a service that builds samples at its start has it.
+        return Wanted(op, {(call.device, call.kind): [sample]}, node=False)
 
 
 def _files_of(entry: Entry) -> dict[str, str]:
     """Return the SHA-256 of each file that a kernel was compiled from; {} for other entries."""
     source = entry.manifest.inputs.get("source", {})
-    generated = source.get("kind") == "stub" or entry.op == "jitkern::runtime"
+    generated = source.get("kind") == "stub" or entry.op in OF_ALL_OPS
     return {} if generated else {str(k): str(v) for k, v in source.get("closure", {}).items()}

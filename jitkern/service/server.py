@@ -21,7 +21,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from jitkern import after_fork, config, jit
-from jitkern.cache_tools.listing import RUNTIME
+from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.op import Op
 from jitkern.service.build import Build, Outcome
@@ -192,7 +192,7 @@ class Server(ThreadingHTTPServer):
 
 
 def names_of(ops: Sequence[Op]) -> frozenset[str]:
-    """Return the names that entries of these ops, and of the runtime, have."""
+    """Return the names that entries of these ops, and of what all ops share, have."""
     sources = [source for op in ops for of_device in op.sources.values() for source in of_device]
     owners = {source.owner for source in sources if source.owner}
-    return frozenset((RUNTIME, *(op.name for op in ops), *owners))
+    return frozenset((*OF_ALL_OPS, *(op.name for op in ops), *owners))

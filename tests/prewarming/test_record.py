@@ -66,7 +66,7 @@ def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
     assert built == {
         ("jitkern::softmax", "f32"), ("jitkern::softmax", "stub"), ("jitkern::softmax", "plan"),
         ("jitkern::vec_add", "f32"), ("jitkern::vec_add", "stub"), ("jitkern::vec_add", "plan"),
-        ("jitkern::runtime", ""), ("jitkern::recorder", "extension"),
+        ("jitkern::runtime", ""), ("jitkern_recorder", "extension"),
     }  # fmt: skip
     code = APP + "import sys; print('jitkern.trace.trace' in sys.modules)"
     done = run_python(code, JITKERN_CACHE_DIR=other, JITKERN_COMPILE="never", PATH="/nonexistent")

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from jitkern import prewarming
-from jitkern.cache_tools.listing import RUNTIME
+from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.cli.output import RED, YELLOW, Progress, counted, headline, print_table, say, styled
 from jitkern.errors import TargetError
 from jitkern.target import Target
@@ -65,7 +65,7 @@ def print_ops(results: list[prewarming.tasks.Result]) -> None:
     groups: dict[tuple[str, str], list[prewarming.tasks.Result]] = defaultdict(list)
     labels = _labels(results)
     for r in results:
-        if r.op != RUNTIME or r.status == "failed":
+        if r.op not in OF_ALL_OPS or r.status == "failed":
             groups[r.op.removeprefix("jitkern::"), labels[r.target]].append(r)
     rows = []
     for (op, target), group in sorted(groups.items()):
