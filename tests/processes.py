@@ -72,13 +72,13 @@ def _forked(
                 socket.send_fds(connection, [json.dumps(str(asked)).encode()], files)
             finally:
                 os.close(folder)
-        answer = connection.makefile()
-        child = int(answer.readline())
-        try:
-            code = int(answer.readline())
-        except TimeoutError:
-            os.kill(child, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(command, timeout or 0) from None
+        with connection.makefile() as answer:
+            child = int(answer.readline())
+            try:
+                code = int(answer.readline())
+            except TimeoutError:
+                os.kill(child, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(command, timeout or 0) from None
         return code, out.read_text(errors="replace"), err.read_text(errors="replace")
 
 

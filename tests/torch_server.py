@@ -57,6 +57,7 @@ def serve(listener: socket.socket) -> tuple[list[str], dict[str, str]]:
 
 def become(command: list[str], environment: dict[str, str]) -> None:
     """Do what `python -c code …` or `python -m module …` does."""
+    sys.dont_write_bytecode = True  # a file that a test edits twice in a second would be stale
     os.environ.clear()
     os.environ.update(environment)
     kind, what, *rest = command

@@ -13,7 +13,7 @@ from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle as packing
 from jitkern.cache_tools.bundle import Packed, Unpacked
-from jitkern.cache_tools.listing import RUNTIME
+from jitkern.cache_tools.listing import OF_ALL_OPS
 from jitkern.cache_tools.ustar import BLOCK, BundleError, has_zstd
 from jitkern.remote import layout
 from jitkern.remote.index import Bundle
@@ -36,7 +36,7 @@ def grouped(entries: Iterable[Entry]) -> dict[str, dict[str, list[Entry]]]:
     """
     groups: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for entry in sorted(entries, key=lambda entry: (entry.op, entry.path)):
-        package = layout.RUNTIME_PACKAGE if entry.op == RUNTIME else entry.op.partition("::")[0]
+        package = layout.RUNTIME_PACKAGE if entry.op in OF_ALL_OPS else entry.op.partition("::")[0]
         large = entry.size > layout.LARGEST_BUNDLED
         groups[layout.machine_of(entry.path.parent.name)]["" if large else package].append(entry)
     return groups

@@ -24,7 +24,7 @@ BUILD = f"{VERSION}/build"  # what a call is posted to, at a service
 BUILDS = "Jitkern-Builds"  # the header, with the value 1, of a service that builds what is missing
 ROOT_CONTENT = json.dumps({"schema": 1}, separators=(",", ":")).encode()
 ENTRIES = f"{VERSION}/entries"
-RUNTIME_PACKAGE = "jitkern-runtime"  # what an index calls the package of the launch runtime
+RUNTIME_PACKAGE = "jitkern-runtime"  # what an index calls the package of what all ops share
 PROBES = f"{VERSION}/probe"  # what pushes and prunes write to learn about the store
 LARGEST_INDEX = 4 << 20  # bytes
 LARGEST_BUNDLE = 64 << 20  # bytes; a package that needs more has several bundles

@@ -110,7 +110,7 @@ def test_what_says_nothing_of_the_remote_does_not_count(breaker):
                 Patience(breaker, 5).ask(raising(error), 1)
     for _ in range(2 * FAILURES):
         with pytest.raises(Throttled, match="busy for"):
-            Patience(breaker, 0.01).ask(raising(Throttled("503")), 1)
+            Patience(breaker, 0.1).ask(raising(Throttled("503")), 1)
     with pytest.raises(Unavailable):  # too short a wait to blame anybody
         Patience(breaker, 0.01).ask(lambda: time.sleep(1), 1)
     assert not breaker.open()
