@@ -41,12 +41,12 @@ class ShapesAlone(TorchFunctionMode):
             return self._device == _IS_ON[func]
         kwargs = kwargs or {}
         tensor_like = None
+        made_on_meta = kwargs.keys() <= _OPTIONS and str(kwargs.get("device")) == "meta"
         if func in (torch.randn, torch.rand):
-            if kwargs.keys() <= _OPTIONS and str(kwargs.get("device")) == "meta":
+            if made_on_meta:
                 tensor_like = torch.empty(*args, **kwargs)
         elif func is torch.randint:
-            on_meta = kwargs.keys() <= _OPTIONS and str(kwargs.get("device")) == "meta"
-            if on_meta and _are_bounds_and_sizes(args):
+            if made_on_meta and _are_bounds_and_sizes(args):
                 tensor_like = torch.empty(args[-1], **{"dtype": torch.int64, **kwargs})
         elif func in (torch.empty_like, torch.randn_like, torch.rand_like):
             if len(args) == 1 and kwargs.keys() <= {"dtype"}:

@@ -57,7 +57,7 @@ class Gradient:
 
     plain: the names of outputs, and of tensor inputs, that have no gradient.
     fills: whether zeros stand for the gradient of an output that nothing depends on. partial:
-    whether the function asks for fewer gradients than the op has outputs.
+    whether an input or an output has no gradient, or the function does not ask for one.
     """
 
     def __init__(

@@ -132,7 +132,7 @@ def test_scales_of_float8(device):
 
 @each_device
 def test_what_was_appended_is_seen(device):
-    """As long as bytes are those of float8, both ways to read them agree."""
+    """A float8 cache that is written and read with a scale equals a cache of the scaled numbers."""
     q, keys, values, table, lens = made([20, 5], dtype=torch.bfloat16, d=128, device=device)
     slots = table[:, 0].long() * 16 + lens.clamp(max=15)
     slots[0] = table[0, 1] * 16 + 4
