@@ -84,7 +84,7 @@ def by_torch(kernel, x, rows, columns, weight, bias, **keywords):
 def cost(x, rows, *weight):
     """Return bytes and operations of a linear layer with `rows` outputs for each row of x."""
     given = x.nbytes + sum(t.nbytes for t in weight if t is not None)
-    outputs = x.numel() // x.shape[-1] * rows
+    outputs = x.shape[:-1].numel() * rows
     return given + outputs * x.itemsize, 2 * outputs * x.shape[-1]
 
 

@@ -279,7 +279,7 @@ def _(q, k_cache, _v_cache, table, _seq_lens, _scale=None, _softcap=0.0, window=
     longest = table.shape[1] * k_cache.shape[1]
     tokens = q.shape[0] * (min(longest, window) if window else longest)
     read = 2 * tokens * k_cache.shape[2] * q.shape[-1] * k_cache.element_size()
-    return read + 2 * q.nbytes + 4 * q.shape[:-1].numel(), 4 * q.numel() // q.shape[0] * tokens
+    return read + 2 * q.nbytes + 4 * q.shape[:-1].numel(), 4 * q.shape[1:].numel() * tokens
 
 
 @paged_decode.samples

@@ -109,6 +109,8 @@ def test_ops_on_pages_move_the_tokens_that_they_are_given():
     cost = module.cost_of(jitkern.ops.paged_decode, (q, cache, cache, table, lens), {})
     pages = 2 * 3 * 5 * cache[0].nbytes
     assert cost.bytes == pages + 2 * q.nbytes + 4 * 3 * 8
+    none = module.cost_of(jitkern.ops.paged_decode, (q[:0], cache, cache, table[:0], lens[:0]), {})
+    assert (none.bytes, none.flops) == (0, 0)
 
 
 IN_PAGES = ("kv_cache_append", "paged_decode")  # which need a part of their caches
