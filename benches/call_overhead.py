@@ -113,7 +113,8 @@ def contenders(device: str) -> Iterator[Contender]:
 def _differentiable() -> Any:
     """vec_add's kernels and launch functions under an op that has a gradient."""
     from jitkern.calls.signature import Signature
-    from jitkern.op.op import OPS, Declaration, Op
+    from jitkern.op.all_ops import OPS
+    from jitkern.op.op import Declaration, Op
 
     vec_add = OPS["jitkern::vec_add"]
     signature = Signature("benches::differentiable(Tensor x, Tensor y) -> Tensor")

@@ -11,7 +11,8 @@ from jitkern import config
 from jitkern.cache import events
 from jitkern.errors import JitkernError
 from jitkern.op import check
-from jitkern.op.op import Op, all_ops
+from jitkern.op.all_ops import all_ops
+from jitkern.op.op import Op
 
 
 def main() -> int:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
-import os
 import sys
-import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from jitkern.calls.signature import Signature
 from jitkern.config import trimmed
 from jitkern.errors import DeclarationError
-from jitkern.op.op import ANNOUNCED, OPS, Declaration, Op
+from jitkern.op.all_ops import OPS, attach, discover, registering
+from jitkern.op.op import Declaration, Op
 from jitkern.source.kinds import (
     SOURCES,
     Cpp,
@@ -42,7 +39,6 @@ __all__ = [
 ENTRY_POINTS = "jitkern.kernels"
 _KEYWORDS = ("cuda", "cpu", "fusible", "nondifferentiable", "prewarm")
 _BODIES = ("<module>", "<cell line")  # names of code that is no function
-_registering = threading.local()  # `op`: Torch asks its namespace for an op that is not there yet
 MAX_NAME = 100  # files of the cache are named after ops
 
 
@@ -179,11 +175,11 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
 
 def registered(signature: Signature, declaration: Declaration) -> Op:
     """Register an op of a name that no op has yet, and return the op."""
-    _registering.op = signature.name
+    registering.op = signature.name
     try:
         return Op(signature, declaration)
     finally:
-        del _registering.op
+        del registering.op
 
 
 def _file_of(place: str) -> str:
@@ -223,84 +219,6 @@ def _source_of(file: str, device: str) -> str:
 @functools.cache
 def _folder_of(file: str) -> str:
     return str(Path(file).absolute().parent)
-
-
-def discover(package: str) -> list[Op]:
-    """Import `kernel.py` in a package and in every folder below the package.
-
-    Returns the declared ops, sorted by name.
-    """
-    paths = importlib.import_module(package).__path__
-    before, modules = set(OPS), set()
-    for root in paths:
-        for folders in _folders_of_kernels(root):
-            modules.add(".".join((package, *folders, "kernel")))
-            importlib.import_module(".".join((package, *folders, "kernel")))
-    ops = (op for op in OPS.values() if op.name not in before or op.module in modules)
-    return sorted(ops, key=lambda op: op.name)
-
-
-def attach(
-    module: str, package: str, namespace: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a module whose attributes are the ops of a package.
-
-    The files `kernel.py` of the package are imported when their ops are first asked for, by the
-    module or by `torch.ops.<namespace>`: the import of the module takes no longer for 200 ops than
-    for 4. Put an op into a folder of its name, as `softmax/kernel.py`, or of the first words of its
-    name, as `softmax_backward`; to find other ops, the whole package is imported.
-    """
-
-    def found(name: str) -> Op | None:
-        op = f"{namespace}::{name}"
-        for folder in _folders_for(package, name):
-            if op not in OPS:
-                importlib.import_module(f"{package}.{folder}.kernel")
-        if op not in OPS:
-            discover(package)
-        return OPS.get(op)
-
-    def attribute(name: str) -> Op:
-        op = None if name.startswith("__") else found(name)
-        if op is None:
-            raise AttributeError(f"module `{module}` has no op `{name}`")
-        vars(sys.modules[module])[name] = op
-        return op
-
-    def names() -> list[str]:
-        return sorted(op.__name__ for op in discover(package))
-
-    namespace_of_torch = getattr(torch.ops, namespace)
-    plain: Any = type(namespace_of_torch)
-
-    def op_of_torch(self: Any, name: str) -> Any:
-        if not name.startswith("__") and not hasattr(_registering, "op"):
-            found(name)
-        return vars(self)[name] if name in vars(self) else plain.__getattr__(self, name)
-
-    # Torch finds pickled ops by the module of their namespace.
-    body = {"__getattr__": op_of_torch, "__module__": plain.__module__}
-    namespace_of_torch.__class__ = type(plain.__name__, (plain,), body)
-    ANNOUNCED[package] = lambda: discover(package)
-    return attribute, names
-
-
-def _folders_for(package: str, name: str) -> list[str]:
-    """Return the folders that may declare an op, by their names, the likeliest first."""
-    words = name.split("_")
-    named = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-    roots = importlib.import_module(package).__path__
-    return [f for f in named if any(Path(root, f, "kernel.py").is_file() for root in roots)]
-
-
-def _folders_of_kernels(root: str) -> list[tuple[str, ...]]:
-    """Return the folders with a `kernel.py` as tuples of names, folders near the root first."""
-    paths = []
-    for path, folders, files in os.walk(root):
-        folders[:] = filter(str.isidentifier, folders)
-        if "kernel.py" in files:
-            paths.append(Path(path).relative_to(root).parts)
-    return sorted(paths, key=lambda names: (len(names), names))
 
 
 def installed() -> list[str]:

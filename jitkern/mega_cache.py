@@ -25,8 +25,7 @@ from typing import Any
 
 import torch
 
-from jitkern import jit
-from jitkern.cache import events
+from jitkern import cache, jit
 from jitkern.errors import JitkernError
 
 KIND = "jitkern"
@@ -94,7 +93,7 @@ def _register() -> None:
         CacheArtifactManager.record_artifact(KIND, f"{path.parent.name}/{path.name}", path)
 
     CacheArtifactFactory.register(KernelArtifact)
-    events.follow(note)
+    cache.events.follow(note)
 
 
 class _Hook:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jitkern.declare import attach
+from jitkern.op.all_ops import attach
 
 if TYPE_CHECKING:
     from jitkern.declare import Op

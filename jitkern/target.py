@@ -178,11 +178,11 @@ def _machine() -> str:
 @functools.cache
 def _isa_level() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+        with open("/proc/cpuinfo", "rb") as lines:
+            line = next((line for line in lines if line.startswith(b"flags")), b"")
     except OSError:
         return ""
-    level = ""
+    level, flags = "", set(line.decode().split())
     for name, needed in _LEVELS:
         if not needed <= flags:
             break

@@ -13,8 +13,9 @@ import torch
 import jitkern.ops
 from jitkern import config
 from jitkern.calls.signature import tensors_in
+from jitkern.op.all_ops import all_ops
 from jitkern.op.check import leaves
-from jitkern.op.op import Op, all_ops
+from jitkern.op.op import Op
 
 pytestmark = pytest.mark.common_cache
 

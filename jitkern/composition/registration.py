@@ -24,7 +24,8 @@ from jitkern.composition.table import TABLE
 from jitkern.composition.text.formula import CPP, CUDA, Formula, formula_of
 from jitkern.composition.text.kernels import cpp_text, cuda_text
 from jitkern.declare import MAX_NAME, registered
-from jitkern.op.op import ANNOUNCED, OPS, Declaration, Op
+from jitkern.op.all_ops import ANNOUNCED, OPS
+from jitkern.op.op import Declaration, Op
 from jitkern.source.kinds import Cpp, Cuda, Source
 
 if TYPE_CHECKING:

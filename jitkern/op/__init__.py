@@ -9,6 +9,7 @@ from jitkern import on_first_use
 if TYPE_CHECKING:
     from jitkern.op import (
         about as about,
+        all_ops as all_ops,
         autograd as autograd,
         backend as backend,
         check as check,

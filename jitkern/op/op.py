@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from jitkern import (
     calls,
     config,
     launch,
-    mega_cache,  # noqa: F401  registers itself, so that an import of ops is enough to load one
     op as room,
     trace,
 )
@@ -30,6 +28,7 @@ from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError, called_at, defined_at, raised_at
 from jitkern.named_tuple import NamedTuple
 from jitkern.op import compile_caches
+from jitkern.op.all_ops import OPS
 from jitkern.op.autograd import Autograd, plainly_on
 from jitkern.op.backend import Backend, Elsewhere
 from jitkern.op.gradient import Gradient
@@ -39,8 +38,6 @@ from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 if TYPE_CHECKING:
     from jitkern.calls.samples import Sample
 
-OPS: dict[str, Op] = {}
-ANNOUNCED: dict[str, Callable[[], object]] = {}  # packages, with what declares all of their ops
 DEVICES = ("cuda", "cpu")
 _YIELD = "yield all of its arguments, as a tuple"
 _libraries: dict[str, torch.library.Library] = {}
@@ -499,27 +496,3 @@ def _check_extensions(name: str, sources: dict[str, tuple[Source, ...]]) -> None
                 f"{name}: the Extension {source.files[0]} must register its function "
                 "under another name"
             )
-
-
-def all_ops() -> dict[str, Op]:
-    """Return all ops by name, also those that are announced and were not needed yet."""
-    for package in [*ANNOUNCED]:
-        ANNOUNCED[package]()
-        del ANNOUNCED[package]
-    return OPS
-
-
-def ops_named(name: str) -> list[Op]:
-    """Return the ops of this name, of this namespace, or declared in this package or module.
-
-    The digest at the end of the name of a pointwise function's op may be left out.
-    """
-    digest = re.compile("_[0-9a-f]{8}$")
-    return [
-        op
-        for op in all_ops().values()
-        if op.name in (name, f"jitkern::{name}")
-        or digest.sub("", op.name) == name
-        or op.name.split("::")[0] == name
-        or f"{op.module}.".startswith(f"{name}.")
-    ]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from jitkern import config, prewarming
 from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError, SettingError
-from jitkern.op.op import Op, all_ops, ops_named
+from jitkern.op.all_ops import all_ops, ops_named
+from jitkern.op.op import Op
 from jitkern.prewarming.builder import Builder, Step
 from jitkern.prewarming.shards import announced, shard_of
 from jitkern.prewarming.tasks import Group, Result

@@ -32,7 +32,7 @@ from jitkern.calls.record import meta_tensor
 from jitkern.calls.samples import Sample
 from jitkern.compilers import parallelism
 from jitkern.errors import DeclarationError, JitkernError
-from jitkern.op.op import OPS
+from jitkern.op.all_ops import OPS
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.identity import code_of_jitkern
 from jitkern.prewarming.records import Known, identity_of

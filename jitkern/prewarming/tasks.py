@@ -22,7 +22,8 @@ from jitkern.errors import (
     TargetError,
     told,
 )
-from jitkern.op.op import OPS, Op
+from jitkern.op.all_ops import OPS
+from jitkern.op.op import Op
 from jitkern.prewarming.ahead import Stub, keep_plans, refused_by, stubs_of
 from jitkern.prewarming.wanted import Wanted
 from jitkern.source.kinds import Source, Variant

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,13 @@ def _tracer() -> str:
     """Return a digest of the code of jitkern that decides what a trace gives."""
     digest = hashlib.sha256(__version__.encode())
     package = Path(__file__).parents[1]
-    inside = [path for room in ("launch", "trace") for path in sorted((package / room).rglob("*"))]
-    files = [path for path in inside if path.suffix in (".py", ".h")]
-    for path in (*files, *(package / name for name in _OF_A_TRACE)):
-        digest.update(path.read_bytes())
+    files = [str(package / name) for name in _OF_A_TRACE]
+    for room in ("launch", "trace"):
+        for folder, _, names in os.walk(package / room):
+            files += [f"{folder}/{name}" for name in names if name.endswith((".py", ".h"))]
+    for file in sorted(files):
+        with open(file, "rb") as content:
+            digest.update(content.read())
     return digest.hexdigest()
 
 

@@ -109,6 +109,8 @@ class _Headers:
         added = self._added()
         self._roots = [*source.roots, *added, Include(room.includes.SITE)]
         self._all_matches = bool(added)  # a flag's directory may come before or after the others
+        self._searched = [(root.path, root.version) for root in self._roots]
+        self._is_searched = functools.cache(self._is_below_a_root)
 
     def files(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield (label, path, content) of each file; of a listing of names, with no path."""
@@ -165,13 +167,11 @@ class _Headers:
 
         All headers of this name where any of them may be meant.
         """
-        searched = [(root.path, root.version) for root in self._roots]
-        above = Path(includer.path).parent
-        if name.quoted and any(not r.version and above.is_relative_to(r.path) for r in self._roots):
-            searched.insert(0, (str(above), ""))
+        above = os.path.dirname(includer.path)  # noqa: PTH120  an import has hundreds of such paths
+        beside = [(above, "")] if name.quoted and self._is_searched(above) else []
         matches = [
             (path, version)
-            for folder, version in searched
+            for folder, version in (*beside, *self._searched)
             if os.path.isfile(path := os.path.join(folder, name.text))  # noqa: PTH113, PTH118  most are not
         ]
         several = name.next_too or self._all_matches
@@ -180,6 +180,10 @@ class _Headers:
             for path, version in (matches if several else matches[:1])
             if not version
         ]
+
+    def _is_below_a_root(self, folder: str) -> bool:
+        path = Path(folder)
+        return any(not root.version and path.is_relative_to(root.path) for root in self._roots)
 
     def _label(self, path: Path) -> str:
         """A label relative to the kernel's folder if the path is near, else to its root."""

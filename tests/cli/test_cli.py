@@ -19,7 +19,7 @@ from helpers import H100, REPOSITORY, kernels, last_json, needs_nvrtc
 from jitkern import config, declare, jit
 from jitkern.cli import main, output
 from jitkern.errors import NotCached
-from jitkern.op.op import OPS, all_ops
+from jitkern.op.all_ops import OPS, all_ops
 from jitkern.prewarming.builder import Step
 from jitkern.source.kinds import Variant
 from jitkern.target import Target

@@ -19,7 +19,7 @@ from helpers import REPOSITORY, last_json
 
 from jitkern import cli as commands, config
 from jitkern.errors import NotCached
-from jitkern.op.op import OPS, all_ops
+from jitkern.op.all_ops import OPS, all_ops
 
 PAGE = (REPOSITORY / "docs" / "command_line.md").read_text()
 SECTIONS = dict(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitkern import pointwise
-from jitkern.op.op import OPS, all_ops, ops_named
+from jitkern.op.all_ops import OPS, all_ops, ops_named
 
 MODULE = """
 import torch

@@ -20,7 +20,7 @@ from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import measure
 from jitkern.launch.kernels import Kernels, Runner
-from jitkern.op.op import OPS
+from jitkern.op.all_ops import OPS
 from jitkern.runtime import binding, linker
 from jitkern.runtime.slot import SLOTS
 from jitkern.source.kinds import Extension

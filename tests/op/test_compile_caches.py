@@ -10,7 +10,7 @@ import torch
 
 import jitkern.ops  # noqa: F401
 from jitkern.op import compile_cache_key
-from jitkern.op.op import OPS
+from jitkern.op.all_ops import OPS
 
 MODULE = """
 import torch

@@ -8,7 +8,7 @@ import os
 import pytest
 from fleet_packages import KERNEL, MODULE
 
-from jitkern.op.op import OPS
+from jitkern.op.all_ops import OPS
 
 numbers = itertools.count()
 

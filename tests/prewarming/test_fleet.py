@@ -22,7 +22,7 @@ from jitkern import config
 from jitkern.calls import record
 from jitkern.calls.samples import Sample
 from jitkern.errors import SettingError
-from jitkern.op.op import OPS
+from jitkern.op.all_ops import OPS
 from jitkern.prewarming import engines, parts, workers
 from jitkern.prewarming.builder import Builder
 from jitkern.prewarming.wanted import spelt_calls

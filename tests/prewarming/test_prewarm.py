@@ -23,7 +23,8 @@ from jitkern.calls import record
 from jitkern.calls.samples import ShapesAlone
 from jitkern.compilers import child_process
 from jitkern.errors import DeclarationError, TargetError
-from jitkern.op.op import OPS, Op
+from jitkern.op.all_ops import OPS
+from jitkern.op.op import Op
 from jitkern.prewarming import builder, identity, tasks
 from jitkern.runtime import binding
 from jitkern.target import Target
@@ -380,7 +381,7 @@ def test_shapes_alone_are_those_of_torch(make):
 
 def test_what_the_shipped_ops_need_is_found_without_sympy(run_python):
     done = run_python(
-        "import sys, jitkern.ops; from jitkern.op.op import all_ops; from jitkern.op.needed_kernels import needs_of\n"
+        "import sys, jitkern.ops; from jitkern.op.all_ops import all_ops; from jitkern.op.needed_kernels import needs_of\n"
         "for op in all_ops().values():\n"
         "    for device, sources in op.sources.items():\n"
         "        for source in sources: assert needs_of(op, source, device).variants\n"

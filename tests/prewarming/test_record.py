@@ -12,7 +12,7 @@ from jitkern import config, declare
 from jitkern.calls import record, samples
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError
-from jitkern.op.op import OPS
+from jitkern.op.all_ops import OPS
 from jitkern.target import Target
 
 APP = """

@@ -17,8 +17,8 @@ from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
 from jitkern.declare import Cpp, kernel
+from jitkern.op.all_ops import all_ops
 from jitkern.op.needed_kernels import needs_of
-from jitkern.op.op import all_ops
 from jitkern.prewarming import ahead
 from jitkern.runtime import binding, builds, linker, plans
 from jitkern.runtime.slot import Launcher

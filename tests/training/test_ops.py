@@ -8,7 +8,7 @@ import jitkern.ops
 from jitkern import config
 from jitkern.launch.kernels import Kernels
 from jitkern.op import check
-from jitkern.op.op import all_ops
+from jitkern.op.all_ops import all_ops
 
 pytestmark = pytest.mark.common_cache
 

@@ -13,7 +13,7 @@ import jitkern
 from jitkern.composition.kernels.fused import Fused
 from jitkern.declare import Cpp, kernel
 from jitkern.errors import DeclarationError
-from jitkern.op.op import ops_named
+from jitkern.op.all_ops import ops_named
 from jitkern.runtime import linker
 
 HERE = Path(__file__).parent
