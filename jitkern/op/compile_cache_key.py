@@ -42,7 +42,8 @@ def _parts(op: Any) -> tuple[Any, ...]:
     sources = tuple(source for listed in declared.sources.values() for source in listed)
     codes = tuple(function.__code__ for function in plain)
     described = repr([_described(function, set()) for function in others])
-    traced = (declared.fusible, *declared.nondifferentiable)
+    by_op = op.gradient.op.name if op.gradient and op.gradient.op else ""
+    traced = (declared.fusible, by_op, *declared.nondifferentiable)
     return op.schema, traced, declared.module, sources, in_files, codes, described
 
 

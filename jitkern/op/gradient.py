@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError, defined_at
 
 _TENSORS = ("Tensor", "Optional[Tensor]", "List[Tensor]")
@@ -50,12 +51,17 @@ class Gradient:
 
     The function gets its arguments by parameter name: `grad` (or `grad_<output>` if several outputs
     have a gradient), an input by its name in the schema, an output by its name (`out`, or `out0`,
-    …, if the schema names none), `needs` (a bool for each tensor input). Only these values are kept
-    for the backward pass. It returns one gradient, or None, for each tensor input, in order. For a
-    list of tensors, all of these are lists. The gradient of an output that nothing depends on is
-    zeros, but None if the function has an attribute `takes_none`.
+    …, if the schema names none), `needs` (a bool for each tensor input) or `needs_<input>` (one of
+    these). Only these values are kept for the backward pass. It returns one gradient, or None, for
+    each tensor input, in order. For a list of tensors, all of these are lists. The gradient of an
+    output that nothing depends on is zeros, but None if the function has an attribute `takes_none`.
+
+    An op in place of the function gets its arguments by the same names; what it has beside them
+    keeps its default. Its results are the gradients of the first tensor inputs; the others have
+    none.
 
     plain: the names of outputs, and of tensor inputs, that have no gradient.
+    op: the op, if it is one.
     fills: whether zeros stand for the gradient of an output that nothing depends on. partial:
     whether an input or an output has no gradient, or the function does not ask for one.
     """
@@ -64,19 +70,24 @@ class Gradient:
         self, name: str, schema: Any, outputs: list[str], plain: Collection[str],
         function: Callable[..., Any],
     ) -> None:  # fmt: skip
-        self.name, self.place = name, defined_at(function)
-        self.inputs = [argument.name for argument in schema.arguments]
+        self.name = name
+        self.op = function if isinstance(getattr(function, "signature", None), Signature) else None
+        self.place: str = self.op.place if self.op else defined_at(function)
+        self._arguments = schema.arguments
+        self.inputs = [argument.name for argument in self._arguments]
         self.tensors = [a.name for a in schema.arguments if str(a.type) in _TENSORS]
         self.outputs = outputs
         self.constants = [name for name in self.tensors if name in plain]
         with_gradient = [output for output in outputs if output not in plain]
         single = len(with_gradient) == 1
         self.grads = {"grad" if single else f"grad_{output}": output for output in with_gradient}
-        self.function, self.asked = function, _parameters(function)
+        self.needs = {f"needs_{name}": place for place, name in enumerate(self.tensors)}
+        known = {*self.inputs, *self.outputs, *self.grads, *self.needs, "needs"}
+        self.function = function
+        self.asked = _parameters(function) if not self.op else _asked(self.op.signature, known)
         self._given = [(n, outputs.index(o)) for n, o in self.grads.items() if n in self.asked]
         self.fills = not getattr(function, "takes_none", False)
         self.partial = bool(plain) or len(self._given) < len(outputs)
-        known = {*self.inputs, *self.outputs, *self.grads, "needs"}
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
             raise DeclarationError(
                 f"{name}: {self.place}an op that changes its arguments cannot have a backward: "
@@ -84,7 +95,7 @@ class Gradient:
             )
         lists = any(str(a.type) == "List[Tensor]" for a in (*schema.arguments, *schema.returns))
         self.order = Order(self) if not lists else None
-        clash = {*self.inputs} & {*self.outputs, *self.grads, "needs"}
+        clash = {*self.inputs} & {*self.outputs, *self.grads, *self.needs, "needs"}
         if clash:
             raise DeclarationError(
                 f"{name}: {self.place}a backward cannot tell the input `{min(clash)}` from a "
@@ -100,6 +111,13 @@ class Gradient:
             raise DeclarationError(
                 f"{name}: {self.place}its backward has the unknown parameters {unknown}; "
                 f"it may have: {', '.join(sorted(known))}"
+            )
+        returned = len(self.op.signature.outputs) if self.op else 1
+        if not 0 < returned <= len(self.tensors):
+            raise DeclarationError(
+                f"{name}: {self.place}its backward, the op {self.op.name}, returns {returned} "
+                f"gradients for the tensors {', '.join(self.tensors)}: return one for each of the "
+                "first of them"
             )
 
     def backward(
@@ -129,6 +147,34 @@ class Gradient:
                 filled[place] = _filled(grads[place], outputs[place])
         return self.check(self._run(filled, needs, kept), needs, inputs)
 
+    def taken(self) -> list[tuple[str, int]] | None:
+        """Return where each argument of `op` comes from, as `Gradient` in recorder.cpp has it.
+
+        Returns None if one has another type than what it gets: Python converts, or raises an error.
+        """
+        assert self.op and self.order
+        types = {a.name: str(a.type) for a in self._arguments}
+        found: list[tuple[str, int]] = []
+        for argument in self.op.signature.arguments:
+            name, wanted = argument.name, str(argument.type)
+            if name not in self.asked:
+                found.append(("d", 0))
+                continue
+            if name in self.grads:
+                given, source = "Tensor", ("g", self.outputs.index(self.grads[name]))
+            elif name in self.needs:
+                given, source = "bool", ("n", self.needs[name])
+            elif name not in self.order.names:
+                return None
+            else:
+                place, saved = self.order.names.index(name), len(self.order.saved)
+                given = types.get(name, "Tensor")
+                source = ("s", place) if place < saved else ("p", place - saved)
+            if wanted not in (given, f"Optional[{given}]"):
+                return None
+            found.append(source)
+        return found
+
     def of_values(
         self, grads: tuple[Any, ...], needs: tuple[bool, ...], *values: Any
     ) -> tuple[Any, ...]:
@@ -148,14 +194,19 @@ class Gradient:
         """
         for name, place in self._given:
             named[name] = grads[place]
-        if "needs" in self.asked:
-            named["needs"] = needs
+        for name in self.asked:
+            if name == "needs":
+                named[name] = needs
+            elif name in self.needs:
+                named[name] = needs[self.needs[name]]
         _depth.value += 1
         try:
             result = self.function(**named)
         finally:
             _depth.value -= 1
         gradients = result if isinstance(result, tuple) else (result,)
+        if self.op:
+            gradients += (None,) * (len(self.tensors) - len(gradients))
         if len(gradients) != len(self.tensors):
             raise DeclarationError(
                 f"{self.name}: {self.place}its backward returned {len(gradients)} gradients for "
@@ -248,6 +299,12 @@ def _sums_to(shape: torch.Size, smaller: torch.Size) -> bool:
     return len(shape) >= len(smaller) and all(
         size in (1, length) for size, length in zip(reversed(smaller), reversed(shape))
     )
+
+
+def _asked(signature: Signature, known: Collection[str]) -> list[str]:
+    """Return the arguments that an op needs or that have one of the known names."""
+    arguments = signature.arguments
+    return [a.name for a in arguments if a.name in known or not a.has_default_value()]
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

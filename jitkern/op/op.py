@@ -260,9 +260,9 @@ class Op:
 
     @config.trimmed
     def backward(self, function: Function) -> Function:
-        """Decorator: the gradient.
+        """Decorator: the gradient. Called with an op, it makes that op the gradient.
 
-        See `jitkern.op.gradient.Gradient` for the parameters and results of the function.
+        See `jitkern.op.gradient.Gradient` for the parameters and results of the function or op.
         """
         if self.gradient:
             raise DeclarationError(f"{self.name} has a backward already")

@@ -1,8 +1,11 @@
 // Records calls of ops that have a gradient, as `_RecordedPlainly` of autograd.py does, without Python until the
-// backward. The launch runtime calls `record` for a call that no mode and no transform sees.
+// backward, and in the backward too where the gradient is an op. The launch runtime calls `record` for a call that no
+// mode and no transform sees.
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/utils/object_ptr.h>
@@ -15,22 +18,22 @@ using Run = void (*)(int32_t slot, uint64_t *stack, uint64_t given, uint64_t ret
 
 // The gradient of an op; never freed. Places are those of `Order` in gradient.py.
 struct Gradient {
+  std::string name;   // of the op
   std::string kinds;  // of the arguments, as in runtime.c
   std::vector<int64_t> tensors, saved, plain;
   bool fills;                  // whether a gradient that is not there becomes zeros
   PyObject *backward, *check;  // functions of recorder.py
-};
-
-struct Call {
-  uint64_t *stack, given, returned;
-  Run run;
-  int32_t slot;
+  // The op that is the backward, if one is; its arguments: a letter (g: the gradient of an output, s and p: one of
+  // `saved` and `plain`, n: whether a tensor needs a gradient, d: the default) and a place.
+  std::optional<c10::OperatorHandle> op;
+  std::vector<std::pair<char, int64_t>> taken;
 };
 
 thread_local int32_t depth = 0;
 
 struct Inside {
   at::AutoDispatchBelowAutograd below;
+  at::AutoGradMode mode{false};
   Inside() { depth++; }
   ~Inside() { depth--; }
 };
@@ -41,56 +44,75 @@ const at::Tensor *tensor(char kind, uint64_t word) {
   return reinterpret_cast<at::Tensor *>(word);
 }
 
-// What a call keeps beside tensors, as bytes: the address of the gradient, a bit for each tensor that is not None, and
-// each of `plain`: a letter (0: None), and a word or the length and the text. It is kept as a text of two letters a
-// byte, which compiled autograd can compare and pass through Python.
+int64_t bits(double number) { return *reinterpret_cast<const int64_t *>(&number); }
+
+// The value of an argument that is no tensor.
+c10::IValue value(char kind, uint64_t word) {
+  if (std::isupper(kind)) {
+    if (!word) return {};
+    word = *reinterpret_cast<uint64_t *>(word);
+  }
+  kind = std::tolower(kind);
+  if (kind == 'i') return static_cast<int64_t>(word);
+  if (kind == 'b') return (word & 255) != 0;
+  if (kind == 'f') return *reinterpret_cast<const double *>(&word);
+  const char *text = nullptr;
+  size_t length = 0;
+  auto string = reinterpret_cast<StringHandle>(word);
+  TORCH_CHECK(!torch_string_c_str(string, &text) && !torch_string_length(string, &length), "a string without text");
+  return std::string(text, length);
+}
+
+// What a call keeps beside tensors. Compiled autograd takes it as a text, which it can compare and pass through Python.
 struct Kept {
-  std::string bytes;
-  size_t at = 0;
+  const Gradient *gradient;
+  std::vector<bool> present;        // by tensor input: whether it was not None
+  std::vector<c10::IValue> plain;
 
-  Kept() = default;
-  explicit Kept(const std::string &text) : bytes(text.size() / 2, 0) {
-    for (size_t i = 0; i < bytes.size(); i++) bytes[i] = static_cast<char>((text[2 * i] - 'a') << 4 | (text[2 * i + 1] - 'a'));
-  }
   std::string text() const {
-    std::string letters;
-    for (unsigned char byte : bytes) letters += {static_cast<char>('a' + (byte >> 4)), static_cast<char>('a' + (byte & 15))};
-    return letters;
-  }
-
-  void put(uint64_t word) { bytes.append(reinterpret_cast<const char *>(&word), sizeof word); }
-  uint64_t word() {
-    uint64_t word;
-    std::memcpy(&word, bytes.data() + at, sizeof word);
-    at += sizeof word;
-    return word;
-  }
-
-  void put(char kind, uint64_t word) {
-    if (std::isupper(kind)) {
-      if (!word) return bytes.push_back(0);
-      word = *reinterpret_cast<uint64_t *>(word);
+    std::ostringstream text;
+    text << reinterpret_cast<uintptr_t>(gradient);
+    for (const bool one : present) text << ' ' << one;
+    for (const auto &one : plain) {
+      if (one.isInt()) text << " i " << one.toInt();
+      if (one.isBool()) text << " b " << one.toBool();
+      if (one.isDouble()) text << " f " << bits(one.toDouble());
+      if (one.isNone()) text << " n";
+      if (!one.isString()) continue;
+      text << " s " << one.toStringRef().size();
+      for (const char letter : one.toStringRef()) text << ' ' << static_cast<int>(letter);
     }
-    kind = std::tolower(kind);
-    bytes.push_back(kind);
-    if (kind != 's') return put(kind == 'b' ? word & 255 : word);
-    const char *text = nullptr;
-    size_t length = 0;
-    auto string = reinterpret_cast<StringHandle>(word);
-    TORCH_CHECK(!torch_string_c_str(string, &text) && !torch_string_length(string, &length), "a string without text");
-    put(length);
-    bytes.append(text, length);
+    return text.str();
   }
 
-  PyObject *value() {
-    const char kind = bytes[at++];
-    if (!kind) return Py_NewRef(Py_None);
-    const uint64_t found = word();
-    if (kind == 'i') return PyLong_FromLongLong(static_cast<int64_t>(found));
-    if (kind == 'b') return PyBool_FromLong(found != 0);
-    if (kind == 'f') return PyFloat_FromDouble(*reinterpret_cast<const double *>(&found));
-    at += found;
-    return PyUnicode_FromStringAndSize(bytes.data() + at - found, found);
+  static Kept of(const std::string &text) {
+    std::istringstream words(text);
+    uintptr_t address;
+    words >> address;
+    Kept kept{reinterpret_cast<const Gradient *>(address)};
+    for (size_t i = 0; i < kept.gradient->tensors.size(); i++) kept.present.push_back(read<bool>(words));
+    for (size_t i = 0; i < kept.gradient->plain.size(); i++) {
+      const char kind = read<char>(words);
+      if (kind == 'i') kept.plain.emplace_back(read<int64_t>(words));
+      if (kind == 'b') kept.plain.emplace_back(read<bool>(words));
+      if (kind == 'n') kept.plain.emplace_back();
+      if (kind == 'f') {
+        const auto bits = read<int64_t>(words);
+        kept.plain.emplace_back(*reinterpret_cast<const double *>(&bits));
+      }
+      if (kind != 's') continue;
+      std::string letters(read<size_t>(words), 0);
+      for (char &letter : letters) letter = static_cast<char>(read<int>(words));
+      kept.plain.emplace_back(std::move(letters));
+    }
+    return kept;
+  }
+
+  template <class T>
+  static T read(std::istream &words) {
+    T one;
+    words >> one;
+    return one;
   }
 };
 
@@ -99,6 +121,27 @@ PyObject *whole(PyObject *result) {
   python_error error;
   error.persist();
   throw std::move(error);
+}
+
+PyObject *python(const c10::IValue &value) {
+  if (value.isInt()) return whole(PyLong_FromLongLong(value.toInt()));
+  if (value.isBool()) return PyBool_FromLong(value.toBool());
+  if (value.isDouble()) return whole(PyFloat_FromDouble(value.toDouble()));
+  if (value.isNone()) return Py_NewRef(Py_None);
+  const auto &text = value.toStringRef();
+  return whole(PyUnicode_FromStringAndSize(text.data(), text.size()));
+}
+
+PyObject *python(const variable_list &tensors) {  // None for one that is not there
+  THPObjectPtr tuple(whole(PyTuple_New(tensors.size())));
+  for (size_t i = 0; i < tensors.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, whole(THPVariable_Wrap(tensors[i])));
+  return tuple.release();
+}
+
+PyObject *python(const std::vector<bool> &values) {
+  THPObjectPtr tuple(whole(PyTuple_New(values.size())));
+  for (size_t i = 0; i < values.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, PyBool_FromLong(values[i]));
+  return tuple.release();
 }
 
 // Whether Torch takes this gradient, with no more than a conversion of its dtype.
@@ -116,122 +159,189 @@ at::Tensor like(const torch::autograd::Edge &edge) {
   return at::zeros({}, wanted.options()).expand_symint(wanted.shape_as_dim_vector());
 }
 
-// Run the backward of a call; return the gradients of the tensors that were not None. node: null if it is not known.
-template <class Needed>
-variable_list gradients(const std::string &text, const variable_list &saved, variable_list &grads, const Needed &needed,
-                        const Node *node) {
-  Kept kept(text);
-  const auto *gradient = reinterpret_cast<const Gradient *>(kept.word());
-  const uint64_t present = kept.word();
-  const auto count = gradient->tensors.size();
-  pybind11::gil_scoped_acquire gil;
-  THPObjectPtr needs(whole(PyTuple_New(count))), by_output(whole(PyTuple_New(grads.size())));
-  size_t edge = 0;
-  for (size_t i = 0; i < count; i++)
-    PyTuple_SET_ITEM(needs.get(), i, PyBool_FromLong(present >> i & 1 && needed(edge++)));
-  for (size_t i = 0; i < grads.size(); i++) PyTuple_SET_ITEM(by_output.get(), i, whole(THPVariable_Wrap(grads[i])));
-  THPObjectPtr args(whole(PyTuple_New(2 + saved.size() + gradient->plain.size())));
-  PyTuple_SET_ITEM(args.get(), 0, by_output.release());
-  PyTuple_SET_ITEM(args.get(), 1, Py_NewRef(needs.get()));
-  size_t at = 2;
-  for (const auto &one : saved) PyTuple_SET_ITEM(args.get(), at++, whole(THPVariable_Wrap(one)));
-  while (at < 2 + saved.size() + gradient->plain.size()) PyTuple_SET_ITEM(args.get(), at++, whole(kept.value()));
-  THPObjectPtr found(whole(PyObject_CallObject(gradient->backward, args)));
-  variable_list results;
-  bool odd = false;
-  for (size_t i = 0; i < count; i++) {
-    PyObject *one = PyTuple_GET_ITEM(found.get(), i);
-    const bool is_tensor = THPVariable_Check(one);
-    odd |= !is_tensor && one != Py_None;
-    if (!(present >> i & 1)) continue;
-    odd |= is_tensor && node && !fits(THPVariable_Unpack(one), node->next_edge(results.size()));
-    results.push_back(is_tensor ? THPVariable_Unpack(one) : at::Tensor());
-  }
-  if (odd) {
-    THPObjectPtr wanted(whole(PyTuple_New(count)));
-    edge = 0;
-    for (size_t i = 0; i < count; i++) {
-      const bool known = present >> i & 1 && node;
-      PyTuple_SET_ITEM(wanted.get(), i, whole(THPVariable_Wrap(known ? like(node->next_edge(edge++)) : at::Tensor())));
-    }
-    THPObjectPtr(whole(PyObject_CallFunctionObjArgs(gradient->check, found.get(), needs.get(), wanted.get(), nullptr)));
-  }
-  return results;
-}
+// One run of the backward of a call, over what the call has kept. node: null if it is not known.
+struct Backward {
+  const Kept &kept;
+  const variable_list &saved, &grads;
+  const Node *node;
+  std::vector<bool> needed;  // by tensor input
 
-struct Recorded : torch::autograd::Function<Recorded> {
-  static variable_list forward(AutogradContext *ctx, at::TensorList, const Gradient *gradient, const Call *call) {
-    variable_list known(call->given + call->returned), results(call->returned), saved;
-    Kept kept;
-    uint64_t present = 0;
-    for (size_t i = 0; i < gradient->tensors.size(); i++) {
-      const auto at = gradient->tensors[i];
-      const at::Tensor *given = tensor(gradient->kinds[at], call->stack[at]);
-      if (given) known[at] = *given, present |= uint64_t{1} << i;
+  // Raise an error that names op and argument if Torch does not take a gradient. found: a tuple, one for each tensor.
+  void check(PyObject *found) const {
+    variable_list wanted(kept.present.size());
+    size_t edge = 0;
+    for (size_t i = 0; i < wanted.size(); i++)
+      if (kept.present[i] && node) wanted[i] = like(node->next_edge(edge++));
+    THPObjectPtr needs(python(needed)), expected(python(wanted));
+    THPObjectPtr(whole(PyObject_CallFunctionObjArgs(kept.gradient->check, found, needs.get(), expected.get(), nullptr)));
+  }
+
+  // Return a gradient, or null, for each tensor input.
+  variable_list by_python() const {
+    pybind11::gil_scoped_acquire gil;
+    THPObjectPtr args(whole(PyTuple_New(2 + saved.size() + kept.plain.size())));
+    PyTuple_SET_ITEM(args.get(), 0, python(grads));
+    PyTuple_SET_ITEM(args.get(), 1, python(needed));
+    size_t at = 2;
+    for (const auto &one : saved) PyTuple_SET_ITEM(args.get(), at++, whole(THPVariable_Wrap(one)));
+    for (const auto &one : kept.plain) PyTuple_SET_ITEM(args.get(), at++, python(one));
+    THPObjectPtr found(whole(PyObject_CallObject(kept.gradient->backward, args)));
+    variable_list results(needed.size());
+    bool odd = false;
+    for (size_t i = 0; i < results.size(); i++) {
+      PyObject *one = PyTuple_GET_ITEM(found.get(), i);
+      if (THPVariable_Check(one)) results[i] = THPVariable_Unpack(one);
+      odd |= !results[i].defined() && one != Py_None;
     }
-    kept.put(reinterpret_cast<uint64_t>(gradient));
-    kept.put(present);
-    for (auto at : gradient->plain) kept.put(gradient->kinds[at], call->stack[at]);
-    {
-      Inside inside;
-      call->run(call->slot, call->stack, call->given, call->returned);
-    }
-    for (uint64_t i = 0; i < call->returned; i++) {
-      auto *result = reinterpret_cast<at::Tensor *>(call->stack[i]);
-      known[call->given + i] = results[i] = std::move(*result);
-      delete result;
-    }
-    for (auto at : gradient->saved) saved.push_back(known[at]);
-    ctx->save_for_backward(std::move(saved));
-    ctx->set_materialize_grads(gradient->fills);
-    ctx->saved_data["call"] = kept.text();
+    if (odd) check(found);
     return results;
   }
 
-  static variable_list backward(AutogradContext *ctx, variable_list grads) {  // for compiled autograd alone
-    const auto needed = [ctx](size_t edge) { return ctx->needs_input_grad(edge); };
-    const auto &text = ctx->saved_data.at("call").toStringRef();
-    auto results = gradients(text, ctx->get_saved_variables(), grads, needed, nullptr);
-    results.resize(results.size() + 2);  // for `gradient` and `call`
+  variable_list by_op() const {
+    torch::jit::Stack stack;
+    stack.reserve(kept.gradient->taken.size());
+    for (const auto &[kind, at] : kept.gradient->taken) {
+      if (kind == 'g') stack.emplace_back(grads[at]);
+      if (kind == 's') stack.push_back(saved[at].defined() ? c10::IValue(saved[at]) : c10::IValue());
+      if (kind == 'p') stack.push_back(kept.plain[at]);
+      if (kind == 'n') stack.emplace_back(static_cast<bool>(needed[at]));
+      if (kind == 'd') stack.push_back(*kept.gradient->op->schema().arguments()[stack.size()].default_value());
+    }
+    kept.gradient->op->callBoxed(stack);
+    variable_list results(needed.size());
+    for (size_t i = 0; i < stack.size(); i++)
+      if (stack[i].isTensor()) results[i] = std::move(stack[i]).toTensor();
+    return results;
+  }
+
+  // Return the gradients of the tensors that were not None.
+  variable_list run() const {
+    const variable_list all = kept.gradient->op && !at::GradMode::is_enabled() ? by_op() : by_python();
+    variable_list results;
+    bool odd = false;
+    for (size_t i = 0; i < all.size(); i++) {
+      if (!kept.present[i]) continue;
+      odd |= node && all[i].defined() && !fits(all[i], node->next_edge(results.size()));
+      results.push_back(all[i]);
+    }
+    if (odd) {
+      pybind11::gil_scoped_acquire gil;
+      THPObjectPtr found(python(all));
+      check(found);
+    }
     return results;
   }
 };
-}  // namespace jitkern
 
-// Torch's own holds the lock of the node while Python runs, where a backward that comes to its own node would wait for
-// itself.
-template <>
-torch::autograd::variable_list torch::autograd::CppNode<jitkern::Recorded>::apply(variable_list &&grads) {
-  variable_list saved;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    saved = ctx_.get_saved_variables();
+struct Recorded : torch::autograd::Function<Recorded> {
+  static variable_list backward(AutogradContext *ctx, const variable_list &grads) {  // for compiled autograd alone
+    const Kept kept = Kept::of(ctx->saved_data.at("call").toStringRef());
+    return run(kept, ctx->get_saved_variables(), grads, nullptr, [ctx](size_t i) { return ctx->needs_input_grad(i); });
   }
-  at::OptionalDeviceGuard guard;
-  for (size_t i = 0; i < grads.size(); i++)
-    if (!grads[i].defined() && ctx_.materialize_grads_) grads[i] = output_info_[i].zeros(guard);
-  const auto needed = [this](size_t edge) { return task_should_compute_output(edge); };
-  return jitkern::gradients(ctx_.saved_data.at("call").toStringRef(), saved, grads, needed, this);
+
+  // Return the gradients of the tensors that were not None, by the edges of the node.
+  template <class Needed>
+  static variable_list run(const Kept &kept, const variable_list &saved, const variable_list &grads, const Node *node,
+                           const Needed &is_needed) {
+    Backward backward{kept, saved, grads, node, {}};
+    size_t edge = 0;
+    for (const bool present : kept.present) backward.needed.push_back(present && is_needed(edge++));
+    return backward.run();
+  }
+};
+
+// A recorded call in the graph of Autograd.
+struct Call : torch::autograd::CppNode<Recorded> {
+  Kept kept;
+
+  // Torch's own holds the lock of the node while Python runs, where a backward that comes to its own node would wait
+  // for itself.
+  variable_list apply(variable_list &&grads) override {
+    variable_list saved;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      saved = ctx_.get_saved_variables();
+    }
+    at::OptionalDeviceGuard guard;
+    for (size_t i = 0; i < grads.size(); i++)
+      if (!grads[i].defined() && kept.gradient->fills) grads[i] = output_info_[i].zeros(guard);
+    return Recorded::run(kept, saved, grads, this, [this](size_t i) { return task_should_compute_output(i); });
+  }
+
+  std::string name() const override { return kept.gradient->name + " backward"; }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &args) const override {
+    auto &self = *const_cast<Call *>(this);  // what only compiled autograd reads is written when it first asks
+    self.ctx_.saved_data["call"] = kept.text();
+    self.is_variable_input_.assign(num_outputs(), true);
+    CppNode::compiled_args(args);
+  }
+};
+
+// How Torch holds a node: as a shared pointer, and since 2.13 as an intrusive one.
+template <class Held>
+Held held(void (torch::autograd::CppNode<Recorded>::*)(Held));
+using Held = std::decay_t<decltype(held(&torch::autograd::CppNode<Recorded>::set_ctx_grad_fn))>;
+
+template <class Made, class Pointer>
+Pointer made() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>)
+    return Pointer(new Made, [](auto *one) { deleteNode(one); });
+  else
+    return c10::make_intrusive<Made>();
 }
 
-namespace jitkern {
 void record(const Gradient *gradient, uint64_t *stack, uint64_t given, uint64_t returned, Run run, int32_t slot) {
-  variable_list inputs;
-  for (auto at : gradient->tensors)
-    if (const at::Tensor *one = tensor(gradient->kinds[at], stack[at])) inputs.push_back(*one);
-  const Call call{stack, given, returned, run, slot};
-  const auto results = Recorded::apply(at::TensorList(inputs), gradient, &call);
-  for (size_t i = 0; i < results.size(); i++) stack[i] = reinterpret_cast<uint64_t>(new at::Tensor(results[i]));
+  const Held held = made<Call, Held>();
+  auto &node = static_cast<Call &>(*held);
+  auto &kept = node.kept;
+  kept.gradient = gradient;
+  variable_list inputs, known(given + returned);
+  for (auto at : gradient->tensors) {
+    const at::Tensor *one = tensor(gradient->kinds[at], stack[at]);
+    kept.present.push_back(one != nullptr);
+    if (one) inputs.push_back(known[at] = *one);
+  }
+  kept.plain.reserve(gradient->plain.size());
+  for (auto at : gradient->plain) kept.plain.push_back(value(gradient->kinds[at], stack[at]));
+  node.set_next_edges(torch::autograd::collect_next_edges(inputs));
+  node.set_ctx_grad_fn(held);
+  {
+    Inside inside;
+    run(slot, stack, given, returned);
+    for (uint64_t i = 0; i < returned; i++) {
+      auto &result = *reinterpret_cast<at::Tensor *>(stack[i]);
+      for (const auto &input : inputs)
+        if (result.is_same(input)) result = result.alias();  // an input has a place in the graph already
+    }
+  }
+  for (uint64_t i = 0; i < returned; i++) {
+    const auto &result = *reinterpret_cast<at::Tensor *>(stack[i]);
+    node.output_info_.emplace_back(result);
+    if (torch::autograd::isDifferentiableType(result.scalar_type()))
+      set_history(result, held);
+    else
+      node.add_input_metadata(Node::undefined_input());
+    known[given + i] = result;
+  }
+  variable_list saved;
+  for (auto at : gradient->saved) saved.push_back(known[at]);
+  node.ctx_.save_for_backward(std::move(saved));
+  node.ctx_.set_materialize_grads(gradient->fills);
+  node.save_variables_to_ctx();
 }
 }  // namespace jitkern
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("recording", [] { return jitkern::depth > 0; });
-  m.def("gradient", [](std::string kinds, std::vector<int64_t> tensors, std::vector<int64_t> saved,
-                       std::vector<int64_t> plain, bool fills, pybind11::object backward, pybind11::object check) {
-    return reinterpret_cast<uintptr_t>(new jitkern::Gradient{std::move(kinds), std::move(tensors), std::move(saved),
-                                                             std::move(plain), fills, backward.release().ptr(),
-                                                             check.release().ptr()});
+  m.def("gradient", [](std::string name, std::string kinds, std::vector<int64_t> tensors, std::vector<int64_t> saved,
+                       std::vector<int64_t> plain, bool fills, pybind11::object backward, pybind11::object check,
+                       const std::string &op, std::vector<std::pair<char, int64_t>> taken) {
+    std::optional<c10::OperatorHandle> handle;
+    if (!op.empty()) handle = c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), "");
+    return reinterpret_cast<uintptr_t>(new jitkern::Gradient{
+        std::move(name), std::move(kinds), std::move(tensors), std::move(saved), std::move(plain), fills,
+        backward.release().ptr(), check.release().ptr(), handle, std::move(taken)});
   });
   m.def("functions", [m] {
     return pybind11::make_tuple(reinterpret_cast<uintptr_t>(&jitkern::record), m.attr("recording"), m.attr("gradient"));

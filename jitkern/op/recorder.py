@@ -69,7 +69,12 @@ class Recorder:
         def check(found: tuple[Any, ...], needs: tuple[Any, ...], like: tuple[Any, ...]) -> None:
             gradient.check(found, needs, [described(tensor) for tensor in like])
 
-        return self._gradient(kinds, *places, gradient.fills, gradient.of_values, check)
+        taken = gradient.taken() if gradient.op else None
+        op = gradient.op.name if gradient.op and taken else ""
+        return self._gradient(
+            signature.name, kinds, *places, gradient.fills, gradient.of_values, check, op,
+            taken or [],
+        )  # fmt: skip
 
 
 def serves(signature: Signature, gradient: Gradient | None) -> bool:

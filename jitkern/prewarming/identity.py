@@ -22,7 +22,7 @@ _TORCH = (  # of torch: functions whose meta tensors are the same in every proce
     "sigmoid", "softmax", "stack", "tanh", "tensor",
 )  # fmt: skip
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device)
-_FAMILIES = {".py", ".c", ".h"}
+_FAMILIES = {".py", ".c", ".cpp", ".h"}
 
 
 @functools.cache

@@ -206,10 +206,7 @@ def _(x, by):
     x.copy_(x * by.reshape(-1, 1) if by.dim() else x * by)
 
 
-@cross_entropy.backward
-def _(grad, logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction):
-    options = ignore_index, label_smoothing, z_loss, softcap, reduction
-    return cross_entropy_backward(logits, target, grad, *options), None
+cross_entropy.backward(cross_entropy_backward)
 
 
 @cross_entropy_with_grad.backward

@@ -20,7 +20,7 @@ layer_norm = kernel(
 )
 layer_norm_backward = kernel(
     "layer_norm_backward(Tensor grad, Tensor x, Tensor? weight=None, Tensor? bias=None, "
-    "float eps=1e-5, bool of_x=True, bool of_weight=True, bool of_bias=True) "
+    "float eps=1e-5, bool needs_x=True, bool needs_weight=True, bool needs_bias=True) "
     "-> (Tensor? dx, Tensor? dweight, Tensor? dbias)",
     cuda=CUDA,
     cpu=CPU,
@@ -70,9 +70,7 @@ def _(k, x, weight, bias, eps):
     return args[0]
 
 
-@layer_norm.backward
-def _(grad, x, weight, bias, eps, needs):
-    return layer_norm_backward(grad, x, weight, bias, eps, *needs)
+layer_norm.backward(layer_norm_backward)
 
 
 @layer_norm.cost
@@ -94,36 +92,36 @@ def _(device):
 
 
 @layer_norm_backward.reference
-def _(grad, x, weight, bias, eps, of_x, of_weight, of_bias):
+def _(grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
     n, r = normed(norms.wide(x), eps)
     g = norms.wide(grad)
     dx = dweight = dbias = None
-    if of_weight and weight is not None:
+    if needs_weight and weight is not None:
         dweight = (g * n).sum_to_size(weight.shape).to(weight.dtype)
-    if of_bias and bias is not None:
+    if needs_bias and bias is not None:
         dbias = g.sum_to_size(bias.shape).to(bias.dtype)
-    if of_x:
+    if needs_x:
         g = g if weight is None else g * norms.wide(weight).to(g.dtype)
         dx = r * (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True))
         dx = dx.to(x.dtype)
     return dx, dweight, dbias
 
 
-def _differentiating(grad, x, weight, bias, of_x, of_weight, of_bias):
+def _differentiating(grad, x, weight, bias, needs_x, needs_weight, needs_bias):
     """Return the template, checked, contiguous tensors, and new ones for the results."""
     norms.matrix("layer_norm_backward", x, grad)
     template = {"T": x.dtype, "W": norms.of_columns("layer_norm_backward", x, weight, bias)}
     grad, x, weight = grad.contiguous(), x.contiguous(), norms.dense(weight)
-    dx = torch.empty_like(x) if of_x else None
-    dweight = torch.empty_like(weight) if of_weight and weight is not None else None
-    dbias = torch.empty_like(bias) if of_bias and bias is not None else None
+    dx = torch.empty_like(x) if needs_x else None
+    dweight = torch.empty_like(weight) if needs_weight and weight is not None else None
+    dbias = torch.empty_like(bias) if needs_bias and bias is not None else None
     return template, (grad, x), weight, (dx, dweight, dbias)
 
 
 @layer_norm_backward.launch("cuda")
-def _(k, grad, x, weight, bias, eps, of_x, of_weight, of_bias):
+def _(k, grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
     template, given, weight, results = _differentiating(
-        grad, x, weight, bias, of_x, of_weight, of_bias
+        grad, x, weight, bias, needs_x, needs_weight, needs_bias
     )
     kernels = (
         k.layer_norm_backward, k.layer_norm_backward_long, k.layer_norm_backward_sums,
@@ -136,9 +134,9 @@ def _(k, grad, x, weight, bias, eps, of_x, of_weight, of_bias):
 
 
 @layer_norm_backward.launch("cpu")
-def _(k, grad, x, weight, bias, eps, of_x, of_weight, of_bias):
+def _(k, grad, x, weight, bias, eps, needs_x, needs_weight, needs_bias):
     template, given, weight, results = _differentiating(
-        grad, x, weight, bias, of_x, of_weight, of_bias
+        grad, x, weight, bias, needs_x, needs_weight, needs_bias
     )
     rows, cols = norms.matrix("layer_norm_backward", x)
     k.layer_norm_backward[template](*results, *given, weight, eps, rows, cols)
@@ -147,10 +145,10 @@ def _(k, grad, x, weight, bias, eps, of_x, of_weight, of_bias):
 
 @layer_norm_backward.cost
 def _(grad, x, weight=None, bias=None, _=0.0, *needs):
-    of_x, of_weight, of_bias = (*needs, True, True, True)[:3]
-    weights = 0 if weight is None else (1 + of_weight) * weight.nbytes
-    biases = 0 if bias is None or not of_bias else bias.nbytes
-    return grad.nbytes + x.nbytes + of_x * x.nbytes + weights + biases, 14 * x.numel()
+    needs_x, needs_weight, needs_bias = (*needs, True, True, True)[:3]
+    weights = 0 if weight is None else (1 + needs_weight) * weight.nbytes
+    biases = 0 if bias is None or not needs_bias else bias.nbytes
+    return grad.nbytes + x.nbytes + needs_x * x.nbytes + weights + biases, 14 * x.numel()
 
 
 @layer_norm_backward.samples

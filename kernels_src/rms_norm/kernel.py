@@ -20,7 +20,7 @@ rms_norm = kernel(
 )
 rms_norm_backward = kernel(
     "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight=None, Tensor? more=None, "
-    "float eps=1e-6, float offset=0.0, bool of_x=True, bool of_weight=True) "
+    "float eps=1e-6, float offset=0.0, bool needs_x=True, bool needs_weight=True) "
     "-> (Tensor? dx, Tensor? dweight)",
     cuda=Cuda("rms_norm.cu"),
     cpu=CPU,
@@ -89,9 +89,7 @@ def _(k, x, weight, eps, offset, epilogue=lambda _: ()):
     return out
 
 
-@rms_norm.backward
-def _(grad, x, weight, eps, offset, needs):
-    return rms_norm_backward(grad, x, weight, None, eps, offset, *needs)
+rms_norm.backward(rms_norm_backward)
 
 
 @rms_norm.cost
@@ -112,21 +110,21 @@ def _(device):
 
 
 @rms_norm_backward.reference
-def _(grad, x, weight, more, eps, offset, of_x, of_weight):
+def _(grad, x, weight, more, eps, offset, needs_x, needs_weight):
     wide, g = norms.wide(x), norms.wide(grad)
     r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     normed = wide * r
     dx = dweight = None
-    if of_weight and weight is not None:
+    if needs_weight and weight is not None:
         dweight = (g * normed).sum_to_size(weight.shape).to(weight.dtype)
-    if of_x:
+    if needs_x:
         g = g if weight is None else g * (norms.wide(weight).to(g.dtype) + offset)
         dx = r * (g - normed * (g * normed).mean(-1, keepdim=True))
         dx = (dx if more is None else dx + norms.wide(more)).to(x.dtype)
     return dx, dweight
 
 
-def _prepared(grad, x, weight, more, of_x, of_weight):
+def _prepared(grad, x, weight, more, needs_x, needs_weight):
     """Return checked, contiguous tensors, and new ones for the results."""
     norms.matrix("rms_norm_backward", x, grad, *(() if more is None else (more,)))
     grad, x, weight, more = (
@@ -135,15 +133,15 @@ def _prepared(grad, x, weight, more, of_x, of_weight):
         norms.dense(weight),
         norms.dense(more),
     )
-    dx = torch.empty_like(x) if of_x else None
-    dweight = torch.empty_like(weight) if of_weight and weight is not None else None
+    dx = torch.empty_like(x) if needs_x else None
+    dweight = torch.empty_like(weight) if needs_weight and weight is not None else None
     return (grad, x, more), weight, dx, dweight
 
 
 @rms_norm_backward.launch("cuda")
-def _(k, grad, x, weight, more, eps, offset, of_x, of_weight):
+def _(k, grad, x, weight, more, eps, offset, needs_x, needs_weight):
     w = norms.of_columns("rms_norm_backward", x, weight)
-    given, weight, dx, dweight = _prepared(grad, x, weight, more, of_x, of_weight)
+    given, weight, dx, dweight = _prepared(grad, x, weight, more, needs_x, needs_weight)
     kernels = (
         k.rms_norm_backward, k.rms_norm_backward_long, k.rms_norm_backward_sums,
         k.rms_norm_backward_columns, k.rms_norm_backward_total,
@@ -156,9 +154,9 @@ def _(k, grad, x, weight, more, eps, offset, of_x, of_weight):
 
 
 @rms_norm_backward.launch("cpu")
-def _(k, grad, x, weight, more, eps, offset, of_x, of_weight):
+def _(k, grad, x, weight, more, eps, offset, needs_x, needs_weight):
     w = norms.of_columns("rms_norm_backward", x, weight)
-    (grad, x, more), weight, dx, dweight = _prepared(grad, x, weight, more, of_x, of_weight)
+    (grad, x, more), weight, dx, dweight = _prepared(grad, x, weight, more, needs_x, needs_weight)
     rows, cols = norms.matrix("rms_norm_backward", x)
     args = (dx, dweight, grad, x, weight, more, eps, offset, rows, cols)
     k.rms_norm_backward[{"T": x.dtype, "W": w}](*args)
@@ -167,10 +165,10 @@ def _(k, grad, x, weight, more, eps, offset, of_x, of_weight):
 
 @rms_norm_backward.cost
 def _(grad, x, weight=None, more=None, _eps=0.0, _offset=0.0, *needs):
-    of_x, of_weight = (*needs, True, True)[:2]
+    needs_x, needs_weight = (*needs, True, True)[:2]
     read = grad.nbytes + x.nbytes + (0 if more is None else more.nbytes)
-    weights = 0 if weight is None else (1 + of_weight) * weight.nbytes
-    return read + of_x * x.nbytes + weights, 10 * x.numel()
+    weights = 0 if weight is None else (1 + needs_weight) * weight.nbytes
+    return read + needs_x * x.nbytes + weights, 10 * x.numel()
 
 
 @rms_norm_backward.samples

@@ -143,14 +143,8 @@ def _(grad, out, dim, scale):
     return scale * (grad - out.exp() * grad.sum(dim, keepdim=True))
 
 
-@softmax.backward
-def _(grad, out, dim, scale):
-    return softmax_backward(grad, out, dim, scale)
-
-
-@log_softmax.backward
-def _(grad, out, dim, scale):
-    return log_softmax_backward(grad, out, dim, scale)
+softmax.backward(softmax_backward)
+log_softmax.backward(log_softmax_backward)
 
 
 @softmax.cost
