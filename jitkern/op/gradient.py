@@ -71,7 +71,8 @@ class Gradient:
         function: Callable[..., Any],
     ) -> None:  # fmt: skip
         self.name = name
-        self.op = function if isinstance(getattr(function, "signature", None), Signature) else None
+        is_op = isinstance(getattr(function, "signature", None), Signature)
+        self.op: Any = function if is_op else None
         self.place: str = self.op.place if self.op else defined_at(function)
         self._arguments = schema.arguments
         self.inputs = [argument.name for argument in self._arguments]
