@@ -1,5 +1,6 @@
 """The worked migration in `examples/`, before and after."""
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import REPOSITORY
 
 from jitkern import jit
@@ -164,13 +166,19 @@ def test_a_llama_learns_the_same_with_jitkerns_ops(device, ways, steps):
     assert table == ways
 
 
+@contextlib.contextmanager
+def imported(script, monkeypatch):
+    """The module of an example."""
+    monkeypatch.syspath_prepend(Path(script).parent)
+    yield importlib.import_module(Path(script).stem)
+    for name in (Path(script).stem, "model"):
+        del sys.modules[name]
+
+
 @pytest.fixture
 def train(monkeypatch):
-    """The module of the example."""
-    monkeypatch.syspath_prepend(Path(LLAMA[-1]).parent)
-    yield importlib.import_module("train")
-    for name in ("train", "model"):
-        del sys.modules[name]
+    with imported(LLAMA[-1], monkeypatch) as module:
+        yield module
 
 
 def test_losses_that_differ_are_an_error(train, monkeypatch, capsys):
@@ -188,3 +196,92 @@ def test_losses_that_differ_are_an_error(train, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments, "0.1"])
     with pytest.raises(SystemExit, match=r"do not agree within 0\.1"):
         train.main()
+
+
+# ------------------------------------------------------------------ a small Llama that generates
+
+DECODE = [*LLAMA[:-1], str(REPOSITORY / "examples" / "llama_decode" / "decode.py")]
+SMALL = ["--layers", "2", "--width", "256", "--heads", "4", "--kv-heads", "2", "--hidden", "512"]
+SMALL += ["--vocabulary", "1000", "--prompt", "40", "--steps", "40"]
+
+
+def decoded(*arguments):
+    done = subprocess.run([*DECODE, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("device", "ways"),
+    [
+        ("cpu", ["jitkern", "jitkern-w4"]),
+        pytest.param("cpu", ["eager", "torch.compile"], marks=pytest.mark.stress),
+        pytest.param(
+            "cuda", ["eager", "torch.compile", "jitkern", "jitkern-w4"], marks=pytest.mark.gpu
+        ),
+    ],
+)
+def test_a_llama_generates_the_same_with_jitkern(device, ways):
+    sizes = SMALL if device == "cuda" else []
+    out = decoded("--device", device, *sizes, "--ways", *ways, "--batch", "2", "6")
+    apart = re.findall(r"^(\S+) and (\S+): logits differ by at most (\S+)", out, re.MULTILINE)
+    peers = {way: "eager-w4" if way == "jitkern-w4" else "eager" for way in ways}
+    assert [(a, b) for a, b, _ in apart] == [pair for pair in peers.items() if len({*pair}) == 2]
+    assert all(float(number) <= (1e-5 if device == "cpu" else 0.05) for *_, number in apart)
+    table = re.findall(r"^(\S+) +[1-9]\d* +[1-9]\d* +\d+\.\d\d +\d+\.\d\d$", out, re.MULTILINE)
+    assert table == ways
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_prewarmed_start_compiles_nothing(device):
+    out = decoded("--device", device, *(SMALL if device == "cuda" else []), "--starts")
+    rows = re.findall(r"^(\w+) (?: +\d+\.\d\d){3} +(\d+) +(\d+)$", out, re.MULTILINE)
+    (cold, kernels, _), prewarmed = rows
+    assert cold == "cold" and int(kernels) >= 7
+    assert prewarmed == ("prewarmed", "0", "0")
+    assert re.search(r"^jitkern prewarm took \d", out, re.MULTILINE)
+
+
+@pytest.fixture
+def decode(monkeypatch):
+    with imported(DECODE[-1], monkeypatch) as module:
+        yield module
+
+
+def test_logits_that_differ_are_an_error(decode, monkeypatch, capsys):
+    logits = {"eager": [3.0, 2.0], "jitkern": [3.0, 2.3], "torch.compile": [3.0, float("nan")]}
+    monkeypatch.setattr(
+        decode,
+        "in_a_process",
+        lambda way, _: {
+            "logits": [torch.tensor(logits[way])], "seconds": [1, 1], "first": 1, "memory": 1,
+        },
+    )  # fmt: skip
+    arguments = ["decode.py", "--device", "cpu", "--bound", "0.2", "--ways"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "jitkern"])
+    decode.main()
+    assert "jitkern and eager: logits differ by at most 0.1 of the" in capsys.readouterr().out
+    for more in (["--bound", "0.05"], ["torch.compile"]):
+        monkeypatch.setattr(sys, "argv", [*arguments, "jitkern", *more])
+        with pytest.raises(SystemExit, match="do not agree within 0"):
+            decode.main()
+
+
+@pytest.mark.gpu
+@pytest.mark.common_cache
+def test_a_captured_step_generates_what_the_same_step_does(decode, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["decode.py", "--way", "jitkern-w4", *SMALL])
+    args, tokens = decode.parsed(), {}
+    with torch.inference_mode():
+        for captures in (False, True):
+            decoder = decode.decoder_of(args, decode.made(args), 3)
+            decoder.prompt(decode.tokens_of(args, 3)[:, : args.prompt])
+            decoder.step()
+            if captures:
+                decoder.capture()
+            found = []
+            for _ in range(args.steps):  # over the ends of pages
+                decoder.step()
+                found.append(decoder.tokens.clone())
+            tokens[captures] = torch.cat(found, 1)
+    assert torch.equal(tokens[False], tokens[True])
