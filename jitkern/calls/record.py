@@ -42,7 +42,8 @@ _skipped: Counter[tuple[Any, ...]] = Counter()  # by outline, since a call last 
 class Call(NamedTuple):
     """A recorded call: the op, the module that declares the op, device type and kind of source.
 
-    args: the arguments, with meta tensors for tensors. line: the number of its line in the file.
+    args: the arguments, with meta tensors for tensors. gradient: whether a gradient was recorded.
+    line: the number of its line in the file.
     """
 
     op: str
@@ -50,6 +51,7 @@ class Call(NamedTuple):
     device: str
     kind: str
     args: tuple[Any, ...]
+    gradient: bool = False
     line: int = 0
 
 
@@ -60,11 +62,14 @@ def note(
     kind: str,
     args: Sequence[Any],
     kernels: Callable[[tuple[Any, ...]], str] = lambda _: "",
+    *,
+    gradient: bool = False,
 ) -> None:
     """Append a call to the file that the settings name, once. Raises nothing.
 
     kernels: returns a text that is equal for calls that need the same kernels, given the arguments
     with meta tensors for tensors.
+    gradient: whether a gradient is being recorded.
     Of calls that need the same kernels and differ in sizes and numbers alone, MOST are recorded.
     Once ENOUGH such calls were skipped in a row, the rest is skipped without calling `kernels`.
     """
@@ -79,7 +84,7 @@ def note(
     except TypeError as e:
         _log.warning("cannot record a call of %s: %s", op, e)
         return
-    line = _line(op, module, device, kind, encoded)
+    line = _line(op, module, device, kind, encoded, gradient=gradient)
     if line in _seen:
         return
     alike = (*outline, kernels(tuple(_decoded(encoded))))
@@ -111,8 +116,18 @@ def line_of(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -
     return _line(op, module, device, kind, [_encoded(arg) for arg in args])
 
 
-def _line(op: str, module: str, device: str, kind: str, encoded: list[Any]) -> str:
-    fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
+def _line(
+    op: str, module: str, device: str, kind: str, encoded: list[Any], *, gradient: bool = False
+) -> str:
+    fields: dict[str, Any] = {
+        "op": op,
+        "module": module,
+        "device": device,
+        "kind": kind,
+        "args": encoded,
+    }
+    if gradient:
+        fields["gradient"] = True
     return json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
 
 
@@ -237,7 +252,8 @@ def _decoded_call(fields: dict[str, Any]) -> Call:
         raise ValueError("one of its names is not a string")
     if not isinstance(fields["args"], list):
         raise TypeError("its arguments are no list")
-    return Call(op, module, device, kind, tuple(_decoded(fields["args"])))
+    gradient = fields.get("gradient", False) is True
+    return Call(op, module, device, kind, tuple(_decoded(fields["args"])), gradient)
 
 
 def _outline(value: Any) -> Any:

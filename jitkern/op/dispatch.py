@@ -135,6 +135,7 @@ class Implementation:
         calls.record.note(
             op.name, op.module, self.device, source.kind, op.signature.in_order(args, kwargs),
             lambda call: room.needed_kernels.digest_of(op, source, self.device, call),
+            gradient=recording(),
         )  # fmt: skip
 
     def _sources(self) -> list[Source]:

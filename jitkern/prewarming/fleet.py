@@ -275,4 +275,5 @@ def _share(group: Group, calls: Sequence[Sample]) -> Share:
     return Share(
         op.name, module, str(Path(file).absolute().parent) if file else "", target.device,
         op.sources[target.device].index(source), str(target), calls, keys_of(group),
+        group.wanted.node,
     )  # fmt: skip

@@ -48,6 +48,7 @@ class Share(NamedTuple):
     that does not find the package on its module path; "" if unknown.
     place: the position of the source among those of the device.
     identity: what decides the keys of the entries, as `keys_of` returns it.
+    node: see `Wanted`.
     """
 
     op: str
@@ -58,6 +59,7 @@ class Share(NamedTuple):
     target: str
     calls: Sequence[Sample]
     identity: dict[str, Any]
+    node: bool
 
 
 class Part(NamedTuple):
@@ -212,7 +214,7 @@ def _group(share: Share) -> Group:
         raise DeclarationError(f"{here}: {share.module} declares it otherwise; install the same")
     source = sources[share.place]
     calls = {(share.device, source.kind): share.calls}
-    group = Group(Wanted(OPS[share.op], calls), source, Target.parse(share.target))
+    group = Group(Wanted(OPS[share.op], calls, node=share.node), source, Target.parse(share.target))
     keys = keys_of(group)
     both = share.identity.keys() & keys.keys()
     differences = explain.differences(

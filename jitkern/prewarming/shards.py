@@ -127,7 +127,7 @@ def shard_of(every: Iterable[Wanted], part: int, parts: int) -> list[Wanted]:
     for device, kind, digest in sorted(units)[part - 1 :: parts]:
         wanted, calls = units[device, kind, digest]
         shard[wanted].setdefault((device, kind), []).extend(calls)
-    return [Wanted(wanted.op, calls) for wanted, calls in shard.items()]
+    return [Wanted(wanted.op, calls, node=wanted.node) for wanted, calls in shard.items()]
 
 
 def _units(wanted: Wanted) -> Iterator[tuple[Unit, Sample]]:

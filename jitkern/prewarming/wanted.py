@@ -55,10 +55,14 @@ def read_recording(path: Path) -> list[Call]:
     return recorded
 
 
-def recorded_calls(ops: Iterable[Op], recorded: Iterable[Call], path: Path) -> list[Wanted]:
-    """Return the ops, each with its calls in a recording."""
+def recorded_calls(ops: Iterable[Op], recorded: Sequence[Call], path: Path) -> list[Wanted]:
+    """Return the ops, each with its calls in a recording.
+
+    The node that records calls for Autograd is wanted if the recorded run needed gradients.
+    """
     calls: dict[str, dict[tuple[str, str], list[Sample]]] = {op.name: {} for op in ops}
     signatures = {op.name: op.signature for op in ops}
+    differentiated = {call.op for call in recorded if call.gradient}
     for call in recorded:
         if call.op in calls:
             origin = f"{path}, line {call.line}"
@@ -66,4 +70,4 @@ def recorded_calls(ops: Iterable[Op], recorded: Iterable[Call], path: Path) -> l
             problem = f"{origin} does not fit the op: {why}" if why else ""
             sample = Sample(origin, call.args, problem)
             calls[call.op].setdefault((call.device, call.kind), []).append(sample)
-    return [Wanted(op, calls[op.name]) for op in ops]
+    return [Wanted(op, calls[op.name], node=op.name in differentiated) for op in ops]

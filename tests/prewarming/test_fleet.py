@@ -232,7 +232,7 @@ def test_arguments_arrive_as_they_were():
         torch.empty(2, device="meta", requires_grad=True),
     ]
     args = (tensors, tensors[1], 2.5, None, "s", torch.int32, torch.channels_last, float("inf"))
-    share = parts.Share("a::b", "m", "", "cpu", 0, "cpu", [Sample("here", args)], {})
+    share = parts.Share("a::b", "m", "", "cpu", 0, "cpu", [Sample("here", args)], {}, False)
     (found,) = parts.pickle.loads(parts.packed([share]))
     (sample,) = found.calls
     for old, new in zip(tensors, sample.args[0]):

@@ -8,11 +8,14 @@ import sys
 import pytest
 import torch
 
+import jitkern.ops
 from jitkern import config, declare
 from jitkern.calls import record, samples
 from jitkern.calls.signature import Signature, tensors_in
 from jitkern.errors import DeclarationError
 from jitkern.op.all_ops import OPS
+from jitkern.prewarming.shards import shard_of
+from jitkern.prewarming.wanted import recorded_calls
 from jitkern.target import Target
 
 APP = """
@@ -66,11 +69,26 @@ def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
     assert built == {
         ("jitkern::softmax", "f32"), ("jitkern::softmax", "stub"), ("jitkern::softmax", "plan"),
         ("jitkern::vec_add", "f32"), ("jitkern::vec_add", "stub"), ("jitkern::vec_add", "plan"),
-        ("jitkern::runtime", ""), ("jitkern_recorder", "extension"),
+        ("jitkern::runtime", ""),
     }  # fmt: skip
     code = APP + "import sys; print('jitkern.trace.trace' in sys.modules)"
     done = run_python(code, JITKERN_CACHE_DIR=other, JITKERN_COMPILE="never", PATH="/nonexistent")
     assert done.stdout == "0\nFalse\n", done.stderr
+
+
+def test_the_node_for_gradients_is_wanted_if_the_run_needed_gradients(tmp_path, run_python):
+    path = tmp_path / "calls.jsonl"
+    app = "import torch, jitkern.ops\nx = torch.randn(4, 4, requires_grad=True)\n"
+    app += "with torch.no_grad():\n    jitkern.ops.softmax(x)\njitkern.ops.silu_and_mul(x)\n"
+    assert not run_python(app, JITKERN_RECORD=str(path)).stderr
+    calls = record.read(path)
+    assert [(call.op, call.gradient) for call in calls] == [
+        ("jitkern::softmax", False), ("jitkern::silu_and_mul", True),
+    ]  # fmt: skip
+    ops = [getattr(jitkern.ops, call.op.partition("::")[2]) for call in calls]
+    wanted = recorded_calls(ops, calls, path)
+    assert [one.node for one in wanted] == [False, True]
+    assert [one.node for one in shard_of(wanted, 1, 1)] == [False, True]
 
 
 def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_path, monkeypatch):
