@@ -19,8 +19,9 @@ class PagedCache:
     layers, and takes a new one from the free list when its last page is full. Forks share pages
     until one of them writes into a page, which then gets a copy. Which pages are free is known on
     the host; nothing waits for the device. What changes on the device is queued on the current
-    stream, on which the ops that use the cache must run, too. An object belongs to one thread at a
-    time.
+    stream, on which the ops that use the cache must run, too. While that stream captures a CUDA
+    graph, what changes sequences raises RuntimeError: the graph would repeat these very changes. An
+    object belongs to one thread at a time.
 
     pages: how many pages there are. heads, head_size: of a key, and of a value.
     sequences: how many sequences there can be at once, the rows of the block table.
@@ -140,6 +141,7 @@ class PagedCache:
         Raises KVCacheFull if too few pages are free, and ValueError for a sequence that there is
         not, a negative count, or more than `max_length` tokens. Nothing is changed then.
         """
+        self._refuse_capture("append")
         slots = [slot for each in self._reserved(counts).values() for slot in each]
         return self._on_device(slots)
 
@@ -150,6 +152,7 @@ class PagedCache:
         ops skip, in rows of other sequences. It is the same tensor at each call with as many
         tokens, overwritten: a CUDA graph of a decoding step may read it. Raises as `append` does.
         """
+        self._refuse_capture("advance")
         rows = self.seq_lens.shape[0]
         counts = dict.fromkeys(self.live if sequences is None else sequences, tokens)
         slots = [-1] * (rows * tokens)
@@ -167,6 +170,7 @@ class PagedCache:
         Returns its number. Raises KVCacheFull if all rows are taken, and ValueError if there is no
         such sequence.
         """
+        self._refuse_capture("fork")
         self._known("fork", sequence)
         new = self.add()
         pages = self._pages[new] = list(self._pages[sequence])
@@ -180,6 +184,7 @@ class PagedCache:
 
         Raises ValueError if there is no such sequence, or if it is shorter.
         """
+        self._refuse_capture("truncate")
         before = self._lengths[self._known("truncate", sequence)]
         if not 0 <= length <= before:
             raise ValueError(
@@ -197,6 +202,7 @@ class PagedCache:
 
         Raises ValueError if there is no such sequence.
         """
+        self._refuse_capture("free")
         self._pool.give_back(self._pages.pop(self._known("free", sequence)))
         del self._lengths[sequence]
         self._publish()
@@ -212,6 +218,14 @@ class PagedCache:
                 f"PagedCache.{method}: there is no sequence {sequence}; there are {self.live}"
             )
         return sequence
+
+    def _refuse_capture(self, method: str) -> None:
+        if _is_capturing(self.seq_lens):
+            raise RuntimeError(
+                f"PagedCache.{method}: a CUDA graph is being captured, which would write the "
+                f"lengths and pages of now at each replay: call {method} before the capture, and "
+                "before a replay"
+            )
 
     def _view(self, layer: int, which: int) -> torch.Tensor:
         data = self._data[layer, which]
@@ -269,3 +283,8 @@ class PagedCache:
         """Return numbers in memory from which the device copies while the host goes on."""
         pinned = self.seq_lens.is_cuda and len(numbers) > 0
         return torch.tensor(numbers, dtype=dtype, pin_memory=pinned)
+
+
+def _is_capturing(tensor: torch.Tensor) -> bool:
+    """Whether the current stream of a tensor's device captures a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -243,6 +243,43 @@ def test_nothing_waits_for_the_gpu():
     assert cache.seq_lens.tolist() == [0, 3, 0]
 
 
+def changes(cache):
+    """Calls that change the sequence 0."""
+    return {
+        "append": lambda: cache.append({0: 1}), "advance": cache.advance,
+        "fork": lambda: cache.fork(0), "truncate": lambda: cache.truncate(0, 1),
+        "free": lambda: cache.free(0),
+    }  # fmt: skip
+
+
+def test_no_sequence_changes_in_a_capture(monkeypatch):
+    cache = small()
+    cache.append({cache.add(): 3})
+    monkeypatch.setattr("jitkern.inference.paged_cache._is_capturing", lambda _: True)
+    for name, change in changes(cache).items():
+        with pytest.raises(RuntimeError, match=f"{name}: a CUDA graph is being captured"):
+            change()
+    assert (cache.live, cache.length(0), cache.free_pages) == ([0], 3, 5)
+
+
+@pytest.mark.gpu
+def test_a_graph_reads_the_tensors_of_now_and_changes_no_sequence():
+    cache = small(device="cuda", page_size=16, head_size=64)
+    cache.append({cache.add(): 3})
+    slots, graph = cache.advance(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = [t.clone() for t in (slots, cache.seq_lens, cache.block_table)]
+        for name, change in changes(cache).items():
+            with pytest.raises(RuntimeError, match=f"{name}: a CUDA graph"):
+                change()
+    for _ in range(20):  # over the end of a page
+        assert cache.advance() is slots
+        graph.replay()
+        now = slots, cache.seq_lens, cache.block_table
+        assert all(map(torch.equal, got, now))
+    assert cache.seq_lens.tolist() == [24, 0, 0]
+
+
 def test_layouts_have_views_of_one_shape():
     for layout in ("NHD", "HND"):
         cache = small(layout=layout, layers=3)
