@@ -169,31 +169,32 @@ def tokens_of(args: argparse.Namespace, batch: int) -> Tensor:
     return torch.randint(args.vocabulary, shape, generator=generator).to(args.device)
 
 
+def now(args: argparse.Namespace) -> float:
+    """Wait until the device has done its work; returns the time of day, in seconds."""
+    if args.device == "cuda":
+        torch.cuda.synchronize()
+    return time.time()
+
+
 @torch.inference_mode()
 def decode(args: argparse.Namespace) -> dict:
     """Decode in one way; returns seconds, and writes the logits of the checked steps."""
-    wait = torch.cuda.synchronize if args.device == "cuda" else int
-    model, checked = made(args), []
-    row = {"seconds": []}
+    model, checked, row = made(args), [], {"seconds": []}
     for batch in args.batch:
         decoder, given = decoder_of(args, model, batch), tokens_of(args, batch)
-        wait()
-        start = time.perf_counter()
+        begin = now(args)
         logits = [decoder.prompt(given[:, : args.prompt])]
         for i in range(args.prompt, args.prompt + CHECKED):
             decoder.tokens.copy_(given[:, i : i + 1])
             logits.append(decoder.step().clone())
             if i == args.prompt:
-                wait()
-                row.setdefault("first", time.perf_counter() - start)
+                row.setdefault("first", now(args) - begin)
                 decoder.capture()
         checked.append(torch.stack(logits).cpu())
-        wait()
-        start = time.perf_counter()
+        begin = now(args)
         for _ in range(args.steps if args.way in args.ways else 0):
             decoder.step()
-        wait()
-        row["seconds"].append(time.perf_counter() - start)
+        row["seconds"].append(now(args) - begin)
     torch.save(checked, args.logits)
     memory = torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else 0.0
     return {**row, "memory": memory}
@@ -202,14 +203,12 @@ def decode(args: argparse.Namespace) -> dict:
 @torch.inference_mode()
 def start(args: argparse.Namespace) -> dict:
     """Generate two tokens, the second by a step; returns times of day, and what was compiled."""
-    wait = torch.cuda.synchronize if args.device == "cuda" else int
-    times = []
-    model = made(args)
-    decoder, given = decoder_of(args, model, args.batch[0]), tokens_of(args, args.batch[0])
-    for part in (lambda: None, lambda: decoder.prompt(given[:, : args.prompt]), decoder.step):
-        part()
-        wait()
-        times.append(time.time())
+    decoder, given = decoder_of(args, made(args), args.batch[0]), tokens_of(args, args.batch[0])
+    times = [now(args)]
+    decoder.prompt(given[:, : args.prompt])
+    times.append(now(args))
+    decoder.step()
+    times.append(now(args))
     decoder.capture()
     decoder.step()
     return {"times": times, **jitkern.stats()}
@@ -277,9 +276,9 @@ def compare_starts(args: argparse.Namespace) -> None:
         program, calls = [sys.executable, "-m", "jitkern"], f"{folder}/calls.jsonl"
         rows = {"cold": started(command, cold)}
         output_of([*program, "record", "-o", calls, "--", *command], **cold)
-        begin = time.perf_counter()
+        begin = time.time()
         output_of([*program, "prewarm", "--from", calls], **filled)
-        seconds = time.perf_counter() - begin
+        seconds = time.time() - begin
         rows["prewarmed"] = started(command, filled)
     print(f"{described(args)}, a batch of {args.batch[0]}")
     columns = ("model", "first token", "second", "kernels compiled", "launchers")

@@ -69,9 +69,10 @@ class Attend(nn.Module):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         self.keys.index_copy_(2, where.positions, k)
         self.values.index_copy_(2, where.positions, v)
-        y = functional.scaled_dot_product_attention(
-            q, self.keys, self.values, attn_mask=where.mask, enable_gqa=True
-        )
+        # As gpt-fast does: few of PyTorch's kernels take a mask and groups of heads at once.
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(group, 1) for x in (self.keys, self.values))
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=where.mask)
         return y.transpose(1, 2)
 
     @staticmethod

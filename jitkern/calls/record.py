@@ -119,16 +119,9 @@ def line_of(op: str, module: str, device: str, kind: str, args: Sequence[Any]) -
 def _line(
     op: str, module: str, device: str, kind: str, encoded: list[Any], *, gradient: bool = False
 ) -> str:
-    fields: dict[str, Any] = {
-        "op": op,
-        "module": module,
-        "device": device,
-        "kind": kind,
-        "args": encoded,
-    }
-    if gradient:
-        fields["gradient"] = True
-    return json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":"))
+    fields = {"op": op, "module": module, "device": device, "kind": kind, "args": encoded}
+    more = {"gradient": True} if gradient else {}
+    return json.dumps({"schema": SCHEMA, **fields, **more}, separators=(",", ":"))
 
 
 def append(path: Path, line: bytes) -> None:
