@@ -95,6 +95,9 @@ def quantize_linears(
     only: called with the name and the module of each linear layer; those for which it returns False
         stay. Subclasses of `nn.Linear` stay in any case, since others may read their weights.
 
+    Layer after layer is replaced, and the weight of one is freed before the next is quantized,
+    unless others hold it.
+
     Returns the model, which is changed, unless it is itself an `nn.Linear`. Its state dict then has
     the tensors of the new layers, and is loaded into a model that the same call has changed; that
     one may be on the device "meta", with `load_state_dict(..., assign=True)`.
@@ -104,26 +107,25 @@ def quantize_linears(
     """
     if scheme not in SCHEMES:
         raise ValueError(f"quantize_linears: scheme must be one of {SCHEMES}, got {scheme!r}")
-    found = [
-        (name, module)
-        for name, module in model.named_modules(remove_duplicate=False)
-        if type(module) is nn.Linear and (only is None or only(name, module))
-    ]
-    for name, module in found:
+    places: dict[nn.Linear, list[str]] = {}  # a layer in two places stays one
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module) is nn.Linear and (only is None or only(name, module)):
+            places.setdefault(module, []).append(name)
+    for module, names in places.items():
         try:
             int4.check(module.weight.shape, group if scheme == "int4" else 64)
         except ValueError as e:
             raise ValueError(
-                f"quantize_linears: layer {name!r}: {e}; leave it out by only="
+                f"quantize_linears: layer {names[0]!r}: {e}; leave it out by only="
             ) from None
-    made: dict[nn.Linear, nn.Module] = {}  # a layer in two places stays one
-    for name, module in found:
-        if module not in made:
-            made[module] = _quantized(module, scheme, group, symmetric=symmetric)
-        if not name:
-            return made[module]
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, made[module])
+    while places:
+        module, names = places.popitem()  # so that its weight is freed once it is replaced
+        layer = _quantized(module, scheme, group, symmetric=symmetric)
+        for name in names:
+            if not name:
+                return layer
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, layer)
     return model
 
 

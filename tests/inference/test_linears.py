@@ -1,6 +1,7 @@
 """Weights of 4 and 8 bits: packing, converters from other layouts, and layers in a model."""
 
 import copy
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -223,6 +224,27 @@ def test_layers_are_replaced_and_their_state_comes_back(scheme, tmp_path):
         assert torch.equal(other(x), got)
     half = model.to(torch.bfloat16)
     assert (half(x.bfloat16()).float() - want).norm() / want.norm() < 0.2
+
+
+def test_a_weight_is_freed_before_the_next_is_quantized(monkeypatch):
+    model = nn.Sequential(*(nn.Linear(128, 16) for _ in range(4)))
+    weights, alive = [weakref.ref(layer.weight) for layer in model], []
+
+    def quantize(weight, group, **keywords):
+        alive.append(sum(ref() is not None for ref in weights))
+        return of_weight(weight, group, **keywords)
+
+    of_weight = int4.quantize
+    monkeypatch.setattr(int4, "quantize", quantize)
+    jitkern.quantize_linears(model)
+    assert alive == [4, 3, 2, 1]
+
+
+def test_a_layer_in_two_places_stays_one():
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU())
+    model.append(model[0])
+    jitkern.quantize_linears(model)
+    assert isinstance(model[0], Int4Linear) and model[2] is model[0]
 
 
 def test_what_is_left_as_it_is():
