@@ -21,9 +21,10 @@ import jitkern.ops
 class Where(NamedTuple):
     """Where the new tokens of a step are; made once for all layers.
 
-    positions: int64 [seq] in plain PyTorch, an integer tensor [batch, seq] with a PagedCache.
-    rotation: cosines and sines [seq, 1, d], and the mask [seq, length], in plain PyTorch.
-    slots: int64 [batch * seq], of a PagedCache.
+    positions: [seq] if they are the same for all sequences, else [batch, seq]; int64, with a
+    PagedCache int32, too.
+    rotation, mask: for plain PyTorch, cosines and sines [seq, 1, d], and bool [seq, length].
+    slots: int64 [batch * seq], for a PagedCache.
     """
 
     positions: Tensor
@@ -184,7 +185,7 @@ class Llama(nn.Module):
 
 
 def add_rms_norm(m: AddRMSNorm, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return what the forward of a norm does."""
+    """Return the norm and the sum, as the forward of a norm does."""
     if residual is None:
         return jitkern.ops.rms_norm(x, m.weight, m.eps), x
     return jitkern.ops.add_rms_norm(x, residual, m.weight, m.eps)
