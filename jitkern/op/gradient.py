@@ -71,9 +71,9 @@ class Gradient:
         function: Callable[..., Any],
     ) -> None:  # fmt: skip
         self.name = name
-        is_op = isinstance(getattr(function, "signature", None), Signature)
-        self.op: Any = function if is_op else None
-        self.place: str = self.op.place if self.op else defined_at(function)
+        given: Any = function
+        self.op: Any = given if isinstance(getattr(given, "signature", None), Signature) else None
+        self.place: str = given.place if self.op else defined_at(function)
         self._arguments = schema.arguments
         self.inputs = [argument.name for argument in self._arguments]
         self.tensors = [a.name for a in schema.arguments if str(a.type) in _TENSORS]
@@ -114,7 +114,7 @@ class Gradient:
                 f"it may have: {', '.join(sorted(known))}"
             )
         returned = len(self.op.signature.outputs) if self.op else 1
-        if not 0 < returned <= len(self.tensors):
+        if self.op and not 0 < returned <= len(self.tensors):
             raise DeclarationError(
                 f"{name}: {self.place}its backward, the op {self.op.name}, returns {returned} "
                 f"gradients for the tensors {', '.join(self.tensors)}: return one for each of the "
