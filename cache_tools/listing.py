@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class Row:
 class Wanted(NamedTuple):
     """A filter of entries: an entry passes if it fits every field.
 
-    op: pattern with `*`; ops of jitkern with or without their namespace.
+    op: pattern with `*`, or several; ops of jitkern with or without their namespace.
     target: pattern with `*`; includes the host code that is built for the target.
     kind, layer: as in Row.
     older_than: seconds since the last use of an entry, at least.
@@ -73,7 +73,7 @@ class Wanted(NamedTuple):
     problem, pinned: whether only damaged, or only pinned, entries pass.
     """
 
-    op: str = ""
+    op: str | Sequence[str] = ""
     target: str = ""
     kind: str = ""
     layer: str = ""
@@ -102,9 +102,9 @@ class Wanted(NamedTuple):
         return use.bytes >= self.larger_than and unused >= self.older_than
 
     def _ops(self) -> tuple[str, ...]:
-        if "::" in self.op or not self.op:
-            return (self.op,) if self.op else ()
-        return self.op, f"jitkern::{self.op}"
+        ops = (self.op,) if isinstance(self.op, str) else self.op
+        names = [(op,) if "::" in op else (op, f"jitkern::{op}") for op in ops if op]
+        return tuple(itertools.chain.from_iterable(names))
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:

@@ -63,6 +63,8 @@ def test_ls_filters(put, rows, target):
     put("mylib::gelu", age=3 * 86400, target=target._replace(torch="2.11.0"))
     assert [r["op"] for r in rows("ls", "--op", "softmax")] == ["jitkern::softmax"]
     assert [r["op"] for r in rows("ls", "--op", "mylib::*")] == ["mylib::gelu", "mylib::softmax"]
+    both = rows("ls", "--op", "mylib::gelu", "--op", "softmax")
+    assert {r["op"] for r in both} == {"mylib::gelu", "jitkern::softmax"}
     assert [r["op"] for r in rows("ls", "--target", "*torch2.11.0")] == ["mylib::gelu"]
     assert [r["op"] for r in rows("ls", "--larger-than", "40k")] == ["mylib::softmax"]
     assert [r["op"] for r in rows("ls", "--older-than", "2d")] == ["mylib::gelu"]

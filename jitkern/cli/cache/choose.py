@@ -13,7 +13,12 @@ from jitkern.errors import CacheError
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose entries."""
-    parser.add_argument("--op", default="", help="only this op; `*` stands for anything")
+    parser.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        help="only this op, which may be given several times; `*` stands for anything",
+    )
     parser.add_argument(
         "--target",
         default="",
