@@ -42,13 +42,16 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.raw.from_triton import triton_kernel as triton_kernel
     from jitkern.target import Target as Target
     from jitkern.training.async_scalar import AsyncScalar as AsyncScalar
+    from jitkern.training.block_sparse_mask import BlockSparseMask as BlockSparseMask
     from jitkern.training.cross_entropy import cross_entropy_in_place as cross_entropy_in_place
+    from jitkern.training.flash_attention import flash_attention as flash_attention
     from jitkern.training.loss_meter import LossMeter as LossMeter
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncScalar": "training.async_scalar",
+    "BlockSparseMask": "training.block_sparse_mask",
     "Cache": "cache.store",
     "Config": "config",
     "LossMeter": "training.loss_meter",
@@ -62,6 +65,7 @@ _HOMES = {
     "cpp_kernel": "raw.from_file",
     "cross_entropy_in_place": "training.cross_entropy",
     "cuda_kernel": "raw.from_file",
+    "flash_attention": "training.flash_attention",
     "triton_kernel": "raw.from_triton",
     "pointwise": "composition.pointwise",
     "prewarm": "prewarming.api",

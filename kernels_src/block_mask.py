@@ -21,7 +21,7 @@ def lists(full, partial, numbers=None):
     ends = counts.flatten().cumsum(0).view(counts.shape)
     starts = ends.new_zeros(batch, heads, 2 * rows + 1)
     starts[..., 1:] = ends
-    starts[..., :1] = (ends - counts)[..., :1]
+    starts[..., :1] = (starts[..., 1:2] - counts[..., :1]) if rows else 0
     b, h, r, columns = both.nonzero(as_tuple=True)
     patterns = None if numbers is None else numbers[b, h, r // 2, columns].contiguous()
     return starts.to(torch.int32), columns.to(torch.int32), patterns

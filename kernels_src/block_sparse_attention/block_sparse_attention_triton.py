@@ -18,7 +18,7 @@ def _rows(x, first, stride, length, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.
     """Load rows of [length, D] as a tile [ROWS, DP], with zeros beyond."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, DP)[None, :]
-    at = x + first.to(tl.int64) * stride + row * stride + column
+    at = x + first.to(tl.int64) * stride + (row * stride + column)
     return tl.load(at) if WHOLE else tl.load(at, (first + row < length) & (column < D), other=0)
 
 
@@ -109,7 +109,7 @@ def forward(
     acc = tl.zeros([BLOCK_M, DP], WIDE)
     total = tl.zeros([BLOCK_M], WIDE)
     top = tl.full([BLOCK_M], -INF, WIDE)
-    factor = (scale * LOG2E).to(WIDE)
+    factor = tl.full([1], scale * LOG2E, WIDE)
     acc, total, top = _attend(
         acc, total, top, queries, m, k, v, columns, patterns, bits, begin, middle,
         k_n, v_n, k_len, factor, left, right,
@@ -208,7 +208,7 @@ def backward_q(
         starts += batch * starts_b + head * starts_h + first // MASK_M * 2
         begin, middle, end = tl.load(starts), tl.load(starts + 1), tl.load(starts + 2)
         acc = tl.zeros([BLOCK_M, DP], WIDE)
-        factor = (scale * LOG2E).to(WIDE)
+        factor = tl.full([1], scale * LOG2E, WIDE)
         acc = _gradient_of_q(
             acc, queries, grads, sums, products, m, k, v, columns, patterns, bits, begin, middle,
             k_n, v_n, k_len, factor, left, right,
@@ -221,7 +221,7 @@ def backward_q(
         )  # fmt: skip
         d = tl.arange(0, DP)
         at = dq + (of_rows + m)[:, None] * D + d[None, :]
-        acc *= scale.to(WIDE)
+        acc *= tl.full([1], scale, WIDE)
         tl.store(at, acc.to(dq.dtype.element_ty), (m < q_len)[:, None] & (d < D)[None, :])
 
 
@@ -287,7 +287,7 @@ def backward_k(
     starts += batch * starts_b + first // MASK_N * 2
     acc_k = tl.zeros([BLOCK_N, DP], WIDE)
     acc_v = tl.zeros([BLOCK_N, DP], WIDE)
-    factor = (scale * LOG2E).to(WIDE)
+    factor = tl.full([1], scale * LOG2E, WIDE)
     for i in range(group):
         head = of_keys * group + i
         of_rows = (batch * heads * group + head) * q_len
@@ -305,7 +305,7 @@ def backward_k(
             q_m, grad_m, q_len, k_len, factor, left, right,
             D, DP, BLOCK_M, MASK_M, MASK_N, True, WHOLE,
         )  # fmt: skip
-    acc_k *= scale.to(WIDE)
+    acc_k *= tl.full([1], scale, WIDE)
     d = tl.arange(0, DP)
     at = (of_heads.to(tl.int64) * k_len + n)[:, None] * D + d[None, :]
     exists = (n < k_len)[:, None] & (d < D)[None, :]

@@ -43,24 +43,24 @@ MASK = (
     "int block_q=128, int block_k=128, int left=-1, int right=-1, float? scale=None"
 )
 CUDA = Triton("block_sparse_attention_triton.py")
-# Queries and keys of a tile, warps, and stages of the pipeline, the best first. One is taken if
-# its tiles fit in shared memory. By the bytes of an element, and the padded d up to which it holds.
+# Queries and keys of a tile, warps, and stages of the pipeline, the best first: the first one that
+# fits in shared memory is taken. By the bytes of an element, with the padded d up to which it holds.
 FORWARD = {
     2: ((64, (128, 128, 8, 3)), (64, (128, 64, 4, 3)), (128, (128, 64, 8, 3)),
-        (128, (128, 64, 8, 2)), (256, (128, 32, 8, 2)), (256, (64, 32, 4, 2))),
-    4: ((128, (64, 32, 4, 2)), (256, (32, 32, 4, 2)), (256, (32, 16, 4, 1))),
+        (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)), (256, (128, 64, 8, 2)), (256, (64, 32, 4, 2))),
+    4: ((64, (32, 32, 8, 1)), (128, (16, 32, 8, 1)), (256, (16, 16, 8, 1))),
     8: ((256, (16, 16, 4, 1)),),
 }  # fmt: skip
 BACKWARD_Q = {
-    2: ((64, (128, 64, 8, 3)), (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)), (256, (64, 32, 8, 1))),
-    4: ((128, (32, 32, 4, 1)), (256, (16, 16, 4, 1))),
+    2: ((64, (128, 64, 8, 3)), (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
+        (128, (64, 32, 4, 2)), (256, (64, 64, 8, 2)), (256, (64, 32, 4, 1))),
+    4: ((128, (32, 32, 8, 1)), (256, (16, 16, 8, 1))),
     8: ((256, (16, 16, 4, 1)),),
 }  # fmt: skip
-BACKWARD_K = {
-    2: ((64, (64, 128, 8, 3)), (128, (64, 128, 8, 2)), (128, (32, 64, 4, 2)), (256, (32, 64, 8, 1))),
-    4: ((128, (32, 32, 4, 1)), (256, (16, 16, 4, 1))),
-    8: ((256, (16, 16, 4, 1)),),
-}  # fmt: skip
+BACKWARD_K = {  # as for queries, with tiles exchanged
+    size: tuple((d, (n, m, warps, stages)) for d, (m, n, warps, stages) in forms)
+    for size, forms in BACKWARD_Q.items()
+}
 
 block_sparse_attention = kernel(
     f"block_sparse_attention(Tensor q, Tensor k, Tensor v, {MASK}) -> (Tensor out, Tensor lse)",
@@ -200,24 +200,34 @@ def _padded(d):
 
 
 def _form(k, table, q, block_q, block_k):
-    """Return BLOCK_M, BLOCK_N, warps and stages: see FORWARD."""
-    d, size = _padded(q.shape[3]), q.element_size()
+    """Return BLOCK_M, BLOCK_N, warps and stages: see FORWARD.
+
+    In shared memory are the tiles that stay (one forward, two backward), those of two tensors that
+    are on their way, for each stage, and what is exchanged between threads.
+    """
+    d, size, staying = _padded(q.shape[3]), q.element_size(), 1 if table is FORWARD else 2
     form = None
     for most, each in table[size]:
-        m, n, warps, stages = each
-        needed = (m + n + 2 * stages * min(m, n)) * d * size
+        m, n, _, stages = each
+        buffers = stages if k.capability >= (9, 0) else stages - 1
+        needed = (staying * max(m, n) + 2 * buffers * min(m, n)) * d * size
+        needed += 4 * staying * m * n + 2048
         if form is None and d <= most and needed <= k.shared_memory_per_block:
             form = each
-    m, n, warps, stages = form or table[size][-1][1]
-    while block_q % m != 0:
-        m //= 2
-    while block_k % n != 0:
-        n //= 2
-    return m, n, warps if m * n >= 64 * 64 else min(warps, 4), stages
+    wide, long, warps, stages = form or table[size][-1][1]
+    m, n = _divisor(block_q, wide), _divisor(block_k, long)
+    return m, n, warps if m == wide and n == long else 4, stages
+
+
+def _divisor(block, size):
+    """Return the largest size that divides a block: this power of two, or a smaller one."""
+    while block % size != 0:
+        size //= 2
+    return size
 
 
 def _of_batch(starts):
-    """Return how far the lists of the next batch, and of the next head, begin; 0 for shared ones."""
+    """Return how far the lists of a batch, and of a head, are from the next; 0 for shared ones."""
     return (
         starts.stride(0) if starts.shape[0] > 1 else 0,
         starts.stride(1) if starts.shape[1] > 1 else 0,
@@ -367,8 +377,9 @@ def _mask(full, partial, patterns=None, *, device):
 
 def _calls(device):
     def qkv(dtype, heads, key_heads, q_len, k_len, d):
-        q = torch.randn(2, heads, q_len, d, dtype=dtype, device=device)
-        return q, *torch.randn(2, 2, key_heads, k_len, d, dtype=dtype, device=device).unbind()
+        q = torch.randn(2, heads, q_len, d, dtype=dtype, device=device) / 2
+        k, v = torch.randn(2, 2, key_heads, k_len, d, dtype=dtype, device=device) / 2
+        return q, k, v
 
     def banded(q_len, k_len, left, right):
         kinds = (x[None, None] for x in block_mask.band(q_len, k_len, 32, 32, left, right))
@@ -389,7 +400,7 @@ def _calls(device):
     elements = torch.rand(24, 32, 32) < 0.1
     lists = _mask(kinds.roll(1, 3) & ~kinds, kinds, patterns, device=device)
     bits = block_mask.packed(elements).to(device)
-    yield *qkv(torch.float32, 2, 2, 64, 90, 16), *lists, bits, 32, 32, -1, -1, -0.5
+    yield *qkv(torch.float32, 2, 2, 64, 90, 16), *lists, bits, 32, 32, -1, -1, -0.25
 
 
 block_sparse_attention.samples(_calls)
@@ -403,6 +414,6 @@ def _(device):
             out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=_wide(q).dtype)
         else:
             out, lse = block_sparse_attention.run_reference(q, k, v, *mask)
-        grad = torch.randn(q.shape, dtype=q.dtype, device=device)
+        grad = torch.randn(q.shape, dtype=q.dtype, device=device) / 2
         grad_lse = torch.randn(lse.shape, dtype=lse.dtype, device=device) if scale[0] else None
         yield grad, grad_lse, out, lse, q, k, v, *mask
