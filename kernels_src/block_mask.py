@@ -11,9 +11,9 @@ def lists(full, partial, numbers=None):
     full, partial: bool [batch, heads, rows, columns]. numbers: int32 of that shape, the pattern of
         each partial block.
 
-    Returns starts, int32 [batch, heads, 2 * rows + 1], columns, int32 [blocks], and patterns, likewise
-    or None. Those of row r that are full are columns[starts[2 * r] : starts[2 * r + 1]], and the
-    partial ones follow up to starts[2 * r + 2].
+    Returns starts, int32 [batch, heads, 2 * rows + 1], columns, int32 [blocks], and patterns,
+    likewise or None. Of row r, columns[starts[2 * r] : starts[2 * r + 1]] are full, and those that
+    follow up to starts[2 * r + 2] are partial.
     """
     batch, heads, rows, _ = full.shape
     both = torch.stack([full, partial], 3).flatten(2, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -128,9 +128,9 @@ class BlockSparseMask:
         seen = seen.view((1,) * (4 - seen.dim()) + seen.shape)
         padding = 0, -k_len % block_k, 0, -q_len % block_q
 
-        def tiles(value: bool) -> torch.Tensor:
+        def tiles(*, value: bool) -> torch.Tensor:
             padded = torch.nn.functional.pad(seen, padding, value=value)
-            tiled = padded.unflatten(3, (-1, block_k)).unflatten(2, (-1, block_q))
+            tiled: torch.Tensor = padded.unflatten(3, (-1, block_k)).unflatten(2, (-1, block_q))
             return tiled.transpose(3, 4)  # [batch, heads, rows, columns, block_q, block_k]
 
         some, full = tiles(value=False).any(-1).any(-1), tiles(value=True).all(-1).all(-1)
@@ -187,9 +187,9 @@ class BlockSparseMask:
 
     def to(self, device: torch.device | str) -> BlockSparseMask:
         """Return the mask on a device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {k: v.to(device) for k, v in values.items() if isinstance(v, torch.Tensor)}
-        return replace(self, **tensors)
+        return type(self)(**values | tensors)
 
 
 def _sizes(block: int | tuple[int, int]) -> tuple[int, int]:
@@ -216,19 +216,20 @@ def _made(
     starts, columns, patterns = layout.lists(full, partial, numbers)
     if columns.shape[0] >= 1 << 31:
         raise ValueError(f"BlockSparseMask: {columns.shape[0]} blocks are more than 2**31 - 1")
-    by_key = layout.lists(full.mT, partial.mT, None if numbers is None else numbers.mT)
+    left, right = limits or (-1, -1)
+    key_starts, key_columns, key_patterns = layout.lists(
+        full.mT, partial.mT, None if numbers is None else numbers.mT
+    )
     return cls(
-        q_len, k_len, block_q, block_k, *(limits or (-1, -1)), starts, columns, *by_key[:2],
-        patterns, by_key[2], bits,
+        q_len, k_len, block_q, block_k, left, right, starts, columns, key_starts, key_columns,
+        patterns, key_patterns, bits,
     )  # fmt: skip
 
 
 def _listed(counts: torch.Tensor, indices: torch.Tensor, columns: int) -> torch.Tensor:
     """Return the blocks that a flex mask lists, bool [batch, heads, rows, columns]."""
     valid = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    listed = torch.zeros(
-        *indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device
-    )
+    listed = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
     at = torch.where(valid, indices, columns).long()
     return listed.scatter_(-1, at, value=True)[..., :columns]
 

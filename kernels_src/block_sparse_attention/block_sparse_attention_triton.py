@@ -14,7 +14,10 @@ INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def _rows(x, first, stride, length, ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def _rows(
+    x, first, stride, length,
+    ROWS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
     """Load rows of [length, D] as a tile [ROWS, DP], with zeros beyond."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, DP)[None, :]
@@ -46,14 +49,14 @@ def _attend(
     NEGATIVE: tl.constexpr, PARTIAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Go through blocks of keys; the scores are in units of log 2."""
-    PARTS: tl.constexpr = MASK_N // BLOCK_N
+    parts: tl.constexpr = MASK_N // BLOCK_N
     pattern = begin * 0
     column = tl.load(columns + begin, mask=begin < end, other=0)
-    for i in range((end - begin) * PARTS):
-        first = column * MASK_N + i % PARTS * BLOCK_N
+    for i in range((end - begin) * parts):
+        first = column * MASK_N + i % parts * BLOCK_N
         if PARTIAL and bits is not None:
-            pattern = tl.load(patterns + begin + i // PARTS)
-        after = begin + (i + 1) // PARTS  # read before it is needed
+            pattern = tl.load(patterns + begin + i // parts)
+        after = begin + (i + 1) // parts  # read before it is needed
         column = tl.load(columns + after, mask=after < end, other=0)
         keys = _rows(k, first, k_n, k_len, BLOCK_N, D, DP, WHOLE)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee", out_dtype=acc.dtype)
@@ -92,7 +95,7 @@ def forward(
     D: tl.constexpr, DP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, NEGATIVE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    WIDE: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    wide: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     number = tl.program_id(0)
     tile = tiles - 1 - number % tiles
     of_heads = number // tiles
@@ -106,10 +109,10 @@ def forward(
     v += batch * v_b + of_keys * v_h
     starts += batch * starts_b + head * starts_h + tile * BLOCK_M // MASK_M * 2
     begin, middle, end = tl.load(starts), tl.load(starts + 1), tl.load(starts + 2)
-    acc = tl.zeros([BLOCK_M, DP], WIDE)
-    total = tl.zeros([BLOCK_M], WIDE)
-    top = tl.full([BLOCK_M], -INF, WIDE)
-    factor = tl.full([1], scale * LOG2E, WIDE)
+    acc = tl.zeros([BLOCK_M, DP], wide)
+    total = tl.zeros([BLOCK_M], wide)
+    top = tl.full([BLOCK_M], -INF, wide)
+    factor = tl.full([1], scale * LOG2E, wide)
     acc, total, top = _attend(
         acc, total, top, queries, m, k, v, columns, patterns, bits, begin, middle,
         k_n, v_n, k_len, factor, left, right,
@@ -145,14 +148,14 @@ def _gradient_of_q(
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, PARTIAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Go through blocks of keys."""
-    PARTS: tl.constexpr = MASK_N // BLOCK_N
+    parts: tl.constexpr = MASK_N // BLOCK_N
     pattern = begin * 0
     column = tl.load(columns + begin, mask=begin < end, other=0)
-    for i in range((end - begin) * PARTS):
-        first = column * MASK_N + i % PARTS * BLOCK_N
+    for i in range((end - begin) * parts):
+        first = column * MASK_N + i % parts * BLOCK_N
         if PARTIAL and bits is not None:
-            pattern = tl.load(patterns + begin + i // PARTS)
-        after = begin + (i + 1) // PARTS
+            pattern = tl.load(patterns + begin + i // parts)
+        after = begin + (i + 1) // parts
         column = tl.load(columns + after, mask=after < end, other=0)
         keys = _rows(k, first, k_n, k_len, BLOCK_N, D, DP, WHOLE)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee", out_dtype=acc.dtype)
@@ -182,7 +185,7 @@ def backward_q(
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Write delta, the sum of grad * out of each query less the gradient of lse, and dq if any."""
-    WIDE: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    wide: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     number = tl.program_id(0)
     tile = tiles - 1 - number % tiles
     of_heads = number // tiles
@@ -196,7 +199,7 @@ def backward_q(
     grad += batch * grad_b + head * grad_h
     grads = _rows(grad, first, grad_m, q_len, BLOCK_M, D, DP, False)
     outs = _rows(out + of_rows * D, first, D, q_len, BLOCK_M, D, DP, False)
-    products = tl.sum(grads.to(WIDE) * outs.to(WIDE), 1)
+    products = tl.sum(grads.to(wide) * outs.to(wide), 1)
     if grad_lse is not None:
         products -= tl.load(grad_lse + of_rows + m, m < q_len, other=0)
     tl.store(delta + of_rows + m, products, m < q_len)
@@ -207,8 +210,8 @@ def backward_q(
         v += batch * v_b + of_keys * v_h
         starts += batch * starts_b + head * starts_h + first // MASK_M * 2
         begin, middle, end = tl.load(starts), tl.load(starts + 1), tl.load(starts + 2)
-        acc = tl.zeros([BLOCK_M, DP], WIDE)
-        factor = tl.full([1], scale * LOG2E, WIDE)
+        acc = tl.zeros([BLOCK_M, DP], wide)
+        factor = tl.full([1], scale * LOG2E, wide)
         acc = _gradient_of_q(
             acc, queries, grads, sums, products, m, k, v, columns, patterns, bits, begin, middle,
             k_n, v_n, k_len, factor, left, right,
@@ -221,7 +224,7 @@ def backward_q(
         )  # fmt: skip
         d = tl.arange(0, DP)
         at = dq + (of_rows + m)[:, None] * D + d[None, :]
-        acc *= tl.full([1], scale, WIDE)
+        acc *= tl.full([1], scale, wide)
         tl.store(at, acc.to(dq.dtype.element_ty), (m < q_len)[:, None] & (d < D)[None, :])
 
 
@@ -233,14 +236,14 @@ def _gradients_of_k(
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, PARTIAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Go through blocks of queries; the scores are transposed, [keys, queries]."""
-    PARTS: tl.constexpr = MASK_M // BLOCK_M
+    parts: tl.constexpr = MASK_M // BLOCK_M
     pattern = begin * 0
     column = tl.load(columns + begin, mask=begin < end, other=0)
-    for i in range((end - begin) * PARTS):
-        first = column * MASK_M + i % PARTS * BLOCK_M
+    for i in range((end - begin) * parts):
+        first = column * MASK_M + i % parts * BLOCK_M
         if PARTIAL and bits is not None:
-            pattern = tl.load(patterns + begin + i // PARTS)
-        after = begin + (i + 1) // PARTS
+            pattern = tl.load(patterns + begin + i // parts)
+        after = begin + (i + 1) // parts
         column = tl.load(columns + after, mask=after < end, other=0)
         m = first + tl.arange(0, BLOCK_M)
         queries = _rows(q, first, q_m, q_len, BLOCK_M, D, DP, WHOLE)
@@ -248,9 +251,7 @@ def _gradients_of_k(
         s = tl.dot(k, tl.trans(queries), input_precision="ieee", out_dtype=dk.dtype)
         p = tl.exp2(s * factor - sums[None, :])
         if PARTIAL:
-            seen = _seen(
-                m[None, :], n[:, None], k_len, left, right, bits, pattern, MASK_M, MASK_N
-            )
+            seen = _seen(m[None, :], n[:, None], k_len, left, right, bits, pattern, MASK_M, MASK_N)
             p = tl.where(seen, p, 0)
         grads = _rows(grad, first, grad_m, q_len, BLOCK_M, D, DP, WHOLE)
         dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee", out_dtype=dv.dtype)
@@ -272,7 +273,7 @@ def backward_k(
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """heads: of keys; each sums the gradients of the `group` heads of queries that it serves."""
-    WIDE: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    wide: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     number = tl.program_id(0)
     tile = number % tiles
     of_heads = number // tiles
@@ -285,9 +286,9 @@ def backward_k(
     q += batch * q_b
     grad += batch * grad_b
     starts += batch * starts_b + first // MASK_N * 2
-    acc_k = tl.zeros([BLOCK_N, DP], WIDE)
-    acc_v = tl.zeros([BLOCK_N, DP], WIDE)
-    factor = tl.full([1], scale * LOG2E, WIDE)
+    acc_k = tl.zeros([BLOCK_N, DP], wide)
+    acc_v = tl.zeros([BLOCK_N, DP], wide)
+    factor = tl.full([1], scale * LOG2E, wide)
     for i in range(group):
         head = of_keys * group + i
         of_rows = (batch * heads * group + head) * q_len
@@ -305,7 +306,7 @@ def backward_k(
             q_m, grad_m, q_len, k_len, factor, left, right,
             D, DP, BLOCK_M, MASK_M, MASK_N, True, WHOLE,
         )  # fmt: skip
-    acc_k *= tl.full([1], scale, WIDE)
+    acc_k *= tl.full([1], scale, wide)
     d = tl.arange(0, DP)
     at = (of_heads.to(tl.int64) * k_len + n)[:, None] * D + d[None, :]
     exists = (n < k_len)[:, None] & (d < D)[None, :]

@@ -70,8 +70,14 @@ def compare(op, args):
 
 def calls():
     """Calls of tiles that are smaller than a block, beside the samples."""
-    for dtype, block in ((torch.float32, 64), (torch.float16, (64, 128)), (torch.float32, (96, 32))):
-        q, k, v = (torch.randn(1, h, n, 16, dtype=dtype) / 2 for h, n in ((2, 130), (1, 100), (1, 100)))
+    for dtype, block in (
+        (torch.float32, 64),
+        (torch.float16, (64, 128)),
+        (torch.float32, (96, 32)),
+    ):
+        q, k, v = (
+            torch.randn(1, h, n, 16, dtype=dtype) / 2 for h, n in ((2, 130), (1, 100), (1, 100))
+        )
         yield q, k, v, *BlockSparseMask.causal(130, 100, block=block).arguments
         seen = torch.rand(1, 2, 130, 100) < 0.1
         yield q, k, v, *BlockSparseMask.from_dense(seen, block=block).arguments, -0.25

@@ -184,7 +184,9 @@ def test_what_does_not_fit_is_refused(device):
         "go together": (q, k, v, *mask[:4], mask[1]),
     }.items():  # fmt: skip
         with pytest.raises(RuntimeError, match=match):
-            attention.declaration.launchers["triton"](None, *attention.signature.complete(args, {})[0])
+            attention.declaration.launchers["triton"](
+                None, *attention.signature.complete(args, {})[0]
+            )
 
 
 @pytest.mark.slow
@@ -241,7 +243,9 @@ def test_more_elements_than_32_bits_count():
         pytest.skip("needs 60 GiB of GPU memory")
     length = (1 << 31) // (16 * 128) + 256
     shape = 1, length, 16, 128  # heads within tokens: rows lie 2048 apart
-    q, k, v = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(3))
+    q, k, v = (
+        torch.zeros(shape, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(3)
+    )
     for x in (q, k, v):
         x[:, :, -300:].normal_()
         x.requires_grad_()
