@@ -64,6 +64,17 @@ def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> No
 
 
 @pytest.mark.slow
+def test_attention_reports_each_density_and_direction(cache_dir: Path) -> None:
+    shape = ("--length", "300", "--heads", "2", "--key-heads", "1", "--head-size", "32")
+    options = ("--device", "cpu", "--json", "--rounds", "1", "--densities", "1,0.3")
+    output = printed(cache_dir, "benches.attention", *options, *shape)
+    assert [row["direction"] for row in output["results"]] == ["forward", "both"] * 2
+    for row in output["results"]:
+        assert set(row["us"]) == {"jitkern", "dense", "sdpa", "mask"} and positive(row["us"])
+        assert row["of_bound"] > 0
+
+
+@pytest.mark.slow
 def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
     kinds = ("--kinds", "jitkern.cpp,jitkern.cuda", "--rounds", "1")
     output = printed(cache_dir, "benches.first_call", "--device", "cpu", "--json", *kinds)

@@ -103,7 +103,7 @@ class BlockSparseMask:
         blocks = blocks.view((1,) * (4 - blocks.dim()) + blocks.shape)
         limits = [-1, 0 if causal else -1]
         full, partial = (
-            blocks & kind.to(blocks.device)
+            blocks & _moved(kind, blocks.device)
             for kind in layout.band(q_len, k_len, block_q, block_k, *limits)
         )
         return _made(cls, q_len, k_len, block_q, block_k, full, partial, limits=limits)
@@ -188,8 +188,15 @@ class BlockSparseMask:
     def to(self, device: torch.device | str) -> BlockSparseMask:
         """Return the mask on a device."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {k: v.to(device) for k, v in values.items() if isinstance(v, torch.Tensor)}
+        tensors = {k: _moved(v, device) for k, v in values.items() if isinstance(v, torch.Tensor)}
         return type(self)(**values | tensors)
+
+
+def _moved(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Return a tensor on a device; on its way to a GPU, the host does not wait for it."""
+    if x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 def _sizes(block: int | tuple[int, int]) -> tuple[int, int]:

@@ -41,29 +41,25 @@ MASK = (
     "int block_q=128, int block_k=128, int left=-1, int right=-1, float? scale=None"
 )
 CUDA = Triton("block_sparse_attention_triton.py")
-LISTS = ("i32[1, 1, 129]", "i32[2080]") * 2
-MASKS = (  # to prewarm: blocks, a causal mask, and elements
-    LISTS,
-    (*LISTS, None, None, None, 128, 128, -1, 0),
-    (*LISTS, "i32[2080]", "i32[2080]", "i32[64, 128, 4]"),
-)
-TENSORS = [  # of 8B models
-    (f"{dtype}[1, 32, 8192, 128]", *[f"{dtype}[1, 8, 8192, 128]"] * 2) for dtype in ("bf16", "f16")
+LISTS = ("i32[1, 1, 65]", "i32[528]") * 2
+CAUSAL = (*LISTS, None, None, None, 128, 128, -1, 0)
+ELEMENTS = (*LISTS, "i32[528]", "i32[528]", "i32[64, 128, 4]")
+PREWARM = [  # of 8B models
+    (f"{dtype}[1, 32, 4096, 128]", *[f"{dtype}[1, 8, 4096, 128]"] * 2, *mask)
+    for dtype, mask in (("bf16", CAUSAL), ("f16", CAUSAL), ("bf16", LISTS), ("bf16", ELEMENTS))
 ]
 
 block_sparse_attention = kernel(
     f"block_sparse_attention(Tensor q, Tensor k, Tensor v, {MASK}) -> (Tensor out, Tensor lse)",
     cuda=CUDA,
-    prewarm=[(*qkv, *mask) for qkv in TENSORS for mask in MASKS],
+    prewarm=PREWARM,
 )
 block_sparse_attention_backward = kernel(
     "block_sparse_attention_backward(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, "
     f"Tensor q, Tensor k, Tensor v, {MASK}, bool of_q=True, bool of_k=True) "
     "-> (Tensor? dq, Tensor? dk, Tensor? dv)",
     cuda=CUDA,
-    prewarm=[
-        (qkv[0], None, qkv[0], "f32[1, 32, 8192]", *qkv, *mask) for qkv in TENSORS for mask in MASKS
-    ],
+    prewarm=[(call[0], None, call[0], "f32[1, 32, 4096]", *call) for call in PREWARM],
 )
 
 
