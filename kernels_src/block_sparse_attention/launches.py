@@ -10,13 +10,13 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FORWARD = {
     2: ((64, (128, 128, 8, 3)), (64, (128, 64, 4, 3)), (128, (128, 64, 8, 3)),
         (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
-        (256, (128, 64, 8, 2)), (256, (64, 32, 4, 2))),
+        (256, (64, 64, 4, 2)), (256, (64, 32, 4, 2))),
     4: ((64, (32, 32, 8, 1)), (128, (16, 32, 8, 1)), (256, (16, 16, 8, 1))),
     8: ((256, (16, 16, 4, 1)),),
 }  # fmt: skip
 BACKWARD_Q = {
     2: ((64, (128, 64, 8, 3)), (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
-        (128, (64, 32, 4, 2)), (256, (64, 64, 8, 2)), (256, (64, 32, 4, 1))),
+        (128, (64, 32, 4, 2)), (256, (64, 64, 8, 2)), (256, (32, 32, 4, 1))),
     4: ((128, (32, 32, 8, 1)), (256, (16, 16, 8, 1))),
     8: ((256, (16, 16, 4, 1)),),
 }  # fmt: skip
@@ -118,15 +118,19 @@ def form(k, table, q, block_q, block_k):
     """Return BLOCK_M, BLOCK_N, warps and stages: see FORWARD.
 
     In shared memory are the tiles that stay (one forward, two backward), those of two tensors that
-    are on their way, for each stage, and what threads exchange.
+    are on their way, for each stage, and what threads exchange: what Triton 3.6 and 3.9 ask for at
+    most, with patterns of bits.
     """
     d, size, staying = _padded(q.shape[3]), q.element_size(), 1 if table is FORWARD else 2
     best = None
     for most, each in table[size]:
         m, n, _, stages = each
-        buffers = stages if k.capability >= (9, 0) else stages - 1
-        needed = (staying * max(m, n) + 2 * buffers * min(m, n)) * d * size
-        needed += 4 * staying * m * n + 2048
+        buffers = stages if k.capability >= (9, 0) else max(stages - 1, 1)
+        needed = (staying * max(m, n) + 2 * buffers * min(m, n)) * d * size + 2048
+        if k.capability >= (10, 0):
+            needed += 4 * max(m, n) * d + 4 * m * n
+        else:
+            needed += (4 + 2 * staying) * m * n
         if best is None and d <= most and needed <= k.shared_memory_per_block:
             best = each
     most_m, most_n, warps, stages = best or table[size][-1][1]
