@@ -10,8 +10,13 @@ import pytest
 import torch
 from row_calls import captured, elsewhere
 
+import jitkern
 from jitkern import BlockSparseMask
-from jitkern.ops import block_sparse_attention as attention
+from jitkern.ops import (
+    block_sparse_attention as attention,
+    block_sparse_attention_backward as backward,
+)
+from jitkern.prewarming.wanted import spelt_calls
 
 pytestmark = pytest.mark.common_cache
 
@@ -203,12 +208,19 @@ def test_launches_and_kernels_in_the_interpreter():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_it_is_prewarmed_without_a_gpu(cli, arch):
-    code, out, err = cli(
-        "prewarm", "block_sparse_attention", "block_sparse_attention_backward",
-        "--target", f"cuda-{arch}-cu130-torch2.13.0",
-    )  # fmt: skip
-    assert code == 0 and "0 failed" in out + err, err
+def test_it_is_prewarmed_without_a_gpu(arch):
+    q, k, lists = "bf16[1, 4, 256, 128]", "bf16[1, 2, 256, 128]", "i32[1, 1, 5], i32[3]"
+    call = f"{q}, {k}, {k}, {lists}, {lists}, None, None, None, 128, 128, -1, 0"
+    wanted = [
+        spelt_calls(attention, [call], ["cuda"]),
+        spelt_calls(backward, [f"{q}, None, {q}, f32[1, 4, 256], {call}"], ["cuda"]),
+    ]
+    for each in wanted:
+        each.node = False
+    results = jitkern.prewarm(wanted, [f"cuda-{arch}-cu130-torch2.13.0"])
+    assert {result.status for result in results} <= {"built", "hit"}
+    for function in ("forward", "backward_q", "backward_k", "stub"):
+        assert any(result.variant.startswith(f"{function}.") for result in results)
 
 
 @pytest.mark.gpu
