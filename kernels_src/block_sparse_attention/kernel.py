@@ -56,7 +56,7 @@ block_sparse_attention = kernel(
 )
 block_sparse_attention_backward = kernel(
     "block_sparse_attention_backward(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, "
-    f"Tensor q, Tensor k, Tensor v, {MASK}, bool of_q=True, bool of_k=True) "
+    f"Tensor q, Tensor k, Tensor v, {MASK}, bool needs_q=True, bool needs_k=True) "
     "-> (Tensor? dq, Tensor? dk, Tensor? dv)",
     cuda=CUDA,
     prewarm=[(call[0], None, call[0], "f32[1, 32, 4096]", *call) for call in PREWARM],
@@ -72,13 +72,13 @@ def _(q, k, v, starts, columns, _s, _c, patterns, _p, bits, block_q, block_k, le
 @block_sparse_attention_backward.reference
 def _(
     grad, grad_lse, out, lse, q, k, v, starts, columns, _s, _c, patterns, _p, bits,
-    block_q, block_k, left, right, scale, of_q, of_k,
+    block_q, block_k, left, right, scale, needs_q, needs_k,
 ):  # fmt: skip
     sizes = block_q, block_k, left, right
     dq, dk, dv = in_torch.gradients(
         grad, grad_lse, out, lse, q, k, v, starts, columns, patterns, bits, sizes, scale
     )
-    return dq if of_q else None, dk if of_k else None, dv if of_k else None
+    return dq if needs_q else None, dk if needs_k else None, dv if needs_k else None
 
 
 @block_sparse_attention.launch("triton")
@@ -111,7 +111,7 @@ def _(
 @block_sparse_attention_backward.launch("triton")
 def _(
     kernels, grad, grad_lse, out, lse, q, k, v, starts, columns, key_starts, key_columns, patterns,
-    key_patterns, bits, block_q, block_k, left, right, scale, of_q, of_k,
+    key_patterns, bits, block_q, block_k, left, right, scale, needs_q, needs_k,
 ):  # fmt: skip
     name = "block_sparse_attention_backward"
     lists = starts, columns, key_starts, key_columns, patterns, key_patterns, bits
@@ -129,9 +129,9 @@ def _(
     batch, heads, q_len, d = q.shape
     key_heads, k_len = k.shape[1], k.shape[2]
     group = heads // key_heads
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if of_q else None
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device) if of_k else None
-    dv = torch.empty(k.shape, dtype=k.dtype, device=k.device) if of_k else None
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if needs_q else None
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device) if needs_k else None
+    dv = torch.empty(k.shape, dtype=k.dtype, device=k.device) if needs_k else None
     delta = torch.empty(lse.shape, dtype=lse.dtype, device=q.device)
     grad, q, k, v = (launches.rows(x) for x in (grad, q, k, v))
     out, lse, starts, key_starts = (x.contiguous() for x in (out, lse, starts, key_starts))
@@ -147,7 +147,7 @@ def _(
         *strides, *launches.distances(starts), tiles, heads, group, *rest,
         grid=tiles * heads * batch, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if of_k:
+    if needs_k:
         m, n, warps, stages = launches.form(kernels, launches.BACKWARD_K, q, block_q, block_k)
         tiles = (k_len + n - 1) // n
         template = launches.template(q, m, n, block_q, block_k, whole=q_len % m == 0)
