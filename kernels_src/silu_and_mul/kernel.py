@@ -174,7 +174,7 @@ def _declared(activation, number, f, slope):
     forward.launch("cpu")(lambda k, gate_up: _forward_cpu(k, gate_up, name, number))
     backward.launch("cuda")(lambda k, grad, x: _backward_cuda(k, grad, x, back, number))
     backward.launch("cpu")(lambda k, grad, x: _backward_cpu(k, grad, x, back, number))
-    forward.backward(lambda grad, gate_up: backward(grad, gate_up))  # noqa: PLW0108  by name
+    forward.backward(backward)
     shapes = SHAPES if activation == "silu" else SHAPES[:1]  # one kernel for all
     forward.samples(lambda device: _samples(device, shapes))
 
