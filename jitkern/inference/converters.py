@@ -24,21 +24,40 @@ def from_gptq(
     """Return a weight that GPTQ quantized (AutoGPTQ, GPTQModel; 4 bits).
 
     qweight: int32 [K / 8, N], eight numbers along K in a word. qzeros: int32 [K / group, N / 8].
-    scales: [K / group, N]. g_idx: [K], the group of each k; one that reorders (`desc_act`) is
-    refused. v2: of the checkpoint format `gptq_v2`, whose zeros are as they are; the older format
-    has them less 1. dtype: of the scale; by default that of scales.
+    scales: [K / group, N]. g_idx: [K], the group of each k; one whose groups are not neighbours
+    (`desc_act`) is for `from_gptq_reordered`. v2: of the checkpoint format `gptq_v2`, whose zeros
+    are as they are; the older format has them less 1. dtype: of the scale; by default that of
+    scales.
     """
-    q = _eights(qweight).permute(0, 2, 1).reshape(-1, qweight.shape[1]).T
-    zeros = _eights(qzeros).flatten(1)
-    group = _group("from_gptq", q, scales, zeros)
+    q, zeros, group = _of_gptq("from_gptq", qweight, qzeros, scales, v2=v2)
     if g_idx is not None:
         plain = torch.arange(q.shape[1], device=g_idx.device) // group
         if g_idx.shape != plain.shape or not torch.equal(g_idx.long(), plain):
             raise ValueError(
-                "from_gptq: g_idx gives groups numbers that are not neighbours (desc_act): "
-                "quantize with desc_act=False, or reorder the weight and what feeds it"
+                "from_gptq: g_idx gives groups numbers that are not neighbours (desc_act): call "
+                "from_gptq_reordered"
             )
-    return _with_zeros(q, scales, zeros + (0 if v2 else 1), dtype)
+    return _with_zeros(q, scales, zeros, dtype)
+
+
+def from_gptq_reordered(
+    qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, g_idx: torch.Tensor, *,
+    v2: bool = False, dtype: torch.dtype | None = None,
+) -> tuple[Int4Weight, torch.Tensor]:  # fmt: skip
+    """Return a weight that GPTQ quantized with groups of any numbers (`desc_act`), and an order.
+
+    The arguments are those of `from_gptq`. The numbers of the weight are sorted by their groups,
+    so that the weight is for inputs `x[..., order]`, which `Int4Linear(weight, bias, order)` makes.
+    order: int64 [K].
+    """
+    q, zeros, group = _of_gptq("from_gptq_reordered", qweight, qzeros, scales, v2=v2)
+    members = torch.arange(q.shape[1], device=g_idx.device) // group
+    order = g_idx.long().argsort(stable=True)
+    if g_idx.shape != members.shape or not torch.equal(g_idx[order].long(), members):
+        raise ValueError(
+            f"from_gptq_reordered: g_idx must name each of {scales.shape[0]} groups {group} times"
+        )
+    return _with_zeros(q[:, order.to(q.device)], scales, zeros, dtype), order
 
 
 def from_awq(
@@ -96,6 +115,15 @@ def _eights(words: torch.Tensor) -> torch.Tensor:
             f"packed tensors are int32 of 2 dimensions, got {words.dtype} {words.shape}"
         )
     return words[..., None] >> _PLACES.to(words.device, torch.int32) & 15
+
+
+def _of_gptq(
+    name: str, qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, v2: bool
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the numbers [N, K], the zeros [K / group, N], and the numbers of a group."""
+    q = _eights(qweight).permute(0, 2, 1).reshape(-1, qweight.shape[1]).T
+    zeros = _eights(qzeros).flatten(1)
+    return q, zeros + (0 if v2 else 1), _group(name, q, scales, zeros)
 
 
 def _group(name: str, q: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> int:

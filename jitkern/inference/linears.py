@@ -16,24 +16,32 @@ SCHEMES = ("int4", "int8", "int8_dynamic")
 class Int4Linear(nn.Module):
     """A linear layer with a weight of 4 bits, by `jitkern.ops.w4a16_linear`.
 
-    The state dict has `qweight` (int32), `scale`, `zero` where the weight has zeros, and `bias`
-    where there is one: all are buffers, without a gradient.
+    order: of a weight whose columns are for `x[..., order]` (`converters.from_gptq_reordered`).
+
+    The state dict has `qweight` (int32), `scale`, `zero` where the weight has zeros, and `bias` and
+    `order` where there is one: all are buffers, without a gradient.
     """
 
     qweight: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor | None
     bias: torch.Tensor | None
+    order: torch.Tensor | None
 
-    def __init__(self, weight: int4.Int4Weight, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: int4.Int4Weight, bias: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         for name, tensor in zip(weight._fields, weight, strict=True):
             self.register_buffer(name, tensor)
         self.register_buffer("bias", None if bias is None else bias.detach())
+        self.register_buffer("order", order)
         self.in_features, self.out_features = 64 * weight.qweight.shape[1], weight.scale.shape[1]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x times the weight transposed, plus the bias."""
+        x = x if self.order is None else x.index_select(-1, self.order)
         y: torch.Tensor = ops.w4a16_linear(x, self.qweight, self.scale, self.zero, self.bias)
         return y
 

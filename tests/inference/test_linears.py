@@ -95,6 +95,24 @@ def test_gptq(group, v2):
         converters.from_gptq(qweight, qzeros, scales, order.flip(0), v2=v2)
 
 
+def test_gptq_whose_groups_are_not_neighbours():
+    q, scales, zeros = numbers(48, 256), torch.rand(4, 48), numbers(48, 4, 15).T + 1
+    g_idx = (torch.arange(256) // 64)[torch.randperm(256)].int()
+    packed = (*gptq(q, zeros, 1), scales)
+    weight, order = converters.from_gptq_reordered(*packed, g_idx)
+    values = (q - zeros.T[:, g_idx]) * scales.T[:, g_idx]
+    assert torch.equal(weight.values(), values[:, order])
+    x, bias = torch.randn(2, 3, 256), torch.randn(48)
+    layer = Int4Linear(weight, bias, order)
+    wanted = torch.nn.functional.linear(x.double(), values.double(), bias.double())
+    assert torch.allclose(layer(x).double(), wanted, rtol=1e-4, atol=1e-3)
+    assert [*layer.state_dict()] == ["qweight", "scale", "zero", "bias", "order"]
+    wrong = g_idx.clone()
+    wrong[g_idx == 0] = 1
+    with pytest.raises(ValueError, match="each of 4 groups 64 times"):
+        converters.from_gptq_reordered(*packed, wrong)
+
+
 @pytest.mark.parametrize("group", [64, 128])
 def test_awq(group):
     q, scales = numbers(48, 256), torch.rand(256 // group, 48)
