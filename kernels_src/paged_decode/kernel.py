@@ -39,6 +39,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_SIZES = (64, 128, 256)
 TILE = 16  # tokens
 MOST_SPLITS = 128  # MERGE_THREADS of paged_decode.cu
+SCALED = (None, 0.0, 0, None, "f32[1]", "f32[1]")  # the rest of a call whose cache is float8
 
 paged_decode = kernel(
     "paged_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor seq_lens, "
@@ -47,8 +48,15 @@ paged_decode = kernel(
     cuda=Cuda("paged_decode.cu"),
     cpu=Cpp("paged_decode.cpp", native=True, openmp=True),
     prewarm=[  # of 8B and 70B models, whose heads are in groups of 4 and 8
-        (f"{dtype}[8, {heads}, 128]", *[f"{dtype}[64, 16, 8, 128]"] * 2, "i32[8, 64]", "i32[8]")
+        (
+            f"{dtype}[8, {heads}, 128]",
+            *[f"{cache}[64, 16, 8, 128]"] * 2,
+            "i32[8, 64]",
+            "i32[8]",
+            *rest,
+        )
         for dtype in ("bf16", "f16")
+        for cache, rest in ((dtype, ()), ("f8e4m3", SCALED))
         for heads in (32, 64)
     ],
 )
