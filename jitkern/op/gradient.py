@@ -120,6 +120,11 @@ class Gradient:
                 f"gradients for the tensors {', '.join(self.tensors)}: return one for each of the "
                 "first of them"
             )
+        if self.op and self.op.signature.changed:
+            raise DeclarationError(
+                f"{name}: {self.place}its backward, the op {self.op.name}, changes its arguments, "
+                "which other nodes of the graph may read: give an op that returns new tensors"
+            )
 
     def backward(
         self,
@@ -151,9 +156,12 @@ class Gradient:
     def taken(self) -> list[tuple[str, int]] | None:
         """Return where each argument of `op` comes from, as `Gradient` in recorder.cpp has it.
 
-        Returns None if one has another type than what it gets: Python converts, or raises an error.
+        Returns None if one has another type than what it gets, or if a result is no tensor: Python
+        converts, or raises an error.
         """
         assert self.op and self.order
+        if "?" in self.op.signature.results:
+            return None
         types = {a.name: str(a.type) for a in self._arguments}
         found: list[tuple[str, int]] = []
         for argument in self.op.signature.arguments:

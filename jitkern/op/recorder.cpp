@@ -3,6 +3,7 @@
 // mode and no transform sees.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/bit_cast.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -44,8 +45,6 @@ const at::Tensor *tensor(char kind, uint64_t word) {
   return reinterpret_cast<at::Tensor *>(word);
 }
 
-int64_t bits(double number) { return *reinterpret_cast<const int64_t *>(&number); }
-
 // The value of an argument that is no tensor.
 c10::IValue value(char kind, uint64_t word) {
   if (std::isupper(kind)) {
@@ -55,7 +54,7 @@ c10::IValue value(char kind, uint64_t word) {
   kind = std::tolower(kind);
   if (kind == 'i') return static_cast<int64_t>(word);
   if (kind == 'b') return (word & 255) != 0;
-  if (kind == 'f') return *reinterpret_cast<const double *>(&word);
+  if (kind == 'f') return c10::bit_cast<double>(word);
   const char *text = nullptr;
   size_t length = 0;
   auto string = reinterpret_cast<StringHandle>(word);
@@ -66,7 +65,7 @@ c10::IValue value(char kind, uint64_t word) {
 // What a call keeps beside tensors. Compiled autograd takes it as a text, which it can compare and pass through Python.
 struct Kept {
   const Gradient *gradient;
-  std::vector<bool> present;        // by tensor input: whether it was not None
+  std::vector<bool> present;  // by tensor input: whether it was not None
   std::vector<c10::IValue> plain;
 
   std::string text() const {
@@ -76,7 +75,7 @@ struct Kept {
     for (const auto &one : plain) {
       if (one.isInt()) text << " i " << one.toInt();
       if (one.isBool()) text << " b " << one.toBool();
-      if (one.isDouble()) text << " f " << bits(one.toDouble());
+      if (one.isDouble()) text << " f " << c10::bit_cast<int64_t>(one.toDouble());
       if (one.isNone()) text << " n";
       if (!one.isString()) continue;
       text << " s " << one.toStringRef().size();
@@ -96,10 +95,7 @@ struct Kept {
       if (kind == 'i') kept.plain.emplace_back(read<int64_t>(words));
       if (kind == 'b') kept.plain.emplace_back(read<bool>(words));
       if (kind == 'n') kept.plain.emplace_back();
-      if (kind == 'f') {
-        const auto bits = read<int64_t>(words);
-        kept.plain.emplace_back(*reinterpret_cast<const double *>(&bits));
-      }
+      if (kind == 'f') kept.plain.emplace_back(c10::bit_cast<double>(read<int64_t>(words)));
       if (kind != 's') continue;
       std::string letters(read<size_t>(words), 0);
       for (char &letter : letters) letter = static_cast<char>(read<int>(words));
@@ -214,9 +210,19 @@ struct Backward {
     return results;
   }
 
+  // Return a gradient, or null, for each tensor input.
+  variable_list computed() const {
+    if (!kept.gradient->op || at::GradMode::is_enabled()) return by_python();
+    try {
+      return by_op();
+    } catch (const c10::Error &) {  // Python calls the op once more, and raises its error with the type that it has
+      return by_python();
+    }
+  }
+
   // Return the gradients of the tensors that were not None.
   variable_list run() const {
-    const variable_list all = kept.gradient->op && !at::GradMode::is_enabled() ? by_op() : by_python();
+    const variable_list all = computed();
     variable_list results;
     bool odd = false;
     for (size_t i = 0; i < all.size(); i++) {
@@ -291,12 +297,35 @@ Pointer made() {
     return c10::make_intrusive<Made>();
 }
 
+// Put the results of a call behind its node, and save what the backward needs. known: the arguments, to which the
+// results are added.
+void attach(const Held &held, const variable_list &inputs, variable_list &known, uint64_t *results, uint64_t returned) {
+  auto &node = static_cast<Call &>(*held);
+  const auto *gradient = node.kept.gradient;
+  node.set_next_edges(torch::autograd::collect_next_edges(inputs));
+  node.set_ctx_grad_fn(held);
+  for (uint64_t i = 0; i < returned; i++) {
+    const auto &result = *reinterpret_cast<at::Tensor *>(results[i]);
+    node.output_info_.emplace_back(result);
+    if (torch::autograd::isDifferentiableType(result.scalar_type()))
+      set_history(result, held);
+    else
+      node.add_input_metadata(Node::undefined_input());
+    known.push_back(result);
+  }
+  variable_list saved;
+  for (auto at : gradient->saved) saved.push_back(known[at]);
+  node.ctx_.save_for_backward(std::move(saved));
+  node.ctx_.set_materialize_grads(gradient->fills);
+  node.save_variables_to_ctx();
+}
+
 void record(const Gradient *gradient, uint64_t *stack, uint64_t given, uint64_t returned, Run run, int32_t slot) {
   const Held held = made<Call, Held>();
   auto &node = static_cast<Call &>(*held);
   auto &kept = node.kept;
   kept.gradient = gradient;
-  variable_list inputs, known(given + returned);
+  variable_list inputs, known(given);
   for (auto at : gradient->tensors) {
     const at::Tensor *one = tensor(gradient->kinds[at], stack[at]);
     kept.present.push_back(one != nullptr);
@@ -304,31 +333,22 @@ void record(const Gradient *gradient, uint64_t *stack, uint64_t given, uint64_t 
   }
   kept.plain.reserve(gradient->plain.size());
   for (auto at : gradient->plain) kept.plain.push_back(value(gradient->kinds[at], stack[at]));
-  node.set_next_edges(torch::autograd::collect_next_edges(inputs));
-  node.set_ctx_grad_fn(held);
   {
     Inside inside;
-    run(slot, stack, given, returned);
+    run(slot, stack, given, returned);  // which frees the arguments: nothing before may raise
     for (uint64_t i = 0; i < returned; i++) {
       auto &result = *reinterpret_cast<at::Tensor *>(stack[i]);
       for (const auto &input : inputs)
         if (result.is_same(input)) result = result.alias();  // an input has a place in the graph already
     }
   }
-  for (uint64_t i = 0; i < returned; i++) {
-    const auto &result = *reinterpret_cast<at::Tensor *>(stack[i]);
-    node.output_info_.emplace_back(result);
-    if (torch::autograd::isDifferentiableType(result.scalar_type()))
-      set_history(result, held);
-    else
-      node.add_input_metadata(Node::undefined_input());
-    known[given + i] = result;
+  try {
+    attach(held, inputs, known, stack, returned);
+  } catch (...) {  // e.g. of a hook of saved tensors: Torch frees no results of a call that raises
+    node.ctx_.save_for_backward({});  // results among these hold the node
+    for (uint64_t i = 0; i < returned; i++) delete reinterpret_cast<at::Tensor *>(stack[i]);
+    throw;
   }
-  variable_list saved;
-  for (auto at : gradient->saved) saved.push_back(known[at]);
-  node.ctx_.save_for_backward(std::move(saved));
-  node.ctx_.set_materialize_grads(gradient->fills);
-  node.save_variables_to_ctx();
 }
 }  // namespace jitkern
 

@@ -140,15 +140,26 @@ def test_a_gradient_that_torch_refuses_is_told_with_the_op_and_the_argument(decl
         forward(leaf(1.0, 2.0)).sum().backward()
 
 
+def test_a_list_in_place_of_a_gradient_is_refused(declare):
+    forward = declare("(Tensor x) -> Tensor", lambda k, x: computed(k, x, 3.0))
+    forward.backward(declare("(Tensor grad) -> Tensor[]", lambda k, grad: [computed(k, grad, 3.0)]))
+    with pytest.raises(DeclarationError, match="for `x`, a list in place of a gradient"):
+        forward(leaf(1.0, 2.0)).sum().backward()
+
+
 def test_an_error_of_the_gradient_is_raised_as_it_is(declare):
     def launch(k, grad, n):
         torch._check(n > 0, lambda: f"n must be positive, got {n}")
+        if n == 7:
+            raise KeyError("mine")
         return computed(k, grad, 1.0)
 
     forward = declare("(Tensor x, int n) -> Tensor", lambda k, x, n: computed(k, x, 3.0))
     forward.backward(declare("(Tensor grad, int n) -> Tensor", launch))
     with pytest.raises(RuntimeError, match="n must be positive, got -1"):
         forward(leaf(1.0), -1).backward()
+    with pytest.raises(KeyError, match="mine"):
+        forward(leaf(1.0), 7).backward()
     forward(leaf(1.0), 1).backward()
 
 
@@ -172,6 +183,7 @@ def test_types_that_differ_are_converted_by_python(declare):
         ("(Tensor grad, Tensor y) -> Tensor", "has the unknown parameters y; it may have: "),
         ("(Tensor grad) -> (Tensor a, Tensor b)", "returns 2 gradients for the tensors x"),
         ("(Tensor(a!) grad) -> ()", "returns 0 gradients for the tensors x"),
+        ("(Tensor(a!) grad) -> Tensor", "changes its arguments, which other nodes"),
     ],
 )
 def test_an_op_that_cannot_be_the_gradient_is_refused(declare, schema, says):

@@ -1,7 +1,9 @@
 """Calls that C++ records for Autograd: that it does, what it keeps, and what it leaves to Python."""
 
+import gc
 import itertools
 import threading
+import weakref
 
 import pytest
 import torch
@@ -179,6 +181,42 @@ def test_an_error_of_the_call_itself_is_raised_as_it_is(declare):
             op(leaf(1.0), 2)
         assert op(leaf(1.0), 1).requires_grad
     assert not autograd.recording()
+
+
+@pytest.mark.usefixtures("in_c")
+def test_a_call_that_cannot_be_recorded_leaves_no_tensor_behind(declare):
+    op = declare("(Tensor x) -> Tensor", lambda k, x: scaled(k, x, 3.0))
+    op.backward(lambda grad, x, out: grad * out / x)
+    op(leaf(1.0))
+    left, packed = [], []
+
+    def refuse_the_output(tensor):
+        packed.append(len(packed))
+        if len(packed) == 2:
+            raise ValueError("refused")
+        return tensor
+
+    def call_with_a_hook(x):
+        with torch.autograd.graph.saved_tensors_hooks(refuse_the_output, lambda tensor: tensor):
+            op(x)
+
+    def call_with_a_view_of_unknown_history(base):
+        view, *_ = base.unbind(0)
+        left.append(weakref.ref(view))
+        base.mul_(2)
+        op(view)
+
+    for call, error in (
+        (call_with_a_hook, ValueError),
+        (call_with_a_view_of_unknown_history, RuntimeError),
+    ):
+        x = leaf(1.0, 2.0) * 1
+        left.append(weakref.ref(x))
+        with pytest.raises(error):
+            call(x)
+        del x
+    gc.collect()
+    assert packed == [0, 1] and [tensor() for tensor in left] == [None] * 3
 
 
 @pytest.mark.usefixtures("in_c")
