@@ -17,7 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils import _pytree
 
-from jitkern import op as room
+from jitkern import config, op as room
 from jitkern.calls.signature import tensors_in
 from jitkern.errors import DeclarationError
 from jitkern.op.gradient import Gradient, described, inside_backward
@@ -298,7 +298,10 @@ class _RecordedPlainly(torch.autograd.Function):
         _recording.value += 1
         try:
             with torch._C._AutoDispatchBelowAutograd():
-                result = op.overload._op(*args)
+                if config.current().record is None:
+                    result = op.overload._op(*args)
+                else:  # a recording notes that the call needs a gradient, also where C would serve it
+                    result = op.backends[plainly_on(args)](*args)
         finally:
             _recording.value -= 1
         results = result if len(gradient.outputs) > 1 else (result,)

@@ -229,7 +229,7 @@ class Gradient:
     ) -> tuple[Any, ...]:
         """Return the gradients, lists as lists. Raises DeclarationError for one that Torch refuses.
 
-        inputs: the result of `described` for each tensor input.
+        inputs: the result of `described` for each tensor input; one that is None has no gradient.
         """
         checked = zip(self.tensors, gradients, needs, inputs)
         return tuple(self._checked(*of_input) for of_input in checked)
@@ -248,7 +248,7 @@ class Gradient:
         is_tensor = isinstance(gradient, torch.Tensor)
         if gradient is not None and (not is_tensor or described(gradient) != expected):
             self._check(name, gradient, expected, needed=needed)
-        return gradient
+        return None if expected is None else gradient
 
     def _check(self, name: str, gradient: Any, expected: Any, *, needed: bool) -> None:
         """Refuse what Torch refuses: Torch sums over broadcast dimensions, and converts dtypes."""

@@ -114,6 +114,18 @@ def test_tensors_behind_the_results_have_no_gradient(declare):
     assert y.grad.tolist() == [3.0, 3.0] and other.grad is None
 
 
+def test_a_gradient_for_a_tensor_that_is_none_is_left_out(declare):
+    forward = declare("(Tensor? w, Tensor x) -> Tensor", lambda k, w, x: computed(k, x, 3.0))
+    backward = declare(
+        "(Tensor grad) -> (Tensor dw, Tensor dx)",
+        lambda k, grad: (computed(k, grad, 1.0), computed(k, grad, 3.0)),
+    )
+    forward.backward(backward)
+    x = leaf(1.0, 2.0)
+    forward(None, x).sum().backward()
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
 def test_a_gradient_is_differentiated_by_its_own_gradient_or_reference(declare):
     def launch(k, grad, x):
         return computed(k, grad * x, 2.0)
