@@ -300,7 +300,7 @@ class _RecordedPlainly(torch.autograd.Function):
             with torch._C._AutoDispatchBelowAutograd():
                 if config.current().record is None:
                     result = op.overload._op(*args)
-                else:  # a recording notes that the call needs a gradient, also where C would serve it
+                else:  # C would serve the call unseen, and its gradient be unknown to a recording
                     result = op.backends[plainly_on(args)](*args)
         finally:
             _recording.value -= 1

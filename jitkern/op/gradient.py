@@ -100,8 +100,8 @@ class Gradient:
         if clash:
             raise DeclarationError(
                 f"{name}: {self.place}a backward cannot tell the input `{min(clash)}` from a "
-                "gradient or an output of that name; rename the argument, or name the returns in "
-                "the schema"
+                "gradient, an output or a `needs` of that name; rename the argument, or name the "
+                "returns in the schema"
             )
         if any("Tensor" in str(a.type) and a.name not in self.tensors for a in schema.arguments):
             raise DeclarationError(
