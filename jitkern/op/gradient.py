@@ -111,7 +111,7 @@ class Gradient:
             unknown = ", ".join(sorted({*self.asked} - known))
             raise DeclarationError(
                 f"{name}: {self.place}its backward has the unknown parameters {unknown}; "
-                f"it may have: {', '.join(sorted(known))}"
+                f"it may have: {', '.join(sorted(known - self.needs.keys()))}"
             )
         returned = len(self.op.signature.outputs) if self.op else 1
         if self.op and not 0 < returned <= len(self.tensors):
