@@ -91,8 +91,7 @@ def _(
     batch, heads, q_len, d = q.shape
     k_len = k.shape[2]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    lse = torch.empty(q.shape[:3], dtype=wide, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=launches.of_sums(q.dtype), device=q.device)
     q, k, v, starts = launches.rows(q), launches.rows(k), launches.rows(v), starts.contiguous()
     left, right, scale = launches.limits(left, right, scale, d)
     m, n, warps, stages = launches.form(kernels, launches.FORWARD, q, block_q, block_k)
@@ -205,8 +204,8 @@ def _mask(full, partial, patterns=None, *, device):
 
 def _calls(device):
     def qkv(dtype, heads, key_heads, q_len, k_len, d):
-        q = torch.randn(2, heads, q_len, d, dtype=dtype, device=device) / 2
-        k, v = torch.randn(2, 2, key_heads, k_len, d, dtype=dtype, device=device) / 2
+        q = torch.randn(2, heads, q_len, d, dtype=dtype, device=device)
+        k, v = torch.randn(2, 2, key_heads, k_len, d, dtype=dtype, device=device)
         return q, k, v
 
     def banded(q_len, k_len, left, right):
@@ -239,9 +238,10 @@ def _(device):
     for q, k, v, *mask in _calls(device):
         scale = mask[11:] or [None]
         if device == "meta" or not q.numel():
-            out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=in_torch.wide(q).dtype)
+            out = torch.empty(q.shape, dtype=q.dtype, device=device)
+            lse = torch.empty(q.shape[:3], dtype=launches.of_sums(q.dtype), device=device)
         else:
             out, lse = block_sparse_attention.run_reference(q, k, v, *mask)
-        grad = torch.randn(q.shape, dtype=q.dtype, device=device) / 2
+        grad = torch.randn(q.shape, dtype=q.dtype, device=device)
         grad_lse = torch.randn(lse.shape, dtype=lse.dtype, device=device) if scale[0] else None
         yield grad, grad_lse, out, lse, q, k, v, *mask

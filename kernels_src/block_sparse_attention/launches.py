@@ -85,6 +85,11 @@ def _check_starts(what, starts, q, length, block):
     )  # fmt: skip
 
 
+def of_sums(dtype):
+    """Return the dtype that sums of numbers of a dtype have."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def rows(x):
     """Return a tensor whose rows the kernels can read: dense, and offsets of a tile fit 32 bits."""
     return x if x.stride(3) == 1 and x.stride(2) < 1 << 23 else x.contiguous()
