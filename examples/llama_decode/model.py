@@ -19,7 +19,7 @@ import jitkern.ops
 
 
 class Where(NamedTuple):
-    """Where the new tokens of a step are; made once for all layers.
+    """The places of the new tokens of a step, which all layers share.
 
     positions: [seq] if they are the same for all sequences, else [batch, seq]; int64, with a
     PagedCache int32, too.

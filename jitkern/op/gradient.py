@@ -87,6 +87,8 @@ class Gradient:
         self.function = function
         self.asked = _parameters(function) if not self.op else _asked(self.op.signature, known)
         self._given = [(n, outputs.index(o)) for n, o in self.grads.items() if n in self.asked]
+        flags: dict[str, int | None] = {"needs": None, **self.needs}
+        self._flags = [(name, flags[name]) for name in self.asked if name in flags]
         self.fills = not getattr(function, "takes_none", False)
         self.partial = bool(plain) or len(self._given) < len(outputs)
         if any(argument.is_write for argument in schema.arguments if argument.alias_info):
@@ -203,11 +205,8 @@ class Gradient:
         """
         for name, place in self._given:
             named[name] = grads[place]
-        for name in self.asked:
-            if name == "needs":
-                named[name] = needs
-            elif name in self.needs:
-                named[name] = needs[self.needs[name]]
+        for name, of_tensor in self._flags:
+            named[name] = needs if of_tensor is None else needs[of_tensor]
         _depth.value += 1
         try:
             result = self.function(**named)

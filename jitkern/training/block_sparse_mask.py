@@ -164,7 +164,7 @@ class BlockSparseMask:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What `jitkern.ops.block_sparse_attention` takes after q, k and v, before the scale."""
+        """The arguments of `jitkern.ops.block_sparse_attention` between v and the scale."""
         return (
             self.starts, self.columns, self.key_starts, self.key_columns, self.patterns,
             self.key_patterns, self.bits, self.block_q, self.block_k, self.left, self.right,

@@ -26,6 +26,37 @@ def _rows(
 
 
 @triton.jit
+def _place(tiles, heads, group):
+    """Return this program's tile of queries, head counted over batches, batch, head, key head."""
+    number = tl.program_id(0)
+    of_heads = number // tiles
+    head = of_heads % heads
+    of_keys = (head // group).to(tl.int64)
+    return (
+        tiles - 1 - number % tiles, of_heads,
+        (of_heads // heads).to(tl.int64), head.to(tl.int64), of_keys,
+    )  # fmt: skip
+
+
+@triton.jit
+def _step(
+    columns, patterns, bits, begin, end, column, i,
+    BLOCK: tl.constexpr, MASK: tl.constexpr, PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """Return where tile i of a list of blocks begins, its pattern, and the column of tile i + 1.
+
+    column: that of tile i.
+    """
+    parts: tl.constexpr = MASK // BLOCK
+    pattern = begin * 0
+    if PARTIAL and bits is not None:
+        pattern = tl.load(patterns + begin + i // parts)
+    after = begin + (i + 1) // parts  # read before it is needed
+    following = tl.load(columns + after, mask=after < end, other=0)
+    return column * MASK + i % parts * BLOCK, pattern, following
+
+
+@triton.jit
 def _seen(m, n, k_len, left, right, bits, pattern, MASK_M: tl.constexpr, MASK_N: tl.constexpr):
     """Whether query m sees key n in a partial block; one is a column of numbers, one a row."""
     seen = n < k_len
@@ -50,14 +81,11 @@ def _attend(
 ):  # fmt: skip
     """Go through blocks of keys; the scores are in units of log 2."""
     parts: tl.constexpr = MASK_N // BLOCK_N
-    pattern = begin * 0
     column = tl.load(columns + begin, mask=begin < end, other=0)
     for i in range((end - begin) * parts):
-        first = column * MASK_N + i % parts * BLOCK_N
-        if PARTIAL and bits is not None:
-            pattern = tl.load(patterns + begin + i // parts)
-        after = begin + (i + 1) // parts  # read before it is needed
-        column = tl.load(columns + after, mask=after < end, other=0)
+        first, pattern, column = _step(
+            columns, patterns, bits, begin, end, column, i, BLOCK_N, MASK_N, PARTIAL
+        )
         keys = _rows(k, first, k_n, k_len, BLOCK_N, D, DP, WHOLE)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee", out_dtype=acc.dtype)
         if PARTIAL or not WHOLE:
@@ -96,13 +124,7 @@ def forward(
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, NEGATIVE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    number = tl.program_id(0)
-    tile = tiles - 1 - number % tiles
-    of_heads = number // tiles
-    batch = (of_heads // heads).to(tl.int64)
-    head = of_heads % heads
-    of_keys = (head // group).to(tl.int64)
-    head = head.to(tl.int64)
+    tile, of_heads, batch, head, of_keys = _place(tiles, heads, group)
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     queries = _rows(q + batch * q_b + head * q_h, tile * BLOCK_M, q_m, q_len, BLOCK_M, D, DP, False)
     k += batch * k_b + of_keys * k_h
@@ -113,16 +135,13 @@ def forward(
     total = tl.zeros([BLOCK_M], wide)
     top = tl.full([BLOCK_M], -INF, wide)
     factor = tl.full([1], scale * LOG2E, wide)
-    acc, total, top = _attend(
-        acc, total, top, queries, m, k, v, columns, patterns, bits, begin, middle,
-        k_n, v_n, k_len, factor, left, right,
-        D, DP, BLOCK_N, MASK_M, MASK_N, NEGATIVE, False, WHOLE,
-    )  # fmt: skip
-    acc, total, top = _attend(
-        acc, total, top, queries, m, k, v, columns, patterns, bits, middle, end,
-        k_n, v_n, k_len, factor, left, right,
-        D, DP, BLOCK_N, MASK_M, MASK_N, NEGATIVE, True, WHOLE,
-    )  # fmt: skip
+    for partial in tl.static_range(2):
+        acc, total, top = _attend(
+            acc, total, top, queries, m, k, v, columns, patterns, bits,
+            middle if partial else begin, end if partial else middle,
+            k_n, v_n, k_len, factor, left, right,
+            D, DP, BLOCK_N, MASK_M, MASK_N, NEGATIVE, partial, WHOLE,
+        )  # fmt: skip
     nothing = total == 0
     acc = acc / tl.where(nothing, 1, total)[:, None]
     of_rows = of_heads.to(tl.int64) * q_len
@@ -149,14 +168,11 @@ def _gradient_of_q(
 ):  # fmt: skip
     """Go through blocks of keys."""
     parts: tl.constexpr = MASK_N // BLOCK_N
-    pattern = begin * 0
     column = tl.load(columns + begin, mask=begin < end, other=0)
     for i in range((end - begin) * parts):
-        first = column * MASK_N + i % parts * BLOCK_N
-        if PARTIAL and bits is not None:
-            pattern = tl.load(patterns + begin + i // parts)
-        after = begin + (i + 1) // parts
-        column = tl.load(columns + after, mask=after < end, other=0)
+        first, pattern, column = _step(
+            columns, patterns, bits, begin, end, column, i, BLOCK_N, MASK_N, PARTIAL
+        )
         keys = _rows(k, first, k_n, k_len, BLOCK_N, D, DP, WHOLE)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee", out_dtype=acc.dtype)
         p = tl.exp2(s * factor - sums[:, None])
@@ -186,13 +202,7 @@ def backward_q(
 ):  # fmt: skip
     """Write delta, the sum of grad * out of each query less the gradient of lse, and dq if any."""
     wide: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    number = tl.program_id(0)
-    tile = tiles - 1 - number % tiles
-    of_heads = number // tiles
-    batch = (of_heads // heads).to(tl.int64)
-    head = of_heads % heads
-    of_keys = (head // group).to(tl.int64)
-    head = head.to(tl.int64)
+    tile, of_heads, batch, head, of_keys = _place(tiles, heads, group)
     of_rows = of_heads.to(tl.int64) * q_len
     first = tile * BLOCK_M
     m = first + tl.arange(0, BLOCK_M)
@@ -212,16 +222,13 @@ def backward_q(
         begin, middle, end = tl.load(starts), tl.load(starts + 1), tl.load(starts + 2)
         acc = tl.zeros([BLOCK_M, DP], wide)
         factor = tl.full([1], scale * LOG2E, wide)
-        acc = _gradient_of_q(
-            acc, queries, grads, sums, products, m, k, v, columns, patterns, bits, begin, middle,
-            k_n, v_n, k_len, factor, left, right,
-            D, DP, BLOCK_N, MASK_M, MASK_N, False, WHOLE,
-        )  # fmt: skip
-        acc = _gradient_of_q(
-            acc, queries, grads, sums, products, m, k, v, columns, patterns, bits, middle, end,
-            k_n, v_n, k_len, factor, left, right,
-            D, DP, BLOCK_N, MASK_M, MASK_N, True, WHOLE,
-        )  # fmt: skip
+        for partial in tl.static_range(2):
+            acc = _gradient_of_q(
+                acc, queries, grads, sums, products, m, k, v, columns, patterns, bits,
+                middle if partial else begin, end if partial else middle,
+                k_n, v_n, k_len, factor, left, right,
+                D, DP, BLOCK_N, MASK_M, MASK_N, partial, WHOLE,
+            )  # fmt: skip
         d = tl.arange(0, DP)
         at = dq + (of_rows + m)[:, None] * D + d[None, :]
         acc *= tl.full([1], scale, wide)
@@ -237,14 +244,11 @@ def _gradients_of_k(
 ):  # fmt: skip
     """Go through blocks of queries; the scores are transposed, [keys, queries]."""
     parts: tl.constexpr = MASK_M // BLOCK_M
-    pattern = begin * 0
     column = tl.load(columns + begin, mask=begin < end, other=0)
     for i in range((end - begin) * parts):
-        first = column * MASK_M + i % parts * BLOCK_M
-        if PARTIAL and bits is not None:
-            pattern = tl.load(patterns + begin + i // parts)
-        after = begin + (i + 1) // parts
-        column = tl.load(columns + after, mask=after < end, other=0)
+        first, pattern, column = _step(
+            columns, patterns, bits, begin, end, column, i, BLOCK_M, MASK_M, PARTIAL
+        )
         m = first + tl.arange(0, BLOCK_M)
         queries = _rows(q, first, q_m, q_len, BLOCK_M, D, DP, WHOLE)
         sums = _lse(lse, m, q_len)
@@ -294,18 +298,14 @@ def backward_k(
         of_rows = (batch * heads * group + head) * q_len
         here = starts + head * starts_h
         begin, middle, end = tl.load(here), tl.load(here + 1), tl.load(here + 2)
-        acc_k, acc_v = _gradients_of_k(
-            acc_k, acc_v, keys, values, n, q + head * q_h, grad + head * grad_h,
-            lse + of_rows, delta + of_rows, columns, patterns, bits, begin, middle,
-            q_m, grad_m, q_len, k_len, factor, left, right,
-            D, DP, BLOCK_M, MASK_M, MASK_N, False, WHOLE,
-        )  # fmt: skip
-        acc_k, acc_v = _gradients_of_k(
-            acc_k, acc_v, keys, values, n, q + head * q_h, grad + head * grad_h,
-            lse + of_rows, delta + of_rows, columns, patterns, bits, middle, end,
-            q_m, grad_m, q_len, k_len, factor, left, right,
-            D, DP, BLOCK_M, MASK_M, MASK_N, True, WHOLE,
-        )  # fmt: skip
+        for partial in tl.static_range(2):
+            acc_k, acc_v = _gradients_of_k(
+                acc_k, acc_v, keys, values, n, q + head * q_h, grad + head * grad_h,
+                lse + of_rows, delta + of_rows, columns, patterns, bits,
+                middle if partial else begin, end if partial else middle,
+                q_m, grad_m, q_len, k_len, factor, left, right,
+                D, DP, BLOCK_M, MASK_M, MASK_N, partial, WHOLE,
+            )  # fmt: skip
     acc_k *= tl.full([1], scale, wide)
     d = tl.arange(0, DP)
     at = (of_heads.to(tl.int64) * k_len + n)[:, None] * D + d[None, :]

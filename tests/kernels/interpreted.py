@@ -17,7 +17,7 @@ BOUND = 4  # in units of the dtype's epsilon, as in tests/test_kernels.py
 
 
 class Kernels:
-    """What a launch function gets as its first argument, of a GPU of sm_90."""
+    """A stand-in for the first argument of a launch function: kernels on a GPU of sm_90."""
 
     capability = (9, 0)
     shared_memory_per_block = 227 << 10

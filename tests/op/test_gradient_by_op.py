@@ -1,30 +1,17 @@
 """An op as the gradient of another: what it gets, what it returns, and that Python is not needed."""
 
-import itertools
-
 import pytest
 import torch
-from helpers import declared
 
 from jitkern.errors import DeclarationError
 from jitkern.op.compile_cache_key import digest
 from jitkern.op.gradient import Gradient
 
 pytestmark = pytest.mark.usefixtures("recorded_by")
-_number = itertools.count()
 KERNELS = """
 extern "C" void axpb(T* out, const T* x, double a, double b, long n) { for (long i = 0; i < n; i++) out[i] = a * x[i] + b; }
 """
 FORWARD = "(Tensor x, Tensor? w=None, int n=2, float f=0.5, bool b=True, str s='a', int? oi=None) -> Tensor"
-
-
-@pytest.fixture
-def declare(tmp_path):
-    def make(signature, launch, reference=None):
-        schema = f"jitkern_test::by_op{next(_number)}{signature}"
-        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch, reference)
-
-    return make
 
 
 def computed(k, x, a, b=0.0):

@@ -1,16 +1,13 @@
 """Gradients: ops with and without a backward, in-place ops, forward mode, torch.func, torch.compile."""
 
-import itertools
-
 import pytest
 import torch
-from helpers import declared, served
+from helpers import served
 from torch.autograd import forward_ad
 
 from jitkern.errors import DeclarationError
 
 pytestmark = pytest.mark.usefixtures("recorded_by")
-_number = itertools.count()
 X = torch.tensor([2.0, 3.0])
 KERNELS = """
 extern "C" void triple(T* out, const T* x, long n) { for (long i = 0; i < n; i++) out[i] = 3 * x[i]; }
@@ -19,17 +16,6 @@ extern "C" void square_backward(T* gx, T* gy, const T* g, const T* x, const T* y
   for (long i = 0; i < n; i++) { gx[i] = 2 * g[i] * x[i] * y[i]; gy[i] = g[i] * x[i] * x[i]; }
 }
 """
-
-
-@pytest.fixture
-def declare(tmp_path):
-    """An op with this schema, launch function and reference on the real C compiler."""
-
-    def make(signature, launch, reference=None):
-        schema = f"jitkern_test::gradients{next(_number)}{signature}"
-        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch, reference)
-
-    return make
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 import torch
-from helpers import declared
 
 from jitkern.errors import DeclarationError
 from jitkern.op import autograd, recorder
@@ -18,19 +17,9 @@ pytestmark = [
     pytest.mark.parametrize("recorded_by", ["c++"], indirect=True),
     pytest.mark.usefixtures("recorded_by"),
 ]
-_number = itertools.count()
 KERNELS = """
 extern "C" void scale(T* out, const T* x, double by, long n) { for (long i = 0; i < n; i++) out[i] = by * x[i]; }
 """
-
-
-@pytest.fixture
-def declare(tmp_path):
-    def make(signature, launch, reference=None):
-        schema = f"jitkern_test::recorded{next(_number)}{signature}"
-        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch, reference)
-
-    return make
 
 
 def scaled(k, x, by):

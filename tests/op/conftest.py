@@ -1,0 +1,20 @@
+"""What the tests of gradients share."""
+
+import itertools
+
+import pytest
+from helpers import declared
+
+_number = itertools.count()
+
+
+@pytest.fixture
+def declare(request, tmp_path):
+    """An op with this schema, launch function and reference, on the `KERNELS` of the test's module."""
+
+    def make(signature, launch, reference=None):
+        schema = f"jitkern_test::op{next(_number)}{signature}"
+        text = request.module.KERNELS
+        return declared(schema, tmp_path / "kernels.cpp", text, launch, reference)
+
+    return make
