@@ -72,12 +72,17 @@ def check_int8(name, x, qweight, scale):
     return rows, columns
 
 
+def result(x, rows):
+    """Return memory for a linear layer with `rows` outputs for each row of x."""
+    return torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+
+
 def by_torch(kernel, x, rows, columns, weight, bias, **keywords):
     """Let a kernel, with keywords of its launch, write the weight out; PyTorch multiplies."""
     w = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     kernel(w, *weight, rows, columns, **keywords)
     if x.is_meta:  # nothing but kernels is prewarmed
-        return torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+        return result(x, rows)
     return torch.nn.functional.linear(x, w, bias)
 
 
@@ -89,10 +94,10 @@ def cost(x, rows, *weight):
 
 
 def _whole(shape, device):
-    """Return whole numbers of which each row has the largest that int8 holds."""
+    """Return whole numbers in units of 1/128, of which each row has the largest that int8 holds."""
     x = torch.randint(-127, 128, shape, dtype=torch.float32, device=device)
     x[:, 0] = 127
-    return x
+    return x / 128
 
 
 def int8_samples(device):

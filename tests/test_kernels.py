@@ -9,6 +9,13 @@ import operator
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 import jitkern.ops
 from jitkern import config
@@ -112,6 +119,29 @@ def test_compile_makes_one_graph(op, device, dynamic):
         for args in samples
     }
     assert 0 < graphs <= (len(kinds) if dynamic else len(samples))
+
+
+def guards_of_fake(op, args, device):
+    """The conditions on sizes under which torch.compile may use what the fake returned."""
+    sizes = ShapeEnv()
+    with FakeTensorMode(shape_env=sizes) as mode:
+
+        def fake(x, name):
+            dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC] * x.dim())
+            x = mode.from_tensor(x, source=ConstantSource(name), symbolic_context=dynamic)
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+        op.overload(
+            *(fake(a, f"a{i}") if isinstance(a, torch.Tensor) else a for i, a in enumerate(args))
+        )
+    return {str(guard.expr) for guard in sizes.guards}
+
+
+@pytest.mark.parametrize("op", [op for op in SHIPPED if op.sources["cpu"]], ids=lambda op: op.name)
+def test_sizes_that_choose_a_kernel_for_gpus_are_no_reason_to_compile_again(op):
+    for args in few(op.sample_inputs("cpu")):
+        # Meta tensors go through the first launch function, that for GPUs.
+        assert guards_of_fake(op, args, "meta") <= guards_of_fake(op, args, "cpu")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -63,7 +63,8 @@ class Kernels:
 
     `k.config` is the configuration of `.tune` for this call: the one that `choose` returns, by
     default the choice of the Runner, else the first. `k.multiprocessors` and the like are facts of
-    `device`: by default the Runner's, else one that is not here.
+    `device`: by default the Runner's, else one that is not here. `k.fake` tells the op's fake, of
+    which only the results count, from all other runs.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Kernels:
         device: Device | None = None,
     ) -> None:  # fmt: skip
         self._start = start
+        self.fake = start is ignore
         self._choose = choose
         self._device = device
         self._call: tuple[Tuned, Sequence[Any], Mapping[str, Any]] | None = None

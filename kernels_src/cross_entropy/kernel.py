@@ -178,6 +178,8 @@ def _(k, x, by):
             f"{by.dtype} of shape {tuple(by.shape)}"
         ),
     )
+    if k.fake:
+        return
     by, stride = by.contiguous(), 0 if by.dim() == 0 else 1
     k.cross_entropy_rescale[{"T": x.dtype}](
         x, by, stride, rows, cols, grid=min(rows, 8 * k.multiprocessors), block=512

@@ -151,6 +151,8 @@ def _width(d, rows, caches):
 @kv_cache_append.launch("cuda")
 def _(k_, k, v, k_cache, v_cache, slots, k_scale, v_scale):
     _check(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+    if k_.fake:
+        return
     k, v = _dense(k), _dense(v)
     width = _width(k.shape[2], (k, v), (k_cache, v_cache))
     threads = k.numel() // width

@@ -221,6 +221,8 @@ def _(
 ):  # fmt: skip
     _check(q, k_cache, v_cache, table, seq_lens, window, slopes, k_scale, v_scale)
     out, lse = _results(q)
+    if k.fake:
+        return out, lse
     options = scale, softcap, window, slopes, k_scale, v_scale
     d, kv_heads = q.shape[-1], k_cache.shape[2]
     if q.dtype == torch.float32:

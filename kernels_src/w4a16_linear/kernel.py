@@ -79,6 +79,8 @@ def _(x, qweight, scale, zero, bias):
 @w4a16_linear.launch("cuda")
 def _(k, x, qweight, scale, zero, bias):
     tokens, rows, columns, group = _checked(x, qweight, scale, zero, bias)
+    if k.fake:
+        return low_bit.result(x, rows)
     kind, edges = int4.kind_of(zero), rows % 16 != 0
     template = {"T": x.dtype, "GROUP": group, "ZEROS": kind}
     weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero)
@@ -86,7 +88,7 @@ def _(k, x, qweight, scale, zero, bias):
         grid = (qweight.shape[0] * qweight.shape[1] + 7) // 8
         write = k.dequantize_int4[template]
         return low_bit.by_torch(write, x, rows, columns, weight, bias, grid=grid, block=256)
-    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    out = low_bit.result(x, rows)
     template["EDGES"] = edges
     args = out, low_bit.aligned(x), *weight, low_bit.aligned(bias)
     sides = 0 if edges else 1 if kind == int4.SYMMETRIC else 2
@@ -108,11 +110,13 @@ def _(k, x, qweight, scale, zero, bias):
 @w4a16_linear.launch("cpu")
 def _(k, x, qweight, scale, zero, bias):
     tokens, rows, columns, group = _checked(x, qweight, scale, zero, bias)
+    if k.fake:
+        return low_bit.result(x, rows)
     template = {"T": x.dtype, "Z": x.dtype if zero is None else zero.dtype}
     weight = low_bit.aligned(qweight), low_bit.aligned(scale), low_bit.aligned(zero), group
     if tokens > low_bit.MOST_ON_CPU:
         return low_bit.by_torch(k.dequantize_int4[template], x, rows, columns, weight, bias)
-    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    out = low_bit.result(x, rows)
     args = out, low_bit.aligned(x), low_bit.aligned(bias), *weight
     k.w4a16_linear[template](*args, rows, columns, tokens)
     return out

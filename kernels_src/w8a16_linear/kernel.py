@@ -35,6 +35,8 @@ def _prepared(x, qweight, scale, bias):
 @w8a16_linear.launch("cuda")
 def _(k, x, qweight, scale, bias):
     (dense, qweight, scale, bias), tokens, rows, columns = _prepared(x, qweight, scale, bias)
+    if k.fake:
+        return low_bit.result(x, rows)
     template = {"T": x.dtype, "S": scale.dtype}
     if tokens > low_bit.MOST or x.dtype == torch.float32:
         grid = (rows * (columns // 8) + 255) // 256
@@ -42,7 +44,7 @@ def _(k, x, qweight, scale, bias):
         return low_bit.by_torch(
             write, x, rows, columns, (qweight, scale), bias, grid=grid, block=256
         )
-    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    out = low_bit.result(x, rows)
     args = out, dense, qweight, scale, bias
     if tokens <= low_bit.FEW:
         low_bit.few(
@@ -60,11 +62,13 @@ def _(k, x, qweight, scale, bias):
 @w8a16_linear.launch("cpu")
 def _(k, x, qweight, scale, bias):
     (dense, qweight, scale, bias), tokens, rows, columns = _prepared(x, qweight, scale, bias)
+    if k.fake:
+        return low_bit.result(x, rows)
     template = {"T": x.dtype, "S": scale.dtype}
     if tokens > low_bit.MOST_ON_CPU:
         write = k.dequantize_int8[template]
         return low_bit.by_torch(write, x, rows, columns, (qweight, scale), bias)
-    out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype, device=x.device)
+    out = low_bit.result(x, rows)
     k.w8a16_linear[template](out, dense, qweight, scale, bias, rows, columns, tokens)
     return out
 

@@ -19,6 +19,7 @@ BOUND = 4  # in units of the dtype's epsilon, as in tests/test_kernels.py
 class Kernels:
     """A stand-in for the first argument of a launch function: kernels on a GPU of sm_90."""
 
+    fake = False
     capability = (9, 0)
     shared_memory_per_block = 227 << 10
 

@@ -1,4 +1,4 @@
-"""What the tests of gradients share."""
+"""What the tests of ops share."""
 
 import itertools
 
@@ -12,9 +12,10 @@ _number = itertools.count()
 def declare(request, tmp_path):
     """An op with this schema, launch function and reference, on the `KERNELS` of the test's module."""
 
-    def make(signature, launch, reference=None):
+    def make(signature, launch, reference=None, **options):
         schema = f"jitkern_test::op{next(_number)}{signature}"
         text = request.module.KERNELS
-        return declared(schema, tmp_path / "kernels.cpp", text, launch, reference)
+        path = tmp_path / "kernels.cpp"
+        return declared(schema, path, text, launch, reference, **options)
 
     return make

@@ -2,34 +2,21 @@
 
 import copy
 import gc
-import itertools
 import pickle
 import weakref
 
 import pytest
 import torch
-from helpers import declared, served
+from helpers import served
 
 from jitkern import config
 from jitkern.errors import CompileError, DeclarationError, LaunchError
 
-_number = itertools.count()
 X = torch.arange(6.0).reshape(2, 3)
 KERNELS = """
 extern "C" void fill(T* out, long n, double value) { for (long i = 0; i < n; i++) out[i] = value; }
 extern "C" void add(T* out, const T* x, const T* y, long n) { for (long i = 0; i < n; i++) out[i] = x[i] + (y ? y[i] : 0); }
 """
-
-
-@pytest.fixture
-def declare(tmp_path):
-    """An op with this schema, launch function and reference on the real C compiler."""
-
-    def make(signature, launch, reference=None, *, cpu=True):
-        schema = f"jitkern_test::calls{next(_number)}{signature}"
-        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch, reference, cpu=cpu)
-
-    return make
 
 
 def filled(k, n, device="cpu"):
@@ -315,3 +302,22 @@ def test_a_launch_function_may_ask_for_the_alignment_of_an_address(declare, dyna
     compiled = torch.compile(op, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for tensor in (x, x[1:], x[2:].clone()):
         assert torch.equal(compiled(tensor), 2 * tensor)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_fake_that_returns_before_a_kernel_is_chosen_is_compiled_once(declare, asks):
+    def launch(k, x):
+        out = torch.empty_like(x)
+        if asks and k.fake:
+            return out
+        k.fill[{"T": x.dtype}](out, x.numel(), 1.0 if x.numel() > 10 else 2.0)
+        return out
+
+    op = declare("(Tensor x) -> Tensor", launch)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(op, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (5, 50):
+        assert compiled(torch.empty(size)).equal(torch.full((size,), 2.0 if size == 5 else 1.0))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (1 if asks else 2)
+    served(op, torch.empty(50))

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
-from helpers import declared
 
 from jitkern.errors import DeclarationError
 
-_number = itertools.count()
 KERNELS = 'extern "C" void nothing(long n) {}'
-
-
-@pytest.fixture
-def declare(tmp_path):
-    """An op with this schema and launch function."""
-
-    def make(signature, launch):
-        schema = f"jitkern_test::list_gradients{next(_number)}{signature}"
-        return declared(schema, tmp_path / "kernels.cpp", KERNELS, launch)
-
-    return make
 
 
 def leaf(*shape):
