@@ -61,10 +61,15 @@ def _pair(name, grad, out, dim):
 
 
 def _on_gpu(k, kernels, template, tensors, scale, rows, cols, inner):
-    """Launch one of the three kernels: rows on the chip, read twice, or strided."""
+    """Launch one of the three kernels: rows on the chip, read twice, or strided.
+
+    The latter alone takes a SIGN of 0.
+    """
+    if k.fake:
+        return
     on_chip, long, strided = kernels
     template = {"T": tensors[0].dtype, **template}
-    if inner != 1:
+    if inner != 1 or template.get("SIGN") == 0:
         blocks = rows * ((inner + 31) // 32)
         template |= {"DEPTH": forms.DEPTH}
         strided[template](*tensors, scale, cols, inner, grid=blocks, block=32 * forms.DEPTH)
@@ -79,8 +84,8 @@ def _declare_forward(op, name, log):
         x, rows, cols, inner = _checked(name, x, dim)
         out = torch.empty_like(x)
         kernels = k.softmax, k.softmax_long, k.softmax_strided
-        template = {"LOG": log, "NEGATIVE": scale < 0}
-        _on_gpu(k, kernels, template, (out, x), scale, rows, cols, inner)
+        sign = -1 if scale < 0 else 0 if scale == 0 else 1
+        _on_gpu(k, kernels, {"LOG": log, "SIGN": sign}, (out, x), scale, rows, cols, inner)
         return out
 
     @op.launch("cpu")

@@ -5,7 +5,8 @@ namespace softmax_detail {
 using namespace jitkern;
 
 // out[i] = exp(scale * x[i]) / sum_j exp(scale * x[j]), or its logarithm
-template <typename T_, bool LOG, bool NEGATIVE> struct Forward {
+// SIGN: that of the scale. 0 is a scale of 1 over x * 0, without padding, which would become NaN.
+template <typename T_, bool LOG, int SIGN> struct Forward {
   using T = T_;
   using A = widened<T>;
   using State = Exponentials<A>;
@@ -13,11 +14,12 @@ template <typename T_, bool LOG, bool NEGATIVE> struct Forward {
   static constexpr int INPUTS = 1, OUTPUTS = 1;
   const T *in[1];
   T *out[1];
-  A scale, log2_scale;  // of -x where the scale is NEGATIVE, so that the largest number has the largest power
+  A scale, log2_scale;  // of -x where the SIGN is -1, so that the largest number has the largest power
 
   __device__ Forward(T *out, const T *x, double scale)
-      : in{x}, out{out}, scale(A(fabs(scale))), log2_scale(A(fabs(scale) * 1.4426950408889634)) {}
-  static __device__ __forceinline__ A number(A x) { return NEGATIVE ? -x : x; }
+      : in{x}, out{out}, scale(SIGN ? A(fabs(scale)) : A(1)),
+        log2_scale(A((SIGN ? fabs(scale) : 1) * 1.4426950408889634)) {}
+  static __device__ __forceinline__ A number(A x) { return SIGN < 0 ? -x : SIGN ? x : x * A(0); }
   __device__ State none() const { return State::none(); }
   __device__ A padding() const { return number(-infinity<A>()); }
   template <int V> __device__ State add(State s, const A (&v)[1][V], int) const {
@@ -68,17 +70,17 @@ template <typename T_, bool LOG> struct Backward {
 
 }  // namespace softmax_detail
 
-template <typename T, bool LOG, bool NEGATIVE, int LANES, int THREADS, int VPT, int MORE, bool EDGES>
+template <typename T, bool LOG, int SIGN, int LANES, int THREADS, int VPT, int MORE, bool EDGES>
 __global__ void __launch_bounds__(THREADS, jitkern::blocks_of<THREADS, VPT, MORE>) softmax(T *out, const T *x, double scale, long long rows, int cols) {
-  jitkern::rows_on_chip<LANES, THREADS, VPT, MORE, EDGES>(softmax_detail::Forward<T, LOG, NEGATIVE>(out, x, scale), rows, cols);
+  jitkern::rows_on_chip<LANES, THREADS, VPT, MORE, EDGES>(softmax_detail::Forward<T, LOG, SIGN>(out, x, scale), rows, cols);
 }
-template <typename T, bool LOG, bool NEGATIVE, int THREADS, bool EDGES>
+template <typename T, bool LOG, int SIGN, int THREADS, bool EDGES>
 __global__ void __launch_bounds__(THREADS) softmax_long(T *out, const T *x, double scale, int cols) {
-  jitkern::rows_read_twice<THREADS, EDGES>(softmax_detail::Forward<T, LOG, NEGATIVE>(out, x, scale), cols);
+  jitkern::rows_read_twice<THREADS, EDGES>(softmax_detail::Forward<T, LOG, SIGN>(out, x, scale), cols);
 }
-template <typename T, bool LOG, bool NEGATIVE, int DEPTH>
+template <typename T, bool LOG, int SIGN, int DEPTH>
 __global__ void __launch_bounds__(32 * DEPTH) softmax_strided(T *out, const T *x, double scale, int cols, long long inner) {
-  jitkern::rows_strided<DEPTH>(softmax_detail::Forward<T, LOG, NEGATIVE>(out, x, scale), cols, inner);
+  jitkern::rows_strided<DEPTH>(softmax_detail::Forward<T, LOG, SIGN>(out, x, scale), cols, inner);
 }
 
 template <typename T, bool LOG, int LANES, int THREADS, int VPT, int MORE, bool EDGES>

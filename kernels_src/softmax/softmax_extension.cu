@@ -29,9 +29,11 @@ static at::Tensor softmax_cuda(const at::Tensor& input, int64_t dim, double scal
     using T = typename kernel_type<scalar_t>::type;
     T* to = reinterpret_cast<T*>(out.data_ptr());
     const T* from = reinterpret_cast<const T*>(x.const_data_ptr());
-    const auto dense = scale < 0 ? softmax_long<T, false, true, 256, true> : softmax_long<T, false, false, 256, true>;
-    const auto strided = scale < 0 ? softmax_strided<T, false, true, 8> : softmax_strided<T, false, false, 8>;
-    if (inner == 1)
+    const auto dense = scale < 0 ? softmax_long<T, false, -1, 256, true> : softmax_long<T, false, 1, 256, true>;
+    const auto strided = scale == 0  ? softmax_strided<T, false, 0, 8>
+                         : scale < 0 ? softmax_strided<T, false, -1, 8>
+                                     : softmax_strided<T, false, 1, 8>;
+    if (inner == 1 && scale != 0)
       dense<<<rows, 256, 0, stream>>>(to, from, scale, x.size(dim));
     else
       strided<<<rows * ((inner + 31) / 32), 256, 0, stream>>>(to, from, scale, x.size(dim), inner);
