@@ -84,13 +84,15 @@ def slot_of(op: Op, device: str = "cpu") -> Slot:
 
 
 def served(op: Op, *args: object, device: str = "cpu") -> object:
-    """The result of a call that asks no Python."""
-    op(*args)
-    linker.settle()
-    before = slot_of(op, device).misses
-    result = op(*args)
-    assert slot_of(op, device).misses == before, slot_of(op, device).refused
-    return result
+    """The result of a call that asks no Python, once it came as often as a stub needs it to come."""
+    slot = slot_of(op, device)
+    for _ in range(9):
+        before = slot.misses
+        result = op(*args)
+        if slot.misses == before:
+            return result
+        linker.settle()
+    raise AssertionError(slot.refused)
 
 
 def last_json(out):

@@ -48,10 +48,10 @@ def test_the_demo_runs():
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("jitkern::")]
     assert {row[0] for row in rows} == {f"jitkern::{name}" for name in dir(ops)}
-    assert all(float(row[-1]) <= 4 for row in rows)
+    assert all(float(row[-1]) <= 4 for row in rows if row[2] != "reference")
 
 
 def test_the_table_of_settings_is_that_of_the_code():

@@ -134,7 +134,9 @@ def test_a_thousand_constants_make_few_stubs_by_one_thread_and_a_steady_one_is_s
         done = run_python(CONSTANTS)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
-        assert found["threads"] <= 3  # with the one that builds the runtime
+        # This thread, the one that builds the runtime, the one that builds stubs, and perhaps
+        # one that built stubs before it and is ending.
+        assert found["threads"] <= 4
         assert found["stubs"] <= 128
         assert found["plans"] <= 16
         assert found["served"]
