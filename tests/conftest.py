@@ -66,15 +66,35 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 
 
+@pytest.fixture(scope="session")
+def compilers(common: Path) -> Path:
+    """A folder with a `c++` that compiles recorder.cpp once for all tests: that takes 20 s."""
+    folder = common / "bin"
+    folder.mkdir(exist_ok=True)
+    real = shutil.which("c++")
+    if real:
+        script = Path(__file__).with_name("compile_once.sh").read_text()
+        own = folder / f"{os.getpid()}"
+        own.write_text(script.replace("REAL", real).replace("STORE", str(common / "compiled")))
+        own.chmod(0o755)
+        own.replace(folder / "c++")
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def cache_dir(
-    tmp_path: Path, common: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    common: Path,
+    compilers: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Path]:
     """An empty cache for this test, its child processes too; or see the marker `common_cache`."""
     shared = request.node.get_closest_marker("common_cache")
     root = (common if shared else tmp_path) / "cache"
     for name in [name for name in os.environ if name.startswith("JITKERN_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{compilers}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("JITKERN_CACHE_DIR", str(root))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-settings"))
     monkeypatch.setattr("jitkern.jit.cache_in_use.spilled", [])

@@ -21,7 +21,6 @@ from jitkern.target import short_version, this_platform
 GUIDE = (REPOSITORY / "docs" / "deploying.md").read_text()
 SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
 PYTHON = f"{sys.executable} -W ignore"
-PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # Where a shell has no PATH, or must not take another Python's programs.
 PROGRAMS = (
     f'python() {{ {PYTHON} "$@"; }}; jitkern() {{ {PYTHON} -m jitkern "$@"; }}; '
@@ -51,10 +50,15 @@ def snippets(language, containing=""):
     return [text for kind, text in SNIPPETS if kind == language and containing in text]
 
 
+def path():
+    """PATH with the programs of this environment first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
 def shell(script, cwd, **environment):
     done = subprocess.run(
         ["/bin/sh", "-ec", PROGRAMS + script],
-        cwd=cwd, env={**os.environ, "PATH": PATH, "PYTHONPATH": str(cwd), **environment},
+        cwd=cwd, env={**os.environ, "PATH": path(), "PYTHONPATH": str(cwd), **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"

@@ -1,6 +1,7 @@
 // Records calls of ops that have a gradient, as `_RecordedPlainly` of autograd.py does, without Python until the
 // backward, and in the backward too where the gradient is an op. The launch runtime calls `record` for a call that no
 // mode and no transform sees.
+#define AT_PER_OPERATOR_HEADERS  // else headers include all of ATen's operators, which takes seconds
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/bit_cast.h>
