@@ -17,6 +17,7 @@ exec 9>"$made.lock"
 flock 9  # until this process ends
 if ! [ -d "$made" ]; then
   REAL "$@" || exit
+  rm -rf "$made.new"  # of one that was killed
   mkdir "$made.new" && cp 0.* "$made.new" && mv "$made.new" "$made"
 fi
 cp "$made"/* .
