@@ -45,12 +45,12 @@ class Root:
 
         Raises CacheError.
         """
-        with self._writing():
-            self._create_root()
-            path = self.root / VERSION / "tmp" / uuid.uuid4().hex
-            path.mkdir(mode=0o700)
-            self._sweep(path.lstat().st_mtime)
-        try:
+        path = self.root / VERSION / "tmp" / uuid.uuid4().hex
+        try:  # from here on a signal may end this process in good order
+            with self._writing():
+                self._create_root()
+                path.mkdir(mode=0o700)
+                self._sweep(path.lstat().st_mtime)
             yield path
         finally:
             atomic.delete(path)
