@@ -17,28 +17,32 @@ def lists(full, partial, numbers=None):
     """
     batch, heads, rows, _ = full.shape
     both = torch.stack([full, partial], 3).flatten(2, 3)
-    counts = both.sum(-1)
-    ends = counts.flatten().cumsum(0).view(counts.shape)
-    starts = ends.new_zeros(batch, heads, 2 * rows + 1)
-    starts[..., 1:] = ends
-    starts[..., :1] = (starts[..., 1:2] - counts[..., :1]) if rows else 0
+    counts = both.sum(-1, dtype=torch.int32)
+    ends = counts.flatten().cumsum(0, dtype=torch.int32).view(counts.shape)
+    if rows:
+        starts = torch.cat([ends[..., :1] - counts[..., :1], ends], -1)
+    else:
+        starts = ends.new_zeros(batch, heads, 1)
     b, h, r, columns = both.nonzero(as_tuple=True)
     patterns = None if numbers is None else numbers[b, h, r // 2, columns].contiguous()
-    return starts.to(torch.int32), columns.to(torch.int32), patterns
+    return starts, columns.to(torch.int32), patterns
 
 
-def band(q_len, k_len, block_q, block_k, left, right):
+def band(q_len, k_len, block_q, block_k, left, right, device="cpu"):
     """Return which blocks a band fills, and which it has a part of: two bool [rows, columns].
 
     Query i sees key j if i - left <= j <= i + right; -1 stands for no limit.
     """
+    shape = -(-q_len // block_q), -(-k_len // block_k)
+    full = torch.ones(shape, dtype=torch.bool, device=device)
+    if left < 0 and right < 0:
+        return full, ~full
 
     def ends(length, block):
-        first = torch.arange(0, length, block)
+        first = torch.arange(0, length, block, device=device)
         return first, (first + block).clamp(max=length) - 1
 
     (q_first, q_last), (k_first, k_last) = ends(q_len, block_q), ends(k_len, block_k)
-    full = torch.ones(len(q_first), len(k_first), dtype=torch.bool)
     some = full.clone()
     if left >= 0:
         full &= k_first >= (q_last - left)[:, None]

@@ -102,10 +102,8 @@ class BlockSparseMask:
             )
         blocks = blocks.view((1,) * (4 - blocks.dim()) + blocks.shape)
         limits = [-1, 0 if causal else -1]
-        full, partial = (
-            blocks & _moved(kind, blocks.device)
-            for kind in layout.band(q_len, k_len, block_q, block_k, *limits)
-        )
+        kinds = layout.band(q_len, k_len, block_q, block_k, *limits, blocks.device)
+        full, partial = (blocks & kind for kind in kinds)
         return _made(cls, q_len, k_len, block_q, block_k, full, partial, limits=limits)
 
     @classmethod
