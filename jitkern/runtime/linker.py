@@ -21,7 +21,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds
 from jitkern.runtime.binding import announce
 from jitkern.runtime.plans import Plan, Plans, class_of, example_of, reference_to
-from jitkern.runtime.slot import STRIKES, Calls, Launcher, Loaded, Slot
+from jitkern.runtime.slot import Calls, Launcher, Loaded, Slot
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Generated, Variant
@@ -70,13 +70,13 @@ def _link_or_refuse(missed: MissedCall, call: str) -> None:
         else:
             _log.info("%s keeps its Python launcher: no cached stub, and compiling is off", op)
     except Unsupported as e:
-        slot.refuse(calls, str(e))
+        slot.refuse(calls, str(e), missed.args)
     except JitkernError as e:
         _log.warning("%s keeps to its Python launcher: %s", op, e)
-        slot.refuse(calls, str(e), strikes=STRIKES)
+        slot.refuse(calls, str(e))
     except OSError as e:
         _log.warning("%s keeps to its Python launcher: %s", op, e)
-        slot.refuse(calls, str(e))
+        slot.refuse(calls, str(e), missed.args)
     finally:
         calls.building.discard(call)
 

@@ -26,7 +26,8 @@ from jitkern.trace.world import World, world_of
 if TYPE_CHECKING:
     from jitkern.launch.symbols import Frozen
 
-STRIKES = 4  # traces that may fail for calls of one class: the first values may have been odd ones
+STRIKES = 4  # traces that may fail for calls of one class and of sizes like these
+FUTILE = 64  # traces that may fail for calls of one class
 REMEMBERED = 256  # calls without a stub whose repetitions are counted
 AT_ONCE = 4  # stubs that may be in the making for calls of one class
 MANY = 64  # variants that the dtypes, ranks and branches of an op may need
@@ -46,7 +47,8 @@ class Calls:
         self.world: World | None = None  # the world of these plans
         self.fetches = 0  # of this process when these plans were looked up
         self.building: set[str] = set()  # the calls, by their numbers, whose stubs are being built
-        self.strikes = 0
+        self.failed = 0  # traces
+        self.strikes: Counter[Any] = Counter()  # those of calls of such sizes, see `_magnitude`
         self.refused = ""  # why the calls keep the Python launcher
         self.forgotten = False  # whether the launch function was declared again
         self.unavailable: Config | None = None  # settings under which a stub cannot be built
@@ -163,9 +165,11 @@ class Slot:
 
     def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
         """Whether to build a stub for a call that no variant served."""
-        call = example_of(args)
-        if calls.strikes >= STRIKES or calls.unavailable is config.current():
+        if calls.failed >= FUTILE or calls.unavailable is config.current():
             return False
+        if calls.strikes and calls.strikes[_magnitude(args)] >= STRIKES:
+            return False
+        call = example_of(args)
         if len(calls.building) >= AT_ONCE or call in calls.building:
             return False
         count = self._constant + max(0, len(self.known) - MANY)
@@ -180,12 +184,18 @@ class Slot:
                     self._counts.popitem(last=False)
         return times >= needed
 
-    def refuse(self, calls: Calls, why: str, strikes: int = 1) -> None:
-        """Note why calls keep the Python launcher; after STRIKES of them, for good."""
+    def refuse(self, calls: Calls, why: str, args: Sequence[Any] | None = None) -> None:
+        """Note why calls keep the Python launcher.
+
+        args: of the call whose trace failed. Another branch of the launch function, which calls of
+            other sizes take, may be traced all the same. None: no call of the class has a chance.
+        """
         if not calls.refused:
             _log.info("%s keeps to its Python launcher: %s", self.signature.name, why)
         calls.refused = why
-        calls.strikes += strikes
+        calls.failed = FUTILE if args is None else calls.failed + 1
+        if args is not None:
+            calls.strikes[_magnitude(args)] += 1
 
     def append(
         self,
@@ -263,6 +273,20 @@ def _class_of(value: Any) -> Any:
             return frozenset((tensor.dtype, tensor.device) for tensor in value)
         return tuple(map(_class_of, value))
     return value if value is None or isinstance(value, (bool, str)) else type(value)
+
+
+def _magnitude(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the sizes and integers of a call, each by its number of bits."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(map(of, value))
+        shape = getattr(value, "shape", None)
+        if shape is not None:
+            return tuple([size.bit_length() for size in shape])
+        return value.bit_length() if isinstance(value, int) else None
+
+    return tuple(map(of, args))
 
 
 def _changing(frozen: Sequence[Frozen]) -> str:

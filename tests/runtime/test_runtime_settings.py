@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from calls_of_ops import MANY, SCALE, X, misses, warmed
+from helpers import served, slot_of
 
 from jitkern import config
 from jitkern.calls import record, signature
@@ -257,3 +258,37 @@ def test_a_damaged_runtime_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how
     done = with_runtime(CALL, JITKERN_VERIFY=verify)
     assert done.stdout.startswith(LINKED), done.stderr
     assert with_runtime(CALL).stdout.startswith(LINKED)
+
+
+def branching(k, x):
+    out = torch.empty_like(x)
+    if x.numel() > 64:
+        return x + x  # of which no stub can be made
+    k.scale[{"T": x.dtype}](out, x, 2.0, x.numel())
+    return out
+
+
+def test_calls_that_no_stub_serves_keep_none_from_others_of_their_class(declare):
+    op = declare("(Tensor x) -> Tensor", SCALE, branching)
+    for size in range(100, 110):
+        op(torch.ones(size))
+        linker.settle()
+    assert slot_of(op).refused
+    served(op, torch.ones(3))
+    assert not slot_of(op).refused
+
+
+def test_traces_that_fail_are_not_tried_without_end(declare, monkeypatch):
+    op = declare("(Tensor x, int n) -> Tensor", SCALE, lambda k, x, n: x + x)
+    tried = []
+    trace = linker.trace
+    monkeypatch.setattr(linker, "trace", lambda *args: tried.append(args) or trace(*args))
+    for n in (2**30,) * 10:
+        op(X, n)
+        linker.settle()
+    assert len(tried) == slot.STRIKES
+    for power in range(60):
+        for n in range(8):
+            op(X, 2**power + n)
+        linker.settle()
+    assert slot.STRIKES < len(tried) <= slot.FUTILE + slot.AT_ONCE  # some were under way
