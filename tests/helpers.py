@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,6 +79,11 @@ def declared(
     return op
 
 
+def own_programs_first() -> str:
+    """PATH with the programs of this environment first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
 def slot_of(op: Op, device: str = "cpu") -> Slot:
     slot = op.backends[device].implementation.slot
     assert slot
@@ -86,13 +93,13 @@ def slot_of(op: Op, device: str = "cpu") -> Slot:
 def served(op: Op, *args: object, device: str = "cpu") -> object:
     """The result of a call that asks no Python, once it came as often as a stub needs it to come."""
     slot = slot_of(op, device)
-    for _ in range(9):
-        before = slot.misses
-        result = op(*args)
-        if slot.misses == before:
-            return result
+    for _ in range(slot.patience):
+        op(*args)
         linker.settle()
-    raise AssertionError(slot.refused)
+    before = slot.misses
+    result = op(*args)
+    assert slot.misses == before, slot.refused
+    return result
 
 
 def last_json(out):

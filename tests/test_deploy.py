@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import REPOSITORY
+from helpers import REPOSITORY, own_programs_first
 
 from jitkern.cache.store import Cache
 from jitkern.compilers.cuda import toolkit
@@ -50,15 +50,10 @@ def snippets(language, containing=""):
     return [text for kind, text in SNIPPETS if kind == language and containing in text]
 
 
-def path():
-    """PATH with the programs of this environment first."""
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-
 def shell(script, cwd, **environment):
     done = subprocess.run(
         ["/bin/sh", "-ec", PROGRAMS + script],
-        cwd=cwd, env={**os.environ, "PATH": path(), "PYTHONPATH": str(cwd), **environment},
+        cwd=cwd, env={**os.environ, "PATH": own_programs_first(), "PYTHONPATH": str(cwd), **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import slurm
-from helpers import REPOSITORY
-from test_deploy import path, project, shell  # noqa: F401  a fixture, among others
+from helpers import REPOSITORY, own_programs_first
+from test_deploy import project, shell  # noqa: F401  a fixture, among others
 
 from jitkern.prewarming.shards import ENGINES
 
@@ -40,7 +40,7 @@ def built(out):
 @pytest.fixture(scope="module")
 def node():
     with slurm.slurm() as environment:
-        yield {**environment, "PATH": path()}
+        yield {**environment, "PATH": own_programs_first()}
 
 
 def of_the_shell(script):
@@ -93,7 +93,7 @@ def free_port():
 @contextlib.contextmanager
 def servers(commands, folder, log):
     """Run commands beside the block, where the packages of a folder are found."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": path(), **OF_RAY}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": own_programs_first(), **OF_RAY}
     with contextlib.ExitStack() as started, log.open("w") as file:
         for command in commands:
             process = subprocess.Popen(

@@ -51,6 +51,9 @@ class ShapesAlone(TorchFunctionMode):
         elif func in (torch.empty_like, torch.randn_like, torch.rand_like):
             if len(args) == 1 and kwargs.keys() <= {"dtype"}:
                 tensor_like = _like(args[0], **kwargs)
+        elif func in (torch.Tensor.mul, torch.Tensor.div):
+            if len(args) == 2 and not kwargs and _are_tensor_and_number(*args):
+                tensor_like = _like(args[0])
         elif func in (torch.softmax, torch.Tensor.softmax):
             dims = (*args[1:], *(kwargs[name] for name in kwargs if name == "dim"))
             if len(args) + len(kwargs) == 2 and len(dims) == 1 and _is_dim(args[0], dims[0]):
@@ -70,6 +73,12 @@ def _are_bounds_and_sizes(args: Sequence[Any]) -> bool:
     """Whether `torch.randint` takes these: at most two bounds, the lower one first, and sizes."""
     low, high = args[:-1] if len(args) == 3 else (0, args[0])
     return len(args) in (2, 3) and isinstance(args[-1], (tuple, list)) and low < high
+
+
+def _are_tensor_and_number(x: Any, number: Any) -> bool:
+    """Whether a product or quotient of these has the dtype of `x`."""
+    is_real = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return is_real and isinstance(number, (int, float))
 
 
 def _is_dim(x: torch.Tensor, dim: Any) -> bool:

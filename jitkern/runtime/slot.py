@@ -163,6 +163,12 @@ class Slot:
             self._plans[key] = Plans(op, schema, function, world, source, target)
         return self._plans[key]
 
+    @property
+    def patience(self) -> int:
+        """How often a call must come before a stub is made for it."""
+        count = self._constant + max(0, len(self.known) - MANY)
+        return next((times for stubs, times in _PATIENCE if count < stubs), _OFTEN)
+
     def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
         """Whether to build a stub for a call that no variant served."""
         if calls.failed >= FUTILE or calls.unavailable is config.current():
@@ -172,8 +178,7 @@ class Slot:
         call = example_of(args)
         if len(calls.building) >= AT_ONCE or call in calls.building:
             return False
-        count = self._constant + max(0, len(self.known) - MANY)
-        needed = next((times for stubs, times in _PATIENCE if count < stubs), _OFTEN)
+        needed = self.patience
         if needed == 1:
             return True
         with self.lock:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from helpers import REPOSITORY, needs_nvrtc
+from helpers import REPOSITORY, needs_nvrtc, own_programs_first
 from pages import PAGES, blocks_of
 
 from jitkern.config import Config
@@ -42,8 +42,7 @@ class Reader:
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
         self.cache = cache
-        scripts = Path(sys.executable).parent
-        path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+        path = own_programs_first()
         self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
 
     def run(self, *command: str, shown: str) -> str:
