@@ -20,6 +20,7 @@ from benches.kernels.subject import Subject, subject_of, subjects_of
 from jitkern.cli.parser import UsageError
 from jitkern.declare import kernel
 from jitkern.errors import DeclarationError
+from jitkern.op import timing
 from jitkern.op.roofline import Bandwidth
 
 needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -433,6 +434,25 @@ def test_twice_the_error_of_the_reference_is_right():
     own = torch.full((10,), 1.01)
     assert oracle(own, precise).problem([torch.full((10,), 0.985)]) == ""
     assert "1.25 times the error" in oracle(own, precise).problem([torch.full((10,), 1.025)])
+
+
+def test_a_peer_that_rounds_what_the_op_keeps_is_compared_by_the_norm_of_the_error():
+    precise = torch.ones(10, dtype=torch.float64)
+    own, near, far = precise.float(), torch.full((10,), 1.02), torch.full((10,), 1.04)
+    assert oracle(own, precise).problem([near]).startswith("wrong: ")
+    assert oracle(own, precise).problem([near], exact=False) == ""
+    assert "times the error" in oracle(own, precise).problem([far], exact=False)
+    far[3] = math.nan
+    assert oracle(own, precise).problem([far], exact=False).startswith("wrong: ")
+
+
+@pytest.mark.gpu
+def test_random_numbers_work_after_a_call_that_cannot_be_captured():
+    x = torch.ones(3, device="cuda")
+    with pytest.raises(RuntimeError):
+        timing.captured([lambda: x.sum().item()], x.device)
+    assert torch.randn(3, device="cuda").isfinite().all()
+    assert timing.captured([lambda: torch.randn(3, device="cuda")], x.device)() > 0
 
 
 def test_nan_and_infinity_must_be_where_the_reference_has_them():

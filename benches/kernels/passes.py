@@ -50,7 +50,7 @@ class Forward:
         with torch.no_grad():
             for _ in range(2):  # by Python, and then by the stub
                 results = self.subject.results(contender.function, self.copies[0])
-                if problem := self.oracle.problem(results):
+                if problem := self.oracle.problem(results, exact=contender.exact):
                     return problem
                 linker.settle()
         return ""
@@ -134,7 +134,7 @@ class Backward:
             args, grads = _copied(self.pairs[0])
             outputs = self._forward(contender.function, args)
             gradients = self._gradients(outputs, args, grads, materialize_grads=True)
-            if problem := self.oracle.problem(gradients):
+            if problem := self.oracle.problem(gradients, exact=contender.exact):
                 return problem
             linker.settle()
         return ""

@@ -28,11 +28,15 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute an op. `differentiable`: autograd knows its backward."""
+    """One way to compute an op.
+
+    differentiable: autograd knows its backward. exact: it rounds nothing that the op keeps.
+    """
 
     name: str
     function: Function
     differentiable: bool = True
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Adapter:
     package: str
     make: Callable[[], Function]
     differentiable: bool = True
+    exact: bool = True
 
 
 def of_its_own(function: Function) -> Function:
@@ -221,9 +226,10 @@ ADAPTERS = {
     "paged_decode": (
         Adapter("unpaged flash attention", "torch", _unpaged_attention, differentiable=False),
     ),
-    "w4a16_linear": (Adapter("F.linear", "torch", _of_written_out_weights),),
-    "w8a16_linear": (Adapter("F.linear", "torch", _of_written_out_weights),),
-    "int8_linear": (Adapter("F.linear", "torch", _of_written_out_weights),),
+    **{
+        f"{name}_linear": (Adapter("F.linear", "torch", _of_written_out_weights, exact=False),)
+        for name in ("w4a16", "w8a16", "int8")
+    },
     "topk": (Adapter("torch.topk", "torch", lambda: torch.topk),),
     "swiglu": (Adapter("liger", "liger_kernel", _liger("liger_swiglu")),),
     "silu_and_mul": (Adapter("liger", "liger_kernel", _liger_packed("liger_swiglu")),),
@@ -283,7 +289,7 @@ class Peers:
                 except Exception as e:  # noqa: BLE001  whatever the import of a package raises
                     self.left_out[adapter.name] = f"{type(e).__name__}: {first_line(e)}"
                 else:
-                    yield Contender(adapter.name, function, adapter.differentiable)
+                    yield Contender(adapter.name, function, adapter.differentiable, adapter.exact)
 
 
 def preferring(kind: str, function: Function) -> Function:

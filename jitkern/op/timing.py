@@ -74,10 +74,14 @@ def captured(
     graph = torch.cuda.CUDAGraph()
     # Results are kept for a pass: a call that got the memory of the one before would write to L2.
     results: deque[object] = deque(maxlen=len(calls))
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        for _ in range(passes):
-            for call in calls:
-                results.append(call())
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            for _ in range(passes):
+                for call in calls:
+                    results.append(call())
+    except RuntimeError:
+        _release_generator(device)
+        raise
     results.clear()
     graph.replay()
     torch.cuda.synchronize(device)
@@ -90,6 +94,13 @@ def captured(
         return float(start.elapsed_time(end)) / 1e3 / (passes * len(calls))
 
     return sample
+
+
+def _release_generator(device: torch.device) -> None:
+    """Give random numbers back to a device after a capture that failed: PyTorch keeps refusing."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def issued(prepare: Callable[[], Sequence[Call]], device: torch.device) -> Sampler:
