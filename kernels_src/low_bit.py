@@ -5,14 +5,13 @@ import math
 import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Rows of x, which are tokens. Not measured yet: these numbers are to be found by timing the forms
-# on both sides of them.
-FEW = 4  # the most that `few_tokens` takes
+# Rows of x, which are tokens.
+FEW = 8  # the most that `few_tokens` takes
 MOST = 64  # the most for the kernels of low_bit.cuh; more are left to a matrix product of PyTorch's
 MOST_ON_CPU = 8
 COLUMNS = 1 << 17  # of a weight of 8 bits, whose products with 8 bits then fit 32
-WARPS = 8  # of a block
-RING = 8192  # bytes of weights that a warp of `few_tokens` has room for
+WARPS = 4  # of a block of `many_tokens`
+WIDE = 6144, 28672  # rows of weights that take one and the other form of `few` of many rows
 
 
 def tokens_of(name, x, columns, *others):
@@ -127,15 +126,19 @@ def aligned(x):
 def few(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, step_bytes):
     """Launch `few_tokens`.
 
-    weight_bytes, step_bytes: of a tile in a step, without and with scales and zeros.
+    weight_bytes, step_bytes: of a tile in a step, without and with scales and zeros. Blocks of 16
+    warps with one or two tiles are fastest where all of them run at once, two on a multiprocessor.
     """
     tiles = (rows + 15) // 16
-    each = 2 if tiles >= 2 * k.multiprocessors else 1
-    depth = RING // (each * weight_bytes)
+    each = 1 if tiles <= 2 * k.multiprocessors else 2
+    warps, ring = 16, 2048  # bytes of weights of a tile that a warp has room for
+    if tiles > 4 * k.multiprocessors:
+        each, warps, ring = 1, 8, 4096
+    depth = ring // weight_bytes
     grid = (tiles + each - 1) // each if tokens else 0
-    kernel[{**template, "NT": each, "WARPS": WARPS, "DEPTH": depth}](
-        *args, tokens, rows, columns, grid=grid, block=32 * WARPS,
-        smem=WARPS * depth * each * step_bytes, pdl=k.capability >= (9, 0),
+    kernel[{**template, "NT": each, "WARPS": warps, "DEPTH": depth}](
+        *args, tokens, rows, columns, grid=grid, block=32 * warps,
+        smem=warps * each * depth * step_bytes, pdl=k.capability >= (9, 0),
     )  # fmt: skip
 
 
@@ -144,28 +147,20 @@ def many(k, kernel, template, args, tokens, rows, columns, *, step, step_bytes, 
 
     step: numbers of a row in a step. x_bytes: of a row of x in shared memory. sums: the dtype of
     sums. Blocks are shared out over parts of the rows until there are two for each multiprocessor,
-    unless a part would have few steps.
+    unless a part would have one step.
     """
-    if tokens <= 8:
-        of_tokens, depth = 1, 4
-    elif tokens <= 16:
-        of_tokens, depth = 2, 4
-    elif tokens <= 32:
-        of_tokens, depth = 4, 3
-    else:
-        of_tokens, depth = 8, 2
-        if k.shared_memory_per_block >= 4 * (WARPS * 2 * step_bytes + 64 * x_bytes):
-            depth = 4
-    blocks = (rows + 32 * WARPS - 1) // (32 * WARPS)
-    parts = max(1, min(2 * k.multiprocessors // max(blocks, 1), columns // step // 4))
+    of_tokens, depth = (2, 6) if tokens <= 16 else (4, 4) if tokens <= 32 else (8, 4)
+    smem = depth * (WARPS * 2 * step_bytes + 8 * of_tokens * x_bytes)
+    if smem > k.shared_memory_per_block:
+        depth, smem = 2, smem // depth * 2
+    width = 32 * WARPS
+    blocks = (rows + width - 1) // width
+    parts = max(1, min(2 * k.multiprocessors // max(blocks, 1), columns // step // 2))
     partial, counters = None, None
     if parts > 1:
-        width = blocks * 32 * WARPS
-        partial = k.workspace(4 * parts * tokens * width, zeroed=False, dtype=sums)
+        partial = k.workspace(4 * parts * tokens * blocks * width, zeroed=False, dtype=sums)
         counters = k.workspace(4 * blocks, zeroed=True, dtype=torch.int32)
     kernel[{**template, "NT": 2, "MT": of_tokens, "WARPS": WARPS, "DEPTH": depth}](
-        *args, partial, counters, tokens, rows, columns,
-        grid=(blocks if tokens else 0, parts), block=32 * WARPS,
-        smem=depth * (WARPS * 2 * step_bytes + 8 * of_tokens * x_bytes),
-        pdl=k.capability >= (9, 0),
+        *args, partial, counters, tokens, rows, columns, grid=(blocks if tokens else 0, parts),
+        block=32 * WARPS, smem=smem, pdl=k.capability >= (9, 0),
     )  # fmt: skip

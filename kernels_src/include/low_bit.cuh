@@ -9,7 +9,9 @@
 //   ROW_SKIP              bytes between rows of x in shared memory, against bank conflicts
 //   GROUPED, ADDED        whether sums of a step are scaled, and have a multiple of the sum of x added
 //   warm(...)             asks L2 for the first steps of a tile
-//   fetch(...)            begins to copy a lane's pieces of a step to its own places in shared memory
+//   Place, place(...)     where a lane reads next, for the first tile of a warp; ahead(...) goes on by some steps
+//   fetch(...)            begins to copy a lane's pieces of a step of the warp's tile n to its own places in shared
+//                         memory. What is beyond the last row is not copied: it reaches no result
 //   Held, hold(...)       these pieces in registers
 //   k_of(piece, t)        the k from which on lane t of four has 16 bytes of x, of 64 bytes of a row of x
 //   fragments(...)        a[2][4] of these, for the two instructions that take 16 bytes of x
@@ -31,9 +33,6 @@ namespace jitkern::low_bit {
 __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void copy_16(unsigned to, const void *from) {  // not through L1
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_16_or_zeros(unsigned to, const void *from, bool is_there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void copy_4(unsigned to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
@@ -67,6 +66,13 @@ __device__ __forceinline__ void multiply(int (&c)[4], const unsigned (&a)[4], un
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// (a & mask) | b, of which the compiler makes two instructions where it knows mask and b.
+template <unsigned MASK> __device__ __forceinline__ unsigned masked_or(unsigned a, unsigned b) {
+  unsigned d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "n"(MASK), "r"(b));
+  return d;
 }
 
 // Two 16-bit numbers: a * b + c, and constants of both types.
@@ -113,15 +119,31 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
   __device__ __forceinline__ void warm(long long tile, int steps, int lane) const {
     if (lane == 0) prefetch(q + tile * groups * (BYTES / 16), steps * BYTES);
   }
-  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, long long tile, int step, int lane) const {
-    const uint4 *from = q + (tile * groups + step) * (BYTES / 16) + lane;
+  struct Place {
+    const uint4 *q;
+    const T *scale;
+    const Zero *zero;
+    int tiles;  // that there are from here on
+  };
+  __device__ __forceinline__ Place place(long long tile, int step, int lane) const {
+    // Of zeros of one byte, a lane has the four with its two among them.
+    const int row = lane / 4 * 2, row_of_zeros = sizeof(Zero) == 1 ? lane / 8 * 4 : row;
+    const long long of_step = (long long)step * N + tile * 16, tiles = (N + 15) / 16;
+    return {q + (tile * groups + step) * (BYTES / 16) + lane, scale + of_step + row, zero + of_step + row_of_zeros,
+            int(tiles - tile)};
+  }
+  __device__ __forceinline__ void ahead(Place &place, int steps) const {
+    place.q += steps * (BYTES / 16);
+    place.scale += (long long)steps * N;
+    place.zero += (long long)steps * N;
+  }
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, const Place &place, int n, int lane) const {
+    if (n >= place.tiles) return;
+    const uint4 *from = place.q + n * groups * (BYTES / 16);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) copy_16(vectors + (v * 32 + lane) * 16, from + v * 32);
-    if (SIDES > 0) copy_4(sides + lane * 4, scale + (long long)step * N + tile * 16 + lane / 4 * 2);
-    if (SIDES > 1) {  // of numbers of one byte, the four with the lane's two among them
-      const long long row = tile * 16 + (sizeof(Zero) == 1 ? lane / 8 * 4 : lane / 4 * 2);
-      copy_4(sides + (32 + lane) * 4, zero + (long long)step * N + row);
-    }
+    if (SIDES > 0) copy_4(sides + lane * 4, place.scale + n * 16);
+    if (SIDES > 1) copy_4(sides + (32 + lane) * 4, place.zero + n * 16);
   }
   static __device__ __forceinline__ int k_of(int piece, int t) { return piece * 32 + t * 8; }
 
@@ -163,13 +185,13 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
     for (int h = 0; h < 2; h++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const unsigned number = (held.word[piece % 2 * 2 + h] >> (4 * i) & 0x000f000fu) | Bits<T>::base;
+        const unsigned number = masked_or<0x000f000fu>(held.word[piece % 2 * 2 + h] >> 4 * i, Bits<T>::base);
         a[i / 2][h + i % 2 * 2] = fused(number, Bits<T>::one, held.minus[h], (const T *)nullptr);
       }
   }
 };
 
-// Weights [N, K] of 8 bits as they are, and a scale for each row, for x of 16 bits. Rows beyond N count as the last.
+// Weights [N, K] of 8 bits as they are, and a scale for each row, for x of 16 bits.
 template <typename T> struct Int8 {
   using X = T;
   using A = float;
@@ -183,12 +205,19 @@ template <typename T> struct Int8 {
   __device__ __forceinline__ void warm(long long tile, int steps, int lane) const {
     if (lane < 16 && tile * 16 + lane < N) prefetch(q + (tile * 16 + lane) * K, steps * STEP);
   }
-  __device__ __forceinline__ void fetch(unsigned vectors, unsigned, long long tile, int step, int lane) const {
+  struct Place {
+    const signed char *q;
+    int rows;  // that there are from the lane's first row on
+  };
+  __device__ __forceinline__ Place place(long long tile, int step, int lane) const {
+    const long long row = tile * 16 + lane / 4 * 2;
+    return {q + row * K + step * STEP + lane % 4 * 16, int(N - row)};
+  }
+  __device__ __forceinline__ void ahead(Place &place, int steps) const { place.q += steps * STEP; }
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned, const Place &place, int n, int lane) const {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const long long row = tile * 16 + lane / 4 * 2 + h;
-      copy_16(vectors + (h * 32 + lane) * 16, q + (row < N ? row : N - 1) * K + step * STEP + lane % 4 * 16);
-    }
+    for (int h = 0; h < 2; h++)
+      if (n * 16 + h < place.rows) copy_16(vectors + (h * 32 + lane) * 16, place.q + (n * 16 + h) * K);
   }
   __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *, long long, int, int lane) const {
     held.row[0] = vectors[lane], held.row[1] = vectors[32 + lane];
@@ -208,7 +237,8 @@ template <typename T> struct Int8 {
     return fused((both ^ 0x00800080u) | Bits<T>::base, Bits<T>::one, 0xe480e480u, kind);  // 1024 + (b + 128) - 1152
   }
   static __device__ __forceinline__ unsigned widened_bytes(unsigned both, const __nv_bfloat16 *kind) {
-    const unsigned low = (both & 0x007f007fu) | Bits<T>::base, sign = (both & 0x00800080u) | Bits<T>::base;  // 256 or 128
+    const unsigned low = masked_or<0x007f007fu>(both, Bits<T>::base);
+    const unsigned sign = masked_or<0x00800080u>(both, Bits<T>::base);  // 256 or 128
     return fused(sign, Bits<T>::minus_one, low, kind);
   }
 };
@@ -223,8 +253,11 @@ struct Int8Both {
 
   using Held = Int8<__half>::Held;
   __device__ __forceinline__ void warm(long long tile, int steps, int lane) const { rows.warm(tile, steps, lane); }
-  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, long long tile, int step, int lane) const {
-    rows.fetch(vectors, sides, tile, step, lane);
+  using Place = Int8<__half>::Place;
+  __device__ __forceinline__ Place place(long long tile, int step, int lane) const { return rows.place(tile, step, lane); }
+  __device__ __forceinline__ void ahead(Place &place, int steps) const { rows.ahead(place, steps); }
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, const Place &place, int n, int lane) const {
+    rows.fetch(vectors, sides, place, n, lane);
   }
   __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *sides, long long tile, int step, int lane) const {
     rows.hold(held, vectors, sides, tile, step, lane);
@@ -312,74 +345,78 @@ __device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typen
       }
 }
 
-// A warp's steps of NT tiles on their way through shared memory, DEPTH - 1 at once.
-template <class F, int NT, int DEPTH> struct Stream {
-  static constexpr int BYTES = DEPTH * NT * (F::VECTORS * 512 + F::SIDES * 128);  // of a warp
-  const F &f;
-  unsigned char *memory;
-  long long tile0, tiles;
+// What a warp has of NT tiles in a step, in shared memory.
+template <class F, int NT> struct Stage {
+  static constexpr int VECTORS = F::VECTORS * 512, SIDES = F::SIDES * 128, BYTES = NT * (VECTORS + SIDES);
 
-  __device__ __forceinline__ long long tile(int n) const { return tile0 + n < tiles ? tile0 + n : tiles - 1; }
-  __device__ __forceinline__ unsigned char *sides(int slot, int n) const {
-    return memory + DEPTH * NT * F::VECTORS * 512 + (slot * NT + n) * F::SIDES * 128;
-  }
-  __device__ __forceinline__ unsigned char *vectors(int slot, int n) const { return memory + (slot * NT + n) * F::VECTORS * 512; }
-  __device__ __forceinline__ void fetch(int slot, int step, int lane) const {
+  static __device__ __forceinline__ void fetch(const F &f, unsigned to, const typename F::Place &place, int lane) {
 #pragma unroll
-    for (int n = 0; n < NT; n++) f.fetch(shared_address(vectors(slot, n)), shared_address(sides(slot, n)), tile(n), step, lane);
+    for (int n = 0; n < NT; n++) f.fetch(to + n * VECTORS, to + NT * VECTORS + n * SIDES, place, n, lane);
   }
-  __device__ __forceinline__ void hold(typename F::Held (&held)[NT], int slot, int step, int lane) const {
+  static __device__ __forceinline__ void hold(const F &f, typename F::Held (&held)[NT], const unsigned char *from, long long tile,
+                                              int step, int lane) {
 #pragma unroll
-    for (int n = 0; n < NT; n++) f.hold(held[n], (const uint4 *)vectors(slot, n), (const unsigned *)sides(slot, n), tile(n), step, lane);
+    for (int n = 0; n < NT; n++)
+      f.hold(held[n], (const uint4 *)(from + n * VECTORS), (const unsigned *)(from + NT * VECTORS + n * SIDES), tile + n, step, lane);
   }
 };
 
 // ------------------------------------------------------------------ the two kernels
 
-// Up to 8 tokens. A block has NT tiles, whose steps its warps share out; x comes through L1.
+// How many blocks of `many_tokens` a multiprocessor has at least: 16 warps, or 8 with more sums.
+template <class F> constexpr int blocks_of(int nt, int mt, int warps) { return (nt * mt + (F::ADDED ? 1 : 0) <= 8 ? 16 : 8) / warps; }
+
+// Up to 8 tokens. A block has NT tiles, whose steps its warps share out; x comes through L1. DEPTH - 1 steps of a
+// warp are on their way at once.
 template <class F, int NT, int WARPS, int DEPTH, class Result>
 __device__ __forceinline__ void few_tokens(const F &f, const Result &result, const typename F::X *x, int K) {
   using X = typename F::X;
   using A = typename F::A;
+  using Stage = low_bit::Stage<F, NT>;
   constexpr int PIECES = F::STEP * sizeof(X) / 64;
   extern __shared__ uint4 low_bit_memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, steps = K / F::STEP;
-  const long long tiles = (result.rows + 15) / 16;
-  using Weights = Stream<F, NT, DEPTH>;
-  const Weights weights{f, (unsigned char *)low_bit_memory + warp * Weights::BYTES, (long long)blockIdx.x * NT, tiles};
-  if (warp < NT) f.warm(weights.tile(warp), min(steps, WARPS * (DEPTH - 1)), lane);
+  const long long tile0 = (long long)blockIdx.x * NT, tiles = (result.rows + 15) / 16;
+  unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * Stage::BYTES;
+  const unsigned address = shared_address(memory);
+  if (warp < NT && tile0 + warp < tiles) f.warm(tile0 + warp, min(steps, WARPS * (DEPTH - 1)), lane);
   wait_for_inputs();
 
   const int count = steps > warp ? (steps - warp + WARPS - 1) / WARPS : 0;  // of this warp
+  typename F::Place place = f.place(tile0, warp, lane);
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; i++) {
-    if (i < count) weights.fetch(i, warp + i * WARPS, lane);
+    if (i < count) Stage::fetch(f, address + i * Stage::BYTES, place, lane);
+    f.ahead(place, WARPS);
     commit_copies();
   }
+  const bool has_token = g < result.tokens;
+  const X *from = x + (long long)(has_token ? g : 0) * K + warp * F::STEP;
   uint4 now[PIECES], next[PIECES];  // no __ldg: a load of constants may be moved before `wait_for_inputs`
   const auto load = [&](uint4(&to)[PIECES], int i) {
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
       to[p] = make_uint4(0, 0, 0, 0);
-      if (g < result.tokens && i < count)
-        to[p] = *(const uint4 *)(x + (long long)g * K + (warp + i * WARPS) * F::STEP + F::k_of(p, t));
+      if (has_token && i < count) to[p] = *(const uint4 *)(from + F::k_of(p, t));
     }
+    from += WARPS * F::STEP;
   };
   load(now, 0);
   A sums[NT][1][4] = {};
-  int slot = 0, last = DEPTH - 1;
+  int slot = 0, last = (DEPTH - 1) * Stage::BYTES;
   for (int i = 0; i < count; i++) {
     wait_for_copies<DEPTH - 2>();
-    if (i + DEPTH - 1 < count) weights.fetch(last, warp + (i + DEPTH - 1) * WARPS, lane);
+    if (i + DEPTH - 1 < count) Stage::fetch(f, address + last, place, lane);
+    f.ahead(place, WARPS);
     commit_copies();
     load(next, i + 1);
     typename F::Held held[NT];
-    weights.hold(held, slot, warp + i * WARPS, lane);
+    Stage::hold(f, held, memory + slot, tile0, warp + i * WARPS, lane);
     add_step<F, NT, 1>(sums, held, [&](int piece, int) { return now[piece]; });
 #pragma unroll
     for (int p = 0; p < PIECES; p++) now[p] = next[p];
     last = slot;
-    slot = slot + 1 == DEPTH ? 0 : slot + 1;
+    slot = slot == (DEPTH - 1) * Stage::BYTES ? 0 : slot + Stage::BYTES;
   }
   wait_for_copies<0>();
   __syncthreads();
@@ -394,7 +431,7 @@ __device__ __forceinline__ void few_tokens(const F &f, const Result &result, con
     A sum = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += of_warps[w][row / 16][of][c];
-    result.store(sum, token, weights.tile0 * 16 + row);
+    result.store(sum, token, tile0 * 16 + row);
   }
 }
 
@@ -406,42 +443,52 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
                                             typename F::A *partial, unsigned *counters) {
   using X = typename F::X;
   using A = typename F::A;
-  constexpr int ROW = F::STEP * sizeof(X), SKIP = ROW + F::ROW_SKIP, WIDTH = WARPS * NT * 16;
+  using Stage = low_bit::Stage<F, NT>;
+  constexpr int ROW = F::STEP * sizeof(X), SKIP = ROW + F::ROW_SKIP, WIDTH = WARPS * NT * 16, THREADS = WARPS * 32;
+  constexpr int VECTORS = ROW / 16, AT_ONCE = THREADS / VECTORS;  // of a row of x; rows that the block copies at once
+  constexpr int TOKENS = 8 * MT, BYTES = TOKENS * SKIP;           // of x in a step
   extern __shared__ uint4 low_bit_memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const long long tiles = (result.rows + 15) / 16;
   const int steps = K / F::STEP, parts = gridDim.y;
   const int begin = (long long)steps * blockIdx.y / parts, count = (long long)steps * (blockIdx.y + 1) / parts - begin;
-  using Weights = Stream<F, NT, DEPTH>;
-  unsigned char *memory = (unsigned char *)low_bit_memory;
-  const Weights weights{f, memory + warp * Weights::BYTES, ((long long)blockIdx.x * WARPS + warp) * NT, tiles};
-  unsigned char *const tokens = memory + WARPS * Weights::BYTES;
+  const long long tile0 = ((long long)blockIdx.x * WARPS + warp) * NT;
+  unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * Stage::BYTES;
+  unsigned char *const of_tokens = (unsigned char *)low_bit_memory + WARPS * DEPTH * Stage::BYTES;
+  const unsigned address = shared_address(memory);
+  // A thread copies the same 16 bytes of rows of x, AT_ONCE apart. Tokens that are not there stay 0.
+  const int token0 = threadIdx.x / VECTORS;
+  const unsigned to = shared_address(of_tokens + token0 * SKIP + threadIdx.x % VECTORS * 16);
+  const X *from = x + (long long)token0 * K + (long long)begin * F::STEP + threadIdx.x % VECTORS * (16 / sizeof(X));
+#pragma unroll
+  for (int p = 0; p < TOKENS; p += AT_ONCE)
+    if (token0 + p >= result.tokens && token0 + p < TOKENS)
+      for (int i = 0; i < DEPTH; i++)
+        *(uint4 *)(of_tokens + i * BYTES + (token0 + p) * SKIP + threadIdx.x % VECTORS * 16) = make_uint4(0, 0, 0, 0);
   wait_for_inputs();
 
-  const auto fetch = [&](int slot, int i) {
-    if (i < count) {
-      weights.fetch(slot, begin + i, lane);
+  typename F::Place place = f.place(tile0, begin, lane);
+  const auto fetch = [&](int slot, bool is_there) {
+    if (is_there) {
+      Stage::fetch(f, address + slot * Stage::BYTES, place, lane);
 #pragma unroll
-      for (int p = threadIdx.x; p < 8 * MT * ROW / 16; p += WARPS * 32) {
-        const int token = p / (ROW / 16), at = p % (ROW / 16) * 16;
-        const bool is_there = token < result.tokens;
-        const X *row = x + (is_there ? (long long)token * K : 0) + (long long)(begin + i) * F::STEP;
-        copy_16_or_zeros(shared_address(tokens + (slot * 8 * MT + token) * SKIP + at), (const char *)row + at, is_there);
-      }
+      for (int p = 0; p < TOKENS; p += AT_ONCE)
+        if (token0 + p < result.tokens) copy_16(to + slot * BYTES + p * SKIP, from + (long long)p * K);
     }
+    f.ahead(place, 1);
+    from += F::STEP;
     commit_copies();
   };
 #pragma unroll
-  for (int i = 0; i < DEPTH - 1; i++) fetch(i, i);
+  for (int i = 0; i < DEPTH - 1; i++) fetch(i, i < count);
   A sums[NT][MT][4] = {};
   int slot = 0, last = DEPTH - 1;
   for (int i = 0; i < count; i++) {
     wait_for_copies<DEPTH - 2>();
     __syncthreads();  // all have step i, and none still reads the place of step i - 1
-    fetch(last, i + DEPTH - 1);
+    fetch(last, i + DEPTH - 1 < count);
     typename F::Held held[NT];
-    weights.hold(held, slot, begin + i, lane);
-    const unsigned char *const mine = tokens + (slot * 8 * MT + g) * SKIP;
+    Stage::hold(f, held, memory + slot * Stage::BYTES, tile0, begin + i, lane);
+    const unsigned char *const mine = of_tokens + slot * BYTES + g * SKIP;
     add_step<F, NT, MT>(sums, held, [&](int piece, int m) {
       return *(const uint4 *)(mine + m * 8 * SKIP + F::k_of(piece, t) * sizeof(X));
     });
@@ -450,6 +497,8 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
   }
   wait_for_copies<0>();
 
+  struct alignas(8) Pair { A rows[2]; };
+  struct alignas(16) Four { A rows[4]; };
   A *const own = partial + ((long long)blockIdx.x * parts + blockIdx.y) * result.tokens * WIDTH;
 #pragma unroll
   for (int n = 0; n < NT; n++)
@@ -462,8 +511,7 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
           result.store(sums[n][m][c], token, (long long)blockIdx.x * WIDTH + row);
           result.store(sums[n][m][c + 2], token, (long long)blockIdx.x * WIDTH + row + 1);
         } else if (token < result.tokens) {
-          A *to = own + (long long)token * WIDTH + row;
-          to[0] = sums[n][m][c], to[1] = sums[n][m][c + 2];
+          *(Pair *)(own + (long long)token * WIDTH + row) = {sums[n][m][c], sums[n][m][c + 2]};
         }
       }
   if (parts == 1) return;
@@ -478,11 +526,18 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
   if (!is_last) return;
   __threadfence();
   const A *const all = partial + (long long)blockIdx.x * parts * result.tokens * WIDTH;
-  for (int i = threadIdx.x; i < result.tokens * WIDTH; i += WARPS * 32) {
-    A sum = 0;
+#pragma unroll 2
+  for (int i = threadIdx.x * 4; i < result.tokens * WIDTH; i += THREADS * 4) {
+    Four sum = {};
 #pragma unroll 4
-    for (int p = 0; p < parts; p++) sum += __ldcg(all + (long long)p * result.tokens * WIDTH + i);
-    result.store(sum, i / WIDTH, (long long)blockIdx.x * WIDTH + i % WIDTH);
+    for (int p = 0; p < parts; p++) {
+      const uint4 bits = __ldcg((const uint4 *)(all + (long long)p * result.tokens * WIDTH + i));
+      const Four part = reinterpret_cast<const Four &>(bits);
+#pragma unroll
+      for (int j = 0; j < 4; j++) sum.rows[j] += part.rows[j];
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) result.store(sum.rows[j], i / WIDTH, (long long)blockIdx.x * WIDTH + i % WIDTH + j);
   }
 }
 

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(WARPS * 32)
   low_bit::few_tokens<low_bit::Int8Both, NT, WARPS, DEPTH>(low_bit::Int8Both{{q, N, K}}, result, x, K);
 }
 template <typename T, typename S, int NT, int MT, int WARPS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32, MT > 4 ? 1 : 2)
+__global__ void __launch_bounds__(WARPS * 32, low_bit::blocks_of<low_bit::Int8Both>(NT, MT, WARPS))
     int8_many(T *y, const signed char *x, const float *units, const signed char *q, const S *scale, const T *bias, int *partial,
               unsigned *counters, int M, int N, int K) {
   const low_bit::Result<T, S> result{y, scale, units, bias, M, N};

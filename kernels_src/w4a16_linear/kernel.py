@@ -13,14 +13,16 @@ import torch
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.kernels_src import int4, low_bit
 
-# Of many rows, which take a form of the kernel for few tokens that those of the samples do not.
-WIDE = ("bf16[1, 4096]", "i32[1792, 64, 32, 4]", "bf16[32, 28672]")
+# Of many rows, which take forms of the kernel for few tokens that those of the samples do not.
+WIDE = [
+    ("bf16[1, 4096]", f"i32[{rows // 16}, 64, 32, 4]", f"bf16[32, {rows}]") for rows in low_bit.WIDE
+]
 w4a16_linear = kernel(
     "w4a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? zero=None, Tensor? bias=None) "
     "-> Tensor",
     cuda=Cuda("w4a16_linear.cu"),
     cpu=Cpp("w4a16_linear.cpp", native=True, openmp=True),
-    prewarm=[WIDE, (*WIDE, "u8[32, 28672]")],
+    prewarm=[*WIDE, *((*call, call[2].replace("bf16", "u8")) for call in WIDE)],
 )
 
 

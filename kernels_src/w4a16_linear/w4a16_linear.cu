@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(WARPS * 32)
   low_bit::few_tokens<F, NT, WARPS, DEPTH>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K);
 }
 template <typename T, int GROUP, int ZEROS, bool EDGES, int NT, int MT, int WARPS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32, MT > 4 || (MT == 4 && ZEROS == low_bit::ADDED_ZEROS) ? 1 : 2)
+__global__ void __launch_bounds__(WARPS * 32, low_bit::blocks_of<Int4<T, GROUP, ZEROS, EDGES>>(NT, MT, WARPS))
     w4a16_many(T *y, const T *x, const int *q, const T *scale, const void *zero, const T *bias, float *partial,
                unsigned *counters, int M, int N, int K) {
   using F = Int4<T, GROUP, ZEROS, EDGES>;
@@ -42,10 +42,11 @@ __global__ void __launch_bounds__(256) dequantize_int4(T *w, const uint4 *q, con
     if constexpr (ZEROS == low_bit::ADDED_ZEROS) added = jitkern::wide(((const Zero *)zero)[of]);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      T *to = w + row * K + k0 + i * 32 + t * 8;
+      jitkern::Vector<T, 8> values;
 #pragma unroll
       for (int j = 0; j < 8; j++)
-        jitkern::round_to(to[j], fmaf(float(word[i * 2 + h] >> (j / 2 + j % 2 * 4) * 4 & 15) - whole, s, added));
+        jitkern::round_to(values.at[j], fmaf(float(word[i * 2 + h] >> (j / 2 + j % 2 * 4) * 4 & 15) - whole, s, added));
+      jitkern::store<8>(w + row * K + k0 + i * 32 + t * 8, values);
     }
   }
 }

@@ -13,7 +13,7 @@ w8a16_linear = kernel(
     "w8a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? bias=None) -> Tensor",
     cuda=Cuda("w8a16_linear.cu"),
     cpu=Cpp("w8a16_linear.cpp", native=True, openmp=True),
-    prewarm=[("bf16[1, 4096]", "i8[28672, 4096]", "bf16[28672]")],
+    prewarm=[("bf16[1, 4096]", f"i8[{rows}, 4096]", f"bf16[{rows}]") for rows in low_bit.WIDE],
 )
 
 

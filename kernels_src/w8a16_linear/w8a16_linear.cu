@@ -10,7 +10,7 @@ __global__ void __launch_bounds__(WARPS * 32)
   low_bit::few_tokens<low_bit::Int8<T>, NT, WARPS, DEPTH>(low_bit::Int8<T>{q, N, K}, result, x, K);
 }
 template <typename T, typename S, int NT, int MT, int WARPS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32, MT > 4 ? 1 : 2)
+__global__ void __launch_bounds__(WARPS * 32, low_bit::blocks_of<low_bit::Int8<T>>(NT, MT, WARPS))
     w8a16_many(T *y, const T *x, const signed char *q, const S *scale, const T *bias, float *partial, unsigned *counters, int M,
                int N, int K) {
   const low_bit::Result<T, S> result{y, scale, nullptr, bias, M, N};
@@ -24,7 +24,9 @@ __global__ void __launch_bounds__(256) dequantize_int8(T *w, const signed char *
   if (at >= (long long)rows * columns) return;
   const float s = jitkern::wide(scale[at / columns]);
   const uint2 bytes = *(const uint2 *)(q + at);
+  jitkern::Vector<T, 8> values;
 #pragma unroll
   for (int i = 0; i < 8; i++)
-    jitkern::round_to(w[at + i], float((signed char)((i < 4 ? bytes.x : bytes.y) >> i % 4 * 8)) * s);
+    jitkern::round_to(values.at[i], float((signed char)((i < 4 ? bytes.x : bytes.y) >> i % 4 * 8)) * s);
+  jitkern::store<8>(w + at, values);
 }

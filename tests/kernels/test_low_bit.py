@@ -98,6 +98,20 @@ def test_both_factors_of_8_bits(device, rows, columns):
             right(ops.int8_linear, x, *weight, bias if tokens % 2 else None)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_rows_that_begin_another_size_of_block(tiles):
+    rows = 16 * tiles * torch.cuda.get_device_properties("cuda").multi_processor_count
+    for more in (0, 5):
+        dtype = torch.bfloat16
+        of_4_bits = int4_weight(rows + more, 256, 128, dtype, int4.SYMMETRIC, "cuda")
+        of_8_bits = int8_weight(rows + more, 256, dtype, "cuda")
+        for tokens in (1, 8, 9, 40):
+            x = numbers(tokens, 256, dtype=dtype, device="cuda")
+            right(ops.w4a16_linear, x, *of_4_bits, None)
+            right(ops.w8a16_linear, x, *of_8_bits, None)
+
+
 def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
     q, scale = int8_weight(64, 1024, torch.float32)
     x = numbers(5, 1024, dtype=torch.float32)
