@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import re
 import shutil
 import uuid
@@ -35,6 +36,7 @@ from jitkern.cache_tools.ustar import (
     BundleError,
     Stream,
     deflating,
+    header_of,
     inflated,
     write,
 )
@@ -50,6 +52,7 @@ _TEXT = rb'"((?:[^"\\]|\\.){0,999})"'
 _ROW = re.compile(rb"\[%s,%s,%s\]" % (_TEXT, _TEXT, _TEXT))
 _SHA = re.compile("[0-9a-f]{64}")
 _SCHEMA = re.compile(rb',"schema":([^"\]}]{1,40})\}$')
+_log = logging.getLogger(__name__)
 
 
 Place = tuple[str, str, str]  # target, folder name, and SHA-256 of the manifest
@@ -90,37 +93,57 @@ class Unpacked(NamedTuple):
 def pack(cache: Cache, chosen: Iterable[tuple[object, Entry]], output: Path) -> int:
     """Write entries to `output`, a `.tar` or `.tar.zst`, and return their number.
 
-    Raises BundleError, and then leaves no file.
+    Those that are not `fitting` are left out. Raises BundleError, and then leaves no file.
     """
     compressed = _is_compressed(output)
     return written_without_gone(
-        cache, chosen, lambda entries: _pack(entries, output, compressed=compressed)
+        cache,
+        fitting(entry for _, entry in chosen),
+        lambda entries: _pack(entries, output, compressed=compressed),
     )
 
 
 def packed(cache: Cache, entries: Iterable[Entry], *, compressed: bool = False) -> bytes:
-    """Return the bytes of a bundle of entries. Raises BundleError."""
+    """Return the bytes of a bundle of entries, all of them `fitting`. Raises BundleError."""
 
     def write_all(there: Entries) -> bytes:
         file = io.BytesIO()
         _write(there, file, compressed=compressed)
         return file.getvalue()
 
-    return written_without_gone(cache, ((None, entry) for entry in entries), write_all)
+    return written_without_gone(cache, entries, write_all)
 
 
 Entries = dict[tuple[str, str], Entry]  # by target and folder name
 T = TypeVar("T")
 
 
+def fitting(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries whose files have names that fit into a bundle; warn of each other one.
+
+    Caches may hold longer names: those of an early jitkern, which no lookup asks for any more, and
+    those for a target with a very long version of Torch, which serve in their own cache alone.
+    """
+    fit = []
+    for entry in entries:
+        place = f"{entry.path.parent.name}/{entry.path.name}"
+        try:
+            for file in (signature.NAME, NAME, *entry.manifest.artifacts):
+                header_of(f"{place}/{file}", 0)
+            fit.append(entry)
+        except BundleError as e:
+            _log.warning("%s is left out: %s", entry.path, e)
+    return fit
+
+
 def written_without_gone(
-    cache: Cache, chosen: Iterable[tuple[object, Entry]], write_all: Callable[[Entries], T]
+    cache: Cache, chosen: Iterable[Entry], write_all: Callable[[Entries], T]
 ) -> T:
     """Call `write_all` with the chosen entries; if some were removed meanwhile, again without them.
 
     Raises BundleError, also if no entry is left.
     """
-    entries = {(entry.path.parent.name, entry.path.name): entry for _, entry in chosen}
+    entries = {(entry.path.parent.name, entry.path.name): entry for entry in chosen}
     while entries:
         try:
             return write_all(entries)

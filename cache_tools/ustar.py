@@ -103,7 +103,7 @@ def header_of(name: str, size: int) -> bytes:
             head, _, base = base.partition("/")
             prefix = f"{prefix}/{head}".lstrip("/")
     if len(base) > 100 or len(prefix) > 155 or not name.isascii():
-        raise BundleError(f"the name `{name}` does not fit a USTAR archive: choose other entries")
+        raise BundleError(f"the name `{name}` does not fit a USTAR archive")
     block = b"".join((
         base.encode().ljust(100, b"\0"), b"0000644\0", b"0000000\0" * 2,  # mode, uid, gid
         b"%011o\0" % size, b"%011o\0" % 0, b" " * 8, b"0", bytes(100),  # mtime, checksum, type

@@ -53,7 +53,9 @@ def pack_wheel(
     Raises BundleError, and then leaves no wheel.
     """
     path: Path = written_without_gone(
-        cache, chosen, lambda entries: _pack(entries, directory, name, version, platform)
+        cache,
+        (entry for _, entry in chosen),
+        lambda entries: _pack(entries, directory, name, version, platform),
     )
     return path
 

@@ -32,6 +32,7 @@ TAG_TEXT = (
     "# This directory is a cache of jitkern: it may be deleted at any time.\n"
 )
 LISTS = "plans"
+LONGEST_PLACE = 155  # letters of <target>/<label>-<digest>: bundles are USTAR, which takes no more
 NOT_TARGETS = frozenset((
     "tmp", "bad", "trash", "pins", "stats", "prewarm", "remote", "prune.json", LISTS,
 ))  # fmt: skip

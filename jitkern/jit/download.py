@@ -54,7 +54,7 @@ def _expected(cache: Cache, key: Key, op: str, kind: str) -> float:
     """Return the seconds that a compile would take; infinity if none is allowed."""
     if config.current().compile == "never":
         return math.inf
-    begin = source.variant_key.label_of(op, "")
+    begin = source.variant_key.label_of(op, "", key.target)
 
     def alike(target: str, name: str) -> bool:
         return target == key.target and name.startswith(begin)

@@ -196,8 +196,8 @@ def choose(
 
 def choices_of(op: str, source: Source, target: Target) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Yield each choice that the cache keeps for an op: the entry, and its content."""
-    place, label = str(target.for_device_code()), label_of(op, "choice")
-    for entry in facts.every(jit.open_cache(), "choice", op, place, label):
+    place = str(target.for_device_code())
+    for entry in facts.every(jit.open_cache(), "choice", op, place, label_of(op, "choice", place)):
         if entry.manifest.inputs["source"]["kind"] == source.kind:
             with contextlib.suppress(OSError, ValueError):
                 yield entry, facts.content_of(entry)
@@ -212,8 +212,9 @@ def _key(
         "function": function, "model": model, "configs": list(map(repr, configs)),
         "situation": {name: repr(value) for name, value in situation},
     }  # fmt: skip
-    label = label_of(op, f"choice.{function}" if function else "choice")
-    return facts.key_of("choice", op, str(target.for_device_code()), label, inputs)
+    place = str(target.for_device_code())
+    label = label_of(op, f"choice.{function}" if function else "choice", place)
+    return facts.key_of("choice", op, place, label, inputs)
 
 
 def _number(entry: Entry, configs: Sequence[Any]) -> int:

@@ -157,7 +157,7 @@ class Fleet:
             of_target = f"{target.for_device_code()}*" if target.device == "cuda" else "cpu-*"
             wanted.append(listing.Wanted(op, of_target))
         found = (pair for one in wanted for pair in listing.chosen(self._cache, one))
-        entries = [entry for row, entry in found if row.kind != "extension"]
+        entries = bundle.fitting(entry for row, entry in found if row.kind != "extension")
         return bundle.packed(self._cache, entries) if entries else b""
 
     def _outcomes(self, parts: Sequence[Part]) -> Iterator[tuple[int, Outcome | str]]:

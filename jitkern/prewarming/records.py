@@ -30,7 +30,7 @@ from jitkern.prewarming.identity import calls_of, code_of_jitkern
 from jitkern.prewarming.tasks import Group, Result
 from jitkern.source.kinds import ITSELF, Variant
 from jitkern.source.variant_key import label_of, make_key
-from jitkern.target import Target, this_platform
+from jitkern.target import this_platform
 from jitkern.trace.world import world_of
 
 MAX_BYTES = 16 << 20
@@ -126,18 +126,18 @@ class Records:
             code_of_jitkern(), torch.__version__, sys.implementation.cache_tag, this_platform(),
             str(torch.get_default_dtype()), op.schema, str(target), inputs,
             wanted.node, launch, calls,
-            self._chosen(target, label_of(op.name, "choice")) if tunable else [],
+            self._chosen(op.name, str(target.for_device_code())) if tunable else [],
         ]  # fmt: skip
 
-    def _chosen(self, target: Target, label: str) -> list[str]:
-        """Return digests of the choices among configurations in the cache, by their label."""
-        place = str(target.for_device_code())
+    def _chosen(self, op: str, place: str) -> list[str]:
+        """Return digests of an op's choices among configurations in the cache for a target."""
         if place not in self._listed:
             folders = [layer.root / VERSION / place for layer in self._cache.trusted_layers()]
             self._listed[place] = [
                 path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())
             ]
-        entries = [path for path in self._listed[place] if path.name.startswith(label)]
+        begin = label_of(op, "choice", place)
+        entries = [path for path in self._listed[place] if path.name.startswith(begin)]
         manifests = [path / NAME for path in entries if (path / NAME).is_file()]
         return [hashlib.sha256(path.read_bytes()).hexdigest() for path in manifests]
 

@@ -55,13 +55,15 @@ def push(
 ) -> list[Pushed]:
     """Push entries to a store, and return what was done for each machine.
 
+    Entries whose names do not fit into a bundle are left out, with a warning.
+
     key: a private key, which signs the entries that it has not signed yet. unsigned: whether to
     push entries without any signature, which machines take only from `trusted_remotes`. keep: how
     many pushes of a package an index names. part_of: a text that all pushes have in common which
     count as one push, e.g. those of the shards of a prewarm. tell: called with a line of text
     before each step. Raises JitkernError, and Unavailable if the store fails for good.
     """
-    entries = [entry for _, entry in chosen]
+    entries = packing.fitting(entry for _, entry in chosen)
     if not entries:
         raise BundleError(f"nothing to push: no entry of {cache.root} is chosen")
     trusted = _signed(cache, entries, key, unsigned=unsigned)

@@ -197,9 +197,9 @@ class Plans:
             "situation": list(call_class), "model": model,
             "device": (device.index if device and self._by_index else 0) or 0,
         }  # fmt: skip
-        label = label_of(self.op, ".".join(("plan", *call_class))[:80])
-        key = facts.key_of("plan", self.op, str(self.target), label, inputs)
-        return key._replace(label=f"{label}.{key.digest[:8]}")
+        key = facts.key_of("plan", self.op, str(self.target), "", inputs)
+        label = ".".join(("plan", *call_class))[:80]
+        return key._replace(label=label_of(self.op, label, key.target, f".{key.digest[:8]}"))
 
 
 def _read(entry: Entry) -> Plan:

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 from jitkern import after_fork, cache_tools
 from jitkern.cache.store import Cache, Entry
 from jitkern.cache_tools import signing
+from jitkern.cache_tools.bundle import fitting
 from jitkern.errors import JitkernError
 from jitkern.files.owned import Layer
 from jitkern.remote.bundles import grouped, packed
@@ -120,7 +121,7 @@ class Catalog:
     def _made(self, machine: str, places: Iterable[tuple[Layer, Path]]) -> Index:
         """Pack the entries at these places, and return the index of their bundles."""
         read = (self._cache.entry_at(layer, path, "always") for layer, path in places)
-        entries = [e for e in read if isinstance(e, Entry) and e.op in self._ops]
+        entries = fitting(e for e in read if isinstance(e, Entry) and e.op in self._ops)
         groups = grouped(entries)[machine]
         loose = bool(groups.pop("", []))
         bundles: list[Bundle] = []

@@ -7,11 +7,13 @@ from typing import Any
 
 from jitkern import config
 from jitkern.cache.key import Key, digest_of
+from jitkern.cache.layout import LONGEST_PLACE
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
 
 _LONGEST = 100  # letters of an op's name in that of a folder
+_SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long
 SCHEMA = 3  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
@@ -31,7 +33,7 @@ def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: 
         },
         "target": str(target),
     }
-    return Key(inputs, digest_of(inputs), label_of(owner, variant.label))
+    return Key(inputs, digest_of(inputs), label_of(owner, variant.label, str(target)))
 
 
 def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
@@ -51,12 +53,16 @@ def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
     }
 
 
-def label_of(op: str, label: str) -> str:
-    """The label of an entry of an op, in letters that names of folders may have."""
+def label_of(op: str, label: str, target: str, end: str = "") -> str:
+    """The label of an entry of an op, in letters that names of folders may have.
+
+    It is cut, in front of `end`, to what `LONGEST_PLACE` leaves beside the target and a digest.
+    """
     namespace, _, name = op.partition("::")
     name = name if namespace == "jitkern" else f"{namespace}.{name}"
     plain = re.sub(r"[^\w.-]", "_", f"{name[:_LONGEST]}.{label}", flags=re.ASCII)
-    return re.sub(r"\.\.+", ".", plain).strip(".-")
+    room = LONGEST_PLACE - len(f"{target}/-") - 16 - len(end)
+    return re.sub(r"\.\.+", ".", plain).strip(".-")[: max(room, _SHORTEST)].rstrip(".-") + end
 
 
 def _unit_flags(source: Source) -> dict[str, Any]:

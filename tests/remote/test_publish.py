@@ -12,6 +12,7 @@ from stocked import CPU, GPU, GPU_HOST, HOST, add, everything, names, stock
 
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import signing
+from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
 from jitkern.files.owned import Trust
 from jitkern.remote import bundles, conditions, layout, publish, pull
@@ -55,6 +56,17 @@ def test_a_push_signs_what_the_key_has_not_signed(full, empty, directory, key, p
     )
     assert pull.pull(empty, directory, [HERE], (public,)).new == 4
     assert push(full, directory, unsigned=False)[0].uploaded == 0  # everything is signed by now
+
+
+@pytest.mark.parametrize("size", [0, layout.LARGEST_BUNDLED + 1])
+def test_an_entry_whose_name_does_not_fit_is_left_out(size, full, empty, directory, caplog):
+    long = add(full, f"alpha::{'x' * 160}", size=size)
+    [pushed] = push(full, directory)
+    assert f"{long.path} is left out" in caplog.text
+    assert pushed.loose == 0
+    assert pull.pull(empty, directory, [HERE], ()).new == 4
+    with pytest.raises(BundleError, match="nothing to push"):
+        publish.push(full, [(None, long)], directory, unsigned=True)
 
 
 def test_an_unsigned_entry_of_a_read_only_layer_is_refused(full, tmp_path, directory, key):
