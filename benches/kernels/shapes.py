@@ -98,6 +98,7 @@ for _name, _weight in {
         for size, (rows, columns) in LINEARS.items()
         for tokens in (1, 16, 32)
     }
+    FAMILIES[f"jitkern::{_name}"] = "rows"
 _SCALARS = {"int": 2, "SymInt": 2, "float": 0.5, "bool": True}
 SAMPLES = "samples"
 

@@ -136,6 +136,19 @@ def test_streams_and_threads_share_no_workspace(declared):
     assert not wrong
 
 
+def test_the_first_call_on_a_stream_does_not_wait(declared):
+    op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 20, device="cuda")
+    served(op, x)
+    torch.cuda.synchronize()
+    results = []
+    with helpers.refusing_to_wait():
+        for _ in range(40):  # PyTorch has 32 streams: some serve again, with room for more
+            with torch.cuda.stream(torch.cuda.Stream()):
+                results += [op(x, room) for room in (1, 5000, 9000, 1)]
+    torch.cuda.synchronize()
+    assert {r.item() for r in results} == {1 << 20}
+
+
 def test_a_captured_graph_has_a_workspace_of_its_own(declared):
     op, x = declared(SIGNATURE, TOTAL, total), torch.ones(1 << 20, device="cuda")
     served(op, x)

@@ -206,7 +206,12 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     )
     monkeypatch.setattr(workspaces.loading.cuda_driver, "capture_of", lambda *_: now["graph"])
     made = []
-    monkeypatch.setattr(workspaces, "_made", lambda _, size: made.append(size) or torch.zeros(size))
+
+    def make(_, size, *, is_captured):
+        made.append((size, is_captured))
+        return torch.zeros(size)
+
+    monkeypatch.setattr(workspaces, "_made", make)
     gpu = torch.device("cuda:0")
 
     def memory(size, **state):
@@ -217,11 +222,11 @@ def test_python_keeps_a_workspace_for_each_stream_and_each_graph(monkeypatch):
     assert memory(4096) is first and memory(1) is first
     assert memory(100, stream=2) is not first
     assert memory(5000, stream=1) is not first
-    assert made == [4096, 4096, 8192]
+    assert made == [(4096, False), (4096, False), (8192, False)]
     assert [block.memory.numel() for block in workspaces.shared(gpu)] == [8192]
     captured = memory(10, graph=5)
     assert memory(20, graph=5) is captured is not memory(20, graph=6)
-    assert made[3:] == [4096, 4096]
+    assert made[3:] == [(4096, True), (4096, True)]
     assert memory(10, graph=0).numel() == 8192
     blocks = [block for listed in workspaces._blocks.values() for block in listed]
     assert any(

@@ -75,7 +75,7 @@ def memory_of(device: torch.device, size: int, *, zeroed: bool) -> torch.Tensor:
         blocks = _blocks.setdefault((device.index, stream, graph, zeroed), [])
         if not blocks or blocks[-1].numel() < size:
             count = _grown(size, blocks[-1] if blocks else None)
-            blocks.append(_made(device, count))
+            blocks.append(_made(device, count, is_captured=bool(graph)))
         return blocks[-1]
 
 
@@ -91,24 +91,29 @@ def _grown(size: int, before: torch.Tensor | None) -> int:
     return max(_LEAST, size, 0 if before is None else 2 * before.numel())
 
 
-def _made(device: torch.device, size: int) -> torch.Tensor:
+def _made(device: torch.device, size: int, *, is_captured: bool) -> torch.Tensor:
     """Return zeroed memory that is no part of a graph, nor of a memory pool.
 
     A memory pool takes the allocations of a thread, as during the warm-up of a compiled graph, or
-    of a stream, as while a graph is captured: so another thread allocates, on another stream.
+    of a stream, as while a graph is captured: so another thread allocates, on another stream. The
+    current stream waits for that one; a captured stream cannot, and so this call does.
     """
+    stream = None if is_captured else torch.cuda.current_stream(device)
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(_zeros, device, size).result()
+        return thread.submit(_zeros, device, size, stream).result()
 
 
-def _zeros(device: torch.device, size: int) -> torch.Tensor:
-    """Return zeroed memory from a stream that is not captured, once it is zeroed."""
+def _zeros(device: torch.device, size: int, then: torch.cuda.Stream | None) -> torch.Tensor:
+    """Return memory that is zeroed by a stream that is not captured.
+
+    then: the stream that waits for it; by default, this call waits.
+    """
     with loading.cuda_driver.outside_of_capture():
         for _ in range(_STREAMS):
             side = torch.cuda.Stream(device)  # one of a few, of which some may be captured
             with torch.cuda.stream(side):
                 if not torch.cuda.is_current_stream_capturing():
                     memory = torch.zeros(size, dtype=torch.uint8, device=device)
-                    side.synchronize()
+                    side.synchronize() if then is None else then.wait_stream(side)
                     return memory
     raise LaunchError("k.workspace(): all streams of PyTorch are captured; call the op once before")
