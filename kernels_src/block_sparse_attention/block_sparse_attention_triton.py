@@ -153,9 +153,9 @@ def forward(
 
 
 @triton.jit
-def _lse(lse, m, q_len):
+def _lse(lse, m, q_len, WHOLE: tl.constexpr):
     """Load sums in units of log 2; rows without a key, and those beyond, get probabilities of 0."""
-    sums = tl.load(lse + m, m < q_len, other=INF)
+    sums = tl.load(lse + m) if WHOLE else tl.load(lse + m, m < q_len, other=INF)
     return tl.where(sums == -INF, INF, sums * LOG2E)
 
 
@@ -215,7 +215,7 @@ def backward_q(
     tl.store(delta + of_rows + m, products, m < q_len)
     if dq is not None:
         queries = _rows(q + batch * q_b + head * q_h, first, q_m, q_len, BLOCK_M, D, DP, False)
-        sums = _lse(lse + of_rows, m, q_len)
+        sums = _lse(lse + of_rows, m, q_len, False)
         k += batch * k_b + of_keys * k_h
         v += batch * v_b + of_keys * v_h
         starts += batch * starts_b + head * starts_h + first // MASK_M * 2
@@ -251,7 +251,7 @@ def _gradients_of_k(
         )
         m = first + tl.arange(0, BLOCK_M)
         queries = _rows(q, first, q_m, q_len, BLOCK_M, D, DP, WHOLE)
-        sums = _lse(lse, m, q_len)
+        sums = _lse(lse, m, q_len, WHOLE)
         s = tl.dot(k, tl.trans(queries), input_precision="ieee", out_dtype=dk.dtype)
         p = tl.exp2(s * factor - sums[None, :])
         if PARTIAL:
@@ -260,7 +260,7 @@ def _gradients_of_k(
         grads = _rows(grad, first, grad_m, q_len, BLOCK_M, D, DP, WHOLE)
         dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee", out_dtype=dv.dtype)
         dp = tl.dot(v, tl.trans(grads), input_precision="ieee", out_dtype=dv.dtype)
-        of_queries = tl.load(delta + m, m < q_len, other=0)
+        of_queries = tl.load(delta + m) if WHOLE else tl.load(delta + m, m < q_len, other=0)
         ds = (p * (dp - of_queries[None, :])).to(queries.dtype)
         dk = tl.dot(ds, queries, dk, input_precision="ieee", out_dtype=dk.dtype)
     return dk, dv

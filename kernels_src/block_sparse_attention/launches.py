@@ -14,18 +14,16 @@ FORWARD = {
     4: ((64, (32, 32, 8, 1)), (128, (16, 32, 8, 1)), (256, (16, 16, 8, 1))),
     8: ((256, (16, 16, 4, 1)),),
 }  # fmt: skip
-# Of the side that stays, and of the other.
-_BACKWARD = {
-    2: ((64, (128, 64, 8, 3)), (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
+# For the gradient of queries.
+BACKWARD_Q = {
+    2: ((128, (128, 64, 8, 3)), (128, (128, 64, 8, 2)), (128, (64, 64, 4, 2)),
         (128, (64, 32, 4, 2)), (256, (64, 64, 8, 2)), (256, (32, 32, 4, 1))),
     4: ((128, (32, 32, 8, 1)), (256, (16, 16, 8, 1))),
     8: ((256, (16, 16, 4, 1)),),
 }  # fmt: skip
-# With d of 128, a third stage takes 10 % less time for queries on an H200, and 3 % more for keys.
-BACKWARD_Q = {**_BACKWARD, 2: ((128, (128, 64, 8, 3)), *_BACKWARD[2])}
-BACKWARD_K = {
+BACKWARD_K = {  # the same, of which keys are the side that stays
     size: tuple((d, (n, m, warps, stages)) for d, (m, n, warps, stages) in forms)
-    for size, forms in _BACKWARD.items()
+    for size, forms in BACKWARD_Q.items()
 }
 
 
