@@ -333,9 +333,13 @@ with config.using(jobs=2, cxx={compiler_script(script)!r}):
         env=dict(os.environ),
     )
     pids = [tmp_path / f"{unit}.pid" for unit in ("main", "other")]
-    waits_for(lambda: all(pid.exists() for pid in pids) or process.poll() is not None)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        waits_for(lambda: all(pid.exists() for pid in pids) or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert said.splitlines()[-1] == "KeyboardInterrupt"
     assert not any(alive(int(pid.read_text())) for pid in pids)
 

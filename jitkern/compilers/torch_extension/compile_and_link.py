@@ -9,6 +9,7 @@ incremental, so its dependency files would save nothing.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import queue
@@ -38,6 +39,7 @@ from jitkern.source.kinds import Variant
 from jitkern.target import Target, this_abi, this_platform
 
 _ROOM = 4 << 30  # bytes for a compiler that does not look for memory it can free
+_WAIT = 0.5  # seconds; CPython misses an interrupt that comes just before a wait, until it ends
 
 
 class _Done(NamedTuple):
@@ -150,10 +152,11 @@ def _side_by_side(build: Build, steps: Sequence[Step], folder: Path) -> list[_Do
         for thread in threads:
             thread.start()
         while len(done) < len(steps) and not any(step.status for step in done):
-            result = ended.get()
-            if isinstance(result, BaseException):
-                raise result
-            done.append(result)
+            with contextlib.suppress(queue.Empty):
+                result = ended.get(timeout=_WAIT)
+                if isinstance(result, BaseException):
+                    raise result
+                done.append(result)
     finally:
         over.set()
         while alive := [thread for thread in threads if thread.is_alive()]:
