@@ -1,6 +1,6 @@
 # make demo    set up, compile the kernels for this machine, check every op against PyTorch, print the table
 # make test    set up and run the tests
-# make stress  set up and run the long tests: races, kills, damage
+# make stress  set up and run the long tests: races, kills, damage; STRESS_SECONDS=360: those begun in six minutes
 # make check   set up and run the linter and the type checker
 # make conformance  set up and run the tests of remotes on every server that is installed; see CONTRIBUTING.md
 # make docs    set up and build the documentation in build/site, with any warning as an error
@@ -22,7 +22,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto
 
 stress: $(READY)
-	$(BIN)/python -m pytest -m stress
+	$(BIN)/python -m pytest -m stress $(if $(STRESS_SECONDS),--stress-seconds $(STRESS_SECONDS))
 
 conformance: $(VENV)/.conformance-$(TORCH)
 	$(BIN)/python -m pytest tests/remote -m "not stress"

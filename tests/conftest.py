@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import itertools
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,7 +42,16 @@ pytest.register_assert_rewrite(
     "tuning",
 )
 import processes  # noqa: E402
-from helpers import FakeCompiler, replaced  # noqa: E402
+from helpers import REPOSITORY, FakeCompiler, replaced  # noqa: E402
+
+STRESS_ENDS = pytest.StashKey[float]()  # a time of time.monotonic
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stress-seconds", type=float, metavar="N",
+        help="begin stress tests for N seconds only; each commit begins with other modules",
+    )  # fmt: skip
 
 
 def pytest_configure() -> None:
@@ -52,11 +64,31 @@ def pytest_configure() -> None:
     recorder._state.numbers = itertools.count(recorder.ENOUGH + 1)  # only tests of the node load it
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--stress-seconds") is not None:
+        command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, check=False).stdout
+        items.sort(
+            key=lambda item: hashlib.sha256(
+                commit + item.nodeid.partition("::")[0].encode()
+            ).digest()
+        )
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    seconds = session.config.getoption("--stress-seconds")
+    if seconds is not None:
+        session.config.stash[STRESS_ENDS] = time.monotonic() + seconds
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    ends = item.config.stash.get(STRESS_ENDS, math.inf)
+    if item.get_closest_marker("stress") and time.monotonic() > ends:
+        pytest.skip("the time of --stress-seconds is over")
 
 
 @pytest.fixture(scope="session")
