@@ -1,6 +1,6 @@
 # make demo    set up, compile the kernels for this machine, check every op against PyTorch, print the table
 # make test    set up and run the tests
-# make stress  set up and run the long tests: races, kills, damage; STRESS_SECONDS=360: those begun in six minutes
+# make stress  set up and run the long tests: races, kills, whole projects; STRESS_SECONDS=480: those begun in eight minutes
 # make check   set up and run the linter and the type checker
 # make conformance  set up and run the tests of remotes on every server that is installed; see CONTRIBUTING.md
 # make docs    set up and build the documentation in build/site, with any warning as an error
@@ -10,6 +10,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() * 3 // 2)")
 READY := $(VENV)/.ready-$(TORCH)
 
 .PHONY: demo test stress conformance check docs clean
@@ -19,10 +20,10 @@ demo: $(READY)
 	$(BIN)/python -m benches.demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 stress: $(READY)
-	$(BIN)/python -m pytest -m stress $(if $(STRESS_SECONDS),--stress-seconds $(STRESS_SECONDS))
+	$(BIN)/python -m pytest -m "stress or slow" $(if $(STRESS_SECONDS),--stress-seconds $(STRESS_SECONDS))
 
 conformance: $(VENV)/.conformance-$(TORCH)
 	$(BIN)/python -m pytest tests/remote -m "not stress"

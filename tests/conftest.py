@@ -50,7 +50,7 @@ STRESS_ENDS = pytest.StashKey[float]()  # a time of time.monotonic
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--stress-seconds", type=float, metavar="N",
-        help="begin stress tests for N seconds only; each commit begins with other modules",
+        help="begin tests for N seconds only; each commit begins with other modules",
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     ends = item.config.stash.get(STRESS_ENDS, math.inf)
-    if item.get_closest_marker("stress") and time.monotonic() > ends:
+    if time.monotonic() > ends:
         pytest.skip("the time of --stress-seconds is over")
 
 

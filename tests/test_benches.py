@@ -45,6 +45,7 @@ def positive(numbers: dict[str, float]) -> bool:
     return bool(numbers) and all(number > 0 for number in numbers.values())
 
 
+@pytest.mark.slow
 def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> None:
     output = printed(
         cache_dir, "benches.call_overhead", "--device", "cpu", "--json", "--rounds", "2"
@@ -87,6 +88,7 @@ def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
     assert not cache_dir.exists(), "cold is only cold in a cache of its own"
 
 
+@pytest.mark.slow
 def test_first_call_names_a_kind_that_fails_and_leaves_it_out(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +107,7 @@ def test_first_call_refuses_a_kind_it_does_not_know(cache_dir: Path) -> None:
     assert "there is no kind `jitkern.fortran`" in done.stderr
 
 
+@pytest.mark.slow
 def test_cache_scale_reports_a_lookup_and_every_command(cache_dir: Path) -> None:
     output = printed(cache_dir, "benches.cache_scale", "--entries", "40", "--json", "--rounds", "1")
     assert output["entries"] == {"few": 10, "many": 40}
@@ -114,6 +117,7 @@ def test_cache_scale_reports_a_lookup_and_every_command(cache_dir: Path) -> None
     assert not cache_dir.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]")
 def test_prewarm_reports_throughput_for_each_count_of_jobs(cache_dir: Path) -> None:
     arguments = ("--ops", "vec_add", "--jobs", "1", "2", "--rounds", "1", "--json")
@@ -183,6 +187,7 @@ def test_the_page_shows_what_the_simulation_of_a_fleet_prints(cache_dir: Path) -
     assert found == expected
 
 
+@pytest.mark.slow
 def test_serve_reports_builds_and_requests(cache_dir: Path) -> None:
     output = printed(
         cache_dir, "benches.serve", "--json", "--rounds", "1", "--requests", "20",

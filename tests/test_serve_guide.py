@@ -41,6 +41,7 @@ def run(*command, cwd, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli("init", "mypkg")[0] == 0

@@ -293,6 +293,7 @@ def run(examples, steps, *, derandomize):
     )
 
 
+@pytest.mark.slow
 def test_a_lookup_gives_what_was_published_or_nothing_where_it_may():
     run(300, 30, derandomize=True)
 

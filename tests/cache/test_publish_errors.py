@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 def test_an_error_at_any_call_is_a_clear_cache_error_or_harmless(
     folder, monkeypatch, scenario, lasting

@@ -88,6 +88,7 @@ def shipped():
 FEW = ("vec_add", "muladd", "softmax_backward")
 
 
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize("ops", [FEW, pytest.param(("jitkern",), marks=pytest.mark.stress)])
 def test_prewarm_for_another_machines_gpu(cli, ops):
@@ -111,6 +112,7 @@ def test_prewarm_for_another_machines_gpu(cli, ops):
     )
 
 
+@pytest.mark.slow
 def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
     ops = ("vec_add", "muladd", "softmax", "softmax_backward")  # a call of which needs one kernel
     parts = []
@@ -304,6 +306,7 @@ def test_of_the_current_directory_only_what_is_named_is_imported(cli, package, t
     assert sys.path == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["explain", "softmax"], ["prewarm", "vec_add"]])
 def test_the_command_takes_no_module_of_others_from_the_current_directory(tmp_path, command):
     (tmp_path / "numpy.py").write_text(

@@ -180,6 +180,7 @@ def test_a_shell_can_complete(tmp_path):
 # Prewarm
 
 
+@pytest.mark.slow
 def test_prewarm_draws_one_line_and_prints_one_for_each_op_and_target():
     code, text = in_terminal("prewarm", "vec_add", "softmax_backward", "--jobs", "1")
     assert code == 0, text
@@ -202,6 +203,7 @@ def test_prewarm_is_quiet_in_a_pipe_and_has_rows_when_asked(cli, compiler):
     assert (code, len(out.splitlines()), err) == (0, 1, "")
 
 
+@pytest.mark.slow
 def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
     code, text = in_terminal("prewarm", package.parent.name, "--keep-going")
     assert code == 1
@@ -250,6 +252,7 @@ def test_not_cached_names_a_command_that_builds_the_call(cli, compiler):
 # Check
 
 
+@pytest.mark.slow
 def test_check_compares_every_kernel_with_the_reference(cli, package):
     code, out, _ = cli("check", f"{package.parent.name}.kernels.add_relu.kernel", "--json")
     report = last_json(out)
@@ -271,6 +274,7 @@ def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
     )
 
 
+@pytest.mark.slow
 def test_check_says_what_it_cannot_try(cli):
     code, out, _ = cli("check", "softmax_backward")
     assert code == 0

@@ -179,6 +179,7 @@ def test_two_ops_may_take_functions_of_one_source(variant):
     assert first(torch.zeros(3)) == second(torch.zeros(3)) == 4
 
 
+@pytest.mark.slow
 def test_a_namespace_registered_twice_is_an_error_and_no_abort(variant, run_python):
     v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=1"])
     code = f"""

@@ -69,6 +69,7 @@ def test_two_ops_compile_once(folder, compiles):
     assert jit.key_of(variant(folder), CPU) == jit.key_of(variant(folder, "two"), CPU)
 
 
+@pytest.mark.slow
 def test_two_ops_of_two_processes_compile_once(folder, compiles):
     command, count = compiles
     processes = [

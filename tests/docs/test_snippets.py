@@ -29,7 +29,9 @@ ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "
 PREWARMS = ("author_guide.md",)  # all shipped ops
 RUN = [
     pytest.param(
-        page, marks=[pytest.mark.common_cache] if page.name in PREWARMS else [], id=page.name
+        page,
+        marks=[pytest.mark.common_cache, pytest.mark.slow] if page.name in PREWARMS else [],
+        id=page.name,
     )
     for page in PAGES
     if page.name not in ELSEWHERE and blocks_of(page)
@@ -89,7 +91,6 @@ def reader(tmp_path, cache_dir):
     return Reader(tmp_path / "reader", cache_dir)
 
 
-@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.skipif(this_platform() != "linux_x86_64", reason="shows x86-64 targets")
 @pytest.mark.parametrize("page", RUN)

@@ -31,6 +31,7 @@ def test_a_failed_build_can_be_retried(monkeypatch):
     assert module("drop_in_retry").answer() == 42
 
 
+@pytest.mark.slow
 def test_processes_of_one_name_get_their_own(tmp_path):
     code = f"""
 import sys, jitkern
@@ -173,6 +174,7 @@ def test_use_pch_writes_nothing_into_torch():
     assert not list((Path(torch.__file__).parent / "include" / "torch").glob("extension.h.*"))
 
 
+@pytest.mark.slow
 def test_a_library_that_no_longer_links_is_built_again(files, caplog):
     folder = files(
         other_dot_cpp="int other() { return 1; }", renamed_dot_cpp="int renamed() { return 2; }"

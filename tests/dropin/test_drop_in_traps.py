@@ -125,6 +125,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert done.stdout == "0\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_namespace_registered_twice_is_an_error_and_no_abort(run_python):
     code = f"""
 import jitkern
@@ -148,6 +149,7 @@ for text in (source + "// changed", source + "// again"):
     )
 
 
+@pytest.mark.slow
 def test_an_op_of_a_fragment_defined_twice_is_an_error_and_no_abort(run_python):
     code = f"""
 import jitkern
@@ -175,6 +177,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OPS, m) { m.def("drop_in_branch::" "second(Tensor 
 """
 
 
+@pytest.mark.slow
 def test_what_is_registered_is_what_the_preprocessor_leaves(run_python):
     code = f"""
 import jitkern

@@ -390,6 +390,7 @@ def test_background_stays_with_the_reference_where_gradients_were_recorded(decla
         assert events.stats()["hits"] == before
 
 
+@pytest.mark.slow
 def test_threads_make_their_first_calls_together(declare):
     ops = [declare() for _ in range(100)]
     errors = []

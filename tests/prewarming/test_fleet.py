@@ -61,6 +61,7 @@ def test_processes_build_the_whole_and_a_second_prewarm_nothing(
         assert rows(again) == rows(report)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced(cli, fleet_package, cache_dir, tmp_path):
     name = fleet_package(DIES_ONCE)
     code, out, err = cli("prewarm", name, "--engine", "processes:2", "--parts", "3", "--json")
@@ -70,6 +71,7 @@ def test_a_worker_that_dies_is_replaced(cli, fleet_package, cache_dir, tmp_path)
         assert last_json(cli("prewarm", name, "--json")[1])["failed"] == 0
 
 
+@pytest.mark.slow
 def test_a_part_that_kills_twice_fails_alone(cli, fleet_package):
     name = fleet_package(inside="if AWAY and x.dtype == torch.int32: os.kill(os.getpid(), 9)")
     arguments = ("--engine", "processes:1", "--json", "--keep-going")
@@ -82,6 +84,7 @@ def test_a_part_that_kills_twice_fails_alone(cli, fleet_package):
     assert {row["variant"] for row in rows if row["status"] == "built"} >= {"f32", "f64"}
 
 
+@pytest.mark.slow
 def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package):
     name = fleet_package("if AWAY: import time; time.sleep(1); raise RuntimeError('broken here')")
     code, out, err = cli("prewarm", name, "--engine", "processes:1", "--parts", "3", "--json")
@@ -91,6 +94,7 @@ def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package):
     assert "broken here" in err and f"install the same {name} there" in err
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_sources_builds_nothing(cli, fleet_package, cache_dir):
     name = fleet_package(flags="['-DOTHER'] if AWAY else []")
     code, out, err = cli("prewarm", name, "--engine", "processes:1", "--json", "--keep-going")
@@ -133,6 +137,7 @@ def test_what_the_cache_has_is_built_by_no_worker(cli, fleet_package, cache_dir)
         assert executor.submitted == 2
 
 
+@pytest.mark.slow
 def test_calls_and_recordings_are_sent(cli, fleet_package, tmp_path):
     name = fleet_package()
     op = declared(name)
@@ -183,6 +188,7 @@ class LikeSubmitit:
         return Later(self.threads.submit(function, *args), self.jobs <= self.losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("losses", "jobs", "status"), [(0, 1, "built"), (1, 2, "built"), (2, 2, "failed")]
 )
@@ -278,6 +284,7 @@ def test_an_executor_takes_no_refresh(fleet_package):
         jitkern.prewarm(executor=executor, refresh=True)
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_ends_the_processes(fleet_package, tmp_path):
     name = fleet_package(
         "if AWAY: import time; (HERE / f'pid-{os.getpid()}').touch(); time.sleep(600)"

@@ -131,6 +131,7 @@ def test_a_second_run_neither_traces_nor_compiles(cli, package, monkeypatch):
     assert rows(second) == rows(first)
 
 
+@pytest.mark.slow
 def test_a_second_run_of_known_samples_draws_none(cli, monkeypatch):
     cli("prewarm", "vec_add", "softmax")
     monkeypatch.setattr(Op, "_draw", lambda self: pytest.fail("drawn"))

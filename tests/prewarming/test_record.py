@@ -58,6 +58,7 @@ def test_a_warm_process_records_the_same(recorded, tmp_path, run_python):
     assert again.read_bytes() == recorded.read_bytes()
 
 
+@pytest.mark.slow
 def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
     recorded, cli, tmp_path, run_python
 ):
@@ -98,6 +99,7 @@ jitkern.ops.silu_and_mul(x), jitkern.ops.silu_and_mul(x)
     assert [one.node for one in shard_of(wanted, 1, 1)] == [False, True]
 
 
+@pytest.mark.slow
 def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = APP + "raise SystemExit(3)"

@@ -82,6 +82,7 @@ def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
     assert found == 0 and "NoneType" not in stderr, stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.stress)])
 def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote, count):
     with Server(static(remote)) as server:

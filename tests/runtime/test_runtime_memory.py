@@ -79,6 +79,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("args", ARGUMENTS.values(), ids=ARGUMENTS.keys())
 def test_failing_calls_leave_nothing_behind(many, way, args):
@@ -87,11 +88,13 @@ def test_failing_calls_leave_nothing_behind(many, way, args):
     assert_flat(failing(call, *args) if len(args) > 1 else failing(call, X, k=13))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_failing_calls_of_an_op_with_no_variant_yet_leave_nothing_behind(many, way):
     assert_flat(failing(through(many, way), X, X, 4, 2.5, True, 13, 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
 def test_failing_calls_of_a_differentiable_op_leave_nothing_behind(square, way, needs_grad):
@@ -170,6 +173,7 @@ def test_an_inplace_launch_is_not_repeated_where_an_allocation_after_it_fails(in
     assert x.tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_an_error_after_a_launch_leaves_nothing_behind(inc):
     warmed(inc, torch.zeros(1), 1)
     assert_flat(failing(inc, torch.zeros(3), 2**46), 400)

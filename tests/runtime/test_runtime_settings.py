@@ -109,6 +109,7 @@ VARIANTS = int(
 )
 
 
+@pytest.mark.slow
 def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
     declare, caplog, monkeypatch
 ):

@@ -123,6 +123,7 @@ def test_a_package_that_is_too_large_has_several_bundles(client, monkeypatch):
     assert [len(bundle.entries) for bundle in indexed(client).bundles] == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_only_entries_of_the_served_ops_are_handed_out(serve):
     jitkern.prewarm([jitkern.ops.softmax, jitkern.ops.vec_add], [HERE])
     rows = cache_tools.rows(jit.open_cache())

@@ -192,6 +192,7 @@ def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code
     assert (done, says in " ".join(err.split())) == (code, True), err
 
 
+@pytest.mark.slow
 def test_what_is_built_is_pushed_too(tmp_path, cli):
     assert cli("cache", "keygen", str(tmp_path / "key"))[0] == 0
     bucket = (tmp_path / "bucket").as_uri()

@@ -183,6 +183,7 @@ def mixed(tmp_path_factory):
     return Subject(tmp_path_factory.mktemp("mixed"), signature, launch, reference, SOURCE)
 
 
+@pytest.mark.slow
 @settings(250)
 @hypothesis.given(
     pair=of_one_shape([torch.float32, torch.float64], 2, least=1),

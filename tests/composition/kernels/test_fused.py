@@ -118,6 +118,7 @@ def test_another_process_compiles_nothing(run_python):
     assert [json.loads(run.stdout)["compiles"] > 0 for run in runs] == [True, False], runs[1].stderr
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_kernels_are_prewarmed_for_a_gpu_that_is_not_here(cli, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
