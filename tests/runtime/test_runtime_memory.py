@@ -50,12 +50,15 @@ def assert_flat(call, calls=CALLS):
     in_use()
     for _ in range(calls // 4):
         call()
-    before = in_use()
-    for _ in range(calls):
-        call()
-    grown = [after - start for after, start in zip(in_use(), before)]
-    assert grown[0] < calls, grown
-    assert grown[1] < calls / 50, grown
+    grown = []
+    for _ in range(3):  # what is made once, like a larger table, is no leak; a leak grows each time
+        before = in_use()
+        for _ in range(calls):
+            call()
+        grown.append([after - start for after, start in zip(in_use(), before)])
+        if grown[-1][0] < calls and grown[-1][1] < calls / 50:
+            return
+    raise AssertionError(grown)
 
 
 def failing(function, *args, **kwargs):

@@ -35,8 +35,9 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def client(serve) -> Client:
-    """A client of a server of `vec_add`."""
+def client(serve, monkeypatch) -> Client:
+    """A client of a server of `vec_add`, which waits for builds on a busy machine too."""
+    monkeypatch.setattr(Server, "patience", 300.0)
     return Client(serve().url)
 
 
