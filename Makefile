@@ -10,7 +10,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() * 3 // 2)")
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)) * 3 // 2)")
 READY := $(VENV)/.ready-$(TORCH)
 
 .PHONY: demo test stress conformance check docs clean
