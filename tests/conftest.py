@@ -44,12 +44,12 @@ pytest.register_assert_rewrite(
 import processes  # noqa: E402
 from helpers import REPOSITORY, FakeCompiler, replaced  # noqa: E402
 
-STRESS_ENDS = pytest.StashKey[float]()  # a time of time.monotonic
+ENDS = pytest.StashKey[float]()  # a time of time.monotonic, after which no test begins
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--stress-seconds", type=float, metavar="N",
+        "--stress-seconds", type=float, default=math.inf, metavar="N",
         help="begin tests for N seconds only; each commit begins with other modules",
     )  # fmt: skip
 
@@ -65,14 +65,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--stress-seconds") is not None:
+    if config.getoption("--stress-seconds") < math.inf:
         command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, check=False).stdout
-        items.sort(
-            key=lambda item: hashlib.sha256(
-                commit + item.nodeid.partition("::")[0].encode()
-            ).digest()
-        )
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+        def place(item: pytest.Item) -> bytes:
+            module = item.nodeid.partition("::")[0]
+            return hashlib.sha256((commit + module).encode()).digest()
+
+        items.sort(key=place)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -80,14 +81,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    seconds = session.config.getoption("--stress-seconds")
-    if seconds is not None:
-        session.config.stash[STRESS_ENDS] = time.monotonic() + seconds
+    session.config.stash[ENDS] = time.monotonic() + session.config.getoption("--stress-seconds")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    ends = item.config.stash.get(STRESS_ENDS, math.inf)
-    if time.monotonic() > ends:
+    if time.monotonic() > item.config.stash[ENDS]:
         pytest.skip("the time of --stress-seconds is over")
 
 

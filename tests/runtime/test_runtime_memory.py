@@ -50,15 +50,12 @@ def assert_flat(call, calls=CALLS):
     in_use()
     for _ in range(calls // 4):
         call()
-    grown = []
-    for _ in range(3):  # what is made once, like a larger table, is no leak; a leak grows each time
-        before = in_use()
-        for _ in range(calls):
-            call()
-        grown.append([after - start for after, start in zip(in_use(), before)])
-        if grown[-1][0] < calls and grown[-1][1] < calls / 50:
-            return
-    raise AssertionError(grown)
+    before = in_use()
+    for _ in range(calls):
+        call()
+    grown = [after - start for after, start in zip(in_use(), before)]
+    assert grown[0] < calls, grown
+    assert grown[1] < calls / 50, grown
 
 
 def failing(function, *args, **kwargs):
@@ -222,4 +219,4 @@ def test_lists_strings_and_results_that_may_be_none_leave_nothing(declare, mode)
             with pytest.raises(RuntimeError, match="bad mode"):
                 op(xs, mode, [2], want)
 
-    assert_flat(call, CALLS // 4 if mode == "sum" else CALLS // 16)
+    assert_flat(call, CALLS // 4)
