@@ -163,7 +163,7 @@ def _check_include(op: str, source: Source) -> None:
     For `load_inline` and `load` a directory may be absent, as it may for Torch's own.
     """
     for root in source.include if source.kind in SOURCES else ():
-        folder = Path(source.folder, root.path)
+        folder = Path(source.home, root.path)
         if not folder.is_dir():
             raise DeclarationError(
                 f"{op}: include=[{root.path!r}] is no directory: {folder} does not exist"
