@@ -28,3 +28,4 @@ else:
 
 VERSION = "v1"  # the folder of a root that holds entries, in the layout of `layout`
 RECEIPTS = "inline"  # the folder of a root that holds receipts
+MANIFEST = "manifest.json"  # the file of an entry that `manifest` describes

@@ -24,7 +24,7 @@ _PASSING = frozenset((  # errors of this process or moment, not of the entry
 ))  # fmt: skip
 
 
-Verified = dict[str, tuple[int, ...]]  # the `_identity` of each file by its name; "": the directory
+Verified = dict[str, tuple[int, ...]]  # the identity of each file by its name; "": the directory
 
 
 class Entry(NamedTuple):
@@ -86,9 +86,9 @@ class Entry(NamedTuple):
             yield owned.path_in(directory, self.path, name)
 
     def _check_same(self, directory: int, name: str) -> None:
-        identities = {"": _identity(os.fstat(directory))[:2]}
+        identities = {"": owned.identity(os.fstat(directory))[:2]}
         with owned.opened_file(self.path, directory, name, None) as (_, status):
-            identities[name] = _identity(status)
+            identities[name] = owned.identity(status)
         if any(self.verified.get(file) != identity for file, identity in identities.items()):
             raise ValueError("the entry was replaced after it was verified")
 
@@ -212,15 +212,8 @@ def _read_opened(
         raise ValueError("its manifest belongs to another target")
     verified: Verified = {}
     if directory is not None:
-        verified[""] = _identity(os.fstat(directory))[:2]
+        verified[""] = owned.identity(os.fstat(directory))[:2]
     for name, artifact in manifest.artifacts.items():
         status = owned.verified(path, directory, name, artifact, layer.owners, verify=verify)[1]
-        verified[name] = _identity(status)
+        verified[name] = owned.identity(status)
     return Entry(path, manifest, verified)
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return numbers that differ for any two files, and for one file before and after a change."""
-    return (
-        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
-    )  # fmt: skip

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jitkern.cache import MANIFEST
 from jitkern.cache.key import canonical, digest_of
 from jitkern.named_tuple import NamedTuple
 
-NAME = "manifest.json"
+NAME = MANIFEST
 LOG = "compile.log"
 BEGINS = b'{"artifacts":{"'  # of every manifest: fields are sorted, and there is an artifact
 MAX_BYTES = 4 << 20  # of a manifest

@@ -183,16 +183,12 @@ def _link_hint(message: str) -> str:
 
 
 def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> None:
-    meta, manifest = entry.manifest.meta, entry.manifest
-    absent = inline_files.unread(source, manifest.inputs["source"]["closure"]) if digest else None
+    closure = entry.manifest.inputs["source"]["closure"]
+    absent = inline_files.unread(source, closure) if digest else None
     if absent is None:
         return
-    artifact = manifest.artifacts[meta["artifact"]]
-    arguments = _arguments(source, entry)
-    receipt = {"opens": arguments, "seconds": manifest.seconds, "absent": absent}
-    receipts.leave(
-        config.current().cache_dir, digest, entry.path, {**receipt, **artifact._asdict()}, new=new
-    )
+    receipt = {"opens": _arguments(source, entry), "absent": absent}
+    receipts.leave(config.current().cache_dir, digest, [entry], receipt, new=new)
 
 
 def _runnable(path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 Computing a key and looking an entry up need modules whose import takes longer than the rest of a
 warm start. So a call that depends on no file beyond the toolchain leaves a receipt in the user
-root, in `inline`: the entry, the content of its manifest, and the absent files that its texts ask
+root, in the root: the entry, the content of its manifest, and the absent files that its texts ask
 for. A receipt is only a shorter way to the result of the lookup: the artifact is read under the
 same rules (owner, mode, no link followed, size, SHA-256), and anything odd leads to the lookup.
 """
@@ -21,9 +21,8 @@ from jitkern.cache import events, receipts, usage
 from jitkern.loading import LOADED, library
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
 
-_SCHEMA = 2  # bump when the meaning of a request or of a receipt changes
+_SCHEMA = 3  # bump when the meaning of a request or of a receipt changes
 _CALL = "call "  # in the table of loaded code, before the digest of a call
-_PLAIN_FLAGS = ("-O", "-W", "-D", "-U", "-f", "-m", "-std=", "-g", "-arch=sm_")
 
 
 def digest_of(call: Mapping[str, Any]) -> str:
@@ -31,7 +30,7 @@ def digest_of(call: Mapping[str, Any]) -> str:
     import torch
 
     flags = [*call["cflags"], *call["cuda_cflags"], *call["ldflags"]]
-    if call["places"] or call["include"] or not all(_is_plain(flag) for flag in flags):
+    if call["places"] or call["include"] or not all(map(receipts.is_plain, flags)):
         return ""
     arch = _archs() if any(file.endswith((".cu", ".cuh")) for file in call["files"]) else []
     if arch is None:
@@ -48,13 +47,6 @@ def digest_of(call: Mapping[str, Any]) -> str:
         "environment": [environment.get(name) for name in ENVIRONMENT],
     }
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-
-
-def _is_plain(flag: str) -> bool:
-    """Whether a flag names no file; the value of a macro may name one in quotes."""
-    quotes = '"<' if "/" in flag else ""
-    odd = quotes if flag.startswith("-D") else ",/"
-    return flag.startswith(_PLAIN_FLAGS) and not set(flag) & set(f" \t\n@{odd}")
 
 
 def _archs() -> list[Any] | None:
@@ -80,14 +72,16 @@ def recall(digest: str) -> Any:
     if events.heard() or settings.compiler == "exact":
         return None  # a listener wants the event, or the compiler must be compared
     try:
-        with receipts.read(settings, digest) as (receipt, place):
+        with receipts.read(settings, digest) as (receipt, (opened,)):
             if any(map(os.path.lexists, receipt["absent"])):
                 return None
-            answer = library.open_library(**receipt["opens"], place=place)
+            if receipt["opens"]["path"] != str(opened.path / opened.described["artifact"]):
+                return None  # the root was moved
+            answer = library.open_library(**receipt["opens"], place=opened.place)
     except (OSError, ValueError, KeyError, TypeError, ImportError, library.Registered):
         return None  # the lookup will find the error, and report it
     events.count_hit()
-    usage.hit(settings.cache_dir, settings.cache_dir, receipt["seconds"])
+    usage.hit(settings.cache_dir, settings.cache_dir, opened.described["seconds"])
     return remember(digest, answer)
 
 

@@ -242,6 +242,13 @@ def check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None
         raise ValueError(f"{what} {reason}")
 
 
+def identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return numbers that differ for any two files, and for one file before and after a change."""
+    return (
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
+    )  # fmt: skip
+
+
 def installed_layers() -> tuple[Path, ...]:
     """Return the layers that wheels of prebuilt kernels brought into this Python installation."""
     layers = []

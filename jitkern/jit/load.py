@@ -9,9 +9,10 @@ from jitkern import jit
 from jitkern.cache import events
 from jitkern.cache.entry import Entry
 from jitkern.cache.events import Event
+from jitkern.cache.key import Key
 from jitkern.errors import LoadError
 from jitkern.jit.cache_in_use import count_hit, one_at_a_time, open_cache
-from jitkern.loading import LOADED
+from jitkern.loading import LOADED, content_of
 from jitkern.loading.loader import load
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -26,7 +27,7 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
     """
     entry = jit.obtain.ensure(variant, target, may_compile=may_compile)
     digest = entry.manifest.digest
-    content = _content(entry, variant.source)
+    content = content_of(digest, variant.source)
     with one_at_a_time(f"load {digest}"):
         if content not in LOADED:
             try:
@@ -45,9 +46,19 @@ def loaded(variant: Variant, target: Target, *, may_compile: bool = True) -> Any
         return LOADED[content]
 
 
+def loaded_here(variant: Variant, *, may_compile: bool = True) -> Any:
+    """The loaded entry of `variant` for the CPU of this machine; see `loaded`."""
+    return loaded(variant, Target.current("cpu"), may_compile=may_compile)
+
+
+def key_here(variant: Variant) -> Key:
+    """The key of `variant` for the CPU of this machine."""
+    return jit.key_of(variant, Target.current("cpu"))
+
+
 def load_entry(source: Source, entry: Entry) -> Any:
     """The loaded content of an entry of this kind of source, loaded once. Raises LoadError."""
-    content = _content(entry, source)
+    content = content_of(entry.manifest.digest, source)
     with one_at_a_time(f"load {entry.manifest.digest}"):
         new = content not in LOADED
         if new:
@@ -58,8 +69,3 @@ def load_entry(source: Source, entry: Entry) -> Any:
         events.tell(event, source.kind)
         count_hit(entry)
     return LOADED[content]
-
-
-def _content(entry: Entry, source: Source) -> str:
-    """The name of the loaded content of an entry, of which an Extension has several functions."""
-    return f"{entry.manifest.digest} {source.function}"

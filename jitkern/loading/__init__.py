@@ -12,9 +12,18 @@ if TYPE_CHECKING:
         library as library,
         loader as loader,
     )
+    from jitkern.source.kinds import Source
 else:
     __getattr__ = on_first_use(__name__)
 
 # The code that this process has loaded: by the digest of its entry; for a library, by what makes it
 # this library and no other (see `library.open_library`); for `load_inline`, by its call as well.
 LOADED: dict[str, Any] = {}
+
+
+def content_of(digest: str, source: Source) -> str:
+    """Return the name in LOADED of an entry's content, of which an Extension has several functions.
+
+    digest: of the entry.
+    """
+    return f"{digest} {source.function}"

@@ -9,23 +9,27 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitkern import loading, source as sources
-from jitkern.cache.store import Entry
 from jitkern.errors import DeclarationError, LoadError
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import CUDA, FUNCTION, Extension, Generated, Source
+
+if TYPE_CHECKING:
+    from jitkern.cache.entry import Entry
 
 
 class HostFunction:
     """The function of a loaded library to which its symbol FUNCTION points."""
 
-    def __init__(self, entry: Entry) -> None:
-        self.meta = meta = entry.manifest.meta
-        self.reference = entry.reference
+    def __init__(
+        self, library: ctypes.CDLL, meta: dict[str, Any], reference: tuple[str, str, str]
+    ) -> None:
+        self.meta = meta
+        self.reference = reference
         self.parameters: list[str] = meta["parameters"]
-        self._library = _open(entry)
+        self._library = library
         address = ctypes.c_void_p.in_dll(self._library, FUNCTION).value
         self._function = ctypes.CFUNCTYPE(None)(address or 0)
         self._function.argtypes = [
@@ -51,15 +55,13 @@ def load(source: Source, entry: Entry, op: str = "") -> Any:
     registered, or lacks its function.
     """
     try:
-        if source.runs == CUDA:
-            meta = dict(entry.manifest.meta)
-            cubin, name = entry.read(meta["artifact"]), f"`{meta['symbol']}`"
-            return loading.cuda_driver.CudaFunction(cubin, meta, name, entry.reference)
-        if isinstance(source, Generated):
-            return _open(entry)
         if isinstance(source, Extension):
             return _extension(source, entry, op)
-        return HostFunction(entry)
+        meta = dict(entry.manifest.meta)
+        if source.runs == CUDA:
+            return code_of(source, entry.read(meta["artifact"]), "", meta, entry.reference)
+        with entry.loadable() as place:
+            return code_of(source, b"", place, meta, entry.reference)
     except (LoadError, DeclarationError):
         raise
     except Exception as e:  # of the system's loader, or because of an odd manifest
@@ -79,9 +81,18 @@ def _is_noexec(entry: Entry) -> bool:
         return False
 
 
-def _open(entry: Entry) -> ctypes.CDLL:
-    with entry.loadable() as path:
-        return ctypes.CDLL(path)
+def code_of(
+    source: Source, data: bytes, place: str, meta: dict[str, Any], reference: tuple[str, str, str]
+) -> Any:
+    """A CudaFunction of the cubin `data`, else a HostFunction or CDLL of the library at `place`.
+
+    meta, reference: of the entry that holds them.
+    """
+    if source.runs == CUDA:
+        name = f"`{meta['symbol']}`"
+        return loading.cuda_driver.CudaFunction(data, meta, name, reference)
+    library = ctypes.CDLL(place)
+    return library if isinstance(source, Generated) else HostFunction(library, meta, reference)
 
 
 def _shared_libraries(source: Extension) -> Iterator[str]:

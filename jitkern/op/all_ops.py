@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import mega_cache  # noqa: F401  registers itself: an import of ops can load a mega-cache
+from jitkern import (
+    mega_cache,  # noqa: F401  registers itself: an import of ops can load a mega-cache
+    op as room,
+)
 
 if TYPE_CHECKING:
     from jitkern.op.op import Op
@@ -24,6 +27,27 @@ if TYPE_CHECKING:
 OPS: dict[str, Op] = {}
 ANNOUNCED: dict[str, Callable[[], object]] = {}  # packages, with what declares all of their ops
 registering = threading.local()  # `op`: Torch asks its namespace for an op that is not there yet
+
+
+def key_compile_caches() -> None:
+    """Make a digest of all ops, as they are when a graph is compiled, a part of Torch's cache keys.
+
+    The caches of torch.compile key a graph by the names of the ops in it (pytorch#144344): after an
+    edit they would serve a graph with the old backward, fake or reference of an op. So the digest
+    is added to `torch.compiler.config.cache_key_tag`, which is in the keys of all graphs; a tag of
+    the user's is kept.
+    """
+    settings = torch.compiler.config
+    kind: Any = type(settings)  # a class of this one module
+    if "cache_key_tag" not in getattr(settings, "_config", {}):
+        return  # a Torch that has no such tag
+    before = kind.__dict__.get("cache_key_tag")
+
+    def tag(self: Any) -> str:
+        value = before.fget(self) if before else self.__getattr__("cache_key_tag")
+        return f"{value}:{room.compile_cache_key.digest(OPS)}" if OPS else str(value)
+
+    kind.cache_key_tag = property(tag)
 
 
 def discover(package: str) -> list[Op]:
@@ -91,7 +115,8 @@ def _folders_for(package: str, name: str) -> list[str]:
     words = name.split("_")
     named = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
     roots = importlib.import_module(package).__path__
-    return [f for f in named if any(Path(root, f, "kernel.py").is_file() for root in roots)]
+    is_file = os.path.isfile
+    return [f for f in named if any(is_file(f"{root}/{f}/kernel.py") for root in roots)]
 
 
 def _folders_of_kernels(root: str) -> list[tuple[str, ...]]:

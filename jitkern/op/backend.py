@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import after_fork, op as room
+from jitkern import after_fork, config, op as room, runtime
 from jitkern.calls.signature import tensors_in
+from jitkern.source.kinds import ITSELF
 
 if TYPE_CHECKING:
     from jitkern.op.dispatch import Implementation
     from jitkern.op.op import Op
 
+_CPU = torch.device("cpu")
 _making = threading.Lock()
 after_fork(_making)
 _KEYS = {
@@ -26,7 +28,7 @@ _KEYS = {
 class Backend:
     """The function that is registered once per op and device type, and never replaced.
 
-    Its implementation is imported at the first call.
+    Its implementation is imported at the first call that no receipt serves.
     number: the op's slot in the launch runtime; None if Python serves all calls. launches: whether
     the op has kernels that stubs could launch, on a system that allows trampolines.
     """
@@ -37,22 +39,62 @@ class Backend:
         self.number: int | None = None
         self.launches = launches
         self._implementation: Implementation | None = None
+        self._slot: runtime.slot.Slot | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._implementation or self.implementation)(*args, **kwargs)
+        implementation = self._implementation
+        if implementation is None:
+            args, kwargs = self.op.signature.complete(args, kwargs)
+            if self._recalled(args, kwargs):
+                with torch._C._AutoDispatchBelowAutograd():
+                    return self.op.overload(*args, **kwargs)  # comes here again on another miss
+            implementation = self.implementation
+        return implementation(*args, **kwargs)
+
+    def _recalled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a receipt had a variant for calls like this one."""
+        declaration = self.op.declaration
+        sources = declaration.sources.get(self.device, ())
+        if not self.slot or not sources or declaration.tunings:
+            return False
+        preferred = config.preferred()
+        source = min(sources, key=lambda source: source.kind != preferred)
+        launchers = declaration.launchers
+        function = launchers.get(source.kind) or launchers.get(self.device)
+        ordered = self.op.signature.in_order(args, kwargs)
+        devices = [t.device for t in tensors_in(ordered) if t.device.type == self.device]
+        if source.runs == ITSELF or function is None or not devices:
+            return False
+        device = _CPU if self.device == "cpu" else devices[0]
+        calls = self.slot.calls(source, device, ordered)
+        if self.op.declaration is not declaration:
+            return False  # a later declaration forgets `calls`, and this one came before them
+        return runtime.recall.recall(self.slot, calls, source, function, device, ordered)
+
+    @property
+    def slot(self) -> runtime.slot.Slot | None:
+        """The op's place in the launch runtime; None if no stub can launch its kernels."""
+        if self._slot is None and self.number is not None:
+            with _making:
+                if self._slot is None:
+                    self._slot = runtime.slot.Slot(self.device, self.number, self.op.signature)
+        return self._slot
 
     @property
     def implementation(self) -> room.dispatch.Implementation:
         """The implementation, which runs the op."""
+        slot = self.slot
         with _making:
             if self._implementation is None:
-                self._implementation = room.dispatch.Implementation(self)
+                self._implementation = room.dispatch.Implementation(self, slot)
         return self._implementation
 
     def forget(self) -> None:
         """Forget all that was made from an earlier launch function."""
         if self._implementation:
             self._implementation.forget()
+        if self._slot:
+            self._slot.forget()
 
 
 class Elsewhere:

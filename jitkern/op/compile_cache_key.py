@@ -20,7 +20,7 @@ from jitkern.source.closure import closure_of
 from jitkern.source.kinds import Source, Triton
 
 # The files of jitkern that Torch traces: how a gradient is recorded, and how a reference runs.
-_OWN = ("autograd.py", "gradient.py", "op.py")
+_OWN = ("autograd.py", "gradient.py", "nodes.py", "op.py")
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size)
 _PROCESS = uuid.uuid4().hex  # for objects that mean something in this process alone
 

@@ -48,14 +48,12 @@ class Implementation:
     slot: the op's slot in the launch runtime; None if no stub can launch its kernels.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, slot: Slot | None) -> None:
         self.op = op = backend.op
         self.signature = op.signature
         self.device = backend.device
-        self.slot: Slot | None = None
-        if backend.number is not None:
-            self.slot = Slot(self.device, backend.number, op.signature)
-        elif backend.launches:
+        self.slot = slot
+        if slot is None and backend.launches:
             say_why_not()
         self._devices = Devices(op.name, self.device)
         self._generation = 0  # of the declaration: a call that began under another builds nothing
@@ -98,7 +96,7 @@ class Implementation:
             return False
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, device)
-        state = slot.calls(launcher, ordered)
+        state = slot.calls(source, device, ordered)
         return generation == self._generation and slot.recall(state, launcher, ordered)
 
     def _compute(
@@ -221,8 +219,6 @@ class Implementation:
         self._announced.clear()
         self._devices = Devices(self.op.name, self.device)  # whose runners know the sources
         self._pinned = False
-        if self.slot:
-            self.slot.forget()
 
     def _link(
         self,
@@ -238,7 +234,7 @@ class Implementation:
             return
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)
-        calls = slot.calls(launcher, ordered)
+        calls = slot.calls(source, runner.device, ordered)
         if generation != self._generation:
             return  # the op was declared again while the call ran; `calls` may be of the new one
         if slot.wants_stub(calls, ordered) and not jit.capturing():

@@ -27,16 +27,15 @@ from jitkern import (
 from jitkern.calls.signature import Signature
 from jitkern.errors import DeclarationError, called_at, defined_at, raised_at
 from jitkern.named_tuple import NamedTuple
-from jitkern.op import compile_caches
-from jitkern.op.all_ops import OPS
+from jitkern.op.all_ops import OPS, key_compile_caches
 from jitkern.op.autograd import Autograd, plainly_on
 from jitkern.op.backend import Backend, Elsewhere
-from jitkern.op.gradient import Gradient
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
 if TYPE_CHECKING:
     from jitkern.calls.samples import Sample
+    from jitkern.op.gradient import Gradient
 
 DEVICES = ("cuda", "cpu")
 _YIELD = "yield all of its arguments, as a tuple"
@@ -266,7 +265,7 @@ class Op:
         """
         if self.gradient:
             raise DeclarationError(f"{self.name} has a backward already")
-        gradient = Gradient(
+        gradient = room.gradient.Gradient(
             self.name, self.overload._schema, self.signature.outputs,
             self.declaration.nondifferentiable, function,
         )  # fmt: skip
@@ -384,7 +383,7 @@ class Op:
             _register_kernel(library, self.name, key, function)
         _register_fake(self.name, self._run_fake, library)
         if not OPS:
-            compile_caches.install(OPS)
+            key_compile_caches()
         OPS[self.name] = self
         overload = getattr(getattr(torch.ops, self.name.split("::")[0]), name).default
         if "SymInt" in self.schema:  # C would turn symbolic integers into constants

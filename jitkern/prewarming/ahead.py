@@ -10,6 +10,7 @@ import torch
 
 from jitkern import jit
 from jitkern.cache.entry import Entry
+from jitkern.calls.call_class import class_of
 from jitkern.errors import LaunchError, NotCached, raised_at
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, every_expansion
@@ -20,7 +21,7 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
 from jitkern.runtime.linker import keep, stub_variant
-from jitkern.runtime.plans import Plans, class_of, reference_to
+from jitkern.runtime.plans import Plans, reference_to
 from jitkern.source.kinds import ITSELF, Source, Variant
 from jitkern.target import Target
 from jitkern.trace.recorder import described

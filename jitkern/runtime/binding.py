@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import after_fork, config, jit
+from jitkern import after_fork, config, jit, runtime as room
 from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
-from jitkern.runtime import builds, code_page
+from jitkern.runtime import code_page
 from jitkern.runtime.guards import Guards
 from jitkern.runtime.registry import Declared, has_compiler, registry
 from jitkern.runtime.symbols import symbols
 from jitkern.source.kinds import Generated, Variant
-from jitkern.target import Target
-from jitkern.trace.shim import shim
+from jitkern.trace import shim
 from jitkern.trace.world import World
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class _State:
 
 _state = _State()
 _lock = threading.Lock()
-_waiting: collections.deque[Callable[[Runtime], None]] = collections.deque()
+_waiting: collections.deque[Callable[[Runtime], object]] = collections.deque()
 
 
 def runtime() -> Runtime | None:
@@ -187,8 +186,27 @@ def prepare() -> bool:
     settings = config.current()
     if (settings.compile != "never" or settings.remotes) and not _state.building:
         jit.served_call.described()  # for the copy of the context, which keeps no tensor
-        _state.building = builds.RUNTIME.later(lambda: _take(may_compile=True))
+        _state.building = room.builds.RUNTIME.later(lambda: _take(may_compile=True))
     return False
+
+
+def adopt(load: Callable[[], ctypes.CDLL]) -> bool:
+    """Use the runtime that `load` returns, unless one was looked up; returns whether there is one.
+
+    Raises what `load` raises.
+    """
+    with _lock:
+        if not _state.looked_up and code_page.supported():
+            _use(load())
+            _state.looked_up = True
+    return _state.runtime is not None
+
+
+def _use(library: ctypes.CDLL) -> None:
+    """Let the ops use the runtime in a loaded library."""
+    _state.runtime = loaded = Runtime(library)
+    registry().load(loaded)
+    _call_waiting(loaded)
 
 
 def _take(*, may_compile: bool) -> None:
@@ -196,10 +214,7 @@ def _take(*, may_compile: bool) -> None:
     if not code_page.supported():
         return
     try:
-        library = jit.loaded(variant(), Target.current("cpu"), may_compile=may_compile)
-        _state.runtime = loaded = Runtime(library)
-        registry().load(loaded)
-        _call_waiting(loaded)
+        _use(jit.load.loaded_here(variant(), may_compile=may_compile))
     except (NotCached, TargetError) as e:
         _log.debug("calls go through the Python launcher: %s", e)
     except CompilerNotFound as e:
@@ -208,7 +223,7 @@ def _take(*, may_compile: bool) -> None:
         _log.warning("calls go through the Python launcher, which is slower: %s", e)
 
 
-def when_loaded(use: Callable[[Runtime], None]) -> None:
+def when_loaded(use: Callable[[Runtime], object]) -> None:
     """Call `use` with the runtime: now, or as soon as the runtime is loaded."""
     _waiting.append(use)
     if _state.runtime:

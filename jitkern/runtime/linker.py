@@ -10,8 +10,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import config, jit
+from jitkern import config, jit, runtime as room
 from jitkern.cache.entry import Entry
+from jitkern.calls.call_class import class_of, example_of
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached
@@ -20,7 +21,7 @@ from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds
 from jitkern.runtime.binding import announce
-from jitkern.runtime.plans import Plan, Plans, class_of, example_of, reference_to
+from jitkern.runtime.plans import Plan, Plans, reference_to
 from jitkern.runtime.slot import Calls, Launcher, Loaded, Slot
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
@@ -94,7 +95,10 @@ def _append_stub(missed: MissedCall) -> None:
     slot.append(missed.calls, loaded, device, missed.settings, traced.frozen)
     if config.current().compile != "never":
         plans = slot.plans(missed.launcher, traced.world)
-        keep(plans, missed.args, reference_to(key), traced, target, device)
+        kept = keep(plans, missed.args, reference_to(key), traced, target, device)
+        if kept and not missed.calls.has_receipt and not traced.frozen:
+            missed.calls.has_receipt, call = True, class_of(missed.args)
+            room.recall.leave_later(slot, missed.launcher, traced.world, call, kept[0].path)
 
 
 def keep(

@@ -12,11 +12,7 @@ a call of the same sizes and numbers come first.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,8 +25,8 @@ from jitkern.compilers import compiler_for
 from jitkern.errors import DeclarationError
 from jitkern.launch.tuned import Tuned, model_of
 from jitkern.named_tuple import NamedTuple
+from jitkern.runtime import own_code
 from jitkern.source.closure import Closure, closure_of
-from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Source, Variant
 from jitkern.source.variant_key import label_of, source_inputs
 from jitkern.target import Target
@@ -39,12 +35,7 @@ from jitkern.trace.world import World
 MOST = 64  # plans that are kept for a class
 CONSTANT = 16  # plans among them that hold a number of their call for constant
 FEW = 4  # with more such plans than this, each is tried only for calls of its own numbers
-_LONG = 500  # letters of an example, in place of which its digest is kept
 Reference = tuple[str, str, str]  # an entry of the cache: its target, label and digest
-_OF_A_TRACE = (  # beside the rooms launch and trace
-    "calls/signature.py", "runtime/linker.py", "runtime/plans.py", "source/defining_file.py",
-    "source/dtypes.py", "source/kinds.py", "source/triton_text.py",
-)  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -54,59 +45,6 @@ class Plan(NamedTuple):
     kernels: tuple[Reference, ...]
     example: str = ""
     constant: bool = False
-
-
-@functools.cache
-def _tracer() -> str:
-    """Return a digest of the code of jitkern that decides what a trace gives."""
-    digest = hashlib.sha256(__version__.encode())
-    package = Path(__file__).parents[1]
-    files = [str(package / name) for name in _OF_A_TRACE]
-    for room in ("launch", "trace"):
-        for folder, _, names in os.walk(package / room):
-            files += [f"{folder}/{name}" for name in names if name.endswith((".py", ".h"))]
-    for file in sorted(files):
-        with open(file, "rb") as content:
-            digest.update(content.read())
-    return digest.hexdigest()
-
-
-def class_of(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return the class of a call: what a trace takes for granted of the arguments, as texts.
-
-    A list of tensors counts by its dtypes alone: the guards of a stub tell all else.
-    """
-    return tuple(map(_class_of, args))
-
-
-def _class_of(arg: Any) -> str:
-    if isinstance(arg, list):
-        if arg and hasattr(arg[0], "dtype"):
-            return f"[{' '.join(sorted({_code(item) for item in arg}))}]"
-        return f"[{' '.join(map(_class_of, arg))}]"
-    if arg is None or isinstance(arg, (bool, str)):
-        return repr(arg)
-    return (
-        type(arg).__name__ if isinstance(arg, (int, float)) else f"{_code(arg)}[{len(arg.shape)}]"
-    )
-
-
-def _code(tensor: Any) -> str:
-    return str(codes_of_torch().get(tensor.dtype, tensor.dtype))
-
-
-def example_of(args: Sequence[Any]) -> str:
-    """Return the numbers of a call as a text: tensor sizes, integers and floats."""
-    text = ",".join(map(_example_of, args))
-    return text if len(text) < _LONG else hashlib.sha256(text.encode()).hexdigest()
-
-
-def _example_of(arg: Any) -> str:
-    if isinstance(arg, list):
-        return f"[{' '.join(map(_example_of, arg))}]"
-    if arg is None or isinstance(arg, (bool, int, float, str)):
-        return repr(arg)
-    return "x".join(map(str, arg.shape))
 
 
 class Plans:
@@ -132,7 +70,7 @@ class Plans:
         flags = compiler_for(source).flags(source, exact)
         self._inputs = {
             "arguments": schema, "exact_target": str(exact), "flags": list(flags),
-            "world": world.identity, "tracer": _tracer(),
+            "world": world.identity, "tracer": own_code.of_a_trace(),
         }  # fmt: skip
         self._by_index = "device" in world.attributes  # whether the index may matter
         with contextlib.suppress(DeclarationError):  # a call will raise it
@@ -140,16 +78,17 @@ class Plans:
 
     def find(
         self, call_class: tuple[str, ...], example: str = "", device: torch.device | None = None
-    ) -> Iterator[Plan]:
+    ) -> Iterator[tuple[Entry, Plan]]:
         """Return the plans that may serve a call of a class and numbers, likely ones first.
 
         device: also return the plans of its device model.
         """
         models = [""] if device is None or not self._tunable else ["", model_of(device)]
-        plans = [plan for model in models for _, plan in self.entries(call_class, model, device)]
-        alike = [plan for plan in plans if plan.example == example]
-        free = [plan for plan in plans if plan.example != example and not plan.constant]
-        bound = [plan for plan in plans if plan.example != example and plan.constant]
+        kept = [one for model in models for one in self.entries(call_class, model, device)]
+        alike = [(entry, plan) for entry, plan in kept if plan.example == example]
+        others = [(entry, plan) for entry, plan in kept if plan.example != example]
+        free = [(entry, plan) for entry, plan in others if not plan.constant]
+        bound = [(entry, plan) for entry, plan in others if plan.constant]
         return iter([*alike, *free, *(bound if len(bound) <= FEW else [])])
 
     def entries(

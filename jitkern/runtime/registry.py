@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ctypes import c_uint64, c_void_p
 from typing import Any
 
 from jitkern import after_fork, config, runtime
+from jitkern.cache import VERSION
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import code_page
 from jitkern.runtime.symbols import symbols
@@ -167,8 +169,19 @@ def expected() -> bool:
 def _may_be_cached() -> bool:
     """Whether a root of the cache has a folder named like an entry of the launch runtime."""
     settings = config.current()
-    roots = (settings.cache_dir, *settings.system_cache)
-    return any(True for root in roots for _ in root.glob("v1/*/runtime-*"))
+    for root in (settings.cache_dir, *settings.system_cache):
+        for target in _names_in(f"{root}/{VERSION}"):
+            if any(name.startswith("runtime-") for name in _names_in(f"{root}/{VERSION}/{target}")):
+                return True
+    return False
+
+
+def _names_in(folder: str) -> list[str]:
+    """Return the names in a folder; none if it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def has_compiler() -> bool:

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import after_fork, config, jit
+from jitkern import after_fork, config, jit, launch, runtime as room
 from jitkern.cache import events
+from jitkern.calls.call_class import class_of, example_of
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import JitkernError
-from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime.binding import Runtime, runtime, when_loaded
-from jitkern.runtime.plans import Plan, Plans, class_of, entry_of, example_of
 from jitkern.source.kinds import Generated, Source
-from jitkern.target import Target
 from jitkern.trace.world import World, world_of
 
 if TYPE_CHECKING:
+    from jitkern.cache.entry import Entry
     from jitkern.launch.symbols import Frozen
+    from jitkern.runtime.plans import Plan, Plans
+    from jitkern.target import Target
 
 STRIKES = 4  # traces that may fail for calls of one class and of sizes like these
 FUTILE = 64  # traces that may fail for calls of one class
@@ -36,14 +37,15 @@ MANY = 64  # variants that the dtypes, ranks and branches of an op may need
 _PATIENCE = ((16, 1), (32, 2), (64, 8), (128, 32))
 _OFTEN = 256
 _log = logging.getLogger(__name__)
-_STUB = Generated("stub.c", text="")  # the source with which stubs are loaded from their entries
+STUB = Generated("stub.c", text="")  # the source with which stubs are loaded from their entries
 
 
 class Calls:
     """The state of calls of one class (source, device, dtypes, ranks, arguments that are None)."""
 
     def __init__(self) -> None:
-        self.plans: Iterator[Plan] | None = None  # plans of the cache that were not tried yet
+        # Plans of the cache that were not tried yet, each with its entry.
+        self.plans: Iterator[tuple[Entry, Plan]] | None = None
         self.world: World | None = None  # the world of these plans
         self.fetches = 0  # of this process when these plans were looked up
         self.building: set[str] = set()  # the calls, by their numbers, whose stubs are being built
@@ -52,6 +54,7 @@ class Calls:
         self.refused = ""  # why the calls keep the Python launcher
         self.forgotten = False  # whether the launch function was declared again
         self.unavailable: Config | None = None  # settings under which a stub cannot be built
+        self.has_receipt: bool | None = None  # None: a receipt was not looked for yet
 
 
 class Loaded(NamedTuple):
@@ -102,10 +105,9 @@ class Slot:
         """The reasons why calls keep the Python launcher, by their class."""
         return {kind: calls.refused for kind, calls in self._calls.items() if calls.refused}
 
-    def calls(self, launcher: Launcher, args: Sequence[Any]) -> Calls:
+    def calls(self, source: Source, device: torch.device, args: Sequence[Any]) -> Calls:
         """Return the state of calls like this one."""
-        source, index = id(launcher.source), launcher.device.index
-        kind = (source, index, config.current().prefer, *map(_class_of, args))
+        kind = (id(source), device.index, config.current().prefer, *map(_class_of, args))
         calls = self._calls.get(kind)
         return calls if calls is not None else self._calls.setdefault(kind, Calls())
 
@@ -133,23 +135,26 @@ class Slot:
         return calls.fetches != events.fetches()
 
     def _append_next(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
-        world = world_of(parts_of(launcher.function))
+        world = world_of(launch.tuned.parts_of(launcher.function))
         if world is not calls.world or self.may_have_more(calls):
             calls.fetches = events.fetches()
             plans = self.plans(launcher, world)
             calls.plans = plans.find(class_of(args), example_of(args), launcher.device)
             calls.world = world
-        for plan in calls.plans or ():
-            entries = [entry_of(reference) for reference in (plan.stub, *plan.kernels)]
+        for entry, plan in calls.plans or ():
+            entries = [room.plans.entry_of(name) for name in (plan.stub, *plan.kernels)]
             if None in entries:
                 continue
             stub, *kernels = (
                 jit.load_entry(kind, entry)
-                for kind, entry in zip((_STUB, *[launcher.source] * len(plan.kernels)), entries)
+                for kind, entry in zip((STUB, *[launcher.source] * len(plan.kernels)), entries)
                 if entry
             )
             variant = Loaded(stub, plan.stub[2], [kernel.address for kernel in kernels], world)
             if self.append(calls, variant, launcher.device, config.current()):
+                if not calls.has_receipt and not plan.constant:
+                    calls.has_receipt = True
+                    room.recall.leave_later(self, launcher, world, class_of(args), entry.path)
                 return True
         calls.plans = None
         return False
@@ -160,7 +165,7 @@ class Slot:
         key = (world, source, target)
         if key not in self._plans:
             op, schema = self.signature.name, self.signature.schema
-            self._plans[key] = Plans(op, schema, function, world, source, target)
+            self._plans[key] = room.plans.Plans(op, schema, function, world, source, target)
         return self._plans[key]
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from jitkern.trace.shim import shim
+from jitkern.trace import shim
 
 # Exported since before Torch 2.11, but not promised: if one is missing, Python serves the calls.
 _MANGLED = {
@@ -76,10 +76,18 @@ class Symbols:
 
     @functools.cached_property
     def _plain(self) -> tuple[int, int | None]:
-        """The dispatch keys of a plain tensor, and their place; measured in a thread without modes.
+        """The dispatch keys of a plain tensor, and their place.
 
-        The modes, transforms and default device of this thread would change both.
+        The modes, transforms and default device of this thread would change both: where there are
+        any, another thread measures.
         """
+        if not (
+            torch._C._len_torch_dispatch_stack()
+            or torch._C._len_torch_function_stack()
+            or torch._C._are_functorch_transforms_active()
+            or torch.is_inference_mode_enabled()
+        ):
+            return _measured_keys()
         measured: list[tuple[int, int | None]] = []
         thread = threading.Thread(target=lambda: measured.append(_measured_keys()))
         thread.start()
@@ -141,17 +149,28 @@ class Symbols:
             return None
         try:
             if name.startswith("Py"):
-                function: Any = ctypes.pythonapi[name]
-            elif name == "pow":
-                function = ctypes.CDLL("libm.so.6")[name]
-            else:
-                prefix = "torch" if name in LISTS else "aoti_torch"
-                home, symbol = _MANGLED.get(name, ("torch_cpu", f"{prefix}_{name}"))
-                home = "torch_cuda" if name == "get_current_cuda_stream" else home
-                function = self.library(home)[symbol]
-            return ctypes.cast(function, c_void_p).value
-        except (AttributeError, OSError):
+                return _address_in(ctypes.pythonapi, name)
+            if name == "pow":
+                return _address_in(ctypes.CDLL("libm.so.6"), name)
+            prefix = "torch" if name in LISTS else "aoti_torch"
+            home, symbol = _MANGLED.get(name, ("torch_cpu", f"{prefix}_{name}"))
+            home = "torch_cuda" if name == "get_current_cuda_stream" else home
+            return _address_in(self.library(home), symbol)
+        except (AttributeError, OSError, TypeError):  # no such library, or no dlsym
             return None
+
+
+@functools.cache
+def _dlsym() -> Any:
+    dlsym = ctypes.CDLL(None).dlsym
+    dlsym.restype, dlsym.argtypes = c_void_p, (c_void_p, ctypes.c_char_p)
+    return dlsym
+
+
+def _address_in(library: ctypes.CDLL, symbol: str) -> int | None:
+    """Return the address of a symbol, or None; an object of ctypes for each would take 10 us."""
+    address: int | None = _dlsym()(library._handle, symbol.encode())
+    return address
 
 
 @functools.cache

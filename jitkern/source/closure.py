@@ -40,11 +40,17 @@ class Closure(NamedTuple):
     Labels are relative to the kernel's folder, or to the root a header was found in, so they are
     the same on any machine. Only a file that a text or a flag names by its whole path has that for
     a label.
+
+    paths: the files themselves. named: the paths that led to them, by way of links perhaps.
+    absent: the paths that would change the closure if something came to be there; None if these
+        cannot be listed, because a text asks for a file by the name of a macro.
     """
 
     files: dict[str, str]
     versions: dict[str, str]
     paths: frozenset[Path]
+    named: frozenset[str] = frozenset()
+    absent: frozenset[str] | None = None
 
 
 def closure_of(source: Source) -> Closure:
@@ -54,13 +60,16 @@ def closure_of(source: Source) -> Closure:
     """
     if isinstance(source, Generated):
         digest = hashlib.sha256(source.text.encode()).hexdigest()
-        return Closure({source.files[0]: digest}, {}, frozenset())
+        return Closure({source.files[0]: digest}, {}, frozenset(), absent=frozenset())
     for path in source.paths:
         if not path.is_file():
             raise DeclarationError(missing(path))
-    files = list(_modules(source) if source.kind == "triton" else _Headers(source).files())
+    follow: type[_Modules | _Headers] = _Modules if source.kind == "triton" else _Headers
+    followed = follow(source)
+    files = list(followed.files())
     paths = frozenset(Path(path) for _, path, _ in files if path)
-    return Closure(digests(files), _versions(source), paths)
+    absent = None if followed.absent is None else frozenset(followed.absent)
+    return Closure(digests(files), _versions(source), paths, frozenset(followed.named), absent)
 
 
 def missing(path: Path) -> str:
@@ -111,6 +120,9 @@ class _Headers:
         self._all_matches = bool(added)  # a flag's directory may come before or after the others
         self._searched = [(root.path, root.version) for root in self._roots]
         self._is_searched = functools.cache(self._is_below_a_root)
+        beside = Path(source.home).parent / "include"  # a root as soon as it is there
+        self.absent: set[str] | None = set() if beside.is_dir() else {str(beside)}
+        self.named: set[str] = set()
 
     def files(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield (label, path, content) of each file; of a listing of names, with no path."""
@@ -122,6 +134,7 @@ class _Headers:
             yield label, path, data
             if computed and not whole:
                 whole = True
+                self.absent = None
                 queue += self._folder()
                 yield from self._listings(self._roots[:-1])
             if computed and b"__has_" in data:
@@ -141,6 +154,7 @@ class _Headers:
         ]
 
     def _file(self, path: Path) -> File:
+        self.named.add(str(path))
         return room.includes.File(self._label(path), str(path))
 
     def _folder(self) -> list[File]:
@@ -169,12 +183,14 @@ class _Headers:
         """
         above = os.path.dirname(includer.path)  # noqa: PTH120  an import has hundreds of such paths
         beside = [(above, "")] if name.quoted and self._is_searched(above) else []
-        matches = [
-            (path, version)
-            for folder, version in (*beside, *self._searched)
-            if os.path.isfile(path := os.path.join(folder, name.text))  # noqa: PTH113, PTH118  most are not
-        ]
+        matches = []
         several = name.next_too or self._all_matches
+        for folder, version in (*beside, *self._searched):
+            path = os.path.join(folder, name.text)  # noqa: PTH118
+            if os.path.isfile(path):  # noqa: PTH113  most are not
+                matches.append((path, version))
+            elif self.absent is not None and (several or not matches):
+                self.absent.add(path)
         return [
             self._file(Path(path))
             for path, version in (matches if several else matches[:1])
@@ -215,19 +231,33 @@ def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
             yield from _files(path, above)
 
 
-def _modules(source: Source) -> Iterator[tuple[str, str, bytes]]:
-    folder = Path(source.folder)
-    queue = source.paths
-    visited: set[Path] = set()
-    while queue:
-        path = queue.pop()
-        if path in visited:
-            continue
-        visited.add(path)
-        data = path.read_bytes()
-        yield Path(os.path.relpath(path, folder)).as_posix(), str(path.resolve()), data
-        for module in _imported(data):
-            queue += _module_files(source, path, module)
+class _Modules:
+    """The file and modules of a Triton source, followed from import to import in its package."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.absent: set[str] = set()
+        self.named: set[str] = set()
+
+    def files(self) -> Iterator[tuple[str, str, bytes]]:
+        """Yield (label, path, content) of each file."""
+        folder = Path(self._source.folder)
+        queue = self._source.paths
+        visited: set[Path] = set()
+        while queue:
+            path = queue.pop()
+            if path in visited:
+                continue
+            visited.add(path)
+            self.named.add(str(path))
+            data = path.read_bytes()
+            yield Path(os.path.relpath(path, folder)).as_posix(), str(path.resolve()), data
+            for module in _imported(data):
+                for candidate in _module_files(self._source, path, module):
+                    if candidate.is_file():
+                        queue.append(candidate)
+                    else:
+                        self.absent.add(str(candidate))
 
 
 @functools.lru_cache(maxsize=256)
@@ -249,6 +279,7 @@ def _imported(text: bytes) -> list[tuple[int, str]]:
 
 
 def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> list[Path]:
+    """The paths that a module of the source's package may lie at; none for other packages."""
     level, name = module
     parts = name.split(".") if name else []
     if level:
@@ -264,6 +295,4 @@ def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> li
         base = Path(source.folder, *[".."] * (len(package) - shared))
         parts = parts[shared:]
     stem = Path(os.path.normpath(base.joinpath(*parts)))
-    return [
-        path for path in (stem.with_name(stem.name + ".py"), stem / "__init__.py") if path.is_file()
-    ]
+    return [stem.with_name(stem.name + ".py"), stem / "__init__.py"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitkern import on_first_use
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
         reads as reads,
         recorder as recorder,
         seen as seen,
-        shim as shim,
         stub_text as stub_text,
         tensor_proxy as tensor_proxy,
         trace as trace,
@@ -21,3 +22,9 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__ = on_first_use(__name__)
+
+
+@functools.cache
+def shim() -> str:
+    """Return the C text above the runtime and every stub, which declares the table of addresses."""
+    return Path(__file__).with_name("shim.h").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jitkern.launch.symbols import Statement
-from jitkern.trace.shim import shim
+from jitkern.trace import shim
 from jitkern.trace.trace import Traced
 
 

@@ -20,10 +20,10 @@ from jitkern.launch.kernels import Compiled, Kernels
 from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
+from jitkern.trace import shim
 from jitkern.trace.lists import TensorList
 from jitkern.trace.recorder import Provider, Recorder, described, recording
 from jitkern.trace.seen import traceable
-from jitkern.trace.shim import shim
 from jitkern.trace.world import World, world_of
 
 _LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`

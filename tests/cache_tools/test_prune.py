@@ -97,8 +97,10 @@ def test_a_removed_entry_is_gone_for_the_next_lookup_and_freed(cache, put):
 
 def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
     kept, gone = put(1), put(2)
-    receipts.leave(cache.root, "a" * 64, kept, {}, new=True)
-    receipts.leave(cache.root, "b" * 64, gone, {}, new=True)
+    (layer,) = cache.trusted_layers()
+    of_kept, of_gone = (cache.entry_at(layer, path, "size") for path in (kept, gone))
+    receipts.leave(cache.root, "a" * 64, [of_kept], {}, new=True)
+    receipts.leave(cache.root, "b" * 64, [of_kept, of_gone], {}, new=True)
     folder = cache.root / "inline"
     (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
     (folder / "notes").write_text("mine")

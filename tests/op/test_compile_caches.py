@@ -29,8 +29,8 @@ def _(grad):
 RUN = """
 import json, sys, torch
 if {control}:
-    from jitkern.op import compile_caches
-    compile_caches.install = lambda ops: None
+    from jitkern.op import op
+    op.key_compile_caches = lambda: None
 import stale
 from torch._dynamo.utils import counters
 x = torch.ones(3, requires_grad=True)
@@ -70,7 +70,7 @@ def test_an_edited_backward_is_not_answered_by_an_old_graph(compiled):
 
 @pytest.mark.stress
 def test_without_the_tag_an_old_graph_does_answer(compiled):
-    """pytorch#144344; where this fails, Torch has mended it, and `compile_caches` can go."""
+    """pytorch#144344; where this fails, Torch has mended it, and `key_compile_caches` can go."""
     assert compiled(backward=1.0, control=True) == (1.0, False)
     assert compiled(backward=3.0, control=True) == (1.0, True)
 

@@ -16,6 +16,7 @@ from jitkern.cache import eviction, facts
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.manifest import Manifest
 from jitkern.cache.store import Cache
+from jitkern.calls import call_class
 from jitkern.declare import Cpp, kernel
 from jitkern.op.all_ops import all_ops
 from jitkern.op.needed_kernels import needs_of
@@ -161,7 +162,7 @@ def test_shipped_launch_functions_have_plans():
 
 def test_a_class_is_dtypes_ranks_and_what_is_none():
     args = (torch.ones(2, 3), None, True, 5, 0.5, torch.zeros(1, dtype=torch.int64))
-    assert plans.class_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
+    assert call_class.class_of(args) == ("f32[2]", "None", "True", "int", "float", "i64[1]")
 
 
 CODE = """

@@ -24,7 +24,7 @@ from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding
 from jitkern.runtime.slot import Calls, Loaded, Slot
-from jitkern.trace.shim import shim
+from jitkern.trace import shim
 from jitkern.trace.stub_text import lines_of
 from jitkern.trace.trace import trace
 
