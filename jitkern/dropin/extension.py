@@ -188,7 +188,7 @@ def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> N
     if absent is None:
         return
     receipt = {"opens": _arguments(source, entry), "absent": absent}
-    receipts.leave(config.current().cache_dir, digest, [entry], receipt, new=new)
+    receipts.leave(config.current(), digest, [entry], receipt, new=new)
 
 
 def _runnable(path: Path) -> Path:

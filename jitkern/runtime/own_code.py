@@ -55,11 +55,12 @@ def state() -> str:
 def look() -> tuple[str, int]:
     """Return a digest of the files that decide which entries serve a call, and when one changed.
 
-    The digest is of their sizes, times and inodes, by which a change shows without a read. The time
-    is that of the latest change, in nanoseconds since 1970.
+    The digest is of their sizes, times and inodes, by which a change shows without a read; the
+    number of a device may be another one after the next start. The time is that of the latest
+    change, in nanoseconds since 1970.
     """
     paths = [*sorted(_files_of_a_trace()), *(f"{_PACKAGE}/{name}" for name in _OF_A_KEY)]
-    identities = [owned.identity(os.stat(path)) for path in paths]  # noqa: PTH116  sixty
+    identities = [owned.identity(os.stat(path))[1:] for path in paths]  # noqa: PTH116  sixty
     text = repr((__version__, paths, identities))
     latest = max(max(times) for *_, times in ((i[:-2], i[-2:]) for i in identities))
     return hashlib.sha256(text.encode()).hexdigest(), latest

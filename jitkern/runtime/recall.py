@@ -12,8 +12,10 @@ Whatever is odd leads to the plans.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +32,7 @@ from jitkern.errors import CacheError, JitkernError
 from jitkern.loading import LOADED, content_of, loader
 from jitkern.runtime import binding, own_code
 from jitkern.runtime.slot import STUB, Calls, Loaded, Slot
-from jitkern.source.kinds import CUDA, Source
+from jitkern.source.kinds import CUDA, Cpp, Cuda, Source, Triton
 from jitkern.trace.world import World, world_of
 
 if TYPE_CHECKING:
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     from jitkern.source.closure import Closure
 
 _FORMAT = 1  # bump when the meaning of a receipt or of its name changes
+_KINDS = (Cuda, Cpp, Triton)  # whose compilers are jitkern's own code, which a name covers
 _PLAIN = (str, bool, int, float, type(None))
+_log = logging.getLogger(__name__)
 _TICK = 2_000_000_000  # nanoseconds within which two changes of a file may have one time
 
 
@@ -62,7 +66,7 @@ def recall(
         return False
     calls.has_receipt = False
     loading = _Loading(source)
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, JitkernError):
+    try:
         world = world_of((function,))
         name = _name(slot, source, world, device, class_of(args), settings.prefer)
         if name:
@@ -70,6 +74,8 @@ def recall(
                 if _is_as_it_was(receipt):
                     variant = loading.variant(world, opened)
                     calls.has_receipt = slot.append(calls, variant, device, settings)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, JitkernError) as e:
+        _log.debug("%s: no receipt serves: %s", slot.signature.name, e)
     loading.tell()
     return calls.has_receipt
 
@@ -81,7 +87,8 @@ def _name(
     """Return the name of the receipt of a class of calls; "" if such calls leave none."""
     declared = tuple(vars(source).items())
     native = getattr(source, "native", False)  # the instruction set of the machine is not in a name
-    if world.refusal or not world.kept or native or source.environment or not _is_plain(declared):
+    followed = type(source) in _KINDS and not native and not source.environment
+    if not followed or world.refusal or not world.kept or not _is_plain(declared):
         return ""
     model: tuple[Any, ...] = ()
     if device.type == "cuda":
@@ -152,15 +159,15 @@ class _Loading:
         for kind, (described, path, *_) in self._new:
             op, variant, target = described["op"], described["variant"], described["target"]
             events.tell(events.Event(op, variant, target, "hit", 0.0, str(path)), kind)
-            root = path.parents[2]
-            usage.hit(root, root, described["seconds"])
+            usage.hit(config.current().cache_dir, path.parents[2], described["seconds"])
 
 
 def leave_later(
     slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], plan: Path
 ) -> None:
     """Do what `leave` does in the background, as soon as there is a launch runtime to name."""
-    work = functools.partial(leave, slot, launcher, world, call, plan)
+    run = contextvars.copy_context().run  # under the settings of this call
+    work = functools.partial(run, leave, slot, launcher, world, call, plan)
     binding.when_loaded(lambda _: room.builds.STUBS.later(work))
 
 
@@ -173,15 +180,16 @@ def leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], p
     settings = config.current()
     flags = (*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags))
     plain = all(map(receipts.is_plain, flags)) and launch.tuned.parts_of(function) == (function,)
-    name = _name(slot, source, world, device, call, settings.prefer) if plain else ""
-    if not name:
+    if not plain or not receipts.may_leave(settings):
         return
     with suppress(JitkernError, OSError):
+        name = _name(slot, source, world, device, call, settings.prefer)
         closure = sources.closure.closure_of(source)
         digests = {path: _digest_of(path) for path in closure.named}
         entries = _entries(slot, launcher, world, call, plan, closure)
         if (
-            closure.absent is None
+            not name
+            or closure.absent is None
             or any(map(os.path.lexists, closure.absent))
             or {*digests.values()} != {*closure.files.values()}
             or own_code.look()[1] > IMPORTED - _TICK  # perhaps newer than the code that runs
@@ -191,7 +199,7 @@ def leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], p
         files = [item for item in digests.items() if not item[0].startswith(of_text)]
         absent = [path for path in closure.absent if not path.startswith(of_text)]
         receipt = {"files": files, "absent": absent}
-        receipts.leave(settings.cache_dir, name, entries, receipt, new=True)
+        receipts.leave(settings, name, entries, receipt, new=True)
 
 
 def _entries(

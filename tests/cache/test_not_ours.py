@@ -78,7 +78,7 @@ def everything_automatic(cache, put):
         assert cache.find(key) is None
     key, entry = put(cache, 0)
     cache.keep_log(key, entry.path)
-    receipts.leave(cache.root, "a" * 64, [entry], {}, new=True)
+    receipts.leave(config.current(), "a" * 64, [entry], {}, new=True)
     for name in ("01", "02"):
         (cache.root / "v1" / "stats" / f"{name}.jsonl").write_text("{}\n")
     eviction.after_publish(cache, 10**9, max_size=1, max_age=1)

@@ -99,8 +99,8 @@ def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
     kept, gone = put(1), put(2)
     (layer,) = cache.trusted_layers()
     of_kept, of_gone = (cache.entry_at(layer, path, "size") for path in (kept, gone))
-    receipts.leave(cache.root, "a" * 64, [of_kept], {}, new=True)
-    receipts.leave(cache.root, "b" * 64, [of_kept, of_gone], {}, new=True)
+    receipts.leave(config.current(), "a" * 64, [of_kept], {}, new=True)
+    receipts.leave(config.current(), "b" * 64, [of_kept, of_gone], {}, new=True)
     folder = cache.root / "inline"
     (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
     (folder / "notes").write_text("mine")

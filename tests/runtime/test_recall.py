@@ -248,6 +248,24 @@ def test_what_depends_on_more_than_a_receipt_tells_leaves_none(package, source, 
     assert package.receipts == []
 
 
+def test_entries_of_a_layer_are_served_by_receipts_of_the_user_root(package, tmp_path):
+    assert package.call() == (2.0, False)
+    (receipt,) = package.receipts
+    receipt.unlink()
+    layer = package.cache.rename(tmp_path / "layer")
+    layer.chmod(0o755)
+    below = {"JITKERN_SYSTEM_CACHE": str(layer), "JITKERN_COMPILE": "never"}
+    assert package.call(**below) == (2.0, False)
+    assert not package.cache.exists(), "a process that needs no user root makes none"
+    package.cache.mkdir(mode=0o700)
+    before = sorted((path, path.lstat().st_mtime_ns) for path in layer.rglob("*"))
+    assert package.call(**below) == (2.0, False)
+    assert package.call(**below) == (2.0, True)
+    assert sorted((path, path.lstat().st_mtime_ns) for path in layer.rglob("*")) == before
+    next(layer.glob("v1/*/*.stub.*")).chmod(0o777)
+    assert package.call(JITKERN_SYSTEM_CACHE=str(layer)) == (2.0, False)
+
+
 def test_a_text_has_a_receipt_too(package):
     package.write("recalled.py", KERNEL.format(source=f"text={TEXT!r}, include=['headers']"))
     assert package.call() == (2.0, False)
