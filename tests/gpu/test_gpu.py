@@ -241,3 +241,23 @@ print(jitkern.stats()["compiles"], "triton" in sys.modules)
     assert cold.stdout.startswith("4 "), cold.stderr
     warm = run_python(code.format(warm=True), PATH="/nonexistent", JITKERN_COMPILE="never")
     assert warm.stdout == "0 False\n", warm.stderr
+
+
+@pytest.mark.parametrize("kind", ["nvrtc", "triton"])
+def test_a_receipt_serves_the_first_call_of_a_later_process(run_python, kind):
+    code = """
+import torch, jitkern.ops
+torch.zeros(1, device="cuda")
+ops = jitkern.ops.vec_add, jitkern.ops.softmax
+def check(x):
+    assert torch.equal(ops[0](x, x), x + x)
+    torch.testing.assert_close(ops[1](x), torch.softmax(x, -1))
+check(torch.randn(4, 48, device="cuda"))
+print([op.backends["cuda"]._implementation is None for op in ops])
+check(torch.randn(7, 64, device="cuda"))
+with torch.cuda.stream(torch.cuda.Stream()):
+    check(torch.randn(3, 51, device="cuda"))
+"""
+    first, *_, last = [run_python(code, JITKERN_PREFER=kind) for _ in range(3)]
+    assert first.stdout == "[False, False]\n", first.stderr
+    assert last.stdout == "[True, True]\n", last.stderr

@@ -20,7 +20,7 @@ from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import measure
 from jitkern.launch.kernels import Kernels, Runner
-from jitkern.op.all_ops import OPS
+from jitkern.op.all_ops import all_ops
 from jitkern.runtime import binding, linker
 from jitkern.runtime.slot import SLOTS
 from jitkern.source.kinds import Extension
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
 ]
 _number = itertools.count()
-SHIPPED = [op for name, op in sorted(OPS.items()) if name.startswith("jitkern::")]
+SHIPPED = [op for name, op in sorted(all_ops().items()) if name.startswith("jitkern::")]
 RAW = [
     (op, source)
     for op in SHIPPED
