@@ -27,5 +27,5 @@ else:
     __getattr__ = on_first_use(__name__)
 
 VERSION = "v1"  # the folder of a root that holds entries, in the layout of `layout`
-RECEIPTS = "inline"  # the folder of a root that holds receipts
+RECEIPTS = "receipts"  # the folder of a root that holds receipts
 MANIFEST = "manifest.json"  # the file of an entry that `manifest` describes

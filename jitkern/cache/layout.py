@@ -1,6 +1,7 @@
 """Names on disk: which files of a directory belong to a cache, and which do not.
 
     <root>/CACHEDIR.TAG
+    <root>/receipts/           see cache.receipts
     <root>/v1/<target>/<label>-<digest>/{manifest.json, compile.log, artifacts}
     <root>/v1/tmp/<uuid>/      staging, on the same file system
     <root>/v1/bad/             quarantine, and the logs of failed builds

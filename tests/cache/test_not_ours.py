@@ -23,7 +23,7 @@ FOREIGN = (
     f"v1/{A_TARGET}/models/weights", f"v1/{A_TARGET}/{AN_ENTRY}/weights",
     f"v1/{A_TARGET}/gelu-0123456789abcdef/{NAME}", f"v1/models/{AN_ENTRY}/{NAME}",
     "v1/tmp/mine/notes", "v1/trash/photos/1", "v1/bad/photos/1", "v1/stats/of-my-thesis.jsonl",
-    "v1/pins/models/llama", "v1/prewarm/notes", "inline/notes", f"inline/{'0' * 64}",
+    "v1/pins/models/llama", "v1/prewarm/notes", "receipts/notes", f"receipts/{'0' * 64}",
     "v1.bad.1/notes", "v1.bad.notes",
 )  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_a_tag_of_another_program_is_no_tag_of_ours(cache_dir, put):
     assert (cache_dir / TAG).read_text() == other
 
 
-@pytest.mark.parametrize("found", ["", "lost+found", ".DS_Store", "inline"])
+@pytest.mark.parametrize("found", ["", "lost+found", ".DS_Store", "receipts"])
 def test_an_empty_directory_becomes_a_cache(cache_dir, put, found):
     (cache_dir / found).mkdir(parents=True)
     cache = Cache(cache_dir, fsync=False)
@@ -148,7 +148,7 @@ def test_an_empty_directory_becomes_a_cache(cache_dir, put, found):
 
 @pytest.mark.parametrize(
     "place", ["v1/link-torch1", f"v1/{A_TARGET}/{AN_ENTRY}", "v1/trash", "v1/bad", "v1/tmp",
-              "v1/stats", "inline"],
+              "v1/stats", "receipts"],
 )  # fmt: skip
 def test_links_are_not_followed(place, cache_dir, put, cli, tmp_path):
     documents = tmp_path / "documents"

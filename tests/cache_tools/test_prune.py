@@ -101,7 +101,7 @@ def test_receipts_of_entries_that_are_gone_go_with_them(cache, put):
     of_kept, of_gone = (cache.entry_at(layer, path, "size") for path in (kept, gone))
     receipts.leave(config.current(), "a" * 64, [of_kept], {}, new=True)
     receipts.leave(config.current(), "b" * 64, [of_kept, of_gone], {}, new=True)
-    folder = cache.root / "inline"
+    folder = cache.root / "receipts"
     (folder / ("c" * 64)).write_text("[]")  # no receipt: its checksum is not
     (folder / "notes").write_text("mine")
     cache_tools.remove(cache, [gone])

@@ -63,13 +63,13 @@ unwanted = {{"torch.utils.cpp_extension", "jitkern.%s", "jitkern.compilers.child
 print(json.dumps([m.answer(), sorted(unwanted & set(sys.modules)), jitkern.stats()]))
 """
     by_receipt = run_python(code % "cache.entry", PATH="/nonexistent", JITKERN_COMPILE="never")
-    shutil.rmtree(cache_dir / "inline")
+    shutil.rmtree(cache_dir / "receipts")
     by_lookup = run_python(code % "jit.build", PATH="/nonexistent", JITKERN_COMPILE="never")
     for done in (by_receipt, by_lookup):
         assert done.returncode == 0, done.stderr
         answer, loaded, stats = json.loads(done.stdout)
         assert (answer, loaded, stats["hits"], stats["compiles"]) == (42, [], 1, 0)
-    assert len(list((cache_dir / "inline").iterdir())) == 1, "the lookup leaves one, too"
+    assert len(list((cache_dir / "receipts").iterdir())) == 1, "the lookup leaves one, too"
     assert usage.total(cache_dir)["hits"] == {"user": 2}
 
 
@@ -78,7 +78,7 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     broken, cache_dir, tmp_path, monkeypatch
 ):
     path = Path(module("drop_in_odd").__file__)
-    (receipt,) = (cache_dir / "inline").iterdir()
+    (receipt,) = (cache_dir / "receipts").iterdir()
     forget_answers()
     with receipts.read(config.current(), receipt.name) as (found, _):
         assert found["opens"]["path"] == str(path)
@@ -118,14 +118,14 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
 def test_a_text_that_asks_for_files_leaves_no_receipt(cache_dir, files, text):
     folder = files(x_dot_h="")
     module("drop_in_asks", text.replace("{d}", str(folder)))
-    assert not (cache_dir / "inline").exists()
+    assert not (cache_dir / "receipts").exists()
 
 
 def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, files, monkeypatch):
     folder = files(keep="")
     monkeypatch.setattr("jitkern.source.includes.SITE", str(folder))
     module("drop_in_receipt", "#if __has_include(<x.h>)\n#endif")
-    (receipt,) = (cache_dir / "inline").iterdir()
+    (receipt,) = (cache_dir / "receipts").iterdir()
     forget_answers()
     assert memo.recall(receipt.name).answer() == 42
     forget_answers()
@@ -138,7 +138,7 @@ def test_calls_that_name_files_leave_no_receipt(cache_dir, files):
     module("drop_in_files_named", extra_include_paths=["."])
     module("drop_in_flag_named", extra_cflags=["-I."])
     module("drop_in_text_named", '#if 0\n#include "/x.h"\n#endif')
-    assert not (cache_dir / "inline").exists()
+    assert not (cache_dir / "receipts").exists()
 
 
 def test_compiling_may_be_off():

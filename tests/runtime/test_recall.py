@@ -73,7 +73,7 @@ class Package:
 
     @property
     def receipts(self) -> list[Path]:
-        return sorted(self.cache.glob("inline/*"))
+        return sorted(self.cache.glob("receipts/*"))
 
 
 @pytest.fixture
