@@ -155,26 +155,28 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
   };
   __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *sides, long long tile, int step, int lane) const {
     held.vectors = vectors + lane;
-    unsigned whole[2] = {8, 8};
     if constexpr (EDGES) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const long long row = tile * 16 + lane / 4 * 2 + h, at = (long long)step * N + row;
         const bool is_there = row < N;
         held.scale[h] = is_there ? wide(scale[at]) : 0.f;
-        if constexpr (ZEROS == WHOLE_ZEROS) whole[h] = is_there ? zero[at] : 0;
+        held.minus[h] = minus(8);
+        if constexpr (ZEROS == WHOLE_ZEROS) held.minus[h] = minus(is_there ? zero[at] : 0);
         if constexpr (ZEROS == ADDED_ZEROS) held.added[h] = is_there ? wide(zero[at]) : 0.f;
       }
     } else {
-      widen(sides[lane], held.scale, (const T *)nullptr);
-      if constexpr (ZEROS == WHOLE_ZEROS) {
-        const unsigned both = sides[32 + lane] >> (lane / 4 % 2 * 16);
-        whole[0] = both & 0xff, whole[1] = both >> 8 & 0xff;
-      }
-      if constexpr (ZEROS == ADDED_ZEROS) widen(sides[32 + lane], held.added, (const T *)nullptr);
+      hold_sides(held, sides[lane], SIDES > 1 ? sides[32 + lane] : 0, lane);
     }
+  }
+  static __device__ __forceinline__ unsigned minus(unsigned whole) { return Bits<T>::minus_base + whole * 0x10001u; }
+  // Scales of two rows are in a word, and their zeros in another, as `place` says.
+  static __device__ __forceinline__ void hold_sides(Held &held, unsigned scales, unsigned zeros, int lane) {
+    widen(scales, held.scale, (const T *)nullptr);
+    if constexpr (ZEROS == ADDED_ZEROS) widen(zeros, held.added, (const T *)nullptr);
+    const unsigned both = zeros >> (lane / 4 % 2 * 16);
 #pragma unroll
-    for (int h = 0; h < 2; h++) held.minus[h] = Bits<T>::minus_base + whole[h] * 0x10001u;
+    for (int h = 0; h < 2; h++) held.minus[h] = minus(ZEROS == WHOLE_ZEROS ? both >> 8 * h & 0xff : 8);
   }
   static __device__ __forceinline__ void fragments(unsigned (&a)[2][4], Held &held, int piece) {
     if (piece % 2 == 0) {

@@ -5,7 +5,8 @@ zeros of the dtype of x; q as `kernels_src/int4.py` packs it, scale and zero [K 
 Products of up to 64 rows of x are exact and added in float32, group by group, and rounded once. For
 more rows the weight is written out in the dtype of x, which rounds it, and PyTorch multiplies.
 `low_bit.cuh` has the kernels, which take the design of Marlin (Frantar et al. 2024) further: tiles
-of weights are the rows of matrix instructions, and tokens their columns.
+of weights are the rows of matrix instructions, and tokens their columns. `int4_warpgroups.cuh` has
+one for 9 to 64 rows of x on an H100 or H200, whose matrix instructions are those of warpgroups.
 """
 
 import torch
@@ -17,10 +18,13 @@ from jitkern.kernels_src import int4, low_bit
 WIDE = [
     ("bf16[1, 4096]", f"i32[{rows // 16}, 64, 32, 4]", f"bf16[32, {rows}]") for rows in low_bit.WIDE
 ]
+# Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: warpgroups that multiply, stages, pieces
+# of 32 numbers that are dequantized at once, and blocks of a multiprocessor.
+WARPGROUPS = (2, 4, 1, 2), (2, 3, 1, 2), (3, 3, 2, 1)
 w4a16_linear = kernel(
     "w4a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? zero=None, Tensor? bias=None) "
     "-> Tensor",
-    cuda=Cuda("w4a16_linear.cu"),
+    cuda=Cuda("w4a16_linear.cu", arch_specific=True),
     cpu=Cpp("w4a16_linear.cpp", native=True, openmp=True),
     prewarm=[*WIDE, *((*call, call[2].replace("bf16", "u8")) for call in WIDE)],
 )
@@ -78,6 +82,27 @@ def _(x, qweight, scale, zero, bias):
     return (y if bias is None else y + bias).to(x.dtype)
 
 
+def _by_warpgroups(k, dtype, kind, args, tokens, rows, columns):
+    """Launch `w4a16_wide`, whose stages are shared out over all blocks that run at once."""
+    size = 0 if tokens <= 16 else 1 if tokens <= 32 else 2
+    groups, depth, pieces, at_once = WARPGROUPS[size]
+    of_tokens, width = 2 << size, 64 * groups
+    zero_bytes = 0 if kind == int4.SYMMETRIC else 1
+    # As `WideStage` has it: two groups of weights, scales, zeros, and columns of x. Then barriers.
+    stage = 2 * (width * (64 + 2 + zero_bytes) + 16 * (128 * of_tokens + 16))
+    blocks, stages = (rows + width - 1) // width, columns // 256
+    grid = min(at_once * k.multiprocessors, blocks * stages)
+    partial, counters = None, None
+    if blocks % grid:
+        partial = k.workspace(64 * grid * width * of_tokens, zeroed=False, dtype=torch.float32)
+        counters = k.workspace(4 * blocks, zeroed=True, dtype=torch.int32)
+    template = {"T": dtype, "ZEROS": kind, "MT": of_tokens, "WARPGROUPS": groups}
+    k.w4a16_wide[{**template, "DEPTH": depth, "PIECES": pieces, "BLOCKS": at_once}](
+        *args, partial, counters, tokens, rows, columns, grid=grid, block=128 * groups + 128,
+        smem=depth * (stage + 16) + 16, pdl=True,
+    )  # fmt: skip
+
+
 @w4a16_linear.launch("cuda")
 def _(k, x, qweight, scale, zero, bias):
     tokens, rows, columns, group = _checked(x, qweight, scale, zero, bias)
@@ -91,8 +116,14 @@ def _(k, x, qweight, scale, zero, bias):
         write = k.dequantize_int4[template]
         return low_bit.by_torch(write, x, rows, columns, weight, bias, grid=grid, block=256)
     out = low_bit.result(x, rows)
-    template["EDGES"] = edges
     args = out, low_bit.aligned(x), *weight, low_bit.aligned(bias)
+    if (
+        k.capability == (9, 0) and tokens > low_bit.FEW and not edges and rows > 0
+        and group == 128 and columns % 256 == 0 and kind != int4.ADDED_ZEROS
+    ):  # fmt: skip
+        _by_warpgroups(k, x.dtype, kind, args, tokens, rows, columns)
+        return out
+    template["EDGES"] = edges
     sides = 0 if edges else 1 if kind == int4.SYMMETRIC else 2
     weight_bytes = 8 * group
     step_bytes = weight_bytes + 128 * sides
@@ -153,9 +184,9 @@ def _(device):
         (torch.bfloat16, 64, int4.ADDED_ZEROS, (1,)),
         (torch.float16, 128, int4.SYMMETRIC, (1, 16)),
     ):
-        weights = _weights(device, 32, 128, group, dtype, kind)
+        weights = _weights(device, 32, 256, group, dtype, kind)
         for tokens in numbers:
-            yield torch.randn(tokens, 128, dtype=dtype, device=device), *weights
+            yield torch.randn(tokens, 256, dtype=dtype, device=device), *weights
     x = torch.randn(2, 0, 128, dtype=torch.float32, device=device)
     weights = *_weights(device, 16, 128, 64, x.dtype, int4.SYMMETRIC), x.new_ones(16)
     yield x, *weights

@@ -1,5 +1,5 @@
-// Weights of 4 bits in the two forms of low_bit.cuh, and their values as a matrix.
-#include "low_bit.cuh"
+// Weights of 4 bits in the forms of low_bit.cuh and int4_warpgroups.cuh, and their values as a matrix.
+#include "int4_warpgroups.cuh"
 
 namespace low_bit = jitkern::low_bit;
 
@@ -19,6 +19,15 @@ __global__ void __launch_bounds__(WARPS * 32, low_bit::blocks_of<Int4<T, GROUP, 
   using F = Int4<T, GROUP, ZEROS, EDGES>;
   const F f{(const uint4 *)q, scale, (const typename F::Zero *)zero, N, K / GROUP};
   low_bit::many_tokens<F, NT, MT, WARPS, DEPTH>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K, partial, counters);
+}
+
+template <typename T, int ZEROS, int MT, int WARPGROUPS, int DEPTH, int PIECES, int BLOCKS>
+__global__ void __launch_bounds__(WARPGROUPS * 128 + 128, BLOCKS)
+    w4a16_wide(T *y, const T *x, const int *q, const T *scale, const void *zero, const T *bias, float *partial,
+               unsigned *counters, int M, int N, int K) {
+  using F = Int4<T, 128, ZEROS, false>;
+  const F f{(const uint4 *)q, scale, (const typename F::Zero *)zero, N, K / 128};
+  low_bit::wide_tokens<T, ZEROS, MT, WARPGROUPS, DEPTH, PIECES>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K, partial, counters);
 }
 
 // A warp for a tile of 16 rows and 64 k. Grid: tiles * (K / 64) / 8, rounded up.

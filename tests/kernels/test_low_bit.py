@@ -112,6 +112,23 @@ def test_rows_that_begin_another_size_of_block(tiles):
             right(ops.w8a16_linear, x, *of_8_bits, None)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (720, 1280), (4112, 4096)])
+def test_blocks_that_begin_and_end_within_rows(rows, columns, kind):
+    for dtype in HALVES:
+        weight = int4_weight(rows, columns, 128, dtype, kind, "cuda")
+        bias = numbers(rows, dtype=dtype, device="cuda")
+        for tokens in (9, 16, 17, 30, 32, 33, 61, 64):
+            x = numbers(tokens, columns, dtype=dtype, device="cuda")
+            want = right(ops.w4a16_linear, x, *weight, bias if tokens % 2 else None)
+            x[1] = float("nan")
+            got = ops.w4a16_linear(x, *weight, bias if tokens % 2 else None)
+            others = torch.arange(tokens, device="cuda") != 1
+            assert torch.equal(got[others], want[others])
+            assert got[1].isnan().all()
+
+
 def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
     q, scale = int8_weight(64, 1024, torch.float32)
     x = numbers(5, 1024, dtype=torch.float32)
