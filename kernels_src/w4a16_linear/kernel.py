@@ -97,9 +97,9 @@ def _(k, x, qweight, scale, zero, bias):
     weight_bytes = 8 * group
     step_bytes = weight_bytes + 128 * sides
     if tokens <= low_bit.FEW:
-        low_bit.few(
+        low_bit.few(  # more room would leave less for x in L1
             k, k.w4a16_few, template, args, tokens, rows, columns,
-            weight_bytes=weight_bytes, step_bytes=step_bytes,
+            weight_bytes=weight_bytes, step_bytes=step_bytes, most=3072,
         )  # fmt: skip
     else:
         low_bit.many(
