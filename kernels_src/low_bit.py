@@ -11,7 +11,11 @@ MOST = 64  # the most for the kernels of low_bit.cuh; more are left to a matrix 
 MOST_ON_CPU = 8
 COLUMNS = 1 << 17  # of a weight of 8 bits, whose products with 8 bits then fit 32
 WARPS = 4  # of a block of `many_tokens`
-WIDE = 6144, 28672  # rows of weights that take one and the other form of `few` of many rows
+WIDE = 6144, 12288  # rows of weights that take one and the other form of `few` of many rows
+# `few_tokens_streamed` reads chunks of so many bytes, and is the fastest from so many numbers of 4
+# bits for each multiprocessor on. Weights with so many rows and columns take its two forms.
+CHUNK, LEAST = 4096, 800 << 10
+STREAMED = (57344, 4096), (57344, 8192)
 
 
 def tokens_of(name, x, columns, *others):
@@ -123,22 +127,55 @@ def aligned(x):
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def few(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, step_bytes):
+def few(
+    k, kernel, template, args, tokens, rows, columns, *, weight_bytes, step_bytes, most=4096
+):  # fmt: skip
     """Launch `few_tokens`.
 
     weight_bytes, step_bytes: of a tile in a step, without and with scales and zeros. Blocks of 16
     warps with one or two tiles are fastest where all of them run at once, two on a multiprocessor.
+    most: bytes of weights of a tile that a warp has room for in a smaller block.
     """
     tiles = (rows + 15) // 16
     each = 1 if tiles <= 2 * k.multiprocessors else 2
     warps, ring = 16, 2048  # bytes of weights of a tile that a warp has room for
     if tiles > 4 * k.multiprocessors:
-        each, warps, ring = 1, 8, 4096
+        each, warps, ring = 1, 8, most
     depth = ring // weight_bytes
     grid = (tiles + each - 1) // each if tokens else 0
     kernel[{**template, "NT": each, "WARPS": warps, "DEPTH": depth}](
         *args, tokens, rows, columns, grid=grid, block=32 * warps,
         smem=warps * each * depth * step_bytes, pdl=k.capability >= (9, 0),
+    )  # fmt: skip
+
+
+def streamed_warps(k, tokens, rows, columns, *, weight_bytes, step_bytes, x_bytes):
+    """Return how many warps a block of `few_tokens_streamed` has, and its bytes of shared memory.
+
+    No warps: weights are too few for it, or it does not fit. weight_bytes, step_bytes: of a tile in
+    a step, without and with scales and zeros. x_bytes: of a row of x in shared memory.
+    """
+    if k.capability < (9, 0) or rows * columns < LEAST * k.multiprocessors:
+        return 0, 0
+    if rows % 16 or columns % (CHUNK // 8):
+        return 0, 0
+    chunks = columns // (CHUNK // 8)  # of a tile
+    chunk = CHUNK // weight_bytes * step_bytes
+    width = tokens + tokens % 2
+    for warps in (16, 8):
+        # Two chunks of a warp and their barriers, and two sums of a tile.
+        smem = warps * 2 * (chunk + 8 + 4 * 16 * width) + 32 + tokens * x_bytes
+        if chunks >= warps and smem <= k.shared_memory_per_block:
+            return warps, smem
+    return 0, 0
+
+
+def few_streamed(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, warps, smem):
+    """Launch `few_tokens_streamed`, with a block for each multiprocessor."""
+    chunk = CHUNK // weight_bytes
+    kernel[{**template, "WARPS": warps, "CHUNK": chunk, "DEPTH": 2}](
+        *args, tokens, rows, columns, grid=k.multiprocessors if tokens else 0, block=32 * warps,
+        smem=smem, pdl=True,
     )  # fmt: skip
 
 

@@ -12,6 +12,8 @@
 //   Place, place(...)     where a lane reads next, for the first tile of a warp; ahead(...) goes on by some steps
 //   fetch(...)            begins to copy a lane's pieces of a step of the warp's tile n to its own places in shared
 //                         memory. What is beyond the last row is not copied: it reaches no result
+//   fetch_sides(...)      the same of 4-byte pieces alone, where a tile's 16-byte pieces lie one behind the other, from
+//                         the `q` of lane 0's Place on, and come by bulk copies
 //   Held, hold(...)       these pieces in registers
 //   k_of(piece, t)        the k from which on lane t of four has 16 bytes of x, of 64 bytes of a row of x
 //   fragments(...)        a[2][4] of these, for the two instructions that take 16 bytes of x
@@ -36,6 +38,47 @@ __device__ __forceinline__ void copy_16(unsigned to, const void *from) {  // not
 }
 __device__ __forceinline__ void copy_4(unsigned to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+// A barrier in shared memory opens once it was arrived at `count` times and what it expects was copied, again and again:
+// round 0, 1, ... From sm_90 on, as are bulk copies, which one lane begins for its warp; in a kernel for older GPUs they
+// are never called.
+__device__ __forceinline__ void begin_barrier(unsigned barrier, unsigned count) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+#endif
+}
+// Lets bulk copies see the barriers that the thread has begun.
+__device__ __forceinline__ void show_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+// Once what the thread has begun to copy until now is there.
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_round(unsigned barrier, unsigned round) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra AGAIN;\n}" ::"r"(barrier), "r"(round & 1) : "memory");
+#endif
+}
+// Arrives, and copies a multiple of 16 bytes that no one reads again: they are the first to leave L2.
+__device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+#if __CUDA_ARCH__ >= 900
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+#endif
 }
 
 // Lets the next kernel of the stream come to its own wait, and waits for what came before this one.
@@ -142,6 +185,9 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
     const uint4 *from = place.q + n * groups * (BYTES / 16);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) copy_16(vectors + (v * 32 + lane) * 16, from + v * 32);
+    fetch_sides(sides, place, n, lane);
+  }
+  static __device__ __forceinline__ void fetch_sides(unsigned sides, const Place &place, int n, int lane) {
     if (SIDES > 0) copy_4(sides + lane * 4, place.scale + n * 16);
     if (SIDES > 1) copy_4(sides + (32 + lane) * 4, place.zero + n * 16);
   }
@@ -363,7 +409,7 @@ template <class F, int NT> struct Stage {
   }
 };
 
-// ------------------------------------------------------------------ the two kernels
+// ------------------------------------------------------------------ the kernels
 
 // How many blocks of `many_tokens` a multiprocessor has at least: 16 warps, or 8 with more sums.
 template <class F> constexpr int blocks_of(int nt, int mt, int warps) { return (nt * mt + (F::ADDED ? 1 : 0) <= 8 ? 16 : 8) / warps; }
@@ -435,6 +481,128 @@ __device__ __forceinline__ void few_tokens(const F &f, const Result &result, con
     for (int w = 0; w < WARPS; w++) sum += of_warps[w][row / 16][of][c];
     result.store(sum, token, tile0 * 16 + row);
   }
+}
+
+// The same for weights of which each multiprocessor reads much, where the steps of a tile lie one behind the other. The
+// blocks share out all tiles, and the warps of a block the chunks of its tiles, of CHUNK steps each: they take turns, from
+// tile to tile, so that copies for the next tile are on their way before a tile is done. DEPTH - 1 chunks of a warp are on
+// their way at once. x is in shared memory. K is a multiple of a chunk, and a tile has a chunk for each warp at least.
+template <class F, int WARPS, int CHUNK, int DEPTH, class Result>
+__device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &result, const typename F::X *x, int K) {
+  using X = typename F::X;
+  using A = typename F::A;
+  struct alignas(8) Pair { A tokens[2]; };
+  constexpr int PIECES = F::STEP * sizeof(X) / 64, VECTORS_OF_X = CHUNK * F::STEP * sizeof(X) / 16;
+  constexpr int VECTORS = F::VECTORS * 512, SIDES = F::SIDES * 128, BYTES = CHUNK * (VECTORS + SIDES);  // of a chunk: VECTORS come first
+  constexpr int BUFFERS = 2;  // for sums of tiles that are not yet added
+  extern __shared__ uint4 low_bit_memory[];
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
+  const int chunks = K / (F::STEP * CHUNK), tiles = (result.rows + 15) / 16;  // chunks of a tile
+  const int tile0 = (long long)tiles * blockIdx.x / gridDim.x, own_tiles = (long long)tiles * (blockIdx.x + 1) / gridDim.x - tile0;
+  // In shared memory: chunks of the warps, barriers, sums [BUFFERS][WARPS][16 rows][width], and x.
+  const int width = result.tokens + result.tokens % 2, row_of_x = K * sizeof(X) + F::ROW_SKIP;
+  unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * BYTES;
+  unsigned char *const barriers = (unsigned char *)low_bit_memory + WARPS * DEPTH * BYTES;
+  A *const of_warps = (A *)(barriers + (WARPS * DEPTH + 2 * BUFFERS) * 8);
+  unsigned char *const near_x = (unsigned char *)(of_warps + BUFFERS * WARPS * 16 * width);
+  const unsigned address = shared_address(memory), copied = shared_address(barriers) + warp * DEPTH * 8;
+  const unsigned full = shared_address(barriers) + WARPS * DEPTH * 8, empty = full + BUFFERS * 8;
+  if (warp == 0) f.warm(tile0, WARPS * CHUNK, lane);
+  if (lane < DEPTH) begin_barrier(copied + lane * 8, 33);  // a bulk copy, and copies of 32 lanes
+  if (threadIdx.x < 2 * BUFFERS) begin_barrier(full + threadIdx.x * 8, threadIdx.x < BUFFERS ? WARPS : 1);
+  show_barriers();
+  __syncthreads();
+  wait_for_inputs();
+
+  // A share of x: what the warp needs itself, unless its chunks lie elsewhere in each tile.
+  for (int c = warp; c < chunks; c += WARPS)
+    for (int i = lane; i < result.tokens * VECTORS_OF_X; i += 32) {
+      const int token = i / VECTORS_OF_X, at = c * VECTORS_OF_X + i % VECTORS_OF_X;
+      copy_16(shared_address(near_x + token * row_of_x + at * 16), (const uint4 *)(x + (long long)token * K) + at);
+    }
+  commit_copies();
+
+  // The chunks of the warp are every WARPS-th of own_tiles * chunks, from `warp` on.
+  struct Turn {
+    int tile, chunk, left;  // how many there are from here on
+    __device__ __forceinline__ bool next(int chunks) {  // whether it is in another tile
+      left--, chunk += WARPS;
+      const bool is_other = chunk >= chunks;
+      if (is_other) chunk -= chunks, tile++;
+      return is_other;
+    }
+  };
+  const int all = own_tiles * chunks;
+  Turn now = {0, warp, (all - warp + WARPS - 1) / WARPS}, ahead = now;
+  const auto fetch = [&](int slot) {
+    if (ahead.left <= 0) return;
+    const unsigned to = address + slot * BYTES, barrier = copied + slot * 8;
+    typename F::Place place = f.place(tile0 + ahead.tile, ahead.chunk * CHUNK, lane);
+    if (lane == 0) copy_bulk(to, place.q, CHUNK * VECTORS, barrier);
+#pragma unroll
+    for (int s = 0; s < CHUNK; s++) {
+      f.fetch_sides(to + CHUNK * VECTORS + s * SIDES, place, 0, lane);
+      f.ahead(place, 1);
+    }
+    arrive_after_copies(barrier);
+    ahead.next(chunks);
+  };
+#pragma unroll
+  for (int i = 0; i < DEPTH - 1; i++) fetch(i);
+  wait_for_copies<0>();
+  if (chunks % WARPS == 0) __syncwarp();
+  else __syncthreads();
+
+  // Adds what warps have of a tile, in the order of their first chunks.
+  const auto add = [&](int tile) {
+    const int buffer = tile % BUFFERS;
+    wait_for_round(full + buffer * 8, tile / BUFFERS);
+    for (int i = lane; i < 16 * result.tokens; i += 32) {
+      const A *const of = of_warps + (buffer * WARPS * 16 + i % 16) * width + i / 16;
+      A sum = 0;
+#pragma unroll
+      for (int w = 0; w < WARPS; w++) sum += of[w * 16 * width];
+      result.store(sum, i / 16, (tile0 + tile) * 16ll + i % 16);
+    }
+    __syncwarp();
+    if (lane == 0) arrive(empty + buffer * 8);
+  };
+  const bool has_token = g < result.tokens;
+  const X *const own_x = (const X *)(near_x + (has_token ? g : 0) * row_of_x);
+  uint4 of_x[PIECES] = {};  // stays 0 where there is no token
+  A sums[1][1][4] = {};
+  int order = now.chunk, to_add = warp, slot = 0, last = DEPTH - 1, round = 0;
+#pragma unroll 1
+  while (now.left > 0) {
+    __syncwarp();  // all lanes have read what was at `last`
+    fetch(last);
+    wait_for_round(copied + slot * 8, round);
+    const unsigned char *const from = memory + slot * BYTES;
+#pragma unroll
+    for (int s = 0; s < CHUNK; s++) {
+      const int step = now.chunk * CHUNK + s;
+      typename F::Held held[1];
+      f.hold(held[0], (const uint4 *)(from + s * VECTORS), (const unsigned *)(from + CHUNK * VECTORS + s * SIDES), tile0 + now.tile, step, lane);
+      add_step<F, 1, 1>(sums, held, [&](int piece, int) {
+        if (has_token) of_x[piece] = *(const uint4 *)(own_x + step * F::STEP + F::k_of(piece, t));
+        return of_x[piece];
+      });
+    }
+    last = slot++;
+    if (slot == DEPTH) slot = 0, round++;
+    const int tile = now.tile, buffer = tile % BUFFERS;
+    if (!now.next(chunks)) continue;
+    for (; to_add < tile; to_add += WARPS) add(to_add);  // tiles before that are the warp's to add
+    if (tile >= BUFFERS) wait_for_round(empty + buffer * 8, tile / BUFFERS - 1);
+    A(&sum)[4] = sums[0][0];
+    A *const to = of_warps + ((buffer * WARPS + order) * 16 + 2 * g) * width + 2 * t;
+    if (2 * t < result.tokens) *(Pair *)to = {sum[0], sum[1]}, *(Pair *)(to + width) = {sum[2], sum[3]};
+    sum[0] = sum[1] = sum[2] = sum[3] = 0;
+    __syncwarp();
+    if (lane == 0) arrive(full + buffer * 8);
+    order = now.chunk;
+  }
+  for (; to_add < own_tiles; to_add += WARPS) add(to_add);
 }
 
 // Up to 8 * MT tokens. A block has WARPS * NT tiles, NT for each warp, and the steps of its part of K (grid.y);

@@ -14,9 +14,10 @@ import torch
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.kernels_src import int4, low_bit
 
-# Of many rows, which take forms of the kernel for few tokens that those of the samples do not.
+# Large weights, which take forms of the kernel for few tokens that those of the samples do not.
 WIDE = [
-    ("bf16[1, 4096]", f"i32[{rows // 16}, 64, 32, 4]", f"bf16[32, {rows}]") for rows in low_bit.WIDE
+    (f"bf16[1, {k}]", f"i32[{rows // 16}, {k // 64}, 32, 4]", f"bf16[{k // 128}, {rows}]")
+    for rows, k in (*((rows, 4096) for rows in low_bit.WIDE), *low_bit.STREAMED)
 ]
 # Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: warpgroups that multiply, stages, pieces
 # of 32 numbers that are dequantized at once, and blocks of a multiprocessor.
@@ -128,10 +129,18 @@ def _(k, x, qweight, scale, zero, bias):
     weight_bytes = 8 * group
     step_bytes = weight_bytes + 128 * sides
     if tokens <= low_bit.FEW:
-        low_bit.few(
-            k, k.w4a16_few, template, args, tokens, rows, columns,
-            weight_bytes=weight_bytes, step_bytes=step_bytes,
-        )  # fmt: skip
+        sizes = {"weight_bytes": weight_bytes, "step_bytes": step_bytes}
+        warps, smem = low_bit.streamed_warps(
+            k, tokens, rows, columns, **sizes, x_bytes=2 * columns + 64
+        )
+        if warps:
+            low_bit.few_streamed(
+                k, k.w4a16_few_streamed, template, args, tokens, rows, columns,
+                weight_bytes=weight_bytes, warps=warps, smem=smem,
+            )  # fmt: skip
+        else:  # more room would leave less for x in L1
+            few = k.w4a16_few, template, args, tokens, rows, columns
+            low_bit.few(k, *few, **sizes, most=3072)
     else:
         low_bit.many(
             k, k.w4a16_many, template, args, tokens, rows, columns, step=group,

@@ -1,5 +1,7 @@
 """Linear layers with weights of 4 and 8 bits, and rows as numbers of 8 bits, against float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers import refusing_to_wait, served
@@ -20,6 +22,12 @@ def int4_weight(rows, columns, group, dtype, kind, device="cpu"):
     """A weight whose results have the magnitude of x, about."""
     generator = torch.Generator().manual_seed(rows + columns + kind)
     q = torch.randint(0, 16, (rows, columns), generator=generator)
+    scale, zero = int4_scales(rows, columns, group, dtype, kind, device, generator)
+    return int4.pack(q).to(device), scale, zero
+
+
+def int4_scales(rows, columns, group, dtype, kind, device, generator=None):
+    """The scales of such a weight, and its zeros."""
     shape = columns // group, rows
     scale = (0.1 + torch.rand(shape, generator=generator)) * 0.3 / columns**0.5
     zero = None
@@ -27,7 +35,7 @@ def int4_weight(rows, columns, group, dtype, kind, device="cpu"):
         zero = torch.randint(0, 17, shape, generator=generator).to(torch.uint8).to(device)
     elif kind == int4.ADDED_ZEROS:
         zero = (torch.randn(shape, generator=generator) * scale).to(dtype).to(device)
-    return int4.pack(q).to(device), scale.to(dtype).to(device), zero
+    return scale.to(dtype).to(device), zero
 
 
 def int8_weight(rows, columns, dtype, device="cpu"):
@@ -127,6 +135,21 @@ def test_blocks_that_begin_and_end_within_rows(rows, columns, kind):
             others = torch.arange(tokens, device="cuda") != 1
             assert torch.equal(got[others], want[others])
             assert got[1].isnan().all()
+
+
+@pytest.mark.parametrize(("columns", "group"), [(8192, 128), (4096, 64), (5632, 128)])
+def test_weights_of_which_a_multiprocessor_reads_much(kind, columns, group):
+    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    rows = (low_bit.LEAST * multiprocessors // columns // 16 + 3) * 16
+    for dtype in HALVES:
+        words = torch.randint(
+            -(2**31), 2**31, (rows // 16, columns // 64, 32, 4), dtype=torch.int32, device="cuda"
+        )
+        scale, zero = int4_scales(rows, columns, group, dtype, kind, "cuda")
+        bias = numbers(rows, dtype=dtype, device="cuda")
+        for tokens in (1, 3, 8):
+            x = numbers(tokens, columns, dtype=dtype, device="cuda")
+            right(ops.w4a16_linear, x, words, scale, zero, bias if tokens % 2 else None)
 
 
 def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
@@ -301,6 +324,21 @@ def test_more_than_2_to_the_31_numbers(tokens):
         rtol=0.02,
         atol=0.3,
     )
+
+
+def test_large_weights_of_4_bits_are_streamed_where_they_fit():
+    def warps(rows, columns, tokens=1, **others):
+        k = {"capability": (9, 0), "multiprocessors": 132, "shared_memory_per_block": 227 << 10}
+        sizes = {"weight_bytes": 1024, "step_bytes": 1152, "x_bytes": 2 * columns + 64}
+        k = SimpleNamespace(**k | others)
+        return low_bit.streamed_warps(k, tokens, rows, columns, **sizes)[0]
+
+    assert warps(28672, 8192) == 16
+    assert warps(28672, 8192, 8) == warps(28672, 4096) == 8  # x takes room, rows are short
+    assert warps(8192, 8192) == warps(28672, 8192 - 128) == warps(1 << 20, 2048) == 0
+    assert warps(28672, 8192, capability=(8, 0)) == 0
+    assert warps(28672, 8192, shared_memory_per_block=99 << 10) == 8
+    assert warps(28672, 28672, 8) == 0
 
 
 def test_forms_follow_the_number_of_tokens():
