@@ -9,6 +9,7 @@
 // memory: of the 16 bytes that lane t of four takes elsewhere, word w becomes word t of a column of 16 bytes of each
 // token, column w. Two columns are the numbers k of an instruction.
 #pragma once
+#include "barriers.cuh"
 #include "low_bit.cuh"
 #include "warpgroup.cuh"
 
@@ -52,10 +53,10 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
   int &is_last_shared = *(int *)(memory + DEPTH * Stage::BYTES + 16 * DEPTH);
   if (threadIdx.x == 0) {
     for (int i = 0; i < DEPTH; i++) {
-      warpgroup::make_barrier(full + 8 * i, BRINGING * 32 + 1);
-      warpgroup::make_barrier(empty + 8 * i, WARPS);
+      make_barrier(full + 8 * i, BRINGING * 32 + 1);
+      make_barrier(empty + 8 * i, WARPS);
     }
-    warpgroup::barriers_are_made();
+    barriers_are_made();
   }
   if (result.tokens < 8 * MT) {  // those that are not there stay 0
     constexpr int COLUMNS = STEPS * Stage::COLUMNS;
@@ -64,7 +65,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
       if (token >= result.tokens) *(uint4 *)(memory + of_slot + Stage::TOKENS + column * COLUMN + token * 16) = make_uint4(0, 0, 0, 0);
     }
   }
-  warpgroup::fence_memory();
+  fence_memory();
   if (lane == 0 && warp < WARPS && block * WARPS + warp < tiles)
     prefetch(f.q + ((long long)(block * WARPS + warp) * stages + stage) * (Stage::TILE / 16), min(DEPTH, stages - stage) * Stage::TILE);
   __syncthreads();
@@ -77,19 +78,19 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
     const T *from = x + (long long)token * K + stage * (STEPS * F::STEP) + lane * 2;
     unsigned parity = 1;
     for (int i = 0; i < count; i++) {
-      warpgroup::wait(empty + 8 * slot, parity);
+      wait_for_phase(empty + 8 * slot, parity);
       const unsigned of_slot = address + slot * Stage::BYTES, barrier = full + 8 * slot;
       if (warp == WARPS) {
         const int there = min(WARPS, tiles - block * WARPS);
         const long long scale = (long long)(stage * STEPS + lane) * N + block * Stage::ROWS;
-        if (lane == 0) warpgroup::arrive_and_expect(barrier, there * (Stage::TILE + STEPS * (Stage::SCALE + Stage::ZERO) / WARPS));
+        if (lane == 0) arrive_and_expect(barrier, there * (Stage::TILE + STEPS * (Stage::SCALE + Stage::ZERO) / WARPS));
         __syncwarp();
         if (lane < there)
-          warpgroup::copy(of_slot + lane * Stage::TILE, f.q + ((long long)(block * WARPS + lane) * stages + stage) * (Stage::TILE / 16),
+          copy_bytes(of_slot + lane * Stage::TILE, f.q + ((long long)(block * WARPS + lane) * stages + stage) * (Stage::TILE / 16),
                           Stage::TILE, barrier);
         if (lane < STEPS) {
-          warpgroup::copy(of_slot + Stage::SCALES + lane * Stage::SCALE, f.scale + scale, there * (Stage::SCALE / WARPS), barrier);
-          if (ZEROS != SYMMETRIC) warpgroup::copy(of_slot + Stage::ZEROES + lane * Stage::ZERO, f.zero + scale, there * (Stage::ZERO / WARPS), barrier);
+          copy_bytes(of_slot + Stage::SCALES + lane * Stage::SCALE, f.scale + scale, there * (Stage::SCALE / WARPS), barrier);
+          if (ZEROS != SYMMETRIC) copy_bytes(of_slot + Stage::ZEROES + lane * Stage::ZERO, f.zero + scale, there * (Stage::ZERO / WARPS), barrier);
         }
         __syncwarp();
       }
@@ -99,7 +100,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
 #pragma unroll
           for (int w = 0; w < 2 * STEPS; w++)  // of 64 numbers k
             copy_4(to + slot * Stage::BYTES + w * 8 * COLUMN + p * 16, from + (long long)p * K + w * 64);
-      warpgroup::arrive_after_copies(barrier);
+      arrive_after_copies(barrier);
       from += STEPS * F::STEP;
       if (++stage == stages) stage = 0, block++, from -= K;
       if (++slot == DEPTH) slot = 0, parity ^= 1;
@@ -131,8 +132,8 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
     };
     int before = slot;
     for (int i = 0; i < until; i++) {
-      warpgroup::wait(full + 8 * slot, parity);
-      warpgroup::fence_memory();
+      wait_for_phase(full + 8 * slot, parity);
+      fence_memory();
       const unsigned of_slot = slot * Stage::BYTES;
       const unsigned long long b = of_x + (of_slot >> 4);
 #pragma unroll
@@ -150,7 +151,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
           if (u == 0) {
             warpgroup::wait_for_products<0>();
             add_part();
-            if (s == 0 && i > 0 && lane == 0) warpgroup::arrive(empty + 8 * before);
+            if (s == 0 && i > 0 && lane == 0) arrive(empty + 8 * before);
             scale[0] = held.scale[0], scale[1] = held.scale[1];
           }
           warpgroup::keep(part);
@@ -166,7 +167,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
       if (++slot == DEPTH) slot = 0, parity ^= 1;
     }
     warpgroup::wait_for_products<0>();
-    if (lane == 0) warpgroup::arrive(empty + 8 * before);
+    if (lane == 0) arrive(empty + 8 * before);
     add_part();
 
     bool is_last = true;

@@ -26,6 +26,7 @@
 #include <cuda_fp16.h>
 
 #include "async_copy.cuh"
+#include "barriers.cuh"
 #include "rows.cuh"
 
 namespace jitkern::low_bit {
@@ -38,47 +39,6 @@ __device__ __forceinline__ void copy_16(unsigned to, const void *from) {  // not
 }
 __device__ __forceinline__ void copy_4(unsigned to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-// A barrier in shared memory opens once it was arrived at `count` times and what it expects was copied, again and again:
-// round 0, 1, ... From sm_90 on, as are bulk copies, which one lane begins for its warp; in a kernel for older GPUs they
-// are never called.
-__device__ __forceinline__ void begin_barrier(unsigned barrier, unsigned count) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-#endif
-}
-// Lets bulk copies see the barriers that the thread has begun.
-__device__ __forceinline__ void show_barriers() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void arrive(unsigned barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-#endif
-}
-// Once what the thread has begun to copy until now is there.
-__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_round(unsigned barrier, unsigned round) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra AGAIN;\n}" ::"r"(barrier), "r"(round & 1) : "memory");
-#endif
-}
-// Arrives, and copies a multiple of 16 bytes that no one reads again: they are the first to leave L2.
-__device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
-#if __CUDA_ARCH__ >= 900
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
-#endif
 }
 
 // Lets the next kernel of the stream come to its own wait, and waits for what came before this one.
@@ -508,9 +468,10 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
   const unsigned address = shared_address(memory), copied = shared_address(barriers) + warp * DEPTH * 8;
   const unsigned full = shared_address(barriers) + WARPS * DEPTH * 8, empty = full + BUFFERS * 8;
   if (warp == 0) f.warm(tile0, WARPS * CHUNK, lane);
-  if (lane < DEPTH) begin_barrier(copied + lane * 8, 33);  // a bulk copy, and copies of 32 lanes
-  if (threadIdx.x < 2 * BUFFERS) begin_barrier(full + threadIdx.x * 8, threadIdx.x < BUFFERS ? WARPS : 1);
-  show_barriers();
+  if (lane < DEPTH) make_barrier(copied + lane * 8, 33);  // a bulk copy, and copies of 32 lanes
+  if (threadIdx.x < 2 * BUFFERS) make_barrier(full + threadIdx.x * 8, threadIdx.x < BUFFERS ? WARPS : 1);
+  barriers_are_made();
+  fence_memory();
   __syncthreads();
   wait_for_inputs();
 
@@ -538,7 +499,10 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
     if (ahead.left <= 0) return;
     const unsigned to = address + slot * BYTES, barrier = copied + slot * 8;
     typename F::Place place = f.place(tile0 + ahead.tile, ahead.chunk * CHUNK, lane);
-    if (lane == 0) copy_bulk(to, place.q, CHUNK * VECTORS, barrier);
+    if (lane == 0) {
+      arrive_and_expect(barrier, CHUNK * VECTORS);
+      copy_bytes_once(to, place.q, CHUNK * VECTORS, barrier);
+    }
 #pragma unroll
     for (int s = 0; s < CHUNK; s++) {
       f.fetch_sides(to + CHUNK * VECTORS + s * SIDES, place, 0, lane);
@@ -556,7 +520,7 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
   // Adds what warps have of a tile, in the order of their first chunks.
   const auto add = [&](int tile) {
     const int buffer = tile % BUFFERS;
-    wait_for_round(full + buffer * 8, tile / BUFFERS);
+    wait_for_phase(full + buffer * 8, tile / BUFFERS & 1);
     for (int i = lane; i < 16 * result.tokens; i += 32) {
       const A *const of = of_warps + (buffer * WARPS * 16 + i % 16) * width + i / 16;
       A sum = 0;
@@ -571,12 +535,13 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
   const X *const own_x = (const X *)(near_x + (has_token ? g : 0) * row_of_x);
   uint4 of_x[PIECES] = {};  // stays 0 where there is no token
   A sums[1][1][4] = {};
-  int order = now.chunk, to_add = warp, slot = 0, last = DEPTH - 1, round = 0;
+  int order = now.chunk, to_add = warp, slot = 0, last = DEPTH - 1;
+  unsigned parity = 0;
 #pragma unroll 1
   while (now.left > 0) {
     __syncwarp();  // all lanes have read what was at `last`
     fetch(last);
-    wait_for_round(copied + slot * 8, round);
+    wait_for_phase(copied + slot * 8, parity);
     const unsigned char *const from = memory + slot * BYTES;
 #pragma unroll
     for (int s = 0; s < CHUNK; s++) {
@@ -589,11 +554,11 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
       });
     }
     last = slot++;
-    if (slot == DEPTH) slot = 0, round++;
+    if (slot == DEPTH) slot = 0, parity ^= 1;
     const int tile = now.tile, buffer = tile % BUFFERS;
     if (!now.next(chunks)) continue;
     for (; to_add < tile; to_add += WARPS) add(to_add);  // tiles before that are the warp's to add
-    if (tile >= BUFFERS) wait_for_round(empty + buffer * 8, tile / BUFFERS - 1);
+    if (tile >= BUFFERS) wait_for_phase(empty + buffer * 8, tile / BUFFERS - 1 & 1);
     A(&sum)[4] = sums[0][0];
     A *const to = of_warps + ((buffer * WARPS + order) * 16 + 2 * g) * width + 2 * t;
     if (2 * t < result.tokens) *(Pair *)to = {sum[0], sum[1]}, *(Pair *)(to + width) = {sum[2], sum[3]};

@@ -1,45 +1,11 @@
-// Barriers in shared memory (mbarrier), copies of many bytes that arrive at them, and matrix instructions of four warps
-// (wgmma). The latter are of sm_90a alone.
+// Matrix instructions of four warps (wgmma), of sm_90a alone. What threads wrote to shared memory is fenced by
+// `fence_memory` of barriers.cuh before they read it.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 namespace jitkern::warpgroup {
 
-// ------------------------------------------------------------------ barriers
-
-// A barrier's phase is over after `count` arrivals and the bytes that they expect. Then `parity` changes, from 0 on.
-__device__ __forceinline__ void make_barrier(unsigned barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void barriers_are_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void arrive_and_expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-// Arrives once all that this thread copies by cp.async is there.
-__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{ .reg .pred over; again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1; @over bra done; bra again; done: }" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-// Bytes and both places are multiples of 16.
-__device__ __forceinline__ void copy(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
-// ------------------------------------------------------------------ matrices
-
-// Between what threads wrote to shared memory and instructions that read it there.
-__device__ __forceinline__ void fence_memory() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Before instructions whose registers were written by others; after them, `commit`.
 __device__ __forceinline__ void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -137,6 +137,8 @@ def test_blocks_that_begin_and_end_within_rows(rows, columns, kind):
             assert got[1].isnan().all()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("columns", "group"), [(8192, 128), (4096, 64), (5632, 128)])
 def test_weights_of_which_a_multiprocessor_reads_much(kind, columns, group):
     multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
