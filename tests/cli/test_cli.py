@@ -102,7 +102,9 @@ def test_prewarm_for_another_machines_gpu(cli, ops):
         r["variant"] == "extension" and "built with the Torch they run on" in r["reason"]
         for r in skipped
     )
-    assert {r["target"] for r in kernels(report) if r["status"] == "built"} == {H100}
+    targets = {r["target"] for r in kernels(report) if r["status"] == "built"}
+    arch_specific = H100.replace("sm_90", "sm_90a")  # where a source says arch_specific=True
+    assert targets - {arch_specific} == {H100}
     again = last_json(cli("prewarm", *ops, "--target", H100, "--json")[1])
     assert (again["built"], again["hits"]) == (0, report["built"])
     assert cli("prewarm", "muladd", "--target", H100, "--fail-on-miss")[0] == (1 if skipped else 0)
