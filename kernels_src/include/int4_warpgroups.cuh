@@ -7,7 +7,8 @@
 //
 // Int4 has numbers k in an order of its own within a fragment, so words of x change places on their way to shared
 // memory: of the 16 bytes that lane t of four takes elsewhere, word w becomes word t of a column of 16 bytes of each
-// token, column w. Two columns are the numbers k of an instruction.
+// token, column w. Two columns are the numbers k of an instruction. Each block does so on its own, or `order_tokens` once
+// before, which pays where there are many blocks of many tokens: then a copy brings x of a stage as it is.
 #pragma once
 #include "barriers.cuh"
 #include "low_bit.cuh"
@@ -18,29 +19,45 @@ namespace jitkern::low_bit {
 template <int THREADS> __device__ __forceinline__ void multiplying_warps_wait() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
 // Shared memory of a stage, for 8 * MT tokens.
-template <typename T, int ZEROS, int MT, int WARPGROUPS> struct WideStage {
+template <typename T, int ZEROS, int MT, int WARPGROUPS, bool ORDERED> struct WideStage {
   using F = Int4<T, 128, ZEROS, false>;
   using Zero = typename F::Zero;
   static_assert(ZEROS != ADDED_ZEROS);
   static constexpr int STEPS = 2, TILES = 4 * WARPGROUPS, ROWS = 16 * TILES;
   static constexpr int TILE = STEPS * F::BYTES, SCALE = ROWS * sizeof(T), ZERO = ZEROS == SYMMETRIC ? 0 : ROWS;
-  static constexpr int COLUMN = 8 * MT * 16 + 16;  // the last 16 bytes are against bank conflicts
+  static constexpr int COLUMN = 8 * MT * 16 + (ORDERED ? 0 : 16);  // the last 16 bytes are against bank conflicts
   static constexpr int COLUMNS = 16;               // in a step
   static constexpr int SCALES = TILES * TILE, ZEROES = SCALES + STEPS * SCALE, TOKENS = ZEROES + STEPS * ZERO;  // where they begin
-  static constexpr int BYTES = TOKENS + STEPS * COLUMNS * COLUMN;
+  static constexpr int X = STEPS * COLUMNS * COLUMN, BYTES = TOKENS + X;
 };
+
+// Writes tokens as stages have them: 16 bytes of each of 8 * MT tokens, of which those that are not there are 0, column
+// after column. A thread writes 16 bytes.
+template <int MT, typename T> __device__ __forceinline__ void order_tokens(uint4 *ordered, const T *x, int tokens, int K) {
+  wait_for_inputs();
+  const int at = blockIdx.x * blockDim.x + threadIdx.x, token = at % (8 * MT), column = at / (8 * MT);
+  if (column >= K / 8) return;
+  uint4 words = make_uint4(0, 0, 0, 0);
+  if (token < tokens) {
+    // Column 4 * i + w is of the 32 numbers k from 32 * i on: word w of each 16 bytes.
+    const unsigned *from = (const unsigned *)(x + (long long)token * K) + column / 4 * 16 + column % 4;
+    words = make_uint4(from[0], from[4], from[8], from[12]);
+  }
+  ordered[at] = words;
+}
 
 // A block of rows has ROWS rows. The stages of all blocks of rows, one after the other, are shared out evenly over the
 // grid, so what a block of the grid has may begin and end within a block of rows. Sums of such a part go to `partial`,
 // which has for each block of the grid two times those of its threads: for the rows that it has the end of, and for those
 // that it has the beginning of. The block that comes last adds the parts, in their order. `counters`, for each block of
 // rows, are 0 before and after. A chunk of PIECES * 32 numbers k is dequantized while the one before is multiplied.
-template <typename T, int ZEROS, int MT, int WARPGROUPS, int DEPTH, int PIECES, class Result>
+// ORDERED: x is as `order_tokens` writes it.
+template <typename T, int ZEROS, int MT, int WARPGROUPS, int DEPTH, int PIECES, bool ORDERED, class Result>
 __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f, const Result &result, const T *x, int K, float *partial,
                                             unsigned *counters) {
-  using Stage = WideStage<T, ZEROS, MT, WARPGROUPS>;
+  using Stage = WideStage<T, ZEROS, MT, WARPGROUPS, ORDERED>;
   using F = typename Stage::F;
-  constexpr int WARPS = 4 * WARPGROUPS, BRINGING = 4, THREADS = WARPS * 32, STEPS = Stage::STEPS, COLUMN = Stage::COLUMN;
+  constexpr int WARPS = 4 * WARPGROUPS, BRINGING = ORDERED ? 1 : 4, THREADS = WARPS * 32, STEPS = Stage::STEPS, COLUMN = Stage::COLUMN;
   extern __shared__ uint4 low_bit_memory[];
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int N = result.rows, stages = K / (STEPS * F::STEP), tiles = N / 16, blocks = (N + Stage::ROWS - 1) / Stage::ROWS;
@@ -53,12 +70,12 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
   int &is_last_shared = *(int *)(memory + DEPTH * Stage::BYTES + 16 * DEPTH);
   if (threadIdx.x == 0) {
     for (int i = 0; i < DEPTH; i++) {
-      make_barrier(full + 8 * i, BRINGING * 32 + 1);
+      make_barrier(full + 8 * i, ORDERED ? 1 : BRINGING * 32 + 1);
       make_barrier(empty + 8 * i, WARPS);
     }
     barriers_are_made();
   }
-  if (result.tokens < 8 * MT) {  // those that are not there stay 0
+  if (!ORDERED && result.tokens < 8 * MT) {  // those that are not there stay 0
     constexpr int COLUMNS = STEPS * Stage::COLUMNS;
     for (int i = threadIdx.x; i < DEPTH * COLUMNS * 8 * MT; i += THREADS + BRINGING * 32) {
       const int token = i % (8 * MT), column = i / (8 * MT) % COLUMNS, of_slot = i / (8 * MT) / COLUMNS * Stage::BYTES;
@@ -83,24 +100,28 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
       if (warp == WARPS) {
         const int there = min(WARPS, tiles - block * WARPS);
         const long long scale = (long long)(stage * STEPS + lane) * N + block * Stage::ROWS;
-        if (lane == 0) arrive_and_expect(barrier, there * (Stage::TILE + STEPS * (Stage::SCALE + Stage::ZERO) / WARPS));
+        const unsigned bytes = there * (Stage::TILE + STEPS * (Stage::SCALE + Stage::ZERO) / WARPS);
+        if (lane == 0) arrive_and_expect(barrier, bytes + (ORDERED ? Stage::X : 0));
         __syncwarp();
         if (lane < there)
-          copy_bytes(of_slot + lane * Stage::TILE, f.q + ((long long)(block * WARPS + lane) * stages + stage) * (Stage::TILE / 16),
+          copy_bytes_once(of_slot + lane * Stage::TILE, f.q + ((long long)(block * WARPS + lane) * stages + stage) * (Stage::TILE / 16),
                           Stage::TILE, barrier);
         if (lane < STEPS) {
           copy_bytes(of_slot + Stage::SCALES + lane * Stage::SCALE, f.scale + scale, there * (Stage::SCALE / WARPS), barrier);
           if (ZEROS != SYMMETRIC) copy_bytes(of_slot + Stage::ZEROES + lane * Stage::ZERO, f.zero + scale, there * (Stage::ZERO / WARPS), barrier);
         }
+        if (ORDERED && lane == STEPS) copy_bytes(of_slot + Stage::TOKENS, x + (long long)stage * (Stage::X / sizeof(T)), Stage::X, barrier);
         __syncwarp();
       }
+      if constexpr (!ORDERED) {
 #pragma unroll
-      for (int p = 0; p < 8 * MT; p += BRINGING)
-        if (token + p < result.tokens)
+        for (int p = 0; p < 8 * MT; p += BRINGING)
+          if (token + p < result.tokens)
 #pragma unroll
-          for (int w = 0; w < 2 * STEPS; w++)  // of 64 numbers k
-            copy_4(to + slot * Stage::BYTES + w * 8 * COLUMN + p * 16, from + (long long)p * K + w * 64);
-      arrive_after_copies(barrier);
+            for (int w = 0; w < 2 * STEPS; w++)  // of 64 numbers k
+              copy_4(to + slot * Stage::BYTES + w * 8 * COLUMN + p * 16, from + (long long)p * K + w * 64);
+        arrive_after_copies(barrier);
+      }
       from += STEPS * F::STEP;
       if (++stage == stages) stage = 0, block++, from -= K;
       if (++slot == DEPTH) slot = 0, parity ^= 1;

@@ -14,20 +14,32 @@ import torch
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.kernels_src import int4, low_bit
 
-# Large weights, which take forms of the kernel for few tokens that those of the samples do not.
-WIDE = [
-    (f"bf16[1, {k}]", f"i32[{rows // 16}, {k // 64}, 32, 4]", f"bf16[{k // 128}, {rows}]")
-    for rows, k in (*((rows, 4096) for rows in low_bit.WIDE), *low_bit.STREAMED)
+# Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: stages, pieces of 32 numbers that are
+# dequantized at once, and blocks of a multiprocessor. The last two are faster with x in the order
+# of the stages, by a kernel before, from LEAST_ORDERED numbers of a weight on.
+WARPGROUPS = 2
+FORMS = (4, 2, 2), (3, 1, 2), (4, 2, 1)
+ORDERED = None, (3, 2, 2), (4, 2, 1)
+LEAST_ORDERED = 64 << 20
+
+
+def _shapes(tokens, rows, columns):
+    weight = f"i32[{rows // 16}, {columns // 64}, 32, 4]", f"bf16[{columns // 128}, {rows}]"
+    return f"bf16[{tokens}, {columns}]", *weight
+
+
+# Large weights take forms of the kernels that those of the samples do not.
+LARGE = [
+    *(_shapes(1, rows, 4096) for rows in low_bit.WIDE),
+    *(_shapes(1, *weight) for weight in low_bit.STREAMED),
+    *(_shapes(tokens, 8192, 8192) for tokens in (32, 64)),
 ]
-# Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: warpgroups that multiply, stages, pieces
-# of 32 numbers that are dequantized at once, and blocks of a multiprocessor.
-WARPGROUPS = (2, 4, 1, 2), (2, 3, 1, 2), (3, 3, 2, 1)
 w4a16_linear = kernel(
     "w4a16_linear(Tensor x, Tensor qweight, Tensor scale, Tensor? zero=None, Tensor? bias=None) "
     "-> Tensor",
     cuda=Cuda("w4a16_linear.cu", arch_specific=True),
     cpu=Cpp("w4a16_linear.cpp", native=True, openmp=True),
-    prewarm=[*WIDE, *((*call, call[2].replace("bf16", "u8")) for call in WIDE)],
+    prewarm=[*LARGE, *((*call, call[2].replace("bf16", "u8")) for call in LARGE)],
 )
 
 
@@ -86,21 +98,30 @@ def _(x, qweight, scale, zero, bias):
 def _by_warpgroups(k, dtype, kind, args, tokens, rows, columns):
     """Launch `w4a16_wide`, whose stages are shared out over all blocks that run at once."""
     size = 0 if tokens <= 16 else 1 if tokens <= 32 else 2
-    groups, depth, pieces, at_once = WARPGROUPS[size]
-    of_tokens, width = 2 << size, 64 * groups
+    ordered = size > 0 and rows * columns >= LEAST_ORDERED
+    depth, pieces, at_once = (ORDERED if ordered else FORMS)[size]
+    of_tokens, width = 2 << size, 64 * WARPGROUPS
+    out, x, *others = args
+    if ordered:
+        plain, x = x, torch.empty(8 * of_tokens * columns, dtype=dtype, device=x.device)
+        k.order_tokens[{"T": dtype, "MT": of_tokens}](
+            x, plain, tokens, columns, grid=of_tokens * columns // 256, block=256, pdl=True
+        )
     zero_bytes = 0 if kind == int4.SYMMETRIC else 1
     # As `WideStage` has it: two groups of weights, scales, zeros, and columns of x. Then barriers.
-    stage = 2 * (width * (64 + 2 + zero_bytes) + 16 * (128 * of_tokens + 16))
+    column = 128 * of_tokens + (0 if ordered else 16)
+    stage = 2 * (width * (64 + 2 + zero_bytes) + 16 * column)
     blocks, stages = (rows + width - 1) // width, columns // 256
     grid = min(at_once * k.multiprocessors, blocks * stages)
     partial, counters = None, None
     if blocks % grid:
         partial = k.workspace(64 * grid * width * of_tokens, zeroed=False, dtype=torch.float32)
         counters = k.workspace(4 * blocks, zeroed=True, dtype=torch.int32)
-    template = {"T": dtype, "ZEROS": kind, "MT": of_tokens, "WARPGROUPS": groups}
-    k.w4a16_wide[{**template, "DEPTH": depth, "PIECES": pieces, "BLOCKS": at_once}](
-        *args, partial, counters, tokens, rows, columns, grid=grid, block=128 * groups + 128,
-        smem=depth * (stage + 16) + 16, pdl=True,
+    template = {"T": dtype, "ZEROS": kind, "MT": of_tokens, "WARPGROUPS": WARPGROUPS}
+    template |= {"DEPTH": depth, "PIECES": pieces, "BLOCKS": at_once, "ORDERED": ordered}
+    k.w4a16_wide[template](
+        out, x, *others, partial, counters, tokens, rows, columns, grid=grid,
+        block=128 * WARPGROUPS + (32 if ordered else 128), smem=depth * (stage + 16) + 16, pdl=True,
     )  # fmt: skip
 
 

@@ -28,13 +28,18 @@ __global__ void __launch_bounds__(WARPS * 32, low_bit::blocks_of<Int4<T, GROUP, 
   low_bit::many_tokens<F, NT, MT, WARPS, DEPTH>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K, partial, counters);
 }
 
-template <typename T, int ZEROS, int MT, int WARPGROUPS, int DEPTH, int PIECES, int BLOCKS>
-__global__ void __launch_bounds__(WARPGROUPS * 128 + 128, BLOCKS)
+// Grid: MT * K / 256.
+template <typename T, int MT>
+__global__ void __launch_bounds__(256) order_tokens(uint4 *ordered, const T *x, int M, int K) {
+  low_bit::order_tokens<MT>(ordered, x, M, K);
+}
+template <typename T, int ZEROS, int MT, int WARPGROUPS, int DEPTH, int PIECES, int BLOCKS, bool ORDERED>
+__global__ void __launch_bounds__(WARPGROUPS * 128 + (ORDERED ? 32 : 128), BLOCKS)
     w4a16_wide(T *y, const T *x, const int *q, const T *scale, const void *zero, const T *bias, float *partial,
                unsigned *counters, int M, int N, int K) {
   using F = Int4<T, 128, ZEROS, false>;
   const F f{(const uint4 *)q, scale, (const typename F::Zero *)zero, N, K / 128};
-  low_bit::wide_tokens<T, ZEROS, MT, WARPGROUPS, DEPTH, PIECES>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K, partial, counters);
+  low_bit::wide_tokens<T, ZEROS, MT, WARPGROUPS, DEPTH, PIECES, ORDERED>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K, partial, counters);
 }
 
 // A warp for a tile of 16 rows and 64 k. Grid: tiles * (K / 64) / 8, rounded up.

@@ -38,6 +38,13 @@ def int4_scales(rows, columns, group, dtype, kind, device, generator=None):
     return scale.to(dtype).to(device), zero
 
 
+def random_int4_weight(rows, columns, group, dtype, kind, device):
+    """The same, made at once where it shall lie; rows are whole tiles."""
+    shape = rows // 16, columns // 64, 32, 4
+    words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device)
+    return words, *int4_scales(rows, columns, group, dtype, kind, device)
+
+
 def int8_weight(rows, columns, dtype, device="cpu"):
     generator = torch.Generator().manual_seed(rows + columns)
     q = torch.randint(-127, 128, (rows, columns), generator=generator).to(torch.int8)
@@ -122,10 +129,10 @@ def test_rows_that_begin_another_size_of_block(tiles):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (720, 1280), (4112, 4096)])
+@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (720, 1280), (4112, 4096), (16528, 4096)])
 def test_blocks_that_begin_and_end_within_rows(rows, columns, kind):
     for dtype in HALVES:
-        weight = int4_weight(rows, columns, 128, dtype, kind, "cuda")
+        weight = random_int4_weight(rows, columns, 128, dtype, kind, "cuda")
         bias = numbers(rows, dtype=dtype, device="cuda")
         for tokens in (9, 16, 17, 30, 32, 33, 61, 64):
             x = numbers(tokens, columns, dtype=dtype, device="cuda")
@@ -144,14 +151,11 @@ def test_weights_of_which_a_multiprocessor_reads_much(kind, columns, group):
     multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
     rows = (low_bit.LEAST * multiprocessors // columns // 16 + 3) * 16
     for dtype in HALVES:
-        words = torch.randint(
-            -(2**31), 2**31, (rows // 16, columns // 64, 32, 4), dtype=torch.int32, device="cuda"
-        )
-        scale, zero = int4_scales(rows, columns, group, dtype, kind, "cuda")
+        weight = random_int4_weight(rows, columns, group, dtype, kind, "cuda")
         bias = numbers(rows, dtype=dtype, device="cuda")
         for tokens in (1, 3, 8):
             x = numbers(tokens, columns, dtype=dtype, device="cuda")
-            right(ops.w4a16_linear, x, words, scale, zero, bias if tokens % 2 else None)
+            right(ops.w4a16_linear, x, *weight, bias if tokens % 2 else None)
 
 
 def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
@@ -242,6 +246,14 @@ def test_calls_are_served_from_c(device):
         for tokens in (3,) if device == "cpu" else (3, 8, 16, 32, 64):
             served(op, x[:1].repeat(tokens, 1), *weight, device=device)
     served(ops.quantize_rowwise, x, device=device)
+
+
+@pytest.mark.gpu
+def test_tokens_are_put_in_order_from_c():
+    weight = random_int4_weight(8192, 8192, 128, torch.bfloat16, int4.SYMMETRIC, "cuda")
+    for tokens in (17, 64):
+        x = numbers(tokens, 8192, dtype=torch.bfloat16, device="cuda")
+        served(ops.w4a16_linear, x, *weight, device="cuda")
 
 
 @each_device
