@@ -19,49 +19,19 @@ import jitkern.ops
 from jitkern import config, jit
 from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import measure
-from jitkern.launch.kernels import Kernels, Runner
-from jitkern.op.all_ops import all_ops
 from jitkern.runtime import binding, linker
 from jitkern.runtime.slot import SLOTS
-from jitkern.source.kinds import Extension
-from jitkern.target import Target
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
 ]
 _number = itertools.count()
-SHIPPED = [op for name, op in sorted(all_ops().items()) if name.startswith("jitkern::")]
-RAW = [
-    (op, source)
-    for op in SHIPPED
-    for source in op.sources["cuda"]
-    if not isinstance(source, Extension)
-]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 
 slot_of = partial(helpers.slot_of, device="cuda")
 served = partial(helpers.served, device="cuda")
-
-
-def by_python(op, source, *args):
-    device = torch.device("cuda", torch.cuda.current_device())
-    runner = Runner(op.name, source, Target.current("cuda"), device)
-    return op.launcher(source, "cuda")(Kernels(runner), *args)
-
-
-@pytest.mark.parametrize(
-    ("op", "source"), RAW, ids=lambda x: getattr(x, "kind", getattr(x, "name", ""))
-)
-def test_every_sample_is_the_same_by_stub_and_by_python(op, source):
-    if source.kind == "triton" and importlib.util.find_spec("triton") is None:
-        pytest.skip("needs Triton")
-    with config.using(prefer=source.kind, fallback="raise"):
-        for sample in op.sample_inputs("cuda"):
-            stub, python = served(op, *sample), by_python(op, source, *sample)
-            assert stub.stride() == python.stride()
-            torch.testing.assert_close(stub, python, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["nvrtc", pytest.param("triton", marks=needs_triton)])
