@@ -23,6 +23,7 @@ from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.result import Built
 from jitkern.declare import kernel
 from jitkern.errors import CompileError
+from jitkern.launch.kernels import Kernels, Runner
 from jitkern.op.op import Op
 from jitkern.runtime import linker
 from jitkern.runtime.slot import Slot
@@ -100,6 +101,13 @@ def served(op: Op, *args: object, device: str = "cpu") -> object:
     result = op(*args)
     assert slot.misses == before, slot.refused
     return result
+
+
+def by_python(op: Op, source: Source, device: str, *args: object) -> object:
+    """What the launch function itself returns, over the kernels of a source."""
+    where = torch.empty(0, device=device).device
+    runner = Runner(op.name, source, Target.current(device), where)
+    return op.launcher(source, device)(Kernels(runner), *args)
 
 
 def last_json(out):

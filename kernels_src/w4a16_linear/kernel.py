@@ -14,12 +14,11 @@ import torch
 from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.kernels_src import int4, low_bit
 
-# Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: stages, pieces of 32 numbers that are
-# dequantized at once, and blocks of a multiprocessor. The last two are faster with x in the order
-# of the stages, by a kernel before, from LEAST_ORDERED numbers of a weight on.
+# Forms of `w4a16_wide` for up to 16, 32 and 64 rows of x: stages, and blocks of a multiprocessor.
+# The last two are faster with x in the order of the stages, by a kernel before, from LEAST_ORDERED
+# numbers of a weight on.
 WARPGROUPS = 2
-FORMS = (4, 2, 2), (3, 1, 2), (4, 2, 1)
-ORDERED = None, (3, 2, 2), (4, 2, 1)
+FORMS = (4, 2), (3, 2), (4, 1)
 LEAST_ORDERED = 64 << 20
 
 
@@ -99,7 +98,8 @@ def _by_warpgroups(k, dtype, kind, args, tokens, rows, columns):
     """Launch `w4a16_wide`, whose stages are shared out over all blocks that run at once."""
     size = 0 if tokens <= 16 else 1 if tokens <= 32 else 2
     ordered = size > 0 and rows * columns >= LEAST_ORDERED
-    depth, pieces, at_once = (ORDERED if ordered else FORMS)[size]
+    depth, at_once = FORMS[size]
+    pieces = 1 if size == 1 and not ordered else 2  # that are dequantized at once; two would spill
     of_tokens, width = 2 << size, 64 * WARPGROUPS
     out, x, *others = args
     if ordered:

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from jitkern.declare import Cuda, kernel
-from jitkern.launch.kernels import Kernels, Runner
 from jitkern.runtime import binding, linker
-from jitkern.target import Target
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,20 +62,17 @@ def stepped(ps, gs, lr):
 @pytest.mark.parametrize("count", [1, 33, 300, 600, 1500])
 @pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.float16)], ids=len)
 def test_a_list_is_updated_the_same_by_stub_and_by_python(step, count, dtypes):
-    source = step.sources["cuda"][0]
-    device = torch.device("cuda", torch.cuda.current_device())
-    runner = Runner(step.name, source, Target.current("cuda"), device)
     ps, gs = lists(count, *dtypes)
     wanted = stepped(ps, gs, 0.5)
-    by_python = [p.clone() for p in ps]
-    step.launcher(source, "cuda")(Kernels(runner), by_python, gs, 0.5)
+    in_python = [p.clone() for p in ps]
+    helpers.by_python(step, step.sources["cuda"][0], "cuda", in_python, gs, 0.5)
     step([p.clone() for p in ps], gs, 0.5)
     linker.settle()
     before = slot_of(step).misses
     by_stub = [p.clone() for p in ps]
     step(by_stub, gs, 0.5)
     assert slot_of(step).misses == before, slot_of(step).refused
-    for a, b, c in zip(by_python, by_stub, wanted):
+    for a, b, c in zip(in_python, by_stub, wanted):
         torch.testing.assert_close(a, c)
         assert torch.equal(a, b)
 

@@ -6,14 +6,13 @@ import importlib.util
 
 import pytest
 import torch
-from helpers import slot_of
+from helpers import by_python, slot_of
 
 from jitkern import config, ops
 from jitkern.calls.signature import tensors_in
-from jitkern.launch.kernels import Kernels, Runner
+from jitkern.launch.measure import copied
 from jitkern.runtime import binding, linker
 from jitkern.source.kinds import Extension
-from jitkern.target import Target
 
 pytestmark = [
     pytest.mark.common_cache,
@@ -35,35 +34,20 @@ def cases():
                 yield pytest.param(op, device, source, id=case, marks=marks)
 
 
-def copied(args):
-    """The arguments, with tensors of the same strides that an op may change."""
-    return [
-        torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a)
-        if isinstance(a, torch.Tensor) else a
-        for a in args
-    ]  # fmt: skip
-
-
-def by_python(op, source, device, args):
-    device = torch.empty(0, device=device).device
-    runner = Runner(op.name, source, Target.current(device.type), device)
-    return op.launcher(source, device.type)(Kernels(runner), *args)
-
-
 @pytest.mark.parametrize(("op", "device", "source"), list(cases()))
 def test_every_sample_is_the_same_by_stub_and_by_python(op, device, source):
     slot, by_stub = slot_of(op, device), 0
     with config.using(prefer=source.kind, fallback="raise"):
         for sample in op.sample_inputs(device):
             args, kwargs = op.signature.complete(sample, {})
-            given, again = copied(args), copied(args)
+            given, again = copied(args, {}), copied(args, {})
             for _ in range(slot.patience + 1):  # the first may wait for a workspace alone
-                op(*copied(args), **kwargs)
+                op(*copied(args, {}), **kwargs)
                 linker.settle()
             before = slot.misses
             stub = op(*given, **kwargs)
             by_stub += slot.misses == before
-            python = by_python(op, source, device, [*again, *kwargs.values()])
+            python = by_python(op, source, device, *again, *kwargs.values())
             changed = zip(tensors_in([stub, given]), tensors_in([python, again]), strict=True)
             for one, other in changed:
                 assert one.stride() == other.stride()
