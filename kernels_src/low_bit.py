@@ -157,14 +157,14 @@ def streamed_warps(k, tokens, rows, columns, *, weight_bytes, step_bytes, x_byte
     """
     if k.capability < (9, 0) or rows * columns < LEAST * k.multiprocessors:
         return 0, 0
-    if rows % 16 or columns % (CHUNK // 8):
+    if rows % 16 or columns % (CHUNK // 8) or rows < 16 * k.multiprocessors:
         return 0, 0
     chunks = columns // (CHUNK // 8)  # of a tile
     chunk = CHUNK // weight_bytes * step_bytes
     width = tokens + tokens % 2
-    for warps in (16, 8):
+    for warps in (12, 8):
         # Two chunks of a warp and their barriers, and two sums of a tile.
-        smem = warps * 2 * (chunk + 8 + 4 * 16 * width) + 32 + tokens * x_bytes
+        smem = warps * 2 * (chunk + 8 + 4 * 16 * width) + 48 + tokens * x_bytes
         if chunks >= warps and smem <= k.shared_memory_per_block:
             return warps, smem
     return 0, 0
@@ -172,9 +172,10 @@ def streamed_warps(k, tokens, rows, columns, *, weight_bytes, step_bytes, x_byte
 
 def few_streamed(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, warps, smem):
     """Launch `few_tokens_streamed`, with a block for each multiprocessor."""
-    chunk = CHUNK // weight_bytes
+    blocks, chunk = k.multiprocessors, CHUNK // weight_bytes
+    handed = k.workspace(8 * blocks * 16 * FEW, zeroed=True, dtype=torch.int64)
     kernel[{**template, "WARPS": warps, "CHUNK": chunk, "DEPTH": 2}](
-        *args, tokens, rows, columns, grid=k.multiprocessors if tokens else 0, block=32 * warps,
+        *args, handed, tokens, rows, columns, grid=blocks if tokens else 0, block=32 * warps,
         smem=smem, pdl=True,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@
 // order depends on the grid alone, so results are the same from run to run.
 #pragma once
 #include "async_copy.cuh"
+#include "dependent_launch.cuh"
 #include "rows.cuh"
 
 namespace jitkern {
@@ -177,9 +178,7 @@ __device__ __forceinline__ void add_partials(W *first, W *second, const A *parti
   __shared__ A sums[DEPTH][32];
   const int depth = threadIdx.x / 32, column = blockIdx.x * 32 + threadIdx.x % 32;
   W *out = blockIdx.y ? second : first;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  wait_for_inputs();
   if (!out) return;
   A sum = 0;
   if (column < cols)

@@ -11,6 +11,7 @@
 // before, which pays where there are many blocks of many tokens: then a copy brings x of a stage as it is.
 #pragma once
 #include "barriers.cuh"
+#include "dependent_launch.cuh"
 #include "low_bit.cuh"
 #include "warpgroup.cuh"
 
@@ -34,6 +35,7 @@ template <typename T, int ZEROS, int MT, int WARPGROUPS, bool ORDERED> struct Wi
 // Writes tokens as stages have them: 16 bytes of each of 8 * MT tokens, of which those that are not there are 0, column
 // after column. A thread writes 16 bytes.
 template <int MT, typename T> __device__ __forceinline__ void order_tokens(uint4 *ordered, const T *x, int tokens, int K) {
+  let_next_begin();
   wait_for_inputs();
   const int at = blockIdx.x * blockDim.x + threadIdx.x, token = at % (8 * MT), column = at / (8 * MT);
   if (column >= K / 8) return;
@@ -86,6 +88,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
   if (lane == 0 && warp < WARPS && block * WARPS + warp < tiles)
     prefetch(f.q + ((long long)(block * WARPS + warp) * stages + stage) * (Stage::TILE / 16), min(DEPTH, stages - stage) * Stage::TILE);
   __syncthreads();
+  let_next_begin();
   wait_for_inputs();
 
   if (warp >= WARPS) {

@@ -9,6 +9,7 @@
 // Sums are of integers, so nothing depends on the order in which threads arrive.
 #pragma once
 #include "block_sums.cuh"
+#include "dependent_launch.cuh"
 #include "ranked.h"
 #include "rows.cuh"
 
@@ -108,16 +109,9 @@ template <typename T> struct LongRow {
 
 // The first launch: the ranks of the groups of a chunk of a row.
 template <typename T> __device__ __forceinline__ void write_groups(const LongRow<T> &row, int chunk, unsigned *groups) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");  // the second launch may come to its wait
-#endif
+  let_next_begin();
   const int group = chunk * GROUP_THREADS + threadIdx.x;
   groups[group] = row.rank_of_group(group);
-}
-__device__ __forceinline__ void wait_for_groups() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // ------------------------------------------------------------------ the search

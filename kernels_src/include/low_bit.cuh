@@ -20,13 +20,14 @@
 //
 // Lane (g, t) = (lane / 4, lane % 4) has rows 2g and 2g + 1 of a tile, and tokens 2t and 2t + 1 of the sums.
 // A lane reads in shared memory only what it copied itself, so warps stream weights without waiting for
-// each other. Sums are added in an order that depends on the shape alone.
+// each other. Sums are added in an order that depends on the shape and the number of multiprocessors alone.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "async_copy.cuh"
 #include "barriers.cuh"
+#include "dependent_launch.cuh"
 #include "rows.cuh"
 
 namespace jitkern::low_bit {
@@ -39,20 +40,6 @@ __device__ __forceinline__ void copy_16(unsigned to, const void *from) {  // not
 }
 __device__ __forceinline__ void copy_4(unsigned to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-// Lets the next kernel of the stream come to its own wait, and waits for what came before this one.
-__device__ __forceinline__ void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// Into L2, where it is no harm if a kernel before this one still writes there.
-__device__ __forceinline__ void prefetch(const void *from, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
 }
 
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const __nv_bfloat16 *) {
@@ -300,11 +287,29 @@ template <typename T, typename S> struct Result {
 
 // ------------------------------------------------------------------ a step
 
-// tokens(piece, m): 16 bytes of x for this lane, of token 8m + lane / 4.
+template <class F> constexpr int PIECES_OF = F::STEP * sizeof(typename F::X) / 64;
+
+// A tile of ones gives each lane the sums of its own tokens.
+template <class F> __device__ __forceinline__ void add_tokens(typename F::A (&of_x)[4], const uint4 &x) {
+  constexpr unsigned one = Bits<typename F::X>::one;
+  const unsigned ones[4] = {one, one, one, one};
+  multiply(of_x, ones, x.x, x.y, (const typename F::X *)nullptr);
+  multiply(of_x, ones, x.z, x.w, (const typename F::X *)nullptr);
+}
+template <class F>
+__device__ __forceinline__ void add_scaled(typename F::A (&sums)[4], const typename F::Held &held, const typename F::A (&part)[4],
+                                           const typename F::A (&of_x)[4]) {
+#pragma unroll
+  for (int c = 0; c < 4; c++) {
+    sums[c] = fmaf(held.scale[c / 2], part[c], sums[c]);
+    if constexpr (F::ADDED) sums[c] = fmaf(held.added[c / 2], of_x[c % 2], sums[c]);
+  }
+}
+
+// A step of NT tiles. tokens(piece, m): 16 bytes of x for this lane, of token 8m + lane / 4.
 template <class F, int NT, int MT, class Tokens>
 __device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typename F::Held (&held)[NT], Tokens tokens) {
   using A = typename F::A;
-  constexpr int PIECES = F::STEP * sizeof(typename F::X) / 64;
   const typename F::X *kind = nullptr;
   A part[NT][MT][4], of_x[MT][4];
 #pragma unroll
@@ -316,18 +321,13 @@ __device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typen
       for (int n = 0; n < NT; n++) part[n][m][c] = F::GROUPED ? A(0) : sums[n][m][c];
     }
 #pragma unroll
-  for (int piece = 0; piece < PIECES; piece++) {
+  for (int piece = 0; piece < PIECES_OF<F>; piece++) {
     uint4 b[MT];
 #pragma unroll
     for (int m = 0; m < MT; m++) b[m] = tokens(piece, m);
-    if constexpr (F::ADDED) {  // a tile of ones gives each lane the sums of its own tokens
-      const unsigned ones[4] = {Bits<typename F::X>::one, Bits<typename F::X>::one, Bits<typename F::X>::one, Bits<typename F::X>::one};
+    if constexpr (F::ADDED)
 #pragma unroll
-      for (int m = 0; m < MT; m++) {
-        multiply(of_x[m], ones, b[m].x, b[m].y, kind);
-        multiply(of_x[m], ones, b[m].z, b[m].w, kind);
-      }
-    }
+      for (int m = 0; m < MT; m++) add_tokens<F>(of_x[m], b[m]);
 #pragma unroll
     for (int n = 0; n < NT; n++) {
       unsigned a[2][4];
@@ -342,15 +342,39 @@ __device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typen
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int m = 0; m < MT; m++)
+      if constexpr (F::GROUPED)
+        add_scaled<F>(sums[n][m], held[n], part[n][m], of_x[m]);
+      else
 #pragma unroll
-      for (int c = 0; c < 4; c++) {
-        if constexpr (F::GROUPED) {
-          sums[n][m][c] = fmaf(held[n].scale[c / 2], part[n][m][c], sums[n][m][c]);
-          if constexpr (F::ADDED) sums[n][m][c] = fmaf(held[n].added[c / 2], of_x[m][c % 2], sums[n][m][c]);
-        } else {
-          sums[n][m][c] = part[n][m][c];
-        }
-      }
+        for (int c = 0; c < 4; c++) sums[n][m][c] = part[n][m][c];
+}
+
+// STEPS steps of a tile, for up to 8 tokens. They take turns, since the products of a step wait for each other.
+// tokens(piece, s): 16 bytes of x for this lane in the s-th of them.
+template <class F, int STEPS, class Tokens>
+__device__ __forceinline__ void add_steps(typename F::A (&sums)[4], typename F::Held (&held)[STEPS], Tokens tokens) {
+  static_assert(F::GROUPED);
+  const typename F::X *kind = nullptr;
+  typename F::A part[STEPS][4] = {}, of_x[STEPS][4] = {};
+#pragma unroll
+  for (int piece = 0; piece < PIECES_OF<F>; piece++) {
+    unsigned a[STEPS][2][4];
+    uint4 b[STEPS];
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      b[s] = tokens(piece, s);
+      F::fragments(a[s], held[s], piece);
+    }
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) multiply(part[s], a[s][0], b[s].x, b[s].y, kind);
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) multiply(part[s], a[s][1], b[s].z, b[s].w, kind);
+    if constexpr (F::ADDED)
+#pragma unroll
+      for (int s = 0; s < STEPS; s++) add_tokens<F>(of_x[s], b[s]);
+  }
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) add_scaled<F>(sums, held[s], part[s], of_x[s]);
 }
 
 // What a warp has of NT tiles in a step, in shared memory.
@@ -381,13 +405,14 @@ __device__ __forceinline__ void few_tokens(const F &f, const Result &result, con
   using X = typename F::X;
   using A = typename F::A;
   using Stage = low_bit::Stage<F, NT>;
-  constexpr int PIECES = F::STEP * sizeof(X) / 64;
+  constexpr int PIECES = PIECES_OF<F>;
   extern __shared__ uint4 low_bit_memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, steps = K / F::STEP;
   const long long tile0 = (long long)blockIdx.x * NT, tiles = (result.rows + 15) / 16;
   unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * Stage::BYTES;
   const unsigned address = shared_address(memory);
   if (warp < NT && tile0 + warp < tiles) f.warm(tile0 + warp, min(steps, WARPS * (DEPTH - 1)), lane);
+  let_next_begin();
   wait_for_inputs();
 
   const int count = steps > warp ? (steps - warp + WARPS - 1) / WARPS : 0;  // of this warp
@@ -443,47 +468,53 @@ __device__ __forceinline__ void few_tokens(const F &f, const Result &result, con
   }
 }
 
-// The same for weights of which each multiprocessor reads much, where the steps of a tile lie one behind the other. The
-// blocks share out all tiles, and the warps of a block the chunks of its tiles, of CHUNK steps each: they take turns, from
+// A sum that another block takes over, in a word that is 0 before and after.
+__device__ __forceinline__ void hand_over(unsigned long long *word, float sum) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(word), "l"(1ull << 32 | __float_as_uint(sum)) : "memory");
+}
+__device__ __forceinline__ float taken_over(unsigned long long *word) {
+  unsigned long long found;
+  do asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(found) : "l"(word) : "memory");
+  while (found == 0);
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(word), "l"(0ull) : "memory");
+  return __uint_as_float((unsigned)found);
+}
+
+// The same for weights of which each multiprocessor reads much, where the steps of a tile lie one behind the other. Blocks
+// have equal shares of the chunks of all tiles, of CHUNK steps each, and so do the warps of a block: they take turns, from
 // tile to tile, so that copies for the next tile are on their way before a tile is done. DEPTH - 1 chunks of a warp are on
-// their way at once. x is in shared memory. K is a multiple of a chunk, and a tile has a chunk for each warp at least.
+// their way at once. x is in shared memory. K is a multiple of a chunk; a tile has a chunk for each warp at least, and there
+// is a tile for each block at least.
+// So a tile belongs to two blocks at most. The one that has its end comes to it first, and hands its sums over, in
+// handed[blocks][16 rows of up to 8 tokens], to the one before.
 template <class F, int WARPS, int CHUNK, int DEPTH, class Result>
-__device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &result, const typename F::X *x, int K) {
+__device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &result, const typename F::X *x, int K,
+                                                    unsigned long long *handed) {
   using X = typename F::X;
   using A = typename F::A;
   struct alignas(8) Pair { A tokens[2]; };
-  constexpr int PIECES = F::STEP * sizeof(X) / 64, VECTORS_OF_X = CHUNK * F::STEP * sizeof(X) / 16;
   constexpr int VECTORS = F::VECTORS * 512, SIDES = F::SIDES * 128, BYTES = CHUNK * (VECTORS + SIDES);  // of a chunk: VECTORS come first
   constexpr int BUFFERS = 2;  // for sums of tiles that are not yet added
+  constexpr int TURNS = 4;    // steps that are multiplied at once
+  constexpr int TILE = 16 * 8, OF_LANE = TILE / 32;
+  static_assert(CHUNK % TURNS == 0);
   extern __shared__ uint4 low_bit_memory[];
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
-  const int chunks = K / (F::STEP * CHUNK), tiles = (result.rows + 15) / 16;  // chunks of a tile
-  const int tile0 = (long long)tiles * blockIdx.x / gridDim.x, own_tiles = (long long)tiles * (blockIdx.x + 1) / gridDim.x - tile0;
+  const int chunks = K / (F::STEP * CHUNK);  // of a tile
+  const long long all = (result.rows + 15ll) / 16 * chunks, begin = all * blockIdx.x / gridDim.x;
+  const int count = all * (blockIdx.x + 1) / gridDim.x - begin;
+  const int tile0 = begin / chunks, skipped = begin % chunks, tiles = (skipped + count + chunks - 1) / chunks;
+  const bool has_end = (skipped + count) % chunks == 0;  // of the last tile
   // In shared memory: chunks of the warps, barriers, sums [BUFFERS][WARPS][16 rows][width], and x.
   const int width = result.tokens + result.tokens % 2, row_of_x = K * sizeof(X) + F::ROW_SKIP;
   unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * BYTES;
   unsigned char *const barriers = (unsigned char *)low_bit_memory + WARPS * DEPTH * BYTES;
-  A *const of_warps = (A *)(barriers + (WARPS * DEPTH + 2 * BUFFERS) * 8);
+  A *const of_warps = (A *)(barriers + (WARPS * DEPTH + 2 * BUFFERS + 2) * 8);
   unsigned char *const near_x = (unsigned char *)(of_warps + BUFFERS * WARPS * 16 * width);
   const unsigned address = shared_address(memory), copied = shared_address(barriers) + warp * DEPTH * 8;
-  const unsigned full = shared_address(barriers) + WARPS * DEPTH * 8, empty = full + BUFFERS * 8;
-  if (warp == 0) f.warm(tile0, WARPS * CHUNK, lane);
-  if (lane < DEPTH) make_barrier(copied + lane * 8, 33);  // a bulk copy, and copies of 32 lanes
-  if (threadIdx.x < 2 * BUFFERS) make_barrier(full + threadIdx.x * 8, threadIdx.x < BUFFERS ? WARPS : 1);
-  barriers_are_made();
-  fence_memory();
-  __syncthreads();
-  wait_for_inputs();
+  const unsigned full = shared_address(barriers) + WARPS * DEPTH * 8, empty = full + BUFFERS * 8, has_x = empty + BUFFERS * 8;
 
-  // A share of x: what the warp needs itself, unless its chunks lie elsewhere in each tile.
-  for (int c = warp; c < chunks; c += WARPS)
-    for (int i = lane; i < result.tokens * VECTORS_OF_X; i += 32) {
-      const int token = i / VECTORS_OF_X, at = c * VECTORS_OF_X + i % VECTORS_OF_X;
-      copy_16(shared_address(near_x + token * row_of_x + at * 16), (const uint4 *)(x + (long long)token * K) + at);
-    }
-  commit_copies();
-
-  // The chunks of the warp are every WARPS-th of own_tiles * chunks, from `warp` on.
+  // The chunks of the warp are every WARPS-th of the block's, from `warp` on.
   struct Turn {
     int tile, chunk, left;  // how many there are from here on
     __device__ __forceinline__ bool next(int chunks) {  // whether it is in another tile
@@ -493,12 +524,29 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
       return is_other;
     }
   };
-  const int all = own_tiles * chunks;
-  Turn now = {0, warp, (all - warp + WARPS - 1) / WARPS}, ahead = now;
+  Turn now = {0, skipped + warp - WARPS, (count - warp + WARPS - 1) / WARPS + 1};
+  now.next(chunks);
+  Turn ahead = now;
+  typename F::Place place = f.place(tile0 + ahead.tile, ahead.chunk * CHUNK, lane);
+  if (threadIdx.x == 0) prefetch(place.q, min(count, WARPS) * CHUNK * VECTORS);
+  if (lane < DEPTH) make_barrier(copied + lane * 8, 33);  // a bulk copy, and copies of 32 lanes
+  if (threadIdx.x < 2 * BUFFERS) make_barrier(full + threadIdx.x * 8, threadIdx.x < BUFFERS ? WARPS : 1);
+  if (threadIdx.x == 0) make_barrier(has_x, 1);
+  barriers_are_made();
+  fence_memory();
+  __syncthreads();
+  let_next_begin();
+  wait_for_inputs();
+
+  if (threadIdx.x == 0) {
+    arrive_and_expect(has_x, result.tokens * K * sizeof(X));
+    for (int token = 0; token < result.tokens; token++)
+      copy_bytes(shared_address(near_x + token * row_of_x), x + (long long)token * K, K * sizeof(X), has_x);
+  }
+  __syncwarp();
   const auto fetch = [&](int slot) {
     if (ahead.left <= 0) return;
     const unsigned to = address + slot * BYTES, barrier = copied + slot * 8;
-    typename F::Place place = f.place(tile0 + ahead.tile, ahead.chunk * CHUNK, lane);
     if (lane == 0) {
       arrive_and_expect(barrier, CHUNK * VECTORS);
       copy_bytes_once(to, place.q, CHUNK * VECTORS, barrier);
@@ -509,65 +557,85 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
       f.ahead(place, 1);
     }
     arrive_after_copies(barrier);
-    ahead.next(chunks);
+    if (ahead.next(chunks))
+      place = f.place(tile0 + ahead.tile, ahead.chunk * CHUNK, lane);
+    else
+      f.ahead(place, (WARPS - 1) * CHUNK);
   };
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; i++) fetch(i);
-  wait_for_copies<0>();
-  if (chunks % WARPS == 0) __syncwarp();
-  else __syncthreads();
 
-  // Adds what warps have of a tile, in the order of their first chunks.
+  // Adds what warps have of a tile, in their order, and what the next block has.
   const auto add = [&](int tile) {
     const int buffer = tile % BUFFERS;
+    const bool goes_on = tile == tiles - 1 && !has_end;
+    float of_next[OF_LANE] = {};
+    if (goes_on)
+#pragma unroll
+      for (int j = 0; j < OF_LANE; j++)
+        if (lane + j * 32 < 16 * result.tokens) of_next[j] = taken_over(handed + (blockIdx.x + 1) * TILE + lane + j * 32);
     wait_for_phase(full + buffer * 8, tile / BUFFERS & 1);
-    for (int i = lane; i < 16 * result.tokens; i += 32) {
+#pragma unroll
+    for (int j = 0; j < OF_LANE; j++) {
+      const int i = lane + j * 32;
+      if (i >= 16 * result.tokens) break;
       const A *const of = of_warps + (buffer * WARPS * 16 + i % 16) * width + i / 16;
       A sum = 0;
 #pragma unroll
       for (int w = 0; w < WARPS; w++) sum += of[w * 16 * width];
-      result.store(sum, i / 16, (tile0 + tile) * 16ll + i % 16);
+      if (tile == 0 && skipped)
+        hand_over(handed + blockIdx.x * TILE + i, sum);
+      else
+        result.store(sum + of_next[j], i / 16, (tile0 + tile) * 16ll + i % 16);
     }
     __syncwarp();
     if (lane == 0) arrive(empty + buffer * 8);
   };
+  A sums[4] = {};
+  int tile = 0, to_add = warp;  // the tile of the sums, and the next one that is the warp's to add
+  const auto go_on = [&] {      // to the next tile; the warp may have nothing of the first and the last one
+    for (; to_add < tile; to_add += WARPS) add(to_add);
+    const int buffer = tile % BUFFERS;
+    if (tile >= BUFFERS) wait_for_phase(empty + buffer * 8, tile / BUFFERS - 1 & 1);
+    A *const to = of_warps + ((buffer * WARPS + warp) * 16 + 2 * g) * width + 2 * t;
+    if (2 * t < result.tokens) *(Pair *)to = {sums[0], sums[1]}, *(Pair *)(to + width) = {sums[2], sums[3]};
+    sums[0] = sums[1] = sums[2] = sums[3] = 0;
+    __syncwarp();
+    if (lane == 0) arrive(full + buffer * 8);
+    tile++;
+  };
   const bool has_token = g < result.tokens;
   const X *const own_x = (const X *)(near_x + (has_token ? g : 0) * row_of_x);
-  uint4 of_x[PIECES] = {};  // stays 0 where there is no token
-  A sums[1][1][4] = {};
-  int order = now.chunk, to_add = warp, slot = 0, last = DEPTH - 1;
+  uint4 of_x[TURNS] = {};  // stays 0 where there is no token
+  int slot = 0, last = DEPTH - 1;
   unsigned parity = 0;
+  wait_for_phase(has_x, 0);
 #pragma unroll 1
   while (now.left > 0) {
+    if (tile < now.tile) go_on();
     __syncwarp();  // all lanes have read what was at `last`
     fetch(last);
     wait_for_phase(copied + slot * 8, parity);
     const unsigned char *const from = memory + slot * BYTES;
 #pragma unroll
-    for (int s = 0; s < CHUNK; s++) {
+    for (int s = 0; s < CHUNK; s += TURNS) {
       const int step = now.chunk * CHUNK + s;
-      typename F::Held held[1];
-      f.hold(held[0], (const uint4 *)(from + s * VECTORS), (const unsigned *)(from + CHUNK * VECTORS + s * SIDES), tile0 + now.tile, step, lane);
-      add_step<F, 1, 1>(sums, held, [&](int piece, int) {
-        if (has_token) of_x[piece] = *(const uint4 *)(own_x + step * F::STEP + F::k_of(piece, t));
-        return of_x[piece];
+      typename F::Held held[TURNS];
+#pragma unroll
+      for (int i = 0; i < TURNS; i++)
+        f.hold(held[i], (const uint4 *)(from + (s + i) * VECTORS), (const unsigned *)(from + CHUNK * VECTORS + (s + i) * SIDES),
+               tile0 + tile, step + i, lane);
+      add_steps<F, TURNS>(sums, held, [&](int piece, int i) {
+        if (has_token) of_x[i] = *(const uint4 *)(own_x + (step + i) * F::STEP + F::k_of(piece, t));
+        return of_x[i];
       });
     }
     last = slot++;
     if (slot == DEPTH) slot = 0, parity ^= 1;
-    const int tile = now.tile, buffer = tile % BUFFERS;
-    if (!now.next(chunks)) continue;
-    for (; to_add < tile; to_add += WARPS) add(to_add);  // tiles before that are the warp's to add
-    if (tile >= BUFFERS) wait_for_phase(empty + buffer * 8, tile / BUFFERS - 1 & 1);
-    A(&sum)[4] = sums[0][0];
-    A *const to = of_warps + ((buffer * WARPS + order) * 16 + 2 * g) * width + 2 * t;
-    if (2 * t < result.tokens) *(Pair *)to = {sum[0], sum[1]}, *(Pair *)(to + width) = {sum[2], sum[3]};
-    sum[0] = sum[1] = sum[2] = sum[3] = 0;
-    __syncwarp();
-    if (lane == 0) arrive(full + buffer * 8);
-    order = now.chunk;
+    now.next(chunks);
   }
-  for (; to_add < own_tiles; to_add += WARPS) add(to_add);
+  while (tile < tiles) go_on();
+  for (; to_add < tiles; to_add += WARPS) add(to_add);
 }
 
 // Up to 8 * MT tokens. A block has WARPS * NT tiles, NT for each warp, and the steps of its part of K (grid.y);
@@ -599,6 +667,7 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
     if (token0 + p >= result.tokens && token0 + p < TOKENS)
       for (int i = 0; i < DEPTH; i++)
         *(uint4 *)(of_tokens + i * BYTES + (token0 + p) * SKIP + threadIdx.x % VECTORS * 16) = make_uint4(0, 0, 0, 0);
+  let_next_begin();
   wait_for_inputs();
 
   typename F::Place place = f.place(tile0, begin, lane);

@@ -258,7 +258,7 @@ def _(
     types, pdl = {"T": q.dtype, "C": k_cache.dtype, "D": d}, k.capability >= (9, 0)
     k.paged_decode[{**types, "NT": eights, "WARPS": warps, "STAGES": stages}](
         out, lse, part, part_lse,
-        *_arguments(q, k_cache, v_cache, table, seq_lens, *options),
+        *_arguments(q, k_cache, v_cache, table, seq_lens, *options), k_cache.shape[0],
         grid=(kv_heads * chunks, splits, batch), block=32 * warps, smem=smem, pdl=pdl,
     )  # fmt: skip
     if splits > 1:

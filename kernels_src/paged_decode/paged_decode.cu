@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "async_copy.cuh"
+#include "dependent_launch.cuh"
 
 namespace jitkern::decode {
 
@@ -26,19 +27,6 @@ __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-// What the kernels before this one wrote is there from here on; launches with pdl=True begin before that. Pointers to it
-// are not __restrict__, nor read by __ldg: the compiler might move such loads up.
-__device__ __forceinline__ void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// The next kernel may come to its own wait.
-__device__ __forceinline__ void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
 }
 // 2^(x - most), 0 for x = -inf, even where most is -inf as well.
 __device__ __forceinline__ float weight(float x, float most) {
@@ -123,7 +111,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
                  const float *v_scale, int k_step, int v_step, int kv_heads, int group, int q_len, int width,
                  int page_size, long long table_stride, long long page_stride, long long token_stride,
                  long long head_stride, long long q_batch, long long q_token, long long q_head, float scale,
-                 float softcap, int window) {
+                 float softcap, int window, int pages) {
   using namespace jitkern;
   using namespace jitkern::decode;
   constexpr int ROWS = 8 * NT, PIECES = D * (int)sizeof(C) / 16, UNIT = TILE * PIECES * 16, STAGE = 2 * UNIT;
@@ -145,6 +133,14 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     const int column = (tile0 + (k + lane) * step) / per_page;
     return column < width ? table[column] : 0;
   };
+  // A hint, since the table and the lengths may still change: so it is read past L1, which would keep it.
+  if (tile0 / per_page < width && tile0 * TILE < __ldcg(seq_lens + seq)) {
+    const int hint = __ldcg(table + tile0 / per_page), token = tile0 % per_page * TILE + lane % TILE;
+    const C *const from = (lane < TILE ? kc : vc) + hint * page_stride + token * token_stride + head * head_stride;
+    if (unsigned(hint) < pages)
+#pragma unroll
+      for (int i = 0; i < D; i += 128 / sizeof(C)) prefetch_line(from + i);
+  }
   wait_for_inputs();
   int page = page_of(0);
   const int len = min(seq_lens[seq], width * page_size);
@@ -404,6 +400,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
 template <typename T, int D>
 __global__ void __launch_bounds__(jitkern::decode::MERGE_THREADS)
     paged_decode_merge(T *out, float *lse, const float *part, const float *part_lse, int splits) {
+  using namespace jitkern;
   using namespace jitkern::decode;
   constexpr int LANES = D / 4, GROUPS = MERGE_THREADS / LANES, WARPS = MERGE_THREADS / 32;
   __shared__ float weights[MERGE_THREADS], of_warps[2][WARPS];

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(jitkern::SEARCH_THREADS, 1)
   if constexpr (DRAW)  // a seed for each row is a stream for each row
     random = random_bits(seed[seeds > 1 ? r : 0], offset[offsets > 1 ? r : 0], seeds > 1 ? 0 : r);
 
-  wait_for_groups();
+  wait_for_inputs();
   Searcher<T> in(row, (const unsigned *)groups + r * row.groups, memory.search,
                  reinterpret_cast<unsigned *>(&memory + 1));
   const Scale scale = scale_of(in.best, temperature);

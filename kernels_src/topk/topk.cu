@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(jitkern::SEARCH_THREADS, 1)
   Search &memory = *reinterpret_cast<Search *>(dynamic);
   const long long r = blockIdx.x;
   const LongRow<T> row(x + r * columns, columns, shift, chunks);
-  wait_for_groups();
+  wait_for_inputs();
   Searcher<T> in(row, (const unsigned *)groups + r * row.groups, memory, reinterpret_cast<unsigned *>(&memory + 1));
   const unsigned limit = in.limit_of(k);
   unsigned n = limit != ~0u || columns <= POOL ? in.fill_pool(limit) : POOL + 1;

@@ -14,10 +14,11 @@ __global__ void __launch_bounds__(WARPS * 32)
 }
 template <typename T, int GROUP, int ZEROS, bool EDGES, int WARPS, int CHUNK, int DEPTH>
 __global__ void __launch_bounds__(WARPS * 32, 1)
-    w4a16_few_streamed(T *y, const T *x, const int *q, const T *scale, const void *zero, const T *bias, int M, int N, int K) {
+    w4a16_few_streamed(T *y, const T *x, const int *q, const T *scale, const void *zero, const T *bias,
+                       unsigned long long *handed, int M, int N, int K) {
   using F = Int4<T, GROUP, ZEROS, EDGES>;
   const F f{(const uint4 *)q, scale, (const typename F::Zero *)zero, N, K / GROUP};
-  low_bit::few_tokens_streamed<F, WARPS, CHUNK, DEPTH>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K);
+  low_bit::few_tokens_streamed<F, WARPS, CHUNK, DEPTH>(f, low_bit::Result<T, float>{y, nullptr, nullptr, bias, M, N}, x, K, handed);
 }
 template <typename T, int GROUP, int ZEROS, bool EDGES, int NT, int MT, int WARPS, int DEPTH>
 __global__ void __launch_bounds__(WARPS * 32, low_bit::blocks_of<Int4<T, GROUP, ZEROS, EDGES>>(NT, MT, WARPS))

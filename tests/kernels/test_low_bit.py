@@ -158,6 +158,21 @@ def test_weights_of_which_a_multiprocessor_reads_much(kind, columns, group):
             right(ops.w4a16_linear, x, *weight, bias if tokens % 2 else None)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [4096, 6144])
+def test_tiles_that_two_blocks_stream(columns, monkeypatch):
+    monkeypatch.setattr(low_bit, "LEAST", 0)
+    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    dtype = torch.bfloat16
+    for tiles in (multiprocessors, multiprocessors + 1, 2 * multiprocessors - 1):
+        weight = random_int4_weight(16 * tiles, columns, 128, dtype, int4.WHOLE_ZEROS, "cuda")
+        for tokens in (1, 8):
+            x = numbers(tokens, columns, dtype=dtype, device="cuda")
+            want = right(ops.w4a16_linear, x, *weight, None)
+            for _ in range(50):
+                assert torch.equal(ops.w4a16_linear(x, *weight), want)
+
+
 def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
     q, scale = int8_weight(64, 1024, torch.float32)
     x = numbers(5, 1024, dtype=torch.float32)
@@ -350,12 +365,14 @@ def test_large_weights_of_4_bits_are_streamed_where_they_fit():
         k = SimpleNamespace(**k | others)
         return low_bit.streamed_warps(k, tokens, rows, columns, **sizes)[0]
 
-    assert warps(28672, 8192) == 16
+    assert warps(28672, 8192) == 12
     assert warps(28672, 8192, 8) == warps(28672, 4096) == 8  # x takes room, rows are short
     assert warps(8192, 8192) == warps(28672, 8192 - 128) == warps(1 << 20, 2048) == 0
     assert warps(28672, 8192, capability=(8, 0)) == 0
     assert warps(28672, 8192, shared_memory_per_block=99 << 10) == 8
     assert warps(28672, 28672, 8) == 0
+    assert warps(16 * 132, 57344) == 12
+    assert warps(16 * 131, 57344) == 0  # a tile would be more than two blocks'
 
 
 def test_forms_follow_the_number_of_tokens():
