@@ -152,8 +152,9 @@ def few(
 def streamed_warps(k, tokens, rows, columns, *, weight_bytes, step_bytes, x_bytes):
     """Return how many warps a block of `few_tokens_streamed` has, and its bytes of shared memory.
 
-    No warps: weights are too few for it, or it does not fit. weight_bytes, step_bytes: of a tile in
-    a step, without and with scales and zeros. x_bytes: of a row of x in shared memory.
+    No warps: weights are too few for it, there is not a tile for each multiprocessor, or it does
+    not fit. weight_bytes, step_bytes: of a tile in a step, without and with scales and zeros.
+    x_bytes: of a row of x in shared memory.
     """
     if k.capability < (9, 0) or rows * columns < LEAST * k.multiprocessors:
         return 0, 0

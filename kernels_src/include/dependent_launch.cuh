@@ -1,5 +1,5 @@
 // Launches with pdl=True (programmatic dependent launch) begin before the kernels before them are done. Before sm_90 there
-// are none, and these do nothing.
+// are none: only `prefetch_line` does something there.
 #pragma once
 
 namespace jitkern {
@@ -17,9 +17,9 @@ __device__ __forceinline__ void wait_for_inputs() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Asks L2 for bytes that a kernel before this one may still write: for 128 from a multiple of 128 on, or, by the unit that
-// copies many bytes, for more. Their number and their place are multiples of 16 then.
-__device__ __forceinline__ void prefetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+// Asks L2 for the 128 bytes of the line that has this address. A kernel before this one may still write them.
+__device__ __forceinline__ void prefetch_line(const void *in) { asm volatile("prefetch.global.L2 [%0];" ::"l"(in)); }
+// The same for `bytes` from an address on, both multiples of 16.
 __device__ __forceinline__ void prefetch(const void *from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");

@@ -19,8 +19,8 @@
 //   fragments(...)        a[2][4] of these, for the two instructions that take 16 bytes of x
 //
 // Lane (g, t) = (lane / 4, lane % 4) has rows 2g and 2g + 1 of a tile, and tokens 2t and 2t + 1 of the sums.
-// A lane reads in shared memory only what it copied itself, so warps stream weights without waiting for
-// each other. Sums are added in an order that depends on the shape and the number of multiprocessors alone.
+// A warp reads weights in shared memory that it copied itself, so warps stream them without waiting for each other.
+// Sums are added in an order that depends on the shape and the GPU alone.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -349,7 +349,7 @@ __device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typen
         for (int c = 0; c < 4; c++) sums[n][m][c] = part[n][m][c];
 }
 
-// STEPS steps of a tile, for up to 8 tokens. They take turns, since the products of a step wait for each other.
+// STEPS steps of a tile, for up to 8 tokens. Their products alternate, since those of one step wait for each other.
 // tokens(piece, s): 16 bytes of x for this lane in the s-th of them.
 template <class F, int STEPS, class Tokens>
 __device__ __forceinline__ void add_steps(typename F::A (&sums)[4], typename F::Held (&held)[STEPS], Tokens tokens) {
@@ -481,12 +481,12 @@ __device__ __forceinline__ float taken_over(unsigned long long *word) {
 }
 
 // The same for weights of which each multiprocessor reads much, where the steps of a tile lie one behind the other. Blocks
-// have equal shares of the chunks of all tiles, of CHUNK steps each, and so do the warps of a block: they take turns, from
-// tile to tile, so that copies for the next tile are on their way before a tile is done. DEPTH - 1 chunks of a warp are on
-// their way at once. x is in shared memory. K is a multiple of a chunk; a tile has a chunk for each warp at least, and there
-// is a tile for each block at least.
-// So a tile belongs to two blocks at most. The one that has its end comes to it first, and hands its sums over, in
-// handed[blocks][16 rows of up to 8 tokens], to the one before.
+// have equal shares, to a chunk, of the chunks of all tiles, which have CHUNK steps each. Chunk i of a block is that of warp
+// i % WARPS, from tile to tile, so that copies for the next tile are on their way before a tile is done. DEPTH - 1 chunks of a
+// warp are on their way at once. x is in shared memory. K is a multiple of a chunk, and a tile has a chunk for each warp at
+// least. There must be a tile for each block at least: then a tile belongs to two blocks at most. The block that has its end
+// comes to it first, and hands its sums over to the block that has its beginning, by handed[share][token][row]. Shares are
+// numbered from the last block on, so that a block waits only for one that was begun before it.
 template <class F, int WARPS, int CHUNK, int DEPTH, class Result>
 __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &result, const typename F::X *x, int K,
                                                     unsigned long long *handed) {
@@ -501,15 +501,17 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
   extern __shared__ uint4 low_bit_memory[];
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
   const int chunks = K / (F::STEP * CHUNK);  // of a tile
-  const long long all = (result.rows + 15ll) / 16 * chunks, begin = all * blockIdx.x / gridDim.x;
-  const int count = all * (blockIdx.x + 1) / gridDim.x - begin;
+  const int share = gridDim.x - 1 - blockIdx.x;
+  const long long all = (result.rows + 15ll) / 16 * chunks, begin = all * share / gridDim.x;
+  const int count = all * (share + 1) / gridDim.x - begin;
   const int tile0 = begin / chunks, skipped = begin % chunks, tiles = (skipped + count + chunks - 1) / chunks;
   const bool has_end = (skipped + count) % chunks == 0;  // of the last tile
-  // In shared memory: chunks of the warps, barriers, sums [BUFFERS][WARPS][16 rows][width], and x.
+  // In shared memory: chunks of the warps, barriers, sums [BUFFERS][WARPS][16 rows][width], and x, at a multiple of 16 bytes.
+  constexpr int BARRIERS = (WARPS * DEPTH + 2 * BUFFERS + 1 + 1) / 2 * 2;
   const int width = result.tokens + result.tokens % 2, row_of_x = K * sizeof(X) + F::ROW_SKIP;
   unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * BYTES;
   unsigned char *const barriers = (unsigned char *)low_bit_memory + WARPS * DEPTH * BYTES;
-  A *const of_warps = (A *)(barriers + (WARPS * DEPTH + 2 * BUFFERS + 2) * 8);
+  A *const of_warps = (A *)(barriers + BARRIERS * 8);
   unsigned char *const near_x = (unsigned char *)(of_warps + BUFFERS * WARPS * 16 * width);
   const unsigned address = shared_address(memory), copied = shared_address(barriers) + warp * DEPTH * 8;
   const unsigned full = shared_address(barriers) + WARPS * DEPTH * 8, empty = full + BUFFERS * 8, has_x = empty + BUFFERS * 8;
@@ -565,7 +567,7 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; i++) fetch(i);
 
-  // Adds what warps have of a tile, in their order, and what the next block has.
+  // Adds what warps have of a tile, in their order, and what the block with its end has.
   const auto add = [&](int tile) {
     const int buffer = tile % BUFFERS;
     const bool goes_on = tile == tiles - 1 && !has_end;
@@ -573,7 +575,7 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
     if (goes_on)
 #pragma unroll
       for (int j = 0; j < OF_LANE; j++)
-        if (lane + j * 32 < 16 * result.tokens) of_next[j] = taken_over(handed + (blockIdx.x + 1) * TILE + lane + j * 32);
+        if (lane + j * 32 < 16 * result.tokens) of_next[j] = taken_over(handed + (share + 1) * TILE + lane + j * 32);
     wait_for_phase(full + buffer * 8, tile / BUFFERS & 1);
 #pragma unroll
     for (int j = 0; j < OF_LANE; j++) {
@@ -584,7 +586,7 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
 #pragma unroll
       for (int w = 0; w < WARPS; w++) sum += of[w * 16 * width];
       if (tile == 0 && skipped)
-        hand_over(handed + blockIdx.x * TILE + i, sum);
+        hand_over(handed + share * TILE + i, sum);
       else
         result.store(sum + of_next[j], i / 16, (tile0 + tile) * 16ll + i % 16);
     }

@@ -133,14 +133,18 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     const int column = (tile0 + (k + lane) * step) / per_page;
     return column < width ? table[column] : 0;
   };
-  // A hint, since the table and the lengths may still change: so it is read past L1, which would keep it.
-  if (tile0 / per_page < width && tile0 * TILE < __ldcg(seq_lens + seq)) {
-    const int hint = __ldcg(table + tile0 / per_page), token = tile0 % per_page * TILE + lane % TILE;
+#if __CUDA_ARCH__ >= 900
+  // A hint alone, since a kernel before this one may still write the table and the lengths. They are read past L1, so that
+  // the reads after the wait find them as they are then.
+  if (window <= 0 && tile0 / per_page < width) {
+    const int hint = __ldcg(table + tile0 / per_page), tokens = __ldcg(seq_lens + seq);
+    const int token = tile0 % per_page * TILE + lane % TILE;
     const C *const from = (lane < TILE ? kc : vc) + hint * page_stride + token * token_stride + head * head_stride;
-    if (unsigned(hint) < pages)
+    if (unsigned(hint) < pages && tile0 * TILE < tokens)
 #pragma unroll
       for (int i = 0; i < D; i += 128 / sizeof(C)) prefetch_line(from + i);
   }
+#endif
   wait_for_inputs();
   int page = page_of(0);
   const int len = min(seq_lens[seq], width * page_size);

@@ -166,11 +166,16 @@ def test_tiles_that_two_blocks_stream(columns, monkeypatch):
     dtype = torch.bfloat16
     for tiles in (multiprocessors, multiprocessors + 1, 2 * multiprocessors - 1):
         weight = random_int4_weight(16 * tiles, columns, 128, dtype, int4.WHOLE_ZEROS, "cuda")
-        for tokens in (1, 8):
-            x = numbers(tokens, columns, dtype=dtype, device="cuda")
-            want = right(ops.w4a16_linear, x, *weight, None)
-            for _ in range(50):
-                assert torch.equal(ops.w4a16_linear(x, *weight), want)
+        given = [numbers(tokens, columns, dtype=dtype, device="cuda") for tokens in (1, 8, 3)]
+        wanted = [right(ops.w4a16_linear, x, *weight, None) for x in given]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [ops.w4a16_linear(x, *weight) for x in given * 5]
+        for _ in range(10):
+            graph.replay()
+        in_a_row = [ops.w4a16_linear(x, *weight) for x in given * 20]  # launches overlap
+        for got, want in zip(captured + in_a_row, wanted * 25, strict=True):
+            assert torch.equal(got, want)
 
 
 def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
