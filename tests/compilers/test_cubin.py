@@ -1,13 +1,13 @@
 """Registers, spills, memory and threads of kernels, from their cubins; no GPU is needed."""
 
 import ctypes
-import importlib.util
 import itertools
 import json
 import re
 
 import pytest
 import torch
+from helpers import needs_triton
 
 from jitkern import cache_tools, jit
 from jitkern.cli import hints
@@ -140,7 +140,7 @@ def test_nvcc_keeps_them(source):
     assert entry.manifest.meta["resources"]["shared"] == 1200
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_triton_keeps_them(tmp_path):
     (tmp_path / "t.py").write_text(
         "import triton\nimport triton.language as tl\n@triton.jit\n"

@@ -1,12 +1,12 @@
 """The real Triton, in its child process; it needs no GPU."""
 
-import importlib.util
 import os
 import sys
 import threading
 
 import pytest
 import torch
+from helpers import needs_triton
 
 import jitkern
 from jitkern import config, jit
@@ -17,7 +17,7 @@ from jitkern.source.kinds import DTYPES, Triton, Variant
 from jitkern.target import Target
 
 TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+pytestmark = needs_triton
 
 HEAD = "import triton\nimport triton.language as tl\n"
 COPY = HEAD + (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import shutil
 import subprocess
@@ -27,14 +26,13 @@ pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
 ]
 _number = itertools.count()
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 
 slot_of = partial(helpers.slot_of, device="cuda")
 served = partial(helpers.served, device="cuda")
 
 
-@pytest.mark.parametrize("kind", ["nvrtc", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("kind", ["nvrtc", pytest.param("triton", marks=helpers.needs_triton)])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 16), (7, 17), (3, 1000), (2, 1025), (0, 8), (4, 1)])
 def test_shapes_and_alignments_have_variants_of_their_own(kind, offset, shape):
@@ -259,7 +257,7 @@ def double(out, x, n, B: tl.constexpr, EVEN: tl.constexpr):
 """
 
 
-@needs_triton
+@helpers.needs_triton
 def test_an_autotuned_kernel_is_measured_once_and_served_by_stub(declare, tmp_path, monkeypatch):
     (tmp_path / "t.py").write_text(TRITON)
     measured = []
@@ -322,7 +320,7 @@ def copy(out, x, M, N, BM: tl.constexpr, BN: tl.constexpr):
 """
 
 
-@needs_triton
+@helpers.needs_triton
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
     reason="tensor descriptors need compute capability 9.0",

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
 import pytest
 import torch
-from helpers import H100
+from helpers import H100, needs_triton
 
 import jitkern
 from jitkern import jit
 from jitkern.errors import DeclarationError, LaunchError
-
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-
 
 TRITON = """
 import triton

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
-from helpers import by_python, slot_of
+from helpers import by_python, needs_triton, slot_of
 
 from jitkern import config, ops
 from jitkern.calls.signature import tensors_in
@@ -28,8 +26,7 @@ def cases():
                     continue
                 marks = [pytest.mark.gpu if device == "cuda" else pytest.mark.slow]
                 if source.kind == "triton":
-                    there = importlib.util.find_spec("triton") is not None
-                    marks.append(pytest.mark.skipif(not there, reason="needs Triton"))
+                    marks.append(needs_triton)
                 case = f"{op.name[9:]}-{device}-{source.kind}"
                 yield pytest.param(op, device, source, id=case, marks=marks)
 

@@ -6,13 +6,11 @@ import math
 
 import pytest
 import torch
-from helpers import slot_of
+from helpers import by_python, slot_of
 from subject import Subject, copied, outcome
 
-from jitkern.launch.kernels import Kernels, Runner
 from jitkern.ops import softmax, vec_add
 from jitkern.runtime import binding, linker
-from jitkern.target import Target
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -93,16 +91,13 @@ class Shipped(Subject):
 
     def __init__(self, op):
         self.op = op
-        source = op.sources["cpu"][0]
-        self._launcher = op.launcher(source, "cpu")
-        self._runner = Runner(op.name, source, Target.current("cpu"), torch.device("cpu"))
 
     @property
     def slot(self):
         return slot_of(self.op)
 
     def python(self, *args):
-        return self._launcher(Kernels(self._runner), *args)
+        return by_python(self.op, self.op.sources["cpu"][0], "cpu", *args)
 
 
 def agrees_with_its_reference(tested, *args):
