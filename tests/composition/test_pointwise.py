@@ -267,7 +267,10 @@ def test_an_output_that_nothing_depends_on_has_no_part_in_the_gradient(device):
     assert torch.autograd.grad(same(x)[1].sum(), x)[0].tolist() == [2, 2, 2]
 
 
-@on_each_device
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
 def test_gradients_of_powers(device):
     x = (randn(50, device=device, dtype=torch.float64).abs() + 0.1).requires_grad_()
     assert torch.autograd.gradcheck(powers, (x,))
