@@ -94,10 +94,17 @@ def test_opcheck(op, device):
             torch.library.opcheck(op.overload, leaves(op, args))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("dynamic", "device"),
+    [
+        pytest.param(False, "cpu", marks=pytest.mark.slow, id="static-cpu"),
+        pytest.param(True, "cpu", id="dynamic-cpu"),
+        pytest.param(False, "cuda", marks=pytest.mark.gpu, id="static-cuda"),
+        pytest.param(True, "cuda", marks=pytest.mark.gpu, id="dynamic-cuda"),
+    ],
+)
 @pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
-def test_compile_makes_one_graph(op, device, dynamic):
+def test_compile_makes_one_graph(op, dynamic, device):
     torch._dynamo.reset()
     compiled = torch.compile(
         op, fullgraph=True, dynamic=dynamic, backend="inductor" if device == "cuda" else "aot_eager"

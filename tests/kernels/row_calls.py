@@ -11,11 +11,12 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-# On a GPU each kernel takes a second to compile; the tests of all ops have the other dtypes there.
+# Each kernel takes a second or more to compile; the tests of all ops have the other dtypes.
 each_device_and_dtype = pytest.mark.parametrize(
     ("device", "dtype"),
     [
-        *(("cpu", dtype) for dtype in DTYPES),
+        *(("cpu", dtype) for dtype in (torch.float32, torch.bfloat16)),
+        *(pytest.param("cpu", t, marks=pytest.mark.slow) for t in (torch.float16, torch.float64)),
         *(pytest.param("cuda", t, marks=pytest.mark.gpu) for t in (torch.bfloat16, torch.float32)),
     ],
     ids=str,
