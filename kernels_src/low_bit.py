@@ -164,7 +164,7 @@ def streamed_warps(k, tokens, rows, columns, *, weight_bytes, step_bytes, x_byte
     chunk = CHUNK // weight_bytes * step_bytes
     width = tokens + tokens % 2
     for warps in (12, 8):
-        # Two chunks of a warp and their barriers, and two sums of a tile.
+        # Two chunks of a warp and their barriers, two sums of a tile, 6 barriers more, and x.
         smem = warps * 2 * (chunk + 8 + 4 * 16 * width) + 48 + tokens * x_bytes
         if chunks >= warps and smem <= k.shared_memory_per_block:
             return warps, smem

@@ -106,7 +106,7 @@ def served(op: Op, *args: object, device: str = "cpu") -> object:
 
 
 def by_python(op: Op, source: Source, device: str, *args: object) -> object:
-    """What the launch function itself returns, over the kernels of a source."""
+    """The result of the op's launch function, run by Python over the kernels of one source."""
     where = torch.empty(0, device=device).device
     runner = Runner(op.name, source, Target.current(device), where)
     return op.launcher(source, device)(Kernels(runner), *args)
