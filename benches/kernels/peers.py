@@ -108,8 +108,8 @@ def _liger_cross_entropy() -> Function:
     return call
 
 
-def _unpaged_attention() -> Function:
-    """Return FlashAttention of PyTorch over dense keys and values, which the first call makes."""
+def _unpaged(attend: Function) -> Function:
+    """Return attention of PyTorch over dense keys and values, which the first call makes."""
     kept: dict[int, tuple[torch.Tensor, ...]] = {}  # the caches too, so that addresses stay theirs
 
     def call(
@@ -123,11 +123,25 @@ def _unpaged_attention() -> Function:
                 kept.clear()
             dense = (c[table.long()].flatten(1, 2).transpose(1, 2) for c in (k_cache, v_cache))
             kept[k_cache.data_ptr()] = k_cache, v_cache, *(c.contiguous() for c in dense)
-        attend = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = attend(q[:, :, None], *kept[k_cache.data_ptr()][2:], scale=scale)
-        return out[:, :, 0], lse[..., 0]
+        return out[:, :, 0], lse.reshape(q.shape[:2])
 
     return call
+
+
+def _unpaged_flash() -> Function:
+    return _unpaged(torch.ops.aten._scaled_dot_product_flash_attention)
+
+
+def _unpaged_cudnn() -> Function:
+    """Return what `F.scaled_dot_product_attention` chooses for such calls on an H200."""
+
+    def attend(*args: torch.Tensor, scale: float | None) -> tuple[Any, ...]:
+        aten = torch.ops.aten._scaled_dot_product_cudnn_attention
+        results: tuple[Any, ...] = aten(*args, None, compute_log_sumexp=True, scale=scale)
+        return results
+
+    return _unpaged(attend)
 
 
 def _liger_packed(name: str) -> Callable[[], Function]:
@@ -224,7 +238,8 @@ ADAPTERS = {
         Adapter("cupy", "cupy", _cupy_elementwise("T a, T b, T c", "out = a * b + c"), False),
     ),
     "paged_decode": (
-        Adapter("unpaged flash attention", "torch", _unpaged_attention, differentiable=False),
+        Adapter("unpaged cuDNN attention", "torch", _unpaged_cudnn, differentiable=False),
+        Adapter("unpaged flash attention", "torch", _unpaged_flash, differentiable=False),
     ),
     **{
         f"{name}_linear": (Adapter("F.linear", "torch", _of_written_out_weights, exact=False),)
