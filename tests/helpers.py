@@ -24,7 +24,8 @@ from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.result import Built
 from jitkern.declare import kernel
 from jitkern.errors import CompileError
-from jitkern.launch.kernels import Kernels, Runner
+from jitkern.launch.kernels import Kernels
+from jitkern.launch.runner import Runner
 from jitkern.op.op import Op
 from jitkern.runtime import linker
 from jitkern.runtime.slot import Slot

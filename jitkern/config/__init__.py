@@ -61,7 +61,7 @@ _numbers = {"": 0}  # of the kinds of source that were preferred, for C
 
 def current() -> Config:
     """Return the settings in force here; the first call reads the environment."""
-    return _using.get() or _process_settings()
+    return _using.get() or _current or _process_settings()
 
 
 def _process_settings() -> Config:

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
         autotune as autotune,
         call as call,
         devices as devices,
+        geometry as geometry,
         kernels as kernels,
         measure as measure,
         packing as packing,
         parameters as parameters,
         resources as resources,
+        runner as runner,
         symbols as symbols,
         tuned as tuned,
     )

@@ -13,7 +13,7 @@ from jitkern.source.kinds import Source
 from jitkern.target import Target
 
 if TYPE_CHECKING:
-    from jitkern.launch.kernels import Runner
+    from jitkern.launch.runner import Runner
 
 _CPU = torch.device("cpu")
 
@@ -60,6 +60,6 @@ class Devices:
         key = (id(source), device.index)
         runner = self._runners.get(key)
         if runner is None:
-            new = launch.kernels.Runner(self.op, source, self.target(device.index), device)
+            new = launch.runner.Runner(self.op, source, self.target(device.index), device)
             runner = self._runners.setdefault(key, new)
         return runner

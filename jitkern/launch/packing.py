@@ -1,7 +1,7 @@
-"""Arguments of a launch from Python, checked by functions that are made for a kernel's parameters.
+"""Arguments of a launch from Python, quickly checked against a kernel's parameters.
 
-These functions accept arguments that plainly fit; `arguments.checked` looks at all others, and says
-what is wrong with them, if anything is.
+`Packs` accepts arguments that plainly fit; `arguments.checked` looks at all others, and says what
+is wrong with them, if anything is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from jitkern.launch.arguments import limits_of, same_type
-from jitkern.launch.call import is_lazy
 from jitkern.source.dtypes import TENSOR_MAP, codes_of_torch, table_of
 
 Pack = Callable[[Any], Any]
@@ -23,24 +22,49 @@ class Misfit(Exception):
     """An argument does not plainly fit its parameter."""
 
 
-def packed(packs: Sequence[Pack], args: Sequence[Any]) -> list[Any] | None:
-    """Return the values to pass, addresses for tensors; None if `arguments.checked` must look."""
-    if len(packs) != len(args):
-        return None
-    try:
-        return [pack(arg) for pack, arg in zip(packs, args)]
-    except (Misfit, AttributeError, TypeError):
-        return None
+class Packs:
+    """The packing of arguments for these parameters, for kernels on a device."""
+
+    def __init__(self, parameters: Sequence[str], device: torch.device) -> None:
+        self._index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device says
+        self._kinds = [_kind_of(code) for code in parameters]
+
+    def packed(self, args: Sequence[Any]) -> list[Any] | None:
+        """Return the values to pass, addresses for tensors; None if `checked` must look."""
+        if len(args) != len(self._kinds):
+            return None
+        values: list[Any] = []
+        index = self._index
+        try:
+            for (dtypes, pack), arg in zip(self._kinds, args):
+                if pack:
+                    values.append(pack(arg))
+                elif arg is None:
+                    values.append(None)
+                elif (
+                    arg.dtype not in dtypes
+                    or arg.get_device() != index
+                    or arg.is_neg()  # `is_lazy`, written out
+                    or arg.is_conj()
+                    or arg._is_zerotensor()
+                ):
+                    return None
+                else:
+                    values.append(arg.data_ptr())
+        except (Misfit, AttributeError, TypeError):
+            return None
+        return values
 
 
-def packs_of(parameters: Sequence[str], device: torch.device) -> list[Pack]:
-    """Return a packing function for each parameter."""
-    return [_pack(code, device) for code in parameters]
-
-
-def _pack(code: str, device: torch.device) -> Pack:
+def _kind_of(code: str) -> tuple[frozenset[torch.dtype], Pack | None]:
+    """Return the dtypes that a pointer takes; for other parameters, a function that packs."""
     if code[:1] == "*":
-        return _pointer(code[1:], device)
+        pointee = code[1:]
+        return frozenset(d for d, c in codes_of_torch().items() if same_type(pointee, c)), None
+    return frozenset(), _pack(code)
+
+
+def _pack(code: str) -> Pack:
     if code == TENSOR_MAP:
         return lambda tensor_map: tensor_map.encoded  # an AttributeError for anything else
     if table_of(code):
@@ -58,18 +82,3 @@ def _pack(code: str, device: torch.device) -> Pack:
 
 def _refused(_: Any) -> Any:
     raise Misfit  # all tensors of a table are checked anyway
-
-
-def _pointer(pointee: str, device: torch.device) -> Pack:
-    dtypes = frozenset(d for d, code in codes_of_torch().items() if same_type(pointee, code))
-    index = -1 if device.type == "cpu" else device.index  # as Tensor.get_device returns it
-
-    def address(tensor: Any) -> int | None:
-        if tensor is None:
-            return None
-        if tensor.dtype not in dtypes or tensor.get_device() != index or is_lazy(tensor):
-            raise Misfit
-        value: int = tensor.data_ptr()
-        return value
-
-    return address

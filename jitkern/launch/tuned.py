@@ -54,7 +54,7 @@ class Tuned:
         return isinstance(other, Tuned) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash(self._identity())
+        return hash(parts_of(self))  # without `inputs`, which may be an object that has no hash
 
     def _identity(self) -> tuple[Any, ...]:
         return self.launch, self.tuning, self.signature.schema

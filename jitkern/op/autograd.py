@@ -38,6 +38,10 @@ ALL: list[Autograd] = []  # of all ops
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 RECORDED = "recorded"
 _keys = torch._C._dispatch_keys
+_transforms_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_gradients_enabled = torch.is_grad_enabled
 
 
 def recording() -> bool:
@@ -92,18 +96,18 @@ def plainly_on(args: Sequence[Any]) -> str:
     """
     if (
         forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
+        or _transforms_active()
+        or _dispatch_modes()
+        or _function_modes()
     ):
         return ""
-    needed, device, other = False, "", ~symbols().plain_keys
+    needed, device, other = False, "", symbols().other_keys
     for arg in args:
-        if isinstance(arg, torch.Tensor):
-            if type(arg) not in _PLAIN or _keys(arg).raw_repr() & other:
+        if type(arg) in _PLAIN:
+            if _keys(arg).raw_repr() & other:
                 return ""
             needed = needed or arg.requires_grad
             device = "cuda" if arg.is_cuda else device or "cpu"
-        elif isinstance(arg, (list, tuple)):
+        elif isinstance(arg, (torch.Tensor, list, tuple)):
             return ""
-    return RECORDED if needed and torch.is_grad_enabled() else device
+    return RECORDED if needed and _gradients_enabled() else device

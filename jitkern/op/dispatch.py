@@ -34,11 +34,12 @@ from jitkern.runtime.slot import Launcher, Slot
 from jitkern.source.kinds import ITSELF, Source, Variant
 
 if TYPE_CHECKING:
-    from jitkern.launch.kernels import Runner
+    from jitkern.launch.runner import Runner
     from jitkern.op.backend import Backend
 
 _MISTAKES = (NameError, AttributeError, TypeError, LookupError, ArithmeticError)
 _PLACED = (CompileError, DeclarationError, LaunchError)
+_UNTOLD = contextlib.nullcontext()
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +59,7 @@ class Implementation:
         self._devices = Devices(op.name, self.device)
         self._generation = 0  # of the declaration: a call that began under another builds nothing
         self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
-        self._sorted: dict[tuple[int, str], list[Source]] = {}  # by generation and preferred kind
+        self._sorted: tuple[int, config.Config | None, list[Source]] = 0, None, []
         self._announced: set[str] = set()
         self._pinned = False  # to the reference, through which gradients were recorded
 
@@ -102,24 +103,25 @@ class Implementation:
     def _compute(
         self, generation: int, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        settings = config.current()
+        run = self._run_told if settings.remotes else self._run
         reasons: list[JitkernError] = []
         for source in () if self._pinned else self._sources():
             try:
-                with self._served(source, device, args, kwargs):
-                    result = self._run(generation, source, device, args, kwargs)
+                result = run(generation, source, device, args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
                 if e.launched:
                     raise  # a second try could apply an in-place change twice
                 reasons.append(e)
-                if isinstance(e, NotCached) and config.current().compile == "background":
+                if isinstance(e, NotCached) and settings.compile == "background":
                     with self._served(source, device, args, kwargs):
                         self._build_later(source, device, e)
             else:
-                if config.current().record is not None:
+                if settings.record is not None:
                     self._record(source, args, kwargs)
                 return result
         result = self._fall_back(reasons, args, kwargs)
-        if config.current().record is None:
+        if settings.record is None:
             return result
         sources = self._sources()
         missing = [s for s, e in zip(sources, reasons) if isinstance(e, NotCached)]
@@ -137,12 +139,14 @@ class Implementation:
         )  # fmt: skip
 
     def _sources(self) -> list[Source]:
-        preferred = config.preferred()
-        key = self._generation, preferred  # read before the sources, which are replaced before it
-        if key not in self._sorted:
-            listed = self.op.sources.get(self.device, ())
-            self._sorted[key] = sorted(listed, key=lambda s: s.kind != preferred)
-        return self._sorted[key]
+        generation, settings = self._generation, config.current()
+        known_generation, known_settings, listed = self._sorted
+        if known_generation != generation or known_settings is not settings:
+            preferred = config.preferred()
+            declared = self.op.sources.get(self.device, ())  # replaced before the number is raised
+            listed = sorted(declared, key=lambda s: s.kind != preferred)
+            self._sorted = generation, settings, listed
+        return listed
 
     def _served(
         self, source: Source | None, device: torch.device, args: Sequence[Any],
@@ -150,7 +154,7 @@ class Implementation:
     ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
         """Return a block in which a miss may tell a build service of this call."""
         if source is None or not config.current().remotes:
-            return contextlib.nullcontext()
+            return _UNTOLD
         op, kind = self.op, source.kind
 
         def described() -> tuple[str, str]:
@@ -159,6 +163,14 @@ class Implementation:
             return line, str(self._devices.target(device.index))
 
         return jit.served_call.served(described)
+
+    def _run_told(
+        self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        """Do what `_run` does, where a miss may tell a build service of this call."""
+        with self._served(source, device, args, kwargs):
+            return self._run(generation, source, device, args, kwargs)
 
     def _run(
         self, generation: int, source: Source, device: torch.device, args: Sequence[Any],
@@ -215,7 +227,7 @@ class Implementation:
         """
         self._generation += 1
         self._functions.clear()
-        self._sorted.clear()
+        self._sorted = 0, None, []
         self._announced.clear()
         self._devices = Devices(self.op.name, self.device)  # whose runners know the sources
         self._pinned = False

@@ -14,7 +14,7 @@ from jitkern.calls.call_class import class_of
 from jitkern.errors import LaunchError, NotCached, raised_at
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, every_expansion
-from jitkern.launch.kernels import CachedKernels
+from jitkern.launch.runner import CachedKernels
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple

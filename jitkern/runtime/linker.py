@@ -16,7 +16,7 @@ from jitkern.calls.call_class import class_of, example_of
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
 from jitkern.errors import CompilerNotFound, JitkernError, NotCached
-from jitkern.launch.kernels import Runner
+from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds

@@ -124,8 +124,7 @@ def _whole(signature: Signature, result: Any) -> Any:
 class _Failure(threading.local):
     """The exception behind the RuntimeError that Torch is about to raise, and its text."""
 
-    error: BaseException | None = None
-    text = ""
+    kept: tuple[BaseException | None, str] = None, ""
 
 
 _failure = _Failure()
@@ -143,9 +142,10 @@ def handled(function: Callable[..., T]) -> Callable[..., T]:
     """Return `function`, wrapped so that errors it has handled are not kept for `cause_of`."""
 
     def call(*args: Any, **kwargs: Any) -> T:
-        before = _failure.error, _failure.text
+        before = _failure.kept
         result = function(*args, **kwargs)
-        _failure.error, _failure.text = before
+        if _failure.kept is not before:
+            _failure.kept = before
         return result
 
     return call
@@ -153,9 +153,9 @@ def handled(function: Callable[..., T]) -> Callable[..., T]:
 
 def cause_of(error: RuntimeError) -> BaseException:
     """Return the exception that a trampoline turned into `error`, or `error` itself."""
-    cause, _failure.error = _failure.error, None
+    (cause, kept_text), _failure.kept = _failure.kept, (None, "")
     text = str(error)
-    if cause is not None and text.partition(_STACK)[0] == _failure.text.partition(_STACK)[0]:
+    if cause is not None and text.partition(_STACK)[0] == kept_text.partition(_STACK)[0]:
         return cause
     if re.match(r"CUDA error \d+ \(.*\) when launching ", text):
         return LaunchError(text, launched=1)
@@ -176,7 +176,7 @@ def _keep(error: BaseException) -> tuple[str, bool]:
     while frame is not None and frame.f_code not in _askers:
         frame = frame.f_back
     if frame is not None:
-        _failure.error, _failure.text = error, text
+        _failure.kept = error, text
     return text, frame is None and isinstance(error, KeyboardInterrupt)
 
 

@@ -27,10 +27,33 @@ def check(condition: Any, message: Callable[[], object] | None = None) -> None:
 
 def runnable(function: Function) -> Function:
     """Return a copy of a launch function with a quick `torch._check`; itself if it calls none."""
-    world = world_of(parts_of(function))
-    if world.refusal or not world.uses(torch._check):
-        return function
-    return _quick(world, function)
+    return _quick(function).now() or function
+
+
+class _Quick:
+    """The copy of a launch function with a quick `torch._check`, made for one world."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._made = self._copied()
+
+    def now(self) -> Function | None:
+        """Return a copy that does what the function does now, or None for the function itself."""
+        world, copy = self._made
+        if world and not world.holds():
+            self._made = world, copy = self._copied()
+        return copy
+
+    def _copied(self) -> tuple[World | None, Function | None]:
+        function = self._function
+        world = world_of(parts_of(function))
+        if world.refusal or not world.uses(torch._check):
+            return None, None
+        copies = iter(world.copies({id(torch._check): check}))
+        return world, changed(function, lambda _: next(copies))
+
+
+_quick = functools.lru_cache(maxsize=1024)(_Quick)
 
 
 def from_partial(partial: functools.partial[Any]) -> Function:
@@ -49,9 +72,3 @@ def from_partial(partial: functools.partial[Any]) -> Function:
             co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
         )
     return functools.update_wrapper(launch, inner, updated=())
-
-
-@functools.lru_cache(maxsize=1024)
-def _quick(world: World, function: Function) -> Function:
-    copies = iter(world.copies({id(torch._check): check}))
-    return changed(function, lambda _: next(copies))

@@ -14,10 +14,11 @@ import torch
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
 from jitkern.launch.call import Call, expanded
-from jitkern.launch.kernels import CachedKernels, Compiled, Runner, arguments_of, geometry_of
+from jitkern.launch.geometry import Compiled, geometry_of
 from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
 from jitkern.launch.resources.workspaces import checked_count
+from jitkern.launch.runner import CachedKernels, Runner, arguments_of
 from jitkern.launch.symbols import (
     Facts,
     Statement,

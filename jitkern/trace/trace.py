@@ -16,7 +16,8 @@ import torch
 
 from jitkern.calls.signature import Parameter, Signature
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, raised_at
-from jitkern.launch.kernels import Compiled, Kernels
+from jitkern.launch.geometry import Compiled
+from jitkern.launch.kernels import Kernels
 from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple

@@ -152,7 +152,9 @@ class World:
                 or function.__kwdefaults__ is not keywords
             ):
                 return False
-        return all(_content(owner, name) is value for owner, name, value in self.members)
+        return not self.members or all(
+            _content(owner, name) is value for owner, name, value in self.members
+        )
 
     def closed(self, harmless: Iterable[object] = ()) -> bool:
         """Whether the world follows all that the functions read, except for these objects."""

@@ -1,11 +1,17 @@
 """Launch functions run in Python, with the real C compiler underneath."""
 
+import dataclasses
+import sys
+
 import pytest
 import torch
 
+from jitkern.calls.signature import Signature
 from jitkern.errors import CompileError, LaunchError
 from jitkern.launch.call import Call, variant_of
-from jitkern.launch.kernels import Kernels, Runner, ignore
+from jitkern.launch.kernels import Kernels, ignore
+from jitkern.launch.runner import Runner
+from jitkern.launch.tuned import Tuned, Tuning
 from jitkern.source.kinds import Cpp, Cuda, Triton
 from jitkern.target import Target
 from jitkern.trace.quick import runnable
@@ -153,6 +159,50 @@ def test_triton_is_not_imported_to_find_a_variant(run_python):
 
 def helper(condition):
     torch._check(condition, lambda: "the helper says no")
+
+
+def test_the_copy_with_a_quick_check_follows_a_helper_that_is_rebound(monkeypatch):
+    def launch(k, x):
+        helper(x < 10)
+
+    runnable(launch)(None, 1)
+    monkeypatch.setattr(sys.modules[__name__], "helper", lambda condition: torch._check(False))
+    with pytest.raises(RuntimeError):
+        runnable(launch)(None, 1)
+    monkeypatch.undo()
+    runnable(launch)(None, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A launch function that is an object; `Launch(1) == Launch(1.0)`."""
+
+    factor: float
+
+    def __call__(self, k, x):
+        return type(self.factor)
+
+
+def test_of_equal_launch_functions_each_runs_itself():
+    for launch in (Launch(1), Launch(1.0)):
+        assert runnable(launch) is launch
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_inputs_of_tune_may_have_no_hash(checks):
+    class Inputs(list):
+        """A callable list."""
+
+        def __call__(self, x):
+            return (x,)
+
+    def launch(k, x):
+        return torch._check(True) if checks else x
+
+    tuned = Tuned(
+        launch, Tuning(lambda x: [{}], inputs=Inputs()), Signature("test::f(int x) -> int")
+    )
+    assert runnable(tuned)(Kernels(ignore), 3) == (None if checks else 3)
 
 
 def test_check_raises_the_authors_message_without_sympy(run_python):

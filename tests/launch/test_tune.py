@@ -8,7 +8,8 @@ from tuning import HERE, Clock, choices, double, length, ways, ways_built
 from jitkern import config, jit
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch import measure
-from jitkern.launch.kernels import Kernels, Runner
+from jitkern.launch.kernels import Kernels
+from jitkern.launch.runner import Runner
 from jitkern.runtime import binding, linker
 from jitkern.source.kinds import Variant
 

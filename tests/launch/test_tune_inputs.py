@@ -14,7 +14,7 @@ from jitkern.declare import Cuda, Triton, kernel
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call
-from jitkern.launch.kernels import Runner
+from jitkern.launch.runner import Runner
 from jitkern.runtime import binding
 from jitkern.target import Target
 

@@ -22,7 +22,7 @@ from jitkern.errors import (
     NotCached,
     TargetError,
 )
-from jitkern.launch import kernels
+from jitkern.launch.runner import Runner
 from jitkern.op.needed_kernels import needs_of
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -367,7 +367,7 @@ def test_a_background_build_that_failed_is_tried_again_unless_its_source_is_wron
 
 def test_a_fork_builds_what_its_parent_was_about_to(declare):
     op = declare()
-    runner = kernels.Runner(op.name, op.sources["cpu"][0], Target.current("cpu"), X.device)
+    runner = Runner(op.name, op.sources["cpu"][0], Target.current("cpu"), X.device)
     variant = Variant(op.name, op.sources["cpu"][0], "scale")
     assert [runner.claim(variant), runner.claim(variant)] == [True, False]
     child = os.fork()

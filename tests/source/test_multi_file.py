@@ -13,7 +13,8 @@ from jitkern.compilers.cuda import toolkit
 from jitkern.declare import kernel
 from jitkern.errors import CompileError, DeclarationError
 from jitkern.launch.call import Call, variant_of
-from jitkern.launch.kernels import Kernels, Runner
+from jitkern.launch.kernels import Kernels
+from jitkern.launch.runner import Runner
 from jitkern.source.closure import closure_of
 from jitkern.source.defining_file import unit_of
 from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Unit, Variant

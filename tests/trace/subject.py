@@ -10,7 +10,8 @@ import torch
 from helpers import slot_of
 
 from jitkern.declare import Cpp, kernel
-from jitkern.launch.kernels import Kernels, Runner
+from jitkern.launch.kernels import Kernels
+from jitkern.launch.runner import Runner
 from jitkern.runtime import linker
 from jitkern.target import Target
 

@@ -1,0 +1,296 @@
+"""Runners, which start what launch functions ask for, and the kernels of the cache for a trace."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from jitkern import after_fork, config, jit, launch
+from jitkern.config import Config
+from jitkern.errors import CompilerNotFound, JitkernError, NotCached, TargetError
+from jitkern.launch import autotune
+from jitkern.launch.arguments import checked
+from jitkern.launch.autotune import Choice, Situation
+from jitkern.launch.call import Call, checked_address, expanded, variant_of
+from jitkern.launch.geometry import Compiled, Geometry, geometry_of, plain_geometry
+from jitkern.launch.kernels import Kernels
+from jitkern.launch.packing import Packs
+from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
+from jitkern.launch.resources.tensor_maps import TensorMap
+from jitkern.launch.symbols import Unsupported
+from jitkern.launch.tuned import Launch, Tuned
+from jitkern.source import triton_text
+from jitkern.source.dtypes import table_of
+from jitkern.source.kinds import HOST, Source, Variant
+from jitkern.target import Target
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None))  # no tables
+RETRY = 60.0  # seconds after which a background build that failed is tried again
+
+
+class Ready(NamedTuple):
+    """A kernel that was launched before: its name in messages (`what`), and its packs."""
+
+    compiled: Compiled
+    what: str
+    packs: Packs
+
+
+class Runner:
+    """Starter of the kernels of one source on one device, with a memo of loaded variants."""
+
+    def __init__(self, op: str, source: Source, target: Target, device: torch.device) -> None:
+        self.op = op
+        self.source = source
+        self.target = target
+        self.device = device
+        self.where = f"{op} for {target}"
+        self._memo: dict[tuple[Any, ...], Compiled] = {}
+        self._ready: dict[tuple[Any, ...], Ready] = {}
+        self._choices: dict[str, Choice] = {}
+        self._refused: dict[Variant, tuple[Config, type[JitkernError], str]] = {}
+        self._claims: dict[Variant, tuple[int, float]] = {}  # process, and end of the claim
+        self._lock = threading.Lock()
+        after_fork(self._lock)
+
+    def __call__(self, call: Call) -> None:
+        ready = self._ready.get(call[:2])
+        values = ready.packs.packed(call.args) if ready else None
+        if ready is None or values is None:
+            compiled = self._start(self.expanded(call))
+            if self.source.kind != "triton" and not any(
+                isinstance(value, (int, float))
+                for _, value in call.template  # 1 == 1.0 == True
+            ):
+                packs = Packs(compiled.parameters, self.device)
+                self._ready[call[:2]] = Ready(compiled, f"`{call.function}` of {self.where}", packs)
+        elif self.source.runs == HOST:
+            ready.compiled.function.call(values)
+        else:
+            shape = plain_geometry(call.keywords) or geometry_of(
+                ready.what, ready.compiled, call.keywords
+            )
+            self._launch_cuda(ready.compiled, values, shape)
+
+    @functools.cached_property
+    def present(self) -> PresentDevice:
+        """The device, as launch functions see it."""
+        return PresentDevice(self.target, self.device)
+
+    def expanded(self, call: Call) -> Call:
+        """Return the call with what its kernel's decorators add; may measure configurations."""
+
+        def choose(declared: triton_text.Function, named: dict[str, Any]) -> triton_text.Config:
+            args = functools.cache(lambda: launch.measure.copies_for(call.args))
+
+            def launch_of(config: triton_text.Config) -> Launch:
+                copy = call._replace(args=args())
+                complete = expanded(self.where, self.source, copy, lambda *_: config)
+
+                def launch() -> None:
+                    self._start(complete)
+
+                return launch
+
+            situation = autotune.situation_of(declared, named)
+            choice = self._choice(call.function, declared.configs, situation, launch_of)
+            return declared.configs[choice.number]
+
+        return expanded(self.where, self.source, call, choose)
+
+    def choose(
+        self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return the configuration of `.tune` for a call; may measure the configurations."""
+        arguments = functools.cache(lambda: launch.measure.arguments_for(tuned, args, kwargs))
+
+        def launch_of(config: Mapping[str, Any]) -> Launch:
+            positional, named = arguments()
+            return lambda: tuned(Kernels(self, lambda *_: config), *positional, **named)
+
+        configs = autotune.configs_of(tuned, args, kwargs)
+        situation = autotune.situation_of_call(tuned, args, kwargs)
+        choice = self._choice("", configs, situation, launch_of, cold=tuned.tuning.cold)
+        return configs[choice.number]
+
+    def _choice(
+        self,
+        function: str,
+        configs: Sequence[Any],
+        situation: Situation,
+        run: Callable[[Any], Launch],
+        *,
+        cold: bool = True,
+    ) -> Choice:
+        key = repr((function, configs, situation))  # 1 == 1.0 == True
+        choice = self._choices.get(key)
+        if choice is None or (choice.model is None and autotune.may_measure()):
+            choice = self._choices[key] = autotune.choose(
+                self.op, self.source, function, self.target, self.device, configs, situation, run,
+                cold=cold,
+            )  # fmt: skip
+        return choice
+
+    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+        """Return the choice made for the call that is being traced. Raises Unsupported."""
+        choice = self._choices.get(repr((function, configs, situation)))
+        if choice is None:
+            raise Unsupported("its configurations have changed since it was called")
+        return choice
+
+    def _start(self, call: Call) -> Compiled:
+        compiled = self.compiled(call)
+        what = f"`{call.function}` of {self.where}"
+        passed = arguments_of(compiled, call.args)
+        args = checked(what, compiled.parameters, passed, self.device, compiled.written)
+        values = [_value(what, *both) for both in zip(compiled.parameters, args)]
+        if self.source.runs == HOST:
+            compiled.function.call(values)
+        else:
+            self._launch_cuda(compiled, values, geometry_of(what, compiled, call.keywords))
+        return compiled
+
+    def compiled(self, call: Call) -> Compiled:
+        """Return the variant that a call needs, loaded."""
+        template = tuple((name, repr(value)) for name, value in call.template)  # 1 == 1.0 == True
+        memo: tuple[Any, ...] = (call.function, template)
+        pair = None
+        if self.source.kind == "triton":
+            pair = variant_of(self.op, self.source, call, self.where)
+            memo += (pair[0].signature, pair[0].options)
+        if memo not in self._memo:
+            variant, positions = pair or variant_of(self.op, self.source, call, self.where)
+            function = self.loaded(variant)
+            meta, reference = function.meta, function.reference
+            self._memo[memo] = Compiled(variant, function, meta, reference, positions)
+        return self._memo[memo]
+
+    def loaded(self, variant: Variant) -> Any:
+        """Return the loaded code of `variant`. Remembers a failure while the settings stay."""
+        settings = config.current()
+        refusal = self._refused.get(variant)
+        if refusal and refusal[0] is settings:
+            raise refusal[1](refusal[2], variant=variant)
+        try:
+            may_compile = settings.compile != "background"
+            return jit.loaded(variant, self.target, may_compile=may_compile)
+        except (CompilerNotFound, TargetError, NotCached) as e:
+            e.variant = variant
+            if not isinstance(e, NotCached):
+                self._refused[variant] = settings, type(e), str(e)
+            raise
+
+    @functools.cached_property
+    def extension(self) -> Any:
+        """The function of an Extension."""
+        return self.loaded(Variant(self.op, self.source))
+
+    def claim(self, variant: Variant) -> bool:
+        """Whether this caller is to build the variant in the background, as the first to ask.
+
+        A later caller may, too, after the first has given its claim back, and in a forked child.
+        """
+        with self._lock:
+            process, until = self._claims.get(variant, (0, 0.0))
+            granted = process != os.getpid() or time.monotonic() >= until
+            if granted:
+                self._claims[variant] = os.getpid(), math.inf
+            return granted
+
+    def give_back(self, variant: Variant) -> None:
+        """Allow another build in RETRY seconds: this one failed for a reason that may pass."""
+        with self._lock:
+            self._claims[variant] = os.getpid(), time.monotonic() + RETRY
+
+    def _launch_cuda(self, compiled: Compiled, values: list[float | None], shape: Geometry) -> None:
+        index = self.device.index
+        if sizes := compiled.meta.get("scratch"):
+            scratch = [
+                torch.empty(math.prod(shape.grid) * size, dtype=torch.uint8, device=self.device)
+                for size in sizes
+            ]
+            values += [memory.data_ptr() for memory in scratch]
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if torch._C._cuda_getDevice() == index:
+            compiled.function.launch(values, index, stream, *shape)
+            return
+        before = torch.cuda._exchange_device(index)
+        try:
+            compiled.function.launch(values, index, stream, *shape)
+        finally:
+            torch.cuda._maybe_exchange_device(before)
+
+
+class CachedKernels:
+    """Kernels of one source for any target, read from the cache, for a trace that runs nothing.
+
+    model: the device model whose choices among configurations are used.
+    """
+
+    def __init__(self, op: str, source: Source, target: Target, model: str = "") -> None:
+        self.op = op
+        self.source = source
+        self.target = target
+        self.model = model
+        self.where = f"{op} for {target}"
+        self.present = AbsentDevice(target)
+
+    def chosen(self, function: str, configs: Sequence[Any], situation: Situation) -> Choice:
+        """Return the choice that the cache holds for the device model. Raises Unsupported."""
+        choice = autotune.published(
+            self.op, self.source, function, self.target, self.model, configs, situation
+        )
+        if choice is None:
+            what = f"`{function}`" if function else "the launch function"
+            raise Unsupported(
+                f"{what} is tuned: the device chooses among its {len(configs)} configurations at "
+                "the first call"
+            )
+        return choice
+
+    def compiled(self, call: Call) -> Compiled:
+        """Return the variant that a call needs, without loading it. Raises NotCached."""
+        variant, positions = variant_of(self.op, self.source, call, self.where)
+        entry = jit.ensure(variant, self.target, may_compile=False)
+        return Compiled(variant, None, dict(entry.manifest.meta), entry.reference, positions)
+
+    def check(self, call: Call) -> None:
+        """Raise the error that a launch with these meta tensors would raise, or NotCached."""
+        compiled = self.compiled(call)
+        if "parameters" not in compiled.meta:
+            return  # its compiler does not record them
+        what = f"`{call.function}` of {self.where}"
+        args = [
+            arg.to("meta") if isinstance(arg, torch.Tensor) and _is_on(arg, self.target) else arg
+            for arg in arguments_of(compiled, call.args)
+        ]
+        checked(what, compiled.parameters, args, torch.device("meta"), compiled.written)
+        if self.source.runs != HOST:
+            geometry_of(what, compiled, call.keywords)
+
+
+def _is_on(tensor: torch.Tensor, target: Target) -> bool:
+    return tensor.device.type == target.device
+
+
+def arguments_of(compiled: Compiled, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments that the compiled kernel takes."""
+    if compiled.variant.source.runs == HOST and {*map(type, args)}.difference(_PLAIN):
+        return launch.resources.tables.spread(args)
+    return args if compiled.kept is None else [args[i] for i in compiled.kept]
+
+
+def _value(what: str, code: str, arg: Any) -> Any:
+    """Return an argument that was checked as the kernel takes it. Raises LaunchError."""
+    if isinstance(arg, torch.Tensor):
+        return checked_address(what, arg)
+    if isinstance(arg, TensorMap):
+        return arg.encoded
+    return arg.packed(code) if table_of(code) else arg
