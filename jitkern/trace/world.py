@@ -201,8 +201,9 @@ class World:
         reads = reads_of(code)
         self.attributes |= reads.attributes
         self.compares |= reads.compares
-        node.defaults = [self._value(v, "a default") for v in function.__defaults__ or ()]
-        keywords = function.__kwdefaults__ or {}
+        defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+        self._spelled.append(f"defaults {len(defaults)} {[*keywords]}")
+        node.defaults = [self._value(value, "a default") for value in defaults]
         for name, value in keywords.items():
             self._bind(keywords, name, value)
             node.keywords[name] = self._value(value, f"the default of {name}")
@@ -256,8 +257,8 @@ class World:
             inner = self._taken(member, f"{name}.{attributes[0]}", attributes[1:])
             return _Module({attributes[0]: inner})
         if type(value) is types.FunctionType and attributes:
-            self._trapped.append(value)
-            return _Trapped(value, f"`{attributes[0]}` of the function `{name}` cannot be traced")
+            what = f"`{attributes[0]}` of the function `{name}` cannot be traced"
+            return self._not_followed(value, what)
         return self._value(value, f"`{name}`")
 
     def _value(self, value: Any, name: str) -> Any:  # noqa: PLR0911  a table of cases
@@ -265,25 +266,38 @@ class World:
             self._spelled.append(_spelled(value))
             return _Known(value)
         if id(value) in _known() or _is_exception(value):
+            self._spelled.append(f"known {_known().get(id(value)) or value.__name__}")
             self._uses.add(id(value))
             self.compares |= value in (operator.is_, operator.is_not)
             return _Known(value)
         if value is ABSENT:
+            self._spelled.append("absent")
             return _Known(ABSENT)
         if type(value) is types.FunctionType and not str(value.__module__).startswith("torch."):
             refusal = _refusal(value)
-            if not refusal:
-                return _Called(self._follow(value))
-            self._trapped.append(value)
-            return _Trapped(value, refusal)
+            if refusal:
+                return self._not_followed(value, refusal)
+            called = _Called(self._follow(value))
+            self._spelled.append(f"function {called.number}")
+            return called
         if type(value) is dict and len(value) <= _LARGEST and all(map(is_plain, value)):
             return self._table(value, name)
         self._uses.add(id(value))
+        what = f"{name} cannot be traced"
+        if not callable(value) and not isinstance(value, types.ModuleType):
+            kind = type(value).__name__
+            what = f"{name}, of type {kind}, cannot be traced: it can change unseen"
+        return self._not_followed(value, what)
+
+    def _not_followed(self, value: Any, what: str) -> _Trapped:
+        """Return the part for a value that ends a trace that uses it. `what`: the reason.
+
+        A trace that does not use the value depends on no more than which values are one object.
+        """
         self._trapped.append(value)
-        if callable(value) or isinstance(value, types.ModuleType):
-            return _Trapped(value, f"{name} cannot be traced")
-        kind = type(value).__name__
-        return _Trapped(value, f"{name}, of type {kind}, cannot be traced: it can change unseen")
+        first = next(i for i, other in enumerate(self._trapped) if other is value)
+        self._spelled.append(f"not followed {first}")
+        return _Trapped(value, what)
 
     def _table(self, value: dict[Any, Any], name: str) -> _Table:
         if id(value) not in self._tables:
@@ -294,6 +308,7 @@ class World:
                 self._bind(value, key, member)
                 self._spelled.append(f"key {_spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
+        self._spelled.append(f"dict {[*self._tables].index(id(value))}")
         return self._tables[id(value)]
 
     def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
@@ -301,8 +316,7 @@ class World:
         changes = reads_of(function.__code__).changes or read.attributes[:1] in _CHANGING
         if not isinstance(part, _Table) or not changes:
             return part
-        self._trapped.append(part.value)
-        return _Trapped(part.value, f"the changing dict `{read.name}` cannot be traced")
+        return self._not_followed(part.value, f"the changing dict `{read.name}` cannot be traced")
 
     def _bind(self, namespace: dict[Any, Any], name: Any, value: Any) -> None:
         self.bindings[id(namespace), name] = Binding(namespace, name, value)
@@ -430,13 +444,20 @@ def _content(owner: Any, name: str) -> Any:
 
 
 @functools.cache
-def _known() -> frozenset[int]:
-    """Return ids of the functions that always answer alike; they live as long as the process."""
-    pure = [*vars(math).values(), *vars(operator).values()]
-    of_math = [value for value in pure if isinstance(value, types.BuiltinFunctionType)]
-    of_torch = [getattr(torch, name) for name in _OF_TORCH]
-    of_builtins = [getattr(builtins, name) for name in _BUILTINS]
-    return frozenset(map(id, (*of_math, *of_torch, *of_builtins)))
+def _known() -> dict[int, str]:
+    """Return the names of functions and types that always answer alike, by their ids.
+
+    They live as long as the process.
+    """
+    named = [
+        (module, name, value)
+        for module in (math, operator)
+        for name, value in vars(module).items()
+        if isinstance(value, types.BuiltinFunctionType)
+    ]
+    for module, names in ((torch, _OF_TORCH), (builtins, _BUILTINS)):
+        named += [(module, name, getattr(module, name)) for name in names]
+    return {id(value): f"{module.__name__}.{name}" for module, name, value in named}
 
 
 def _is_exception(value: object) -> bool:

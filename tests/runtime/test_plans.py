@@ -1,8 +1,11 @@
 """What a warm process needs not trace, and what it must trace all the same."""
 
 import contextlib
+import functools
 import itertools
 import json
+import math
+import operator
 import os
 import shutil
 from pathlib import Path
@@ -127,6 +130,89 @@ def test_which_function_a_name_means_is_part_of_the_identity(monkeypatch, name, 
     assert before
     monkeypatch.setitem(globals(), name, value)
     assert identity_of(calls_what_is_chosen) != before
+
+
+rounding, twice, other, third = math.floor, up, down, up
+flag, table, second_table = object(), {"a": 1}, {"a": 1}
+
+
+def rounds(k, x):
+    return rounding(x)
+
+
+def calls_three(k, x):
+    return twice(x), other(x), third(x)
+
+
+def tells_them_apart(k, x):
+    return rounding is flag
+
+
+def reads_two_dicts(k, x):
+    return table is second_table
+
+
+def with_keywords(k, x, *, a=1, b=2):
+    return a - b
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (rounds, "rounding", math.ceil),
+        (rounds, "rounding", operator.neg),
+        (rounds, "rounding", functools.partial(math.floor)),
+        (rounds, "rounding", ValueError),
+        (calls_three, "third", down),  # which is followed already
+        (tells_them_apart, "rounding", flag),
+        (reads_two_dicts, "second_table", table),
+    ],
+)
+def test_which_object_a_name_means_is_part_of_the_identity(monkeypatch, function, name, value):
+    before = World([function]).identity
+    assert World([function]).identity == before
+    monkeypatch.setitem(globals(), name, value)
+    assert World([function]).identity != before
+
+
+def test_a_name_that_is_gone_is_part_of_the_identity(monkeypatch):
+    before = World([rounds]).identity
+    monkeypatch.delitem(globals(), "rounding")
+    assert World([rounds]).identity != before
+
+
+def test_which_keyword_has_which_default_is_part_of_the_identity(monkeypatch):
+    before = World([with_keywords]).identity
+    monkeypatch.setattr(with_keywords, "__kwdefaults__", {"b": 1, "a": 2})
+    assert World([with_keywords]).identity != before
+
+
+@pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
+def test_a_process_in_which_a_name_means_another_function_has_its_own_plan(run_python, tmp_path):
+    (tmp_path / "fill.cpp").write_text(
+        'extern "C" void fill(T *y, long n, long v) { for (long i = 0; i < n; i++) y[i] = v; }'
+    )
+    (tmp_path / "rounds.py").write_text(
+        "import math, os, torch\n"
+        "from jitkern.declare import Cpp, kernel\n"
+        "rounding = getattr(math, os.environ['ROUNDING'])\n"
+        "op = kernel('test::rounds(Tensor x, float f) -> Tensor', cpu=Cpp('fill.cpp'))\n"
+        "@op.launch('cpu')\n"
+        "def _(k, x, f):\n"
+        "    y = torch.empty_like(x)\n"
+        "    k.fill[{'T': x.dtype}](y, x.numel(), rounding(f))\n"
+        "    return y\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch, rounds\n"
+        "from jitkern.runtime import linker\n"
+        "for _ in range(2): y = rounds.op(torch.zeros(1), 2.5); linker.settle()\n"
+        "print(y.item())"
+    )
+    for rounding, expected in (("floor", "2.0"), ("ceil", "3.0"), ("floor", "2.0")):
+        done = run_python(code, ROUNDING=rounding)
+        assert done.stdout.strip() == expected, done.stderr
 
 
 def reads_a_device_index(k, x):
