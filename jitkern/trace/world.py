@@ -13,6 +13,7 @@ values of this process, not of the files that they came from.
 
 from __future__ import annotations
 
+import _operator
 import builtins
 import functools
 import hashlib
@@ -45,6 +46,7 @@ _BUILTINS = (
     "list", "map", "max", "min", "next", "oct", "ord", "pow", "range", "repr", "reversed", "round",
     "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
 )  # fmt: skip
+_HEAP_TYPE = 1 << 9  # of a class that is made at run time
 _CHANGING = tuple((name,) for name in ("clear", "pop", "popitem", "setdefault", "update"))
 _PLAIN = (
     bool, int, float, complex, str, bytes, range, type(None), type(...), type(NotImplemented),
@@ -265,8 +267,8 @@ class World:
         if is_plain(value):
             self._spelled.append(_spelled(value))
             return _Known(value)
-        if id(value) in _known() or _is_exception(value):
-            self._spelled.append(f"known {_known().get(id(value)) or value.__name__}")
+        if known := _known(value):
+            self._spelled.append(f"known {known}")
             self._uses.add(id(value))
             self.compares |= value in (operator.is_, operator.is_not)
             return _Known(value)
@@ -443,29 +445,27 @@ def _content(owner: Any, name: str) -> Any:
         return ABSENT
 
 
-@functools.cache
-def _known() -> dict[int, str]:
-    """Return the names of functions and types that always answer alike, by their ids.
+def _known(value: object) -> str:
+    """Return the name of a function or type that always answers alike; "" for other values.
 
-    They live as long as the process.
+    The value itself tells, as the modules may hold others meanwhile: torch.export replaces `min`.
     """
-    named = [
-        (module, name, value)
-        for module in (math, operator)
-        for name, value in vars(module).items()
-        if isinstance(value, types.BuiltinFunctionType)
-    ]
-    for module, names in ((torch, _OF_TORCH), (builtins, _BUILTINS)):
-        named += [(module, name, getattr(module, name)) for name in names]
-    return {id(value): f"{module.__name__}.{name}" for module, name, value in named}
+    if isinstance(value, types.BuiltinFunctionType):
+        home, name = value.__self__, value.__name__
+        if home is math or home is _operator or (home is builtins and name in _BUILTINS):
+            return f"{home.__name__}.{name}"
+    elif isinstance(value, type) and value.__module__ == "builtins":
+        if value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE:
+            return f"builtins.{value.__name__}"
+        if issubclass(value, BaseException):
+            return f"builtins.{value.__name__}"
+    return _of_torch().get(id(value), "")
 
 
-def _is_exception(value: object) -> bool:
-    return (
-        isinstance(value, type)
-        and issubclass(value, BaseException)
-        and value.__module__ == "builtins"
-    )
+@functools.cache
+def _of_torch() -> dict[int, str]:
+    """Return the names of Torch's functions that are known, by ids, which stay as Torch does."""
+    return {id(getattr(torch, name)): f"torch.{name}" for name in _OF_TORCH}
 
 
 def _spelled(value: Any) -> str:
