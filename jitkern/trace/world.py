@@ -8,7 +8,8 @@ without being rebound (a list, an object, the environment, the time) is trapped:
 touches such a value ends, and the function runs in Python at each call.
 
 `identity` is equal in two processes with equal code and values: it is made of the code objects and
-values of this process, not of the files that they came from.
+values of this process, not of the files that they came from. Known functions are in it by name; of
+functions, dicts and trapped values it tells which names mean one object.
 """
 
 from __future__ import annotations
