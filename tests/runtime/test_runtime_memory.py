@@ -46,16 +46,21 @@ def in_use():
 
 
 def assert_flat(call, calls=CALLS):
-    """`calls` calls take less than a byte of memory each, and a Python object in fifty."""
+    """`calls` calls take less than a byte of memory each, and a Python object in fifty.
+
+    What the interpreter keeps for reuse grows now and then, but not three times in a row.
+    """
     in_use()
     for _ in range(calls // 4):
         call()
-    before = in_use()
-    for _ in range(calls):
-        call()
-    grown = [after - start for after, start in zip(in_use(), before)]
-    assert grown[0] < calls, grown
-    assert grown[1] < calls / 50, grown
+    for _ in range(3):
+        before = in_use()
+        for _ in range(calls):
+            call()
+        grown = [after - start for after, start in zip(in_use(), before)]
+        if grown[0] < calls and grown[1] < calls / 50:
+            return
+    raise AssertionError(grown)
 
 
 def failing(function, *args, **kwargs):
