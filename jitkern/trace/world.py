@@ -132,6 +132,7 @@ class World:
         self._spelled: list[str] = []
         self._uses: set[int] = set()
         self._trapped: list[Any] = []
+        self._numbered: dict[int, int] = {}  # dicts and trapped values, by their ids
         self._entries = [self._entry(function) for function in functions]
 
     @functools.cached_property
@@ -298,9 +299,12 @@ class World:
         A trace that does not use the value depends on no more than which values are one object.
         """
         self._trapped.append(value)
-        first = next(i for i, other in enumerate(self._trapped) if other is value)
-        self._spelled.append(f"not followed {first}")
+        self._spelled.append(f"not followed {self._number(value)}")
         return _Trapped(value, what)
+
+    def _number(self, value: Any) -> int:
+        """Return the number of an object that this world keeps, in the order that they are met."""
+        return self._numbered.setdefault(id(value), len(self._numbered))
 
     def _table(self, value: dict[Any, Any], name: str) -> _Table:
         if id(value) not in self._tables:
@@ -311,7 +315,7 @@ class World:
                 self._bind(value, key, member)
                 self._spelled.append(f"key {_spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
-        self._spelled.append(f"dict {[*self._tables].index(id(value))}")
+        self._spelled.append(f"dict {self._number(value)}")
         return self._tables[id(value)]
 
     def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
@@ -456,9 +460,8 @@ def _known(value: object) -> str:
         if home is math or home is _operator or (home is builtins and name in _BUILTINS):
             return f"{home.__name__}.{name}"
     elif isinstance(value, type) and value.__module__ == "builtins":
-        if value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE:
-            return f"builtins.{value.__name__}"
-        if issubclass(value, BaseException):
+        is_own = value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE
+        if is_own or issubclass(value, BaseException):
             return f"builtins.{value.__name__}"
     return _of_torch().get(id(value), "")
 
