@@ -101,7 +101,7 @@ def plainly_on(args: Sequence[Any]) -> str:
         or _function_modes()
     ):
         return ""
-    needed, device, other = False, "", symbols().other_keys
+    needed, device, other = False, "", ~symbols().plain_keys
     for arg in args:
         if type(arg) in _PLAIN:
             if _keys(arg).raw_repr() & other:

@@ -128,11 +128,6 @@ class Symbols:
         )
         return self._plain[0] | int(cuda.raw_repr())
 
-    @functools.cached_property
-    def other_keys(self) -> int:
-        """All other dispatch keys."""
-        return ~self.plain_keys
-
     def autograd(self) -> tuple[Any, ...]:
         """Return the arguments of `jitkern_autograd`, by which C may skip the dispatcher."""
         known = torch._C.DispatchKey.__members__
