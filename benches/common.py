@@ -19,6 +19,7 @@ import torch
 
 import jitkern
 from jitkern.cli.output import print_json, print_table
+from jitkern.cli.parser import at_least_one
 
 
 class ChildFailed(RuntimeError):
@@ -36,18 +37,12 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--rounds",
-        type=_positive,
+        type=at_least_one,
         metavar="N",
         help="how often each is measured; the median counts",
     )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 up")
-    return int(text)
 
 
 def parsed(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -43,6 +43,12 @@ def existing(path: Path) -> Path:
     return next(p for p in (path, *path.parents) if os.path.lexists(p) or p == p.parent)
 
 
+def counted(number: int, what: str) -> str:
+    """Return a count as text, e.g. `1 kernel`, `2 kernels`."""
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
+
+
 def human_bytes(size: float) -> str:
     """Return a size in bytes as text, e.g. `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB"):

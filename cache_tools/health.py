@@ -25,6 +25,7 @@ from jitkern.cache_tools import disk
 from jitkern.cache_tools.check import (
     ELSEWHERE,
     Check,
+    counted,
     existing,
     failure,
     fine,
@@ -168,7 +169,9 @@ def _layer(settings: Config, root: Path) -> Check:
         remedy = "mend its owner and mode, or name it under `trusted` in a settings file"
         return problem(f"not used: {layer}", remedy)
     count = sum(1 for _ in Cache(settings.cache_dir).paths(root))
-    return fine(f"{root}, {count} entries" + (", signed entries only" if layer.keys else ""))
+    return fine(
+        f"{root}, {counted(count, 'entry')}" + (", signed entries only" if layer.keys else "")
+    )
 
 
 def _inside(directory: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ class Installed(NamedTuple):
     @classmethod
     def found(cls) -> Installed:
         """Return the versions and GPUs of this machine and this Python."""
-        capabilities = targets._nvml_capabilities()
+        capabilities = targets.nvml_capabilities()
         archs = frozenset(f"sm_{major}{minor}" for major, minor in capabilities)
         return cls(targets.short_version(version_of("torch")), _cuda_of_torch(), archs)
 

@@ -110,7 +110,7 @@ class Target(NamedTuple):
 
         targets = [cls.current("cpu")]
         if torch.version.cuda:
-            capabilities = dict.fromkeys(_nvml_capabilities())
+            capabilities = dict.fromkeys(nvml_capabilities())
             targets += [cls._cuda(c, torch.version.cuda, torch.__version__) for c in capabilities]
         return targets
 
@@ -195,7 +195,7 @@ def _capability(index: int) -> tuple[int, int]:
 
     if torch.cuda.is_initialized():
         return torch.cuda.get_device_capability(index)
-    capabilities = _nvml_capabilities()
+    capabilities = nvml_capabilities()
     ordered = config.current().environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if len(set(capabilities)) > 1 and not ordered:
         return torch.cuda.get_device_capability(index)  # CUDA counts the fastest first, NVML not
@@ -206,7 +206,7 @@ def _capability(index: int) -> tuple[int, int]:
     raise TargetError(f"there is no GPU {index}: the number of visible GPUs is {len(capabilities)}")
 
 
-def _nvml_capabilities() -> list[tuple[int, int]]:
+def nvml_capabilities() -> list[tuple[int, int]]:
     """Return the compute capability of each visible GPU from NVML, which needs no CUDA context."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")

@@ -88,7 +88,7 @@ def test_unknown_device_is_refused():
 def test_cuda_is_asked_which_of_unlike_gpus_is_the_first(
     monkeypatch, capabilities, order, expected
 ):
-    monkeypatch.setattr(target, "_nvml_capabilities", lambda: capabilities)
+    monkeypatch.setattr(target, "nvml_capabilities", lambda: capabilities)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
     with config.using(environment={"CUDA_DEVICE_ORDER": order} if order else {}):

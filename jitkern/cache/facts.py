@@ -31,7 +31,7 @@ def key_of(kind: str, op: str, target: str, label: str, inputs: Mapping[str, Any
 
 
 def one_of(key: Key, which: Any) -> Key:
-    """Return the key of that one among several facts which differs from the others in `which`."""
+    """Return the key of one of several facts whose inputs differ in `which` alone."""
     inputs = {**key.inputs, "which": which}
     return Key(inputs, digest_of(inputs), key.label)
 

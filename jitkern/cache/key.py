@@ -2,7 +2,7 @@
 
 Inputs are everything that can change the artifact's bytes. No inputs are mtimes, where the files
 lie (unless a flag names a path), the working directory, `$HOME`, and the compiler's identity, which
-is provenance (see README, "The key").
+is provenance (see docs/cache.md, "What the key covers").
 """
 
 from __future__ import annotations

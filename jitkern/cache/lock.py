@@ -22,7 +22,7 @@ from pathlib import Path
 from jitkern import after_fork, config
 from jitkern.files.owned import distrust_entry
 
-PATIENCE = 10.0  # seconds between two messages of a process that waits
+MESSAGE_EVERY = 10.0  # seconds, while a process waits
 STALE = 86400.0  # seconds after which an unlocked lock file is deleted
 POLL = 0.02  # seconds between two attempts to take a lock
 _NAME = r"[0-9a-f]+-[0-9a-f]+\.(lock|owner)"
@@ -85,7 +85,7 @@ def _acquire(path: Path, owner: Path, work: tuple[str, str], timeout: float) -> 
     while True:
         left = deadline - time.monotonic()
         try:
-            descriptor = _poll(path, time.monotonic() + max(0.0, min(PATIENCE, left)))
+            descriptor = _poll(path, time.monotonic() + max(0.0, min(MESSAGE_EVERY, left)))
         except OSError as e:  # ENOLCK, ENOSYS, EROFS, EACCES: there are no locks here
             _log.info("cannot lock %s (%s); %s it without a lock", what, e, doing)
             return None
@@ -94,7 +94,7 @@ def _acquire(path: Path, owner: Path, work: tuple[str, str], timeout: float) -> 
         with contextlib.suppress(OSError):
             holder = owner.read_text() or "another process"
             _log.warning("waiting for %s, which is %s %s", holder, doing, what)
-        if left <= PATIENCE:
+        if left <= MESSAGE_EVERY:
             _log.warning("waited %g s for %s; %s it here", timeout, what, doing)
             return None
 

@@ -226,7 +226,8 @@ def _other_compilers() -> list[Check]:
     checks = []
     for (name, version), count in sorted(counts.items()):
         if versions[name] and version not in versions[name]:
-            value = f"{count} entries were made by {name} {version}, which is not installed"
+            made = f"{counted(count, 'entry')} made by {name} {version}"
+            value = f"{made}, which is not installed"
             remedy = "jitkern prewarm --refresh"
             checks.append(Check("other compiler", ok=True, value=value, remedy=remedy))
     return checks

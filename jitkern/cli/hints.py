@@ -155,7 +155,7 @@ def newer(maker: Mapping[str, str], here: list[dict[str, str]]) -> str:
     for compiler in here[:1]:
         names = maker.get("name"), compiler["name"]
         versions = maker.get("version", ""), compiler["version"]
-        old, new = map(jit.version_numbers, versions)
+        old, new = map(jit.build.version_numbers, versions)
         if names[0] == names[1] and old < new:
             return (
                 f"made by {names[0]} {versions[0]}, and {versions[1]} is installed: "

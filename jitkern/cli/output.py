@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 human_bytes: Callable[[float], str] = check.human_bytes
 human_age: Callable[[float], str] = check.human_age
+counted: Callable[[int, str], str] = check.counted
 RED, GREEN, YELLOW, BOLD, DIM = "31", "32", "33", "1", "2"
 _HEARTBEAT = 30.0  # seconds between lines of progress where no line can be redrawn
 _ERROR = r"(?P<before>.*?)(?P<error>[^\s:]+(?::\d+(?::\d+)?|\(\d+\)): .*)"
@@ -60,18 +61,24 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
-def counted(number: int, what: str) -> str:
-    """Return a count as text, e.g. `1 kernel`, `2 kernels`."""
-    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
-    return f"{number} {what if number == 1 else plural}"
-
-
 def styled(text: str, code: str, stream: TextIO | None = None) -> str:
     """Return `text` in an ANSI style if the stream, by default stdout, is to have color."""
     on = (stream or sys.stdout).isatty() and config.current().color
     if not text or _color == "never" or (_color == "auto" and not on):
         return text
     return f"\033[{code}m{text}\033[0m"
+
+
+def agreed(what: str) -> int:
+    """Ask whether to do something. Return 0 for yes, or the exit code of a command that does not.
+
+    what: begins with a verb, as in `remove 2 entries`.
+    """
+    if not sys.stdin.isatty():
+        say(f"cannot ask whether to {what}: add --yes")
+        return 2
+    print(f"{what[0].upper()}{what[1:]}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return 0 if sys.stdin.readline().strip().lower() in ("y", "yes") else 1
 
 
 def say(message: str, *, code: str = RED) -> None:

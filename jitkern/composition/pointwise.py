@@ -7,7 +7,7 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -124,8 +124,7 @@ class Pointwise:
 
     def __repr__(self) -> str:
         names = [parameter.name for parameter in self.parameters]
-        texts = ", ".join(node_text for node_text in self.formulas(names))
-        return f"<pointwise {self.name}({', '.join(names)}) = {texts}>"
+        return f"<pointwise {self.name}({', '.join(names)}) = {', '.join(self.formulas())}>"
 
     def __deepcopy__(self, _: Any) -> Pointwise:
         return self
@@ -141,10 +140,10 @@ class Pointwise:
             f"`{self.module}` has no name for it: assign the function to a name there"
         )
 
-    def formulas(self, names: Sequence[str] = ()) -> list[str]:
+    def formulas(self) -> list[str]:
         """Return the formula of each output, for people."""
-        from_names = names or [parameter.name for parameter in self.parameters]
-        return [expression.spelled(output, from_names) for output in self.outputs]
+        names = [parameter.name for parameter in self.parameters]
+        return [expression.spelled(output, names) for output in self.outputs]
 
     def source(self, device: str = "cuda", dtypes: Any = None) -> str:
         """Return the text of the kernels for "cuda" or "cpu".
@@ -188,23 +187,9 @@ class Pointwise:
             len(steps) * max(int(r.numel()) for r in results),
         )
 
-    def _bound(self, args: Sequence[Any], named: Any) -> tuple[Any, ...]:
-        """Return the arguments in order. Raises TypeError as a call of a function does."""
-        values = [*args]
-        for parameter in self.parameters[len(args) :]:
-            if parameter.name in named:
-                values.append(named[parameter.name])
-            elif parameter.default is not None:
-                values.append(parameter.default)
-            else:
-                raise TypeError(f"{self.name}() misses the argument `{parameter.name}`")
-        known = {parameter.name for parameter in self.parameters[len(args) :]}
-        if len(values) > len(self.parameters) or not known.issuperset(named):
-            names = ", ".join(parameter.name for parameter in self.parameters)
-            raise TypeError(
-                f"{self.name}() takes ({names}), got {len(args)} and {', '.join(named)}"
-            )
-        return tuple(values)
+    def _bound(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments in order, with defaults. Raises TypeError as a call does."""
+        return expression.bound(self.name, [p.named for p in self.parameters], args, named)
 
     def _of_numbers(self, args: Sequence[Any]) -> Pointwise:
         """Return the function whose parameters are numbers where these arguments are."""

@@ -18,7 +18,7 @@ from jitkern.source.dtypes import DTYPES
 
 OF_PYTHON = {bool: torch.bool, int: torch.int64, float: torch.float32}
 _OF_KIND = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
-NUMBER, ZERO_DIM, TENSOR = 0, 1, 2  # how much an operand weighs in promotion
+NUMBER = 0  # its weight in promotion; that of a tensor is 1 without dimensions, else 2
 _NOT_OF_BOOL = ("sub", "neg")
 _OF_INTEGERS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
 

@@ -92,9 +92,9 @@ def _unary(name: str, cuda: str, gradient: Any, cpp: str = "", eager: Any = None
     return Row(name, 1, "float", cuda, cpp, lambda g, x, out: (gradient(g, x, out),), eager)
 
 
-def _step(name: str, eager: Any = None) -> Row:
+def _step(name: str) -> Row:
     """A function whose derivative is zero wherever there is one."""
-    return Row(name, 1, "same", f"{name}_({{0}})", eager=eager)
+    return Row(name, 1, "same", f"{name}_({{0}})")
 
 
 def _compared(name: str, sign: str) -> Row:

@@ -1,7 +1,8 @@
 """Settings files: `/etc/jitkern/config.toml`, then the user's own file, which wins.
 
-Each key is a field of `Config`. Keys that decide where native code may be loaded from have no
-environment variable: `trusted`, `trusted_keys`, `signed` and `trusted_remotes`.
+Each key is a field of `Config`. Six keys have no environment variable: those that decide where
+native code may be loaded from (`trusted`, `trusted_keys`, `signed`, `trusted_remotes`), and those
+that name files with secrets (`remote_token_file`, `sign_key`).
 """
 
 from __future__ import annotations

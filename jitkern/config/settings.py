@@ -71,7 +71,8 @@ else:
 class _Field(NamedTuple):
     """A field of `Config`. takes, shown: its values and its default, for readers; "" if internal.
 
-    file_only: whether no variable sets it, since it decides where native code is loaded from.
+    file_only: whether no variable sets it, since it decides where native code is loaded from, or
+    names a file with a secret.
     """
 
     check: Callable[[object], object] | None
@@ -272,7 +273,7 @@ def _default_of(field: _Field) -> Any:
 
 
 _FIELDS: dict[str, _Field] = {name: vars(Config)[name] for name in Config.__annotations__}
-# Made of the fields of `Config`: what files, variables, `doctor` and the README know of settings.
+# Made of the fields of `Config`: what files, variables, `doctor` and the docs know of settings.
 SETTINGS = tuple(
     Setting(name, type_, "" if f.file_only else _variable(name), f.takes, f.shown)
     for (name, f), type_ in zip(_FIELDS.items(), Config.__annotations__.values()) if f.takes

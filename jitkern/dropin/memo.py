@@ -2,9 +2,10 @@
 
 Computing a key and looking an entry up need modules whose import takes longer than the rest of a
 warm start. So a call that depends on no file beyond the toolchain leaves a receipt in the user
-root, in the root: the entry, the content of its manifest, and the absent files that its texts ask
-for. A receipt is only a shorter way to the result of the lookup: the artifact is read under the
-same rules (owner, mode, no link followed, size, SHA-256), and anything odd leads to the lookup.
+root: where its entry lies and what the artifact is, how to open the artifact, and the files that
+its texts look for and that must be absent. A receipt is only a shorter way to the result of the
+lookup: the artifact is read under the same rules (owner, mode, no link followed, size, SHA-256),
+and anything odd leads to the lookup.
 """
 
 from __future__ import annotations

@@ -12,10 +12,8 @@ _HOMES = {
     "ensure_and_tell": "obtain",
     "exact_target": "obtain",
     "key_of": "obtain",
-    "load_entry": "load",
     "loaded": "load",
     "open_cache": "cache_in_use",
-    "version_numbers": "build",
 }
 
 if TYPE_CHECKING:
@@ -30,9 +28,8 @@ if TYPE_CHECKING:
         request as request,
         served_call as served_call,
     )
-    from jitkern.jit.build import version_numbers as version_numbers
     from jitkern.jit.cache_in_use import open_cache as open_cache
-    from jitkern.jit.load import load_entry as load_entry, loaded as loaded
+    from jitkern.jit.load import loaded as loaded
     from jitkern.jit.obtain import (
         capturing as capturing,
         ensure as ensure,

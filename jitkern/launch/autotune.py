@@ -135,7 +135,7 @@ def published(
     op: str, source: Source, function: str, target: Target, model: str,
     configs: Sequence[Any], situation: Situation,
 ) -> Choice | None:  # fmt: skip
-    """The choice that the cache keeps for a device model; of one configuration there is none."""
+    """Return the choice that the cache keeps for a model; of one configuration there is none."""
     if len(configs) == 1:
         return Choice(0, "")
     key = _key(op, source, function, target, model, configs, situation)
@@ -148,7 +148,7 @@ def choose(
     configs: Sequence[Any], situation: Situation, run: Callable[[Any], Launch],
     *, cold: bool = False,
 ) -> Choice:  # fmt: skip
-    """The configuration to use: the one published for this device model, else the quickest now.
+    """Return the configuration to use: the one published for this model, else the quickest now.
 
     function: of a Triton source, or "" where `.tune` lists the configurations.
     run: makes a launch of a configuration. cold: whether each run begins with a cache without its

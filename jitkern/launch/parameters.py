@@ -51,7 +51,7 @@ def _texts_in_cxx(variant: Variant, count: int) -> list[str]:
 
 def _texts_in_file(path: Path, variant: Variant, count: int) -> list[str]:
     text = cpp_text.read(path)
-    if cpp_text.plain_name(variant.function).rpartition("::")[2] not in text:
+    if cpp_text.last_name(variant.function) not in text:
         return []
     matches = cpp_text.named(cpp_text.functions_in(text), variant.function)
     lists = dict.fromkeys(tuple(cpp_text.split(function.parameters)) for function in matches)

@@ -241,7 +241,7 @@ class Symbol:
 
 
 def is_symbol(value: object) -> bool:
-    """Whether `value` is a Symbol, which isinstance() does not tell."""
+    """Whether `value` is a Symbol, whose `__class__` is that of its hint."""
     return type(value) is Symbol
 
 

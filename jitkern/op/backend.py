@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,7 +77,7 @@ class Backend:
         if self._slot is None and self.number is not None:
             with _making:
                 if self._slot is None:
-                    self._slot = runtime.slot.Slot(self.device, self.number, self.op.signature)
+                    self._slot = runtime.slot.Slot(self.number, self.op.signature)
         return self._slot
 
     @property
@@ -107,9 +107,8 @@ class Elsewhere:
     3. Torch's default device (`torch.set_default_device`), else the CPU.
     """
 
-    def __init__(self, op: Op, implementations: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, op: Op) -> None:
         self.op = op
-        self.implementations = implementations
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.op.signature.complete(args, kwargs)
@@ -119,8 +118,8 @@ class Elsewhere:
         device = self._device(arguments)
         if device in _KEYS:
             return self.op.overload.redispatch(_KEYS[device], *args, **kwargs)
-        if device in self.implementations:  # C takes the index of a CUDA device from tensors
-            return self.implementations[device](*args, **kwargs)
+        if device in self.op.backends:  # C takes the index of a CUDA device from tensors
+            return self.op.backends[device](*args, **kwargs)
         return self.op.run_reference(*args, **kwargs)
 
     def _device(self, arguments: Sequence[Any]) -> str:

@@ -42,7 +42,7 @@ def _in_forward_mode(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if not op.declaration.reference:
         raise DeclarationError(
             f"{op.name}: forward-mode differentiation runs the reference of an op, and "
-            f"this op has none; add @{_plain(op)}.reference"
+            f"this op has none; add @{op.__name__}.reference"
         )
     return op.run_reference(*args, **kwargs)
 
@@ -141,11 +141,6 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
     if symbols().provides(*AUTOGRAD):
         return symbols().has_tangent(tensor)
     return forward_ad.unpack_dual(tensor, level=0).tangent is not None
-
-
-def _plain(op: Op) -> str:
-    name: str = op.name
-    return name.split("::")[1]
 
 
 def _is_floating(value: Any) -> bool:
@@ -319,7 +314,7 @@ class _Refusal:
                 "an op that changes its arguments can have none: call it under torch.no_grad(), or "
                 "from a torch.autograd.Function, as under `In place` in docs/author_guide.md"
                 if op.signature.changed
-                else f"add @{_plain(op)}.backward, or call the op under torch.no_grad()"
+                else f"add @{op.__name__}.backward, or call the op under torch.no_grad()"
             )
         )
 

@@ -368,12 +368,12 @@ class Op:
         return launch.tuned.Tuned(function, tuning, self.signature) if tuning else function
 
     def _register(self) -> Any:
-        library, name = _library(self.name), self.name.split("::")[1]
+        library, name = _library(self.name), self.__name__
         library.define(self.schema.split("::", 1)[1], tags=(torch.Tag.pt2_compliant_tag,))
         for device in DEVICES:
             self._implement(device, library)
         functions: dict[str, Function] = {
-            "CompositeExplicitAutograd": handled(Elsewhere(self, self.backends)),
+            "CompositeExplicitAutograd": handled(Elsewhere(self)),
             "FuncTorchBatched": self.run_reference,  # its ATen ops can vmap
         }
         self.autograd.slot = self.trampolines.register_autograd(self.autograd)

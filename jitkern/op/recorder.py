@@ -1,6 +1,6 @@
 """The C++ node that records calls of ops for Autograd: `recorder.cpp`, an artifact like any other.
 
-Python records (`op/autograd.py`) the calls that the node does not know, and all calls until the
+Python records (`op/nodes.py`) the calls that the node does not know, and all calls until the
 node is loaded; that costs more than the call itself. The node is looked up in the cache at the
 first call that Python records, and built once a process has recorded ENOUGH calls, as one that
 trains does: both in the background.

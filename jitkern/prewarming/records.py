@@ -19,7 +19,6 @@ import torch
 
 from jitkern import config, jit
 from jitkern.cache import VERSION, events, usage
-from jitkern.cache.entry import Entry
 from jitkern.cache.key import canonical
 from jitkern.cache.manifest import NAME
 from jitkern.compilers import compiler_for
@@ -93,12 +92,9 @@ class Records:
         entry = self._cache.look_up(target, name).entry
         if entry is None:
             return None
-        self._count(entry)
-        return Result(op, variant, target, "hit", path=str(entry.path))
-
-    def _count(self, entry: Entry) -> None:
         events.use(entry.path)
         usage.hit(self._cache.root, entry.root, entry.manifest.seconds)
+        return Result(op, variant, target, "hit", path=str(entry.path))
 
     def _fingerprint(self, group: Group) -> str | None:
         """Return a digest of all that decides which entries calls need; None if unknown."""

@@ -184,7 +184,7 @@ def _source(
         )
     frame = sys._getframe(3)  # above `trimmed`
     if text:
-        plain = re.sub(r"\W.*", "", cpp_text.plain_name(name).rpartition("::")[2])
+        plain = re.sub(r"\W.*", "", cpp_text.last_name(name))
         file = f"{plain or 'text'}{kind.suffixes[0]}"
         folder = Path(frame.f_globals.get("__file__", "text")).absolute().parent
         rest |= {"text": text, "written_at": [(0, 0, frame.f_code.co_filename, frame.f_lineno)]}

@@ -17,7 +17,8 @@ from jitkern.cache.entry import Entry
 from jitkern.errors import DeclarationError, LaunchError
 from jitkern.launch.call import Call, declared_in, every_expansion, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
-from jitkern.source.kinds import DTYPES, TRITON_OPTIONS, Triton, Variant
+from jitkern.source.dtypes import DTYPES
+from jitkern.source.kinds import TRITON_OPTIONS, Triton, Variant
 from jitkern.source.triton_text import functions
 from jitkern.target import Target
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from jitkern import config
-from jitkern.cache_tools.check import Check, human_age, human_bytes
+from jitkern.cache_tools.check import Check, counted, human_age, human_bytes
 from jitkern.errors import JitkernError, SettingError
 from jitkern.remote import bundles, conditions, layout, store as stores, trust
 from jitkern.remote.index import Bundle, Index
@@ -116,7 +116,7 @@ def _content(
 def _told(store: Readable, machine: str, index: Index) -> str:
     entries = {entry for bundle in index.bundles for entry in bundle.entries}
     size = human_bytes(sum(bundle.bytes for bundle in index.bundles))
-    told = f"{len(entries)} entries in {len(index.bundles)} bundles, {size}"
+    told = f"{counted(len(entries), 'entry')} in {counted(len(index.bundles), 'bundle')}, {size}"
     if index.loose:
         told += ", and large entries by themselves"
     there = store.stat(layout.index_of(machine)) if isinstance(store, Store) else None

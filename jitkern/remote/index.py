@@ -100,7 +100,7 @@ class Index(NamedTuple):
         return Index(kept, self.loose)
 
     def holding(self, digest: str) -> Iterable[Bundle]:
-        """Yield the bundles that hold an entry. digest: the 16 hex digits in the entry's name."""
+        """Return the bundles that hold an entry. digest: the 16 hex digits in the entry's name."""
         return (bundle for bundle in self.bundles if digest in bundle.entries)
 
 

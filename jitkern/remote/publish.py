@@ -15,6 +15,7 @@ from pathlib import Path
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import bundle as packing, signing
+from jitkern.cache_tools.check import counted
 from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
 from jitkern.named_tuple import NamedTuple
@@ -71,7 +72,7 @@ def push(
     done = []
     for machine, groups in sorted(bundles.grouped(entries).items()):
         loose = groups.pop("", [])
-        tell(f"{machine}: {sum(map(len, groups.values()))} entries")
+        tell(f"{machine}: {counted(sum(map(len, groups.values())), 'entry')}")
         with tempfile.TemporaryDirectory(prefix="jitkern-push-") as folder:
             packed = [
                 packed

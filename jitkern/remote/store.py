@@ -41,7 +41,7 @@ class Throttled(Unavailable):
 
 
 class Refused(Unavailable):
-    """The store lets this client not in (401, 403)."""
+    """The store refuses this client (401, 403)."""
 
     meaning = "it refuses this client"
     remedy = (

@@ -78,8 +78,7 @@ class Launcher(NamedTuple):
 class Slot:
     """The place of an op on a device type in the launch runtime, with its variants."""
 
-    def __init__(self, device: str, number: int, signature: Signature) -> None:
-        self.device = device
+    def __init__(self, number: int, signature: Signature) -> None:
         self.number = number
         self.signature = signature
         self.lock = threading.RLock()
@@ -146,7 +145,7 @@ class Slot:
             if None in entries:
                 continue
             stub, *kernels = (
-                jit.load_entry(kind, entry)
+                jit.load.load_entry(kind, entry)
                 for kind, entry in zip((STUB, *[launcher.source] * len(plan.kernels)), entries)
                 if entry
             )

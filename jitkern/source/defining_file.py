@@ -29,7 +29,7 @@ def unit_of(source: Source, function: str) -> Source:
     }
     missing = [file for file in source.files if file not in texts]
     if missing:
-        raise DeclarationError(f"the kernel source {missing[0]} in {source.folder} does not exist")
+        raise DeclarationError(room.closure.missing(Path(source.folder, missing[0])))
     declared = {file: room.cpp_text.functions_in(text) for file, text in texts.items()}
     matches = [
         file for file, functions in declared.items()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jitkern import config, source as room
 from jitkern.errors import DeclarationError, called_at
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.dtypes import DTYPES as DTYPES  # noqa: PLC0414  other modules import it from here
 
 if TYPE_CHECKING:
     import inspect

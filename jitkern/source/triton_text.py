@@ -13,7 +13,8 @@ from typing import Any
 
 from jitkern.errors import CompileError
 from jitkern.named_tuple import NamedTuple
-from jitkern.source.kinds import DTYPES, Constant
+from jitkern.source.dtypes import DTYPES
+from jitkern.source.kinds import Constant
 
 _TYPES = {  # the names of types in annotations, without `tl.`
     "int": "i32", "float": "f32", "double": "f64", "half": "f16", "u1": "bool", "uint1": "bool",

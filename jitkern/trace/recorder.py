@@ -13,7 +13,7 @@ import torch
 
 from jitkern.launch import autotune
 from jitkern.launch.arguments import checked
-from jitkern.launch.call import Call, expanded
+from jitkern.launch.call import Call, address_of, expanded
 from jitkern.launch.geometry import Compiled, geometry_of
 from jitkern.launch.resources.device_facts import ATTRIBUTES, constant
 from jitkern.launch.resources.tensor_maps import TensorMap, layout_of, options_of
@@ -68,7 +68,7 @@ def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
 
 
 def is_proxy(value: object) -> bool:
-    """Whether `value` is a TensorProxy, which isinstance() does not tell."""
+    """Whether `value` is a TensorProxy, whose `__class__` is torch.Tensor."""
     return type(value) is TensorProxy
 
 
@@ -83,13 +83,11 @@ class Described(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Described:
-        """Describe a tensor; a meta tensor's address is its offset into an aligned allocation."""
+        """Describe a tensor."""
         if tensor.layout is not torch.strided:
             return cls(tensor.dtype, (), (), 0, tensor.layout)
-        meta = tensor.device.type == "meta"
-        offset = int(tensor.storage_offset())
-        address = offset * tensor.element_size() if meta else tensor.data_ptr()
-        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), address, tensor.layout)
+        shape, address = tuple(tensor.shape), address_of(tensor)
+        return cls(tensor.dtype, shape, tensor.stride(), address, tensor.layout)
 
 
 def described(args: Sequence[Any]) -> list[Any]:

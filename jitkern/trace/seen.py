@@ -18,9 +18,9 @@ import torch
 from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
 from jitkern.trace.quick import check
-from jitkern.trace.recorder import allocated
+from jitkern.trace.recorder import allocated, is_proxy
 from jitkern.trace.tensor_proxy import Shape, TensorProxy
-from jitkern.trace.world import Table, World
+from jitkern.trace.world import ReadOnlyDict, World
 
 Function = Callable[..., Any]
 
@@ -126,7 +126,7 @@ def _type_of(*args: Any) -> Any:
         raise Unsupported("type() of a tensor cannot be traced: C does not know its class")
     (value,) = args
     kind = type(value.hint) if is_symbol(value) else type(value)
-    real: dict[Any, Any] = {Shape: torch.Size, Table: dict}
+    real: dict[Any, Any] = {Shape: torch.Size, ReadOnlyDict: dict}
     kind = real.get(kind, kind)
     return _TYPES.get(kind, kind)
 
@@ -186,10 +186,6 @@ def _method(name: str) -> Function:
     return call
 
 
-def _is_tensor(value: Any) -> bool:
-    return type(value) is TensorProxy
-
-
 _METHODS = (
     "clone", "flatten", "is_complex", "is_floating_point", "narrow", "numel", "permute", "reshape",
     "select", "squeeze", "t", "transpose", "unsqueeze",
@@ -201,7 +197,7 @@ _ALLOCATORS = ("empty", "empty_like", "empty_strided", "zeros", "zeros_like")
 def _stand_ins() -> Mapping[int, Any]:
     """Return the stand-ins, by the ids of the objects that they replace."""
     of_torch = {
-        "_check": check, "is_tensor": _is_tensor, "Size": _Size,
+        "_check": check, "is_tensor": is_proxy, "Size": _Size,
         **{name: _method(name) for name in _METHODS},
         **{name: functools.partial(allocated, name) for name in _ALLOCATORS},
     }  # fmt: skip

@@ -368,7 +368,7 @@ class TensorProxy:
         return self._recorder.like(self, memory_format=memory_format).copy_(self)
 
     def to(self, dtype: Any = None, **rest: Any) -> TensorProxy:
-        if isinstance(dtype, TensorProxy) or type(dtype) is TensorProxy:
+        if type(dtype) is TensorProxy:
             dtype = dtype.dtype
         if rest or not isinstance(dtype, torch.dtype):
             raise Unsupported("Tensor.to() with more than a dtype cannot be traced")

@@ -182,7 +182,7 @@ class World:
         return [copying.function(number) for number in self._entries]
 
     def _entry(self, function: Function) -> int:
-        entry = _nothing
+        entry: Any = _no_function
         if not isinstance(function, types.FunctionType):
             refusal = f"it is a {type(function).__name__}, not a Python function"
         elif not (refusal := _refusal(function)):
@@ -329,7 +329,7 @@ class World:
         self.bindings[id(namespace), name] = Binding(namespace, name, value)
 
 
-class Table(dict[Any, Any]):
+class ReadOnlyDict(dict[Any, Any]):
     """A dict as a trace sees it, read-only: a change would have to reach the real dict."""
 
     def _refuse(self, *_: object, **__: object) -> Any:
@@ -353,7 +353,7 @@ class _Copying:
         self._trap = trap
         self._functions: dict[int, types.FunctionType] = {}
         self._traps: dict[int, Any] = {}
-        self._tables: dict[int, Table] = {}
+        self._tables: dict[int, ReadOnlyDict] = {}
 
     def function(self, number: int) -> types.FunctionType:
         """Return the copy of a function."""
@@ -389,7 +389,7 @@ class _Copying:
         value = part.value
         if isinstance(part, _Table) and self._trap is not None:
             if id(value) not in self._tables:
-                table = self._tables[id(value)] = Table()
+                table = self._tables[id(value)] = ReadOnlyDict()
                 for key, member in part.members.items():
                     dict.__setitem__(table, key, self._built(member))
             return self._tables[id(value)]
@@ -408,9 +408,6 @@ def _is_absent(part: Any) -> bool:
 
 def _no_function() -> None:
     """Stand for an entry that is not a function, or that cannot be followed."""
-
-
-_nothing: Any = _no_function
 
 
 @functools.lru_cache(maxsize=1024)

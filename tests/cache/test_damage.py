@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import processes
 import pytest
-from publishing import in_a_child, in_memory, key_of, names, publish
+from publishing import in_a_child, key_of, names, publish
 
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
@@ -46,12 +46,6 @@ def made(tmp_path_factory):
     assert done.stdout == "True\n", done.stderr
     publish(Cache(root, fsync=False), key_of("op"), b"code of f32")
     return root
-
-
-@pytest.fixture
-def folder():
-    with in_memory() as path:
-        yield path
 
 
 class Subject(NamedTuple):

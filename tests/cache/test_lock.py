@@ -58,7 +58,7 @@ def test_a_killed_holder_frees_it(holder):
 
 
 def test_the_wait_names_the_holder_and_is_bounded(holder, monkeypatch, caplog):
-    monkeypatch.setattr(lock, "PATIENCE", 0.2)
+    monkeypatch.setattr(lock, "MESSAGE_EVERY", 0.2)
     with config.using(lock_timeout=0.5), lock.held("name", "the thing"):
         pass
     assert f"waiting for process {holder.pid} on " in caplog.text

@@ -13,7 +13,7 @@ import time
 
 import filelock
 import pytest
-from publishing import in_a_child, in_memory, key_of, names, start, wait
+from publishing import in_a_child, key_of, names, start, wait
 
 from jitkern import config, jit
 from jitkern.cache import eviction, lock
@@ -123,12 +123,6 @@ def soak(root, stop, seconds, writers, readers):
     assert names(root / "v1" / "bad") == names(root / "v1" / "tmp") == []
     for _, entry in Cache(root).entries("always"):
         assert not isinstance(entry, ValueError)
-
-
-@pytest.fixture
-def folder():
-    with in_memory() as path:
-        yield path
 
 
 @pytest.fixture

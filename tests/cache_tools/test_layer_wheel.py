@@ -288,7 +288,7 @@ def test_the_command_writes_a_wheel(cli, cache_dir, tmp_path, publish, device):
     code, out, err = cli("cache", "pack", "--wheel", "-o", str(out_dir))
     path = out_dir / f"jitkern_prebuilt-{__version__}-py3-none-any.whl"
     assert (code, out) == (0, f"{path}\n")
-    assert "1 entries packed" in err
+    assert "1 entry packed" in err
     named = ("--name", "acme", "--version", "2.0", "--platform", "linux_x86_64")
     code, out, _ = cli("cache", "pack", "--wheel", *named, "-o", str(out_dir), "--json")
     report = json.loads(out.splitlines()[-1])

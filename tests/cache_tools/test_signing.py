@@ -371,7 +371,7 @@ def test_keygen_sign_and_filters(cli, cache_dir, tmp_path, entry_key):
     assert "trusted_keys" in err
     code, out, err = cli("cache", "sign", "--key", str(tmp_path / "k"), "--op", "test::scale")
     assert (code, out) == (0, "")
-    assert "1 entries" in err
+    assert "1 entry" in err
     code, _, err = cli("cache", "sign", "--key", str(tmp_path / "k"), "--op", "none")
     assert code == 1
     assert "nothing to sign" in err

@@ -131,7 +131,7 @@ def test_prune_asks_says_and_does(put, cli):
     assert cli("cache", "prune")[0] == 2  # no terminal, and no --yes
     code, out, err = cli("cache", "prune", "--dry-run")
     assert (code, out) == (0, f"{old.path}\n")
-    assert "would evict 1 entries" in err
+    assert "would evict 1 entry" in err
     assert old.path.exists()
     code, out, _ = cli("cache", "prune", "--yes", "--json")
     assert json.loads(out)["removed"] == [str(old.path)]
@@ -245,11 +245,11 @@ def test_pins_of_entries_that_are_gone_can_be_removed(put, cli, cache_dir):
     put("mylib::never")
     assert cli("cache", "pin", "mylib::a", "mylib::ab", "softmax")[0] == 0
     assert cli("cache", "clear", "--pinned", "--yes")[0] == 0
-    assert cli("cache", "unpin", "mylib::a")[::2] == (0, "1 entries unpinned\n")
+    assert cli("cache", "unpin", "mylib::a")[::2] == (0, "1 entry unpinned\n")
     code, _, err = cli("cache", "unpin", "mylib::never")
     assert (code, err.splitlines()[-1]) == (1, "0 entries unpinned")
-    assert cli("cache", "unpin", "jitkern::softmax")[::2] == (0, "1 entries unpinned\n")
-    assert cli("cache", "unpin")[::2] == (0, "1 entries unpinned\n")
+    assert cli("cache", "unpin", "jitkern::softmax")[::2] == (0, "1 entry unpinned\n")
+    assert cli("cache", "unpin")[::2] == (0, "1 entry unpinned\n")
     assert [path for path in (cache_dir / "v1" / "pins").rglob("*") if path.is_file()] == []
 
 
@@ -271,7 +271,7 @@ def test_what_is_removed_meanwhile_is_left_out(verb, put, cli, cache_dir, tmp_pa
     code, _, err = cli("cache", *arguments)
     assert code == 0, err
     if verb != "wheel":
-        assert err.startswith("1 entries")
+        assert err.startswith("1 entry")
     cache_tools.remove(Cache(cache_dir), [kept.path])
     assert cli("cache", *arguments)[0] == 1
 

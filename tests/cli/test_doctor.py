@@ -106,7 +106,7 @@ def test_json_has_its_schema(cli, root):
 def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
-    monkeypatch.setattr("jitkern.target._nvml_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr("jitkern.target.nvml_capabilities", lambda: [(9, 0)])
     code, out, _ = cli("doctor", "--json")
     report = json.loads(out.splitlines()[-1])
     checks = by_name(report["checks"])
@@ -126,7 +126,7 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
 @pytest.mark.parametrize("cuda", [None, "13.0"])
 def test_a_machine_without_a_gpu_misses_no_cuda(cli, monkeypatch, cuda):
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr("jitkern.target._nvml_capabilities", list)
+    monkeypatch.setattr("jitkern.target.nvml_capabilities", list)
     monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
     monkeypatch.setattr(toolkit, "include_directories", list)
     code, out, _ = cli("doctor", "--json")
@@ -223,7 +223,7 @@ def test_entries_of_another_compiler_are_named(compiler, variant, target, monkey
     assert doctor._other_compilers() == []
     monkeypatch.setattr(cc_build, "identity", lambda tool: {"name": "cc", "version": "g++ 2.0"})
     (check,) = doctor._other_compilers()
-    assert check.ok and check.value.startswith("1 entries were made by cc g++ 1.0")
+    assert check.ok and check.value.startswith("1 entry made by cc g++ 1.0")
     assert check.remedy == "jitkern prewarm --refresh"
 
 
@@ -449,7 +449,7 @@ def test_a_named_layer_is_counted_or_fails(root, tmp_path):
     (layer / f"v1/cpu-x86_64-torch2.13.0/x-{1:016x}").mkdir(parents=True)
     layer.chmod(0o755)
     check = looked(system_cache=(layer,), origins={"system_cache": "environment"})["layer"]
-    assert (check.ok, check.value, check.origin) == (True, f"{layer}, 1 entries", "environment")
+    assert (check.ok, check.value, check.origin) == (True, f"{layer}, 1 entry", "environment")
     layer.chmod(0o777)
     check = looked(system_cache=(layer,))["layer"]
     assert not check.ok and "not used" in check.value and "`trusted`" in check.remedy

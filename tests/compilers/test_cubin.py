@@ -54,7 +54,7 @@ _number = itertools.count()
 def compiled(arch, threads=1024):
     """The cubin for an arch, and the log in which the assembler tells the same."""
     if (arch, threads) not in _COMPILED:
-        _, library = toolkit.nvrtc_for(TARGET)
+        library = toolkit.nvrtc_for(TARGET)
         program = Program(library, TEXT, "k.cu", (), {})
         options = [f"-arch={arch}", f"-DTHREADS={threads}", "-Xptxas=-v"]
         failed, log = program.compile(options)

@@ -218,7 +218,7 @@ def test_a_newer_minor_version_is_refused(monkeypatch):
     monkeypatch.setattr(
         toolkit, "nvrtc_libraries", lambda: {(13, 5): ("x", "new"), (13, 0): ("y", "old")}
     )
-    assert toolkit.nvrtc_for(TARGET) == ((13, 0), "old")
+    assert toolkit.nvrtc_for(TARGET) == "old"
 
 
 def test_no_nvrtc_says_what_to_install(build, monkeypatch):

@@ -13,7 +13,8 @@ from jitkern import config, jit
 from jitkern.compilers.triton import build as compiler
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.source import triton_text as declarations
-from jitkern.source.kinds import DTYPES, Triton, Variant
+from jitkern.source.dtypes import DTYPES
+from jitkern.source.kinds import Triton, Variant
 from jitkern.target import Target
 
 TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")

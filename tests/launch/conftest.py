@@ -1,6 +1,7 @@
-"""Fixtures of `.tune`."""
+"""Fixtures of `.tune`, and a GPU that is none."""
 
 import pytest
+from fake_gpu import FakeGpu
 from tuning import SOURCE, Clock, _number
 
 from jitkern.declare import Cpp, kernel
@@ -19,6 +20,11 @@ def declare(tmp_path):
         return op
 
     return declare
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    return FakeGpu(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from fake_gpu import TARGET, FakeGpu
+from fake_gpu import TARGET
 from helpers import needs_nvrtc, served, slot_of
 
 from jitkern import jit
@@ -45,11 +45,6 @@ def on_cuda(tmp_path):
         return op
 
     return declare
-
-
-@pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    return FakeGpu(tmp_path, monkeypatch)
 
 
 def persistent(k, x):

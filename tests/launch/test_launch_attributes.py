@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from fake_gpu import TARGET, FakeGpu
+from fake_gpu import TARGET
 from helpers import needs_nvrtc
 
 from jitkern import jit
@@ -17,11 +17,6 @@ from jitkern.prewarming.ahead import refused_by
 SHARED, CARVEOUT, NON_PORTABLE = 8, 9, 14
 CU = "__global__ void k(float *y, const float *x) {}\n"
 _number = itertools.count()
-
-
-@pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    return FakeGpu(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -164,8 +164,8 @@ def test_what_is_no_fitting_table_is_refused(code, argument, message):
     ("lists", "options", "message"),
     [
         ([], {}, "takes 1 to 8 lists"),
-        ([torch.ones(1)], {"chunk": 0}, "chunk=0 is no number"),
-        ([[torch.ones(1)]], {"most": 100}, "most=100 is no multiple of 32"),
+        ([torch.ones(1)], {"chunk": 0}, "chunk must be a whole number from 1 up, got 0"),
+        ([[torch.ones(1)]], {"most": 100}, "most must be a positive multiple of 32, got 100"),
         ([[torch.ones(1)], []], {}, r"have \[1, 0\] tensors"),
     ],
 )

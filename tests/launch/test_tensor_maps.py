@@ -5,7 +5,7 @@ import struct
 
 import pytest
 import torch
-from fake_gpu import TARGET, FakeGpu
+from fake_gpu import TARGET
 from helpers import needs_nvrtc
 
 from jitkern import jit
@@ -35,11 +35,6 @@ template <typename T> __global__ void tile(T *out, const __grid_constant__ CUten
 """
 BF16, U8, F32 = torch.bfloat16, torch.uint8, torch.float32
 _number = itertools.count()
-
-
-@pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    return FakeGpu(tmp_path, monkeypatch)
 
 
 @pytest.fixture

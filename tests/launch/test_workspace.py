@@ -7,7 +7,6 @@ from ctypes import c_longlong, c_void_p
 
 import pytest
 import torch
-from fake_gpu import FakeGpu
 from helpers import needs_nvrtc, served, slot_of
 
 from jitkern.declare import Cpp, Cuda, kernel
@@ -153,11 +152,6 @@ def on_cuda(tmp_path):
     op.launch("cuda")(counted)
     op.samples(lambda device: iter([torch.ones(1000, device=device)]))
     return op
-
-
-@pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    return FakeGpu(tmp_path, monkeypatch)
 
 
 def share(gpu, stream, address, size, *, zeroed=True, index=0):

@@ -33,7 +33,7 @@ def test_a_good_remote_passes_every_check(filled, machine):
     assert all(check.ok and not check.remedy for check in checks)
     text = "\n".join(f"{check.name}: {check.value}" for check in checks)
     assert "trusted_remotes" in text and " ms" in text
-    assert "1 entries in 1 bundles" in text and machine in text and "not signed" in text
+    assert "1 entry in 1 bundle" in text and machine in text and "not signed" in text
 
 
 def test_it_says_who_signed(tmp_path, filled, machine):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jitkern import cache_tools, config
 from jitkern.cli.cache.choose import add_filters, duration, opened, size, wanted
-from jitkern.cli.output import human_bytes, print_json, say
+from jitkern.cli.output import agreed, counted, human_bytes, print_json, say
 
 
 def configure(commands: argparse._SubParsersAction, shared: argparse.ArgumentParser) -> None:  # type: ignore[type-arg]
@@ -82,7 +82,7 @@ def run_pin(args: argparse.Namespace) -> int:
         return 0
     paths = _named(args.entries)
     cache_tools.pin(cache, paths)
-    print(f"{len(paths)} entries pinned", file=sys.stderr)
+    print(f"{counted(len(paths), 'entry')} pinned", file=sys.stderr)
     return 0 if paths else 1
 
 
@@ -91,7 +91,7 @@ def run_unpin(args: argparse.Namespace) -> int:
     pinned = cache_tools.pinned(cache)
     paths = _pinned(pinned, args.entries) if args.entries else pinned
     freed = cache_tools.unpin(cache, sorted(paths))
-    print(f"{len(freed)} entries unpinned", file=sys.stderr)
+    print(f"{counted(len(freed), 'entry')} unpinned", file=sys.stderr)
     return 0 if freed else 1
 
 
@@ -129,22 +129,17 @@ def _named(names: list[str]) -> list[Path]:
 def _remove(args: argparse.Namespace, going: list[tuple[Path, int]], verb: str) -> int:
     """Remove these entries (path, bytes), after the user agrees."""
     total = sum(size for _, size in going)
-    what = f"{len(going)} entries, {human_bytes(total)}, of {config.current().cache_dir}"
+    what = f"{counted(len(going), 'entry')}, {human_bytes(total)}, of {config.current().cache_dir}"
     if args.dry_run:
         print(f"would {verb} {what}", file=sys.stderr)
-    elif going and not args.yes:
-        if not sys.stdin.isatty():
-            say(f"cannot ask whether to {verb} {what}: add --yes")
-            return 2
-        print(f"{verb.capitalize()} {what}? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            return 1
+    elif going and not args.yes and (refused := agreed(f"{verb} {what}")):
+        return refused
     paths = [path for path, _ in going]
     if not args.dry_run:
         paths = cache_tools.remove(opened(), paths)
         sizes = dict(going)
         total = sum(sizes[path] for path in paths)
-        done = f"{verb.removesuffix('e')}ed {len(paths)} entries, {human_bytes(total)}"
+        done = f"{verb.removesuffix('e')}ed {counted(len(paths), 'entry')}, {human_bytes(total)}"
         print(f"{done}, of {config.current().cache_dir}", file=sys.stderr)
     if args.json:
         print_json(removed=[*map(str, paths)], bytes=total, dry_run=args.dry_run)

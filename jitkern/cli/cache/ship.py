@@ -9,7 +9,7 @@ from pathlib import Path
 from jitkern import __version__, cache_tools, config
 from jitkern.cache_tools import bundle, signing, wheel
 from jitkern.cli.cache.choose import add_filters, opened, wanted
-from jitkern.cli.output import human_bytes, print_json, say
+from jitkern.cli.output import counted, human_bytes, print_json, say
 from jitkern.config.settings import SYSTEM_FILE
 from jitkern.errors import JitkernError
 
@@ -75,7 +75,7 @@ def run_pack(args: argparse.Namespace) -> int:
     else:
         packed = bundle.pack(cache, chosen, path)
     size = path.stat().st_size
-    print(f"{packed} entries packed, {human_bytes(size)}", file=sys.stderr)
+    print(f"{counted(packed, 'entry')} packed, {human_bytes(size)}", file=sys.stderr)
     print(path)
     if args.json:
         print_json(path=str(path), entries=packed, bytes=size)
@@ -92,7 +92,7 @@ def run_unpack(args: argparse.Namespace) -> int:
         )
     done = bundle.unpack(opened(), args.file, keys=keys, dry_run=args.dry_run)
     print(
-        f"{done.new} entries {'would be ' if args.dry_run else ''}unpacked, "
+        f"{counted(done.new, 'entry')} {'would be ' if args.dry_run else ''}unpacked, "
         f"{human_bytes(done.bytes)}; {done.present} were already there",
         file=sys.stderr,
     )
@@ -107,7 +107,7 @@ def run_sign(args: argparse.Namespace) -> int:
     if not signed:
         say(f"no entry of {cache.root} matches the options: nothing to sign")
         return 1
-    print(f"{signed} entries of {cache.root} signed", file=sys.stderr)
+    print(f"{counted(signed, 'entry')} of {cache.root} signed", file=sys.stderr)
     return 0
 
 

@@ -8,7 +8,7 @@ import time
 
 from jitkern import remote
 from jitkern.cli.cache.choose import duration
-from jitkern.cli.output import counted, human_age, human_bytes, print_json, print_table, say
+from jitkern.cli.output import agreed, counted, human_age, human_bytes, print_json, print_table
 from jitkern.cli.parser import at_least_one
 from jitkern.cli.remote.connection import connected, machines_of, url_of, writable
 from jitkern.config import values
@@ -100,14 +100,9 @@ def run_prune(args: argparse.Namespace) -> int:
             )  # fmt: skip
 
         plan = prune(dry_run=True)
-        if (plan.dropped or plan.deleted) and not (args.yes or args.dry_run):
-            if not sys.stdin.isatty():
-                say(f"cannot ask whether to remove {_told(plan)}: add --yes")
-                return 2
-            text = f"Remove {_told(plan)}, of {store.url}? [y/N] "
-            print(text, end="", file=sys.stderr, flush=True)
-            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-                return 1
+        asks = (plan.dropped or plan.deleted) and not (args.yes or args.dry_run)
+        if asks and (refused := agreed(f"remove {_told(plan)}, of {store.url}")):
+            return refused
         done = plan if args.dry_run else prune(dry_run=False)
     verb = "would be removed" if args.dry_run else "removed"
     print(f"{_told(done)} {verb}, of {store.url}", file=sys.stderr)

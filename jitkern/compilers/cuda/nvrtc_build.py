@@ -47,7 +47,7 @@ _EXTERN = r"extern declaration of the entity (\w+) is treated as a static defini
 
 def identities(target: Target) -> list[dict[str, str]]:
     """Name and version of the NVRTC that builds for `target`, and of nvcc if it is installed."""
-    _, library = toolkit.nvrtc_for(target)
+    library = toolkit.nvrtc_for(target)
     identity = [{"name": "nvrtc", "version": build_id(library)}]
     nvcc = toolkit.nvcc()
     return [*identity, cuda.nvcc.identity(nvcc[1])] if nvcc else identity
@@ -59,7 +59,7 @@ def build(
     """Do what `Compiler.compile` promises."""
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a `.cu` kernel cannot be built for {target}")
-    _, library = toolkit.nvrtc_for(target)
+    library = toolkit.nvrtc_for(target)
     check_arch(library, target)
     _refuse_arch(variant, target)
     text = cpp_text.read(variant.source.paths[0])

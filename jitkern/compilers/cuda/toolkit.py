@@ -95,7 +95,7 @@ def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
     return libraries
 
 
-def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
+def nvrtc_for(target: Target) -> ctypes.CDLL:
     """The newest NVRTC that may build for `target`: same major, no newer minor.
 
     Raises CompilerNotFound if there is none at all, TargetError if all are of other versions.
@@ -107,7 +107,7 @@ def nvrtc_for(target: Target) -> tuple[tuple[int, int], ctypes.CDLL]:
         version for version in libraries if version[0] == needed[0] and version[1] <= needed[1]
     ]
     if fitting:
-        return max(fitting), libraries[max(fitting)][1]
+        return libraries[max(fitting)][1]
     if not libraries:
         raise CompilerNotFound(f"no NVRTC to build for {target}: {remedy}", remedy=remedy)
     here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))

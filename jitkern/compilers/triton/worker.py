@@ -24,7 +24,8 @@ from typing import Any
 
 from jitkern.compilers.cuda import ptx_signature
 from jitkern.compilers.triton.origins import Origins
-from jitkern.source.kinds import DTYPES, SOURCES, Source, Variant
+from jitkern.source.dtypes import DTYPES
+from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_text import scalar_fault
 from jitkern.target import Target
 
@@ -32,10 +33,8 @@ IDLE = 20.0  # seconds
 
 
 def main() -> None:
-    answers, sys.stdout = (
-        sys.stdout,
-        sys.stderr,
-    )  # whatever a kernel's module prints must not reach the pipe
+    # Whatever a kernel's module prints must not reach the pipe.
+    answers, sys.stdout = sys.stdout, sys.stderr
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     with contextlib.suppress(queue.Empty):

@@ -19,7 +19,7 @@ import torch
 from jitkern.calls.signature import Signature
 from jitkern.composition import registration
 from jitkern.composition.backward import arguments_of
-from jitkern.composition.expression import Parameter
+from jitkern.composition.expression import REQUIRED, Parameter, bound
 from jitkern.composition.launch import HALVES
 from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
 from jitkern.composition.promotion import NUMBER, kinds_of, program_of
@@ -33,7 +33,6 @@ from jitkern.op.op import Declaration, Op
 from jitkern.source import cpp_text, texts
 from jitkern.source.kinds import Include, Source
 
-_NONE: Any = inspect.Parameter.empty  # for no default
 _TYPES = {"tensor": "Tensor", "float": "float", "int": "int", "bool": "bool"}
 _C = {"float": "double", "int": "long long", "bool": "bool"}
 _LANGUAGES = {"nvrtc": CUDA, "cc": CPP}
@@ -68,7 +67,7 @@ class Fused:
     ) -> None:  # fmt: skip
         self.base, self.before, self.after = op, before, after
         self.module, *self._place = place
-        parts = [before.name if before else "", op.name.split("::")[1], after.name if after else ""]
+        parts = [before.name if before else "", op.__name__, after.name if after else ""]
         self.__name__ = self.name = "_".join(filter(None, parts))
         self._op: Op | None = None
         self._check()
@@ -79,7 +78,8 @@ class Fused:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         if named or len(args) != len(self.arguments):
-            args = self._bound(args, named)
+            arguments = [(name, default) for name, _, default in self.arguments]
+            args = bound(self.name, arguments, args, named)
         return self.op(*args)
 
     def __repr__(self) -> str:
@@ -104,19 +104,6 @@ class Fused:
         """Return the functions that the backward calls, beside the op itself and its backward."""
         return [g for part in (self.before, self.after) if part for g in part.gradients()]
 
-    def _bound(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments in order, with defaults. Raises TypeError as a function does."""
-        values = [*args]
-        for name, _, default in self.arguments[len(args) :]:
-            value = named.pop(name, default)
-            if value is _NONE:
-                raise TypeError(f"{self.name}() misses the argument `{name}`")
-            values.append(value)
-        if named or len(values) > len(self.arguments):
-            names = ", ".join(name for name, _, _ in self.arguments)
-            raise TypeError(f"{self.name}() takes ({names}), got {len(args)} and {[*named]}")
-        return tuple(values)
-
     def _check(self) -> None:
         """Refuse functions and ops that cannot be composed. Raises TypeError."""
         own = self.base.overload._schema
@@ -137,18 +124,15 @@ class Fused:
     # ------------------------------------------------------------------ the declaration
 
     def _arguments(self) -> list[tuple[str, str, Any]]:
-        """Return name, type in the schema and default of each argument; `_NONE` for no default."""
+        """Return name, type in the schema and default (or `REQUIRED`) of each argument."""
         schema = self.base.overload._schema.arguments[1 if self.before else 0 :]
         taken = {argument.name for argument in schema}
         own = [
-            (a.name, _type_of(a), a.default_value if a.has_default_value() else _NONE)
+            (a.name, _type_of(a), a.default_value if a.has_default_value() else REQUIRED)
             for a in schema
         ]
         before, after = (
-            [
-                (numbered(name, taken), _TYPES[p.kind], _NONE if p.default is None else p.default)
-                for name, p in parameters
-            ]
+            [(numbered(name, taken), _TYPES[p.kind], p.named[1]) for name, p in parameters]
             for parameters in (_named(self.before), _named(self.after)[1:])
         )
         return [*before, *own, *after]

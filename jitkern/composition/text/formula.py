@@ -23,10 +23,9 @@ _CONDITION = "condition"
 
 
 class Language(NamedTuple):
-    """What differs between CUDA and C++. row, dtype: fields of a row and of a dtype."""
+    """What differs between CUDA and C++. name, dtype: fields of a row and of a dtype."""
 
     name: str
-    row: str
     dtype: str
     function: str  # before the function of a formula
     infinity: str
@@ -34,10 +33,10 @@ class Language(NamedTuple):
 
 
 CUDA = Language(
-    "cuda", "cuda", "cuda", "__device__ __forceinline__ void",
+    "cuda", "cuda", "__device__ __forceinline__ void",
     "__int_as_float(0x7f800000)", "__int_as_float(0x7fc00000)",
 )  # fmt: skip
-CPP = Language("cpp", "cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf("")')
+CPP = Language("cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf("")')
 
 
 class Formula(NamedTuple):
@@ -46,7 +45,7 @@ class Formula(NamedTuple):
     name: of the function. inputs, outputs: the names of its parameters, in order.
     types: the template parameters that a call chooses dtypes for, beside `A`: the name, the steps
     of the program whose dtypes are promoted to it, and whether a floating-point one becomes `A`.
-    lines: the statements. operations: the rows that they use.
+    lines: the statements.
     fast: whether the function takes the template parameter FAST. text: the whole function.
     """
 
@@ -55,7 +54,6 @@ class Formula(NamedTuple):
     outputs: tuple[str, ...]
     types: tuple[tuple[str, tuple[int, ...], bool], ...]
     lines: tuple[str, ...]
-    operations: tuple[str, ...]
     headers: tuple[str, ...]
     fast: bool
     text: str
@@ -102,7 +100,7 @@ def formula_of(
     )
     return Formula(
         name, tuple(inputs), tuple(results), types, tuple(writer.lines),
-        tuple(dict.fromkeys(one.op for one in writer.steps)), tuple(writer.headers), fast, text,
+        tuple(writer.headers), fast, text,
     )  # fmt: skip
 
 
@@ -223,7 +221,7 @@ class _Writer:
         else:
             common = self._compared(one) if row.rule == "bool" else kind
             operands = [self._as(arg, common) for arg in one.args]
-        text = (getattr(row, self._language.row) or row.cuda).format(*operands)
+        text = (getattr(row, self._language.name) or row.cuda).format(*operands)
         if self._eager:
             text = text.replace("<FAST>", "<false>")
         if self._eager and kind != "bool":

@@ -97,9 +97,9 @@ def tables_of(
     if not 1 <= len(lists) <= LISTS or not all(hasattr(items, "__len__") for items in lists):
         raise LaunchError(f"k.tables() takes 1 to {LISTS} lists of tensors, got {len(lists)}")
     if type(chunk) is not int or chunk < 1:
-        raise LaunchError(f"k.tables(): chunk={chunk!r} is no number of elements above 0")
+        raise LaunchError(f"k.tables(): chunk must be a whole number from 1 up, got {chunk!r}")
     if type(most) is not int or most < 1 or most % STEP:
-        raise LaunchError(f"k.tables(): most={most!r} is no multiple of {STEP} above 0")
+        raise LaunchError(f"k.tables(): most must be a positive multiple of {STEP}, got {most!r}")
     for items in lists:
         if hasattr(type(items), "tables"):  # `trace.lists.TensorList`
             made: Any = items
