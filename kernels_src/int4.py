@@ -21,11 +21,12 @@ def pack(q):
     rows, columns = q.shape
     if rows % 16:
         q = torch.cat([q, q.new_full((-rows % 16, columns), 8)])
-    parts = q.to(torch.int32).view(-1, 8, 2, columns // 64, 2, 4, 8)  # tile g h piece i t k
+    tiles = q.shape[0] // 16
+    parts = q.to(torch.int32).view(tiles, 8, 2, columns // 64, 2, 4, 8)  # tile g h piece i t k
     words = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=q.device)
     for place, k in enumerate(ORDER):
-        words |= parts[..., k] << 4 * place
-    return words.permute(0, 3, 1, 5, 4, 2).reshape(-1, columns // 64, 32, 4)
+        words |= (parts[..., k] & 15) << 4 * place
+    return words.permute(0, 3, 1, 5, 4, 2).reshape(tiles, columns // 64, 32, 4)
 
 
 def unpack(words, rows):

@@ -8,6 +8,7 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.calls import (
+        autocast as autocast,
         call_class as call_class,
         record as record,
         samples as samples,

@@ -12,9 +12,7 @@ import torch
 
 from jitkern.inference.int4 import Int4Weight, check, pack
 
-_PLACES = 4 * torch.arange(8)
-# Which of eight neighbouring columns AWQ has in the bits from 4 * i on.
-_AWQ = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ has each of eight neighbouring columns in a word
 
 
 def from_gptq(
@@ -70,7 +68,8 @@ def from_awq(
     int32 [K / group, N / 8], likewise. scales: [K / group, N]. dtype: of the scale; by default that
     of scales.
     """
-    q, zeros = (_eights(t)[..., _AWQ.argsort().to(t.device)].flatten(1) for t in (qweight, qzeros))
+    numbers = (_eights(t).unbind(-1) for t in (qweight, qzeros))
+    q, zeros = (torch.stack([n[place] for place in _AWQ], -1).flatten(1) for n in numbers)
     q = q.T
     _group("from_awq", q, scales, zeros)
     return _with_zeros(q, scales, zeros, dtype)
@@ -114,7 +113,8 @@ def _eights(words: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"packed tensors are int32 of 2 dimensions, got {words.dtype} {words.shape}"
         )
-    return words[..., None] >> _PLACES.to(words.device, torch.int32) & 15
+    places = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    return words[..., None] >> places & 15
 
 
 def _of_gptq(

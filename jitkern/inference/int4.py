@@ -12,8 +12,8 @@ class Int4Weight(NamedTuple):
     """A weight [N, K] of 4 bits, as `jitkern.ops.w4a16_linear` takes it after x.
 
     qweight: int32 [N / 16 rounded up, K / 64, 32, 4], from `pack`. scale: [K / group, N].
-    zero: None for (q - 8) * scale, uint8 for (q - zero) * scale, of the dtype of the scale for
-    (q - 8) * scale + zero.
+    zero: None for (q - 8) * scale; uint8, at most 127, for (q - zero) * scale; of the dtype of the
+    scale for (q - 8) * scale + zero.
     """
 
     qweight: torch.Tensor
@@ -57,7 +57,7 @@ def quantize(weight: torch.Tensor, group: int = 128, *, symmetric: bool = True) 
     `jitkern.inference.converters` takes. Raises ValueError for another group or shape.
     """
     check(weight.shape, group)
-    parts = weight.float().view(weight.shape[0], -1, group)
+    parts = weight.float().view(weight.shape[0], weight.shape[1] // group, group)
     if symmetric:
         scale = parts.abs().amax(-1, keepdim=True) / 7
     else:

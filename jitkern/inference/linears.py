@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from jitkern import ops
+from jitkern.calls import autocast
 from jitkern.inference import int4
 
 SCHEMES = ("int4", "int8", "int8_dynamic")
@@ -42,7 +43,8 @@ class Int4Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x times the weight transposed, plus the bias."""
         x = x if self.order is None else x.index_select(-1, self.order)
-        y: torch.Tensor = ops.w4a16_linear(x, self.qweight, self.scale, self.zero, self.bias)
+        x, scale, zero, bias = autocast.cast(x, self.scale, self.zero, self.bias)
+        y: torch.Tensor = ops.w4a16_linear(x, self.qweight, scale, zero, bias)
         return y
 
     def extra_repr(self) -> str:
@@ -80,7 +82,8 @@ class Int8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x times the weight transposed, plus the bias."""
         op = ops.int8_linear if self.dynamic else ops.w8a16_linear
-        y: torch.Tensor = op(x, self.qweight, self.scale, self.bias)
+        x, scale, bias = autocast.cast(x, self.scale, self.bias)
+        y: torch.Tensor = op(x, self.qweight, scale, bias)
         return y
 
     def extra_repr(self) -> str:
@@ -101,7 +104,8 @@ def quantize_linears(
         rounds its inputs to 8 bits, too).
     group, symmetric: of "int4", see `jitkern.inference.int4.quantize`.
     only: called with the name and the module of each linear layer; those for which it returns False
-        stay. Subclasses of `nn.Linear` stay in any case, since others may read their weights.
+        stay. Subclasses of `nn.Linear` stay in any case, since others may read their weights, and
+        so do the layers of `nn.TransformerEncoderLayer`, which reads them itself.
 
     Layer after layer is replaced, and the weight of one is freed before the next is quantized,
     unless others hold it.
@@ -117,7 +121,10 @@ def quantize_linears(
         raise ValueError(f"quantize_linears: scheme must be one of {SCHEMES}, got {scheme!r}")
     places: dict[nn.Linear, list[str]] = {}  # a layer in two places stays one
     for name, module in model.named_modules(remove_duplicate=False):
-        if type(module) is nn.Linear and (only is None or only(name, module)):
+        above = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(above, nn.TransformerEncoderLayer) or type(module) is not nn.Linear:
+            continue
+        if only is None or only(name, module):
             places.setdefault(module, []).append(name)
     for module, names in places.items():
         try:

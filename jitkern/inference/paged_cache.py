@@ -57,12 +57,13 @@ class PagedCache:
         self.page_size, self.max_length = page_size, sizes["max_length"]
         self.layout = layout
         of_page = (page_size, heads) if layout == "NHD" else (heads, page_size)
-        self._data = torch.zeros(
-            (layers, 2, pages, *of_page, head_size), dtype=dtype, device=device
-        )
         width = min(pages, self._pages_for(self.max_length))
-        self.block_table = torch.zeros((sequences, width), dtype=torch.int32, device=device)
-        self.seq_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
+        with torch.inference_mode(False):  # whose tensors cannot be written outside of it
+            self._data = torch.zeros(
+                (layers, 2, pages, *of_page, head_size), dtype=dtype, device=device
+            )
+            self.block_table = torch.zeros((sequences, width), dtype=torch.int32, device=device)
+            self.seq_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._pool = Pages(pages)
         self._pages: dict[int, list[int]] = {}  # of each sequence
         self._lengths: dict[int, int] = {}
@@ -158,11 +159,11 @@ class PagedCache:
         slots = [-1] * (rows * tokens)
         for sequence, own in self._reserved(counts).items():
             slots[sequence * tokens : (sequence + 1) * tokens] = own
-        kept = self._advanced.get(tokens)
-        if kept is None:
-            kept = self._advanced[tokens] = self._on_device(slots)
-            return kept
-        return kept.copy_(self._on_host(slots, torch.int64), non_blocking=True)
+        if tokens not in self._advanced:
+            with torch.inference_mode(False):
+                kept = torch.empty(len(slots), dtype=torch.int64, device=self.seq_lens.device)
+            self._advanced[tokens] = kept
+        return self._advanced[tokens].copy_(self._on_host(slots, torch.int64), non_blocking=True)
 
     def fork(self, sequence: int) -> int:
         """Begin a sequence with the tokens of another one, whose pages it shares.
@@ -228,7 +229,7 @@ class PagedCache:
             )
 
     def _view(self, layer: int, which: int) -> torch.Tensor:
-        data = self._data[layer, which]
+        data = self._data.detach()[layer, which]  # writing has no gradient
         return data if self.layout == "NHD" else data.transpose(1, 2)
 
     def _reserved(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
@@ -282,7 +283,7 @@ class PagedCache:
     ) -> torch.Tensor:
         """Return numbers in memory from which the device copies while the host goes on."""
         pinned = self.seq_lens.is_cuda and len(numbers) > 0
-        return torch.tensor(numbers, dtype=dtype, pin_memory=pinned)
+        return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned)
 
 
 def _is_capturing(tensor: torch.Tensor) -> bool:

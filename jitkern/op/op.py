@@ -330,12 +330,16 @@ class Op:
         return drawn
 
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the reference on these arguments. Raises DeclarationError if the op has none."""
+        """Run the reference on these arguments, without autocast, as kernels run.
+
+        Raises DeclarationError if the op has none.
+        """
         reference = self.declaration.reference
         if reference is None:
             raise DeclarationError(f"{self.name} has no reference")
         args, kwargs = self.signature.complete(args, kwargs)
-        result = reference(*args, **kwargs)
+        with calls.autocast.off((*args, *kwargs.values())):
+            result = reference(*args, **kwargs)
         plain = self.declaration.nondifferentiable
         if not plain:
             return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from jitkern import ops
+from jitkern.calls import autocast
 from jitkern.training.block_sparse_mask import BlockSparseMask
 
 
@@ -22,8 +23,8 @@ def flash_attention(
     causal: without a mask, query i sees the keys up to i. A mask has this from its constructor.
     scale: by default 1 / sqrt(d).
 
-    Returns a tensor like q. Raises ValueError for a mask of other lengths or on another device, and
-    RuntimeError for tensors that do not fit.
+    Returns a tensor like q; under autocast all are of its dtype. Raises ValueError for a mask of
+    other lengths or on another device, and RuntimeError for tensors that do not fit.
     """
     if mask is None:
         grouped = q.dim() == 4 and k.dim() == 4 and q.shape[1] != k.shape[1]
@@ -46,5 +47,6 @@ def flash_attention(
             f"flash_attention: the mask is for {lengths[0]} queries and {lengths[1]} keys on "
             f"{device}, and q and k have {q.shape[-2]} and {k.shape[-2]} on {q.device}"
         )
+    q, k, v = autocast.cast(q, k, v)
     out: torch.Tensor = ops.block_sparse_attention(q, k, v, *mask.arguments, scale)[0]
     return out

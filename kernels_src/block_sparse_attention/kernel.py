@@ -98,7 +98,7 @@ def _(
     left, right, scale = launches.limits(left, right, scale, d)
     m, n, warps, stages = launches.form(kernels, launches.FORWARD, q, block_q, block_k)
     tiles = (q_len + m - 1) // m
-    template = launches.template(q, m, n, block_q, block_k, whole=k_len % n == 0)
+    template = launches.template(q, m, n, block_q, block_k, whole=k_len % block_k == 0)
     kernels.forward[{**template, "NEGATIVE": scale < 0}](
         out, lse, q, k, v,
         starts, columns.contiguous(), launches.dense(patterns), launches.dense(bits),
@@ -143,7 +143,7 @@ def _(
 
     m, n, warps, stages = launches.form(kernels, launches.BACKWARD_Q, q, block_q, block_k)
     tiles = (q_len + m - 1) // m
-    template = launches.template(q, m, n, block_q, block_k, whole=k_len % n == 0)
+    template = launches.template(q, m, n, block_q, block_k, whole=k_len % block_k == 0)
     kernels.backward_q[template](
         dq, delta, grad, launches.dense(grad_lse), out, lse, q, k, v,
         starts, columns.contiguous(), launches.dense(patterns), bits,
@@ -153,7 +153,7 @@ def _(
     if needs_k:
         m, n, warps, stages = launches.form(kernels, launches.BACKWARD_K, q, block_q, block_k)
         tiles = (k_len + n - 1) // n
-        template = launches.template(q, m, n, block_q, block_k, whole=q_len % m == 0)
+        template = launches.template(q, m, n, block_q, block_k, whole=q_len % block_q == 0)
         kernels.backward_k[template](
             dk, dv, delta, grad, lse, q, k, v,
             key_starts, key_columns.contiguous(), launches.dense(key_patterns), bits,

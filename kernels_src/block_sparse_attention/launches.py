@@ -61,7 +61,7 @@ def check(name, q, k, v, lists, block_q, block_k):
         block_q >= 32 and block_k >= 32 and block_q % 32 == 0 and block_k % 32 == 0,
         lambda: f"{name}: blocks must be multiples of 32, got {block_q} queries, {block_k} keys",
     )
-    starts, _, key_starts, _, patterns, key_patterns, bits = lists
+    starts, columns, key_starts, key_columns, patterns, key_patterns, bits = lists
     _check_starts(f"{name}: starts", starts, q, q.shape[2], block_q)
     _check_starts(f"{name}: key_starts", key_starts, q, k.shape[2], block_k)
     torch._check(
@@ -72,6 +72,25 @@ def check(name, q, k, v, lists, block_q, block_k):
         (bits is None) == (patterns is None) and (bits is None) == (key_patterns is None),
         lambda: f"{name}: patterns, key_patterns and bits go together: pass all or none",
     )
+    torch._check(
+        columns.dim() == 1 and key_columns.dim() == 1,
+        lambda: (
+            f"{name}: columns and key_columns must have 1 dimension, got {tuple(columns.shape)} "
+            f"and {tuple(key_columns.shape)}"
+        ),
+    )
+    torch._check(
+        bits is None or (
+            bits.dim() == 3 and bits.shape[1] == block_q and bits.shape[2] == block_k // 32
+            and patterns.shape == columns.shape and key_patterns.shape == key_columns.shape
+        ),
+        lambda: (
+            f"{name}: bits must be [patterns, {block_q}, {block_k // 32}], got "
+            f"{tuple(bits.shape)}, and patterns like columns: {tuple(patterns.shape)} and "
+            f"{tuple(key_patterns.shape)} for {tuple(columns.shape)} and "
+            f"{tuple(key_columns.shape)}"
+        ),
+    )  # fmt: skip
 
 
 def _check_starts(what, starts, q, length, block):
@@ -145,7 +164,10 @@ def form(k, table, q, block_q, block_k):
 
 
 def template(q, m, n, block_q, block_k, *, whole):
-    """Return the constexprs of a kernel. whole: whether all tiles that are loaded are whole."""
+    """Return the constexprs of a kernel.
+
+    whole: whether the last block of the mask, all of whose tiles are loaded, is whole.
+    """
     d = q.shape[3]
     return {
         "D": d, "DP": _padded(d), "BLOCK_M": m, "BLOCK_N": n, "MASK_M": block_q, "MASK_N": block_k,

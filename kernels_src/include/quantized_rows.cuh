@@ -28,6 +28,15 @@ template <int V> __device__ __forceinline__ void quantize(__nv_fp8_e4m3 (&q)[V],
 __host__ __device__ constexpr float largest(const signed char *) { return 127; }
 __host__ __device__ constexpr float largest(const __nv_fp8_e4m3 *) { return 448; }
 
+// The unit of a row whose largest number is `top`, at least the smallest normal float, and numbers per unit: both are finite
+// unless `top` is not. A row of zeros has 0 of both.
+template <typename Q, typename A> __device__ __forceinline__ float unit_of(A top) {
+  return top > 0 ? fmaxf(float(top) / largest((const Q *)nullptr), 0x1p-126f) : float(top);
+}
+template <typename Q, typename A> __device__ __forceinline__ A per_unit_of(A top) {
+  return top > 0 ? min(largest((const Q *)nullptr) / top, A(0x1p126f)) : A(0);
+}
+
 // The V numbers of a row from `column` on, at `row`; those beyond the row's ends are left out.
 template <bool EDGES, int V, typename Q>
 __device__ __forceinline__ void store_quantized(Q *row, const Q (&q)[V], int column, int cols) {
@@ -63,9 +72,8 @@ template <typename T_, typename Q, bool EDGES> struct QuantizedRows {
   }
   __device__ State merge(State a, State b) const { return {most(a.top, b.top)}; }
   __device__ Row row(State s, long long row, bool first) const {
-    constexpr float largest_of = largest((const Q *)nullptr);
-    if (first) units[row] = float(s.top) / largest_of;
-    return {s.top > 0 ? largest_of / s.top : A(0), row * cols};
+    if (first) units[row] = unit_of<Q>(s.top);
+    return {per_unit_of<Q>(s.top), row * cols};
   }
   template <class Y> __device__ void results(Row r, const A (&v)[1][V], int column, Y &) const {
     alignas(8) Q q[V];

@@ -1,5 +1,6 @@
 // Numbers of 8 bits in units of the largest of their row, on the CPU: int8, or float8_e4m3fn.
 #pragma once
+#include <cfloat>
 #include <cmath>
 
 #include "rows.h"
@@ -7,7 +8,7 @@
 // Write v in units of the result, the least with which the row fits Q. A NaN makes it NaN. v is changed.
 template <typename Q, typename A> static float quantized(Q* out, A* v, int64_t cols) {
   constexpr bool is_integer = std::is_integral_v<Q>;
-  constexpr float most = is_integer ? 127 : 448;
+  constexpr float most = is_integer ? 127 : 448, least = FLT_MIN;  // a unit whose reciprocal is finite
   float top = 0, nan = 0;
 #pragma omp simd reduction(max : top) reduction(+ : nan)
   for (int64_t i = 0; i < cols; i++) {
@@ -16,7 +17,7 @@ template <typename Q, typename A> static float quantized(Q* out, A* v, int64_t c
     nan += size * 0;
   }
   if (nan != 0 || top != top) top = NAN;
-  const float unit = (top + nan) / most, per_unit = top > 0 ? most / top : 0;
+  const float unit = top > 0 ? std::fmax(top / most, least) : top, per_unit = top > 0 ? std::fmin(most / top, 1 / least) : 0;
 #pragma omp simd
   for (int64_t i = 0; i < cols; i++) {
     const A q = v[i] * per_unit;

@@ -1,8 +1,9 @@
 """q = round(x / scale), scale = max |x| / most of each row.
 
-most is 127 for int8 and 448 for float8_e4m3fn. A row is the last dimension. The scale of a row of
-zeros is 0, and so are its numbers; that of a row with NaN is NaN, with an infinity not finite, and
-the numbers of these rows mean nothing.
+most is 127 for int8 and 448 for float8_e4m3fn. A row is the last dimension. The scale is at least
+2^-126, whose reciprocal is finite too. The scale of a row of zeros is 0, and so are its numbers;
+that of a row with NaN is NaN, with an infinity not finite, and the numbers of these rows mean
+nothing.
 """
 
 import torch

@@ -11,6 +11,7 @@ from jitkern.declare import Cpp, Cuda, kernel
 from jitkern.kernels_src import norms
 
 CPU = Cpp("rms_norm.cpp", native=True, openmp=True)
+LEAST = 2.0**-126  # of the units of quantized rows but 0: the reciprocal is finite, too
 QUANTIZED = {"int8": (torch.int8, 127.0), "float8_e4m3fn": (torch.float8_e4m3fn, 448.0)}
 
 rms_norm = kernel(
@@ -41,12 +42,14 @@ def reference(x, weight, eps, offset):
 
 
 def quantized(y, dtype):
-    """Return numbers in units of each row's largest, and the units."""
+    """Return numbers in units of each row's largest, and the units, none below LEAST but 0."""
     kind, most = QUANTIZED[dtype]
     top = y.abs().amax(-1, keepdim=True) if y.shape[-1] else y.new_zeros(*y.shape[:-1], 1)
     # Not `most / top`, which is the reciprocal times most and so may be another number.
-    y = y * torch.where(top > 0, torch.full_like(top, most) / top, torch.zeros_like(top))
-    scale = (top / most).float().clone(memory_format=torch.contiguous_format)
+    per_unit = (torch.full_like(top, most) / top).clamp(max=1 / LEAST)
+    y = y * torch.where(top > 0, per_unit, torch.zeros_like(top))
+    scale = torch.where(top > 0, (top / most).clamp(min=LEAST), top).float()
+    scale = scale.clone(memory_format=torch.contiguous_format)
     return (y.round() if kind == torch.int8 else y).to(kind), scale
 
 

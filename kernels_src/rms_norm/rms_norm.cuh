@@ -104,10 +104,9 @@ template <typename T_, typename W, typename Q, int INPUTS_, bool EDGES> struct Q
   }
   __device__ State merge(State a, State b) const { return {a.squares + b.squares, larger(a.top, b.top)}; }
   __device__ Row row(State s, long long row, bool first) const {
-    constexpr float most = largest((const Q *)nullptr);
     const A scale = reciprocal_root(s.squares * share + eps), top = s.top * scale;  // a NaN is in both
-    if (first) units[row] = float(top) / most;
-    return {top > 0 ? scale * (most / top) : A(0), row * cols};
+    if (first) units[row] = unit_of<Q>(top);
+    return {scale * per_unit_of<Q>(top), row * cols};
   }
   template <class Y> __device__ void results(Row r, const A (&v)[INPUTS][V], int column, Y &y) const {
     results(r, v, column, column, y);

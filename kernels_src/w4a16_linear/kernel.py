@@ -1,12 +1,13 @@
 """y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], with w of 4 bits in groups of 64 or 128 numbers k.
 
-w = (q - 8) * scale, (q - zero) * scale with whole zeros (uint8), or (q - 8) * scale + zero with
-zeros of the dtype of x; q as `kernels_src/int4.py` packs it, scale and zero [K / group, N].
-Products of up to 64 rows of x are exact and added in float32, group by group, and rounded once. For
-more rows the weight is written out in the dtype of x, which rounds it, and PyTorch multiplies.
-`low_bit.cuh` has the kernels, which take the design of Marlin (Frantar et al. 2024) further: tiles
-of weights are the rows of matrix instructions, and tokens their columns. `int4_warpgroups.cuh` has
-one for 9 to 64 rows of x on an H100 or H200, whose matrix instructions are those of warpgroups.
+w = (q - 8) * scale, (q - zero) * scale with whole zeros (uint8, at most 127), or
+(q - 8) * scale + zero with zeros of the dtype of x; q as `kernels_src/int4.py` packs it, scale and
+zero [K / group, N]. Products of up to 64 rows of x are exact and added in float32, group by group,
+and rounded once. For more rows the weight is written out in the dtype of x, which rounds it, and
+PyTorch multiplies. `low_bit.cuh` has the kernels, which take the design of Marlin (Frantar et al.
+2024) further: tiles of weights are the rows of matrix instructions, and tokens their columns.
+`int4_warpgroups.cuh` has one for 9 to 64 rows of x on an H100 or H200, whose matrix instructions
+are those of warpgroups.
 """
 
 import torch
@@ -141,7 +142,7 @@ def _(k, x, qweight, scale, zero, bias):
     args = out, low_bit.aligned(x), *weight, low_bit.aligned(bias)
     if (
         k.capability == (9, 0) and tokens > low_bit.FEW and not edges and rows > 0
-        and group == 128 and columns % 256 == 0 and kind != int4.ADDED_ZEROS
+        and columns > 0 and group == 128 and columns % 256 == 0 and kind != int4.ADDED_ZEROS
     ):  # fmt: skip
         _by_warpgroups(k, x.dtype, kind, args, tokens, rows, columns)
         return out

@@ -274,3 +274,69 @@ def test_what_is_left_as_it_is():
         quantized("int4")
     with pytest.raises(ValueError, match="scheme must be one of .*got 'int2'"):
         quantized("int2")
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(128, 384), nn.Linear(128, 128)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 64)).permute(2, 0, 3, 1, 4)
+        attention = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(attention.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8", "int8_dynamic"])
+def test_layers_follow_autocast_as_those_that_they_replace(scheme):
+    torch.manual_seed(0)
+    plain = Attention()
+    model = jitkern.quantize_linears(copy.deepcopy(plain), scheme)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for tokens in (3, 20):
+            x = torch.randn(2, tokens, 128)
+            want, got = plain(x), model(x)
+            assert got.dtype == want.dtype == torch.bfloat16
+            assert (got - want).float().norm() / want.float().norm() < 0.3
+            assert torch.equal(compiled(x), got)
+    assert model(x).dtype == torch.float32
+
+
+def test_ops_have_the_dtype_of_x_under_autocast():
+    weight = int4.quantize(torch.randn(48, 256))
+    for tokens in (3, 20):  # by a kernel, and by PyTorch
+        x = torch.randn(tokens, 256)
+        want = jitkern.ops.w4a16_linear(x, *weight)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(jitkern.ops.w4a16_linear(x, *weight), want)
+
+
+def test_an_encoder_layer_that_reads_its_weights_keeps_them():
+    model = jitkern.quantize_linears(nn.TransformerEncoderLayer(128, 4, 128, batch_first=True))
+    assert type(model.linear1) is type(model.linear2) is nn.Linear
+    assert model.eval()(torch.randn(2, 3, 128)).shape == (2, 3, 128)
+
+
+def test_a_layer_without_outputs_is_replaced():
+    plain = nn.Linear(128, 1)
+    plain.weight, plain.bias = (nn.Parameter(p[:0].detach()) for p in plain.parameters())
+    for scheme in ("int4", "int8", "int8_dynamic"):
+        layer = jitkern.quantize_linears(plain, scheme)
+        assert layer(torch.randn(3, 128)).shape == (3, 0)
+
+
+def test_the_upper_bits_of_packed_numbers_are_lost():
+    q = numbers(16, 64)
+    q[0, 0], q[3, 5] = -1, 19
+    want = (q & 15).to(torch.uint8)
+    assert torch.equal(int4.unpack(int4.pack(q), 16), want)
+
+
+def test_another_default_device_changes_no_conversion():
+    arguments = torch.zeros(8, 64, dtype=torch.int32), torch.zeros(1, 8, dtype=torch.int32)
+    want = converters.from_gptq(*arguments, torch.ones(1, 64))
+    with torch.device("meta"):
+        got = converters.from_gptq(*arguments, want.scale)
+        converters.from_awq(arguments[0].T, arguments[1], want.scale)
+    assert torch.equal(got.qweight, want.qweight)

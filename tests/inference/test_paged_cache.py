@@ -1,5 +1,7 @@
 """`PagedCache`: who owns which page, beside lists of tokens, and what the device is told."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import settings, strategies as st
@@ -278,6 +280,28 @@ def test_a_graph_reads_the_tensors_of_now_and_changes_no_sequence():
         now = slots, cache.seq_lens, cache.block_table
         assert all(map(torch.equal, got, now))
     assert cache.seq_lens.tolist() == [24, 0, 0]
+
+
+@each_device
+def test_another_default_device_and_inference_mode_change_nothing(device):
+    with torch.inference_mode():
+        cache = small(device=device)
+        first = cache.add()
+        cache.advance()
+    slots = cache.advance()
+    assert slots.tolist() == [cache.block_table[0, 0] * 4 + 1, -1, -1]
+    with torch.device("meta"):
+        assert cache.append({first: 3}).device.type == device
+    assert cache.seq_lens.tolist() == [5, 0, 0]
+
+
+def test_a_gradient_of_what_is_written_does_not_reach_the_cache():
+    cache = small()
+    key = torch.ones(1, 2, 4, requires_grad=True)
+    views = cache.keys(), cache.values()
+    jitkern.ops.kv_cache_append(2 * key, 3 * key, *views, cache.append({cache.add(): 1}))
+    assert (cache.keys()[views[0][:, :, 0, 0] != 0] == 2).all()
+    assert not cache.keys().requires_grad and not copy.deepcopy(cache).values().requires_grad
 
 
 def test_layouts_have_views_of_one_shape():

@@ -87,6 +87,11 @@ def calls():
         yield q, k, v, *mask.arguments, 0.0
         few = BlockSparseMask.causal(64, 64, block=(64, 32))  # whole tiles
         yield q[:, :, :64], k[:, :, :64], v[:, :, :64], *few.arguments
+    # Lengths of whole tiles, and blocks that end behind them, where the next head begins.
+    q, k, v = (torch.randn(1, 2, n, 128, dtype=torch.float16) / 2 for n in (320, 192, 192))
+    for blocks in (torch.ones(3, 2) > 0, torch.eye(3, 2) > 0):
+        yield q, k, v, *BlockSparseMask.from_blocks(blocks, 320, 192).arguments
+        yield q, k, v, *BlockSparseMask.from_blocks(blocks, 320, 192, causal=True).arguments
 
 
 def gradient_call(args):

@@ -99,7 +99,7 @@ CASES = [
 @pytest.mark.parametrize(("device", "dtype", "d"), CASES, ids=str)
 def test_causal_windows_and_elements(device, dtype, d):
     kinds = {"dtype": dtype, "device": device}
-    for q_len, k_len in ((300, 300), (256, 400), (400, 129)):
+    for q_len, k_len in ((300, 300), (256, 400), (400, 129), (320, 192)):
         tensors = made((2, 4, q_len, d), 2, k_len, **kinds)
         right(tensors, BlockSparseMask.causal(q_len, k_len))
         right(tensors, BlockSparseMask.sliding_window(q_len, k_len, left=70, right=9))
@@ -181,6 +181,7 @@ def test_what_does_not_fit_is_refused(device):
     q, k, v = (x.detach() for x in made((2, 4, 64, 64), 2, device=device))
     mask = BlockSparseMask.causal(64).to(device).arguments
     long = BlockSparseMask.causal(300).to(device).arguments
+    some = BlockSparseMask.from_dense(elements(64, 64)).to(device).arguments
     wide = torch.zeros(2, 4, 64, 257, device=device)
     for match, args in {
         r"q must be \[batch, heads, q_len, d\]": (q[0], k, v, *mask),
@@ -191,6 +192,9 @@ def test_what_does_not_fit_is_refused(device):
         "must be int32": (q, k, v, mask[0].long(), *mask[1:]),
         "multiples of 32": (q, k, v, *mask[:7], 48, 128),
         "go together": (q, k, v, *mask[:4], mask[1]),
+        "must have 1 dimension": (q, k, v, mask[0], mask[1][None], *mask[2:]),
+        r"bits must be \[patterns, 128, 4\], got \(1, 64, 4\)": (q, k, v, *some[:6], some[6][:, :64]),
+        r"patterns like columns: \(0,\)": (q, k, v, *some[:4], some[4][:0], *some[5:]),
     }.items():  # fmt: skip
         with pytest.raises(RuntimeError, match=match):
             attention.declaration.launchers["triton"](

@@ -215,6 +215,21 @@ def test_rows_of_zeros_nan_and_infinity_as_numbers_of_8_bits(device):
         assert q[3, 0].float() * scale[3] == 2
 
 
+@each_device
+def test_rows_of_the_smallest_numbers_as_numbers_of_8_bits(device):
+    x = torch.tensor([[1.0, -0.5, 0, 0.2]], device=device)
+    x = x * torch.tensor([3e-36, 1e-36, 1e-37, 1e-38, 3e-39], device=device)[:, None]
+    normed = x.repeat(1, 2), None, 1.0  # an epsilon of 1, so the rows stay as small
+    for kind in ("int8", "float8_e4m3fn"):
+        for op, args in ((ops.quantize_rowwise, (x,)), (ops.rms_norm_quantized, normed)):
+            q, scale = op(*args, dtype=kind)
+            want, units = op.run_reference(*args, dtype=kind)
+            assert torch.equal(q.float(), want.float()) and torch.equal(scale, units)
+            error = (q.double() * scale - args[0].double()).abs()
+            step = scale * 0.501 if kind == "int8" else scale * 2**-9 + args[0].abs() / 15.9
+            assert (error <= step).all()
+
+
 def calls(device, dtype=torch.bfloat16):
     """(op, x, arguments after it) of each linear layer, for 3 tokens."""
     x = numbers(3, 256, dtype=dtype, device=device)

@@ -151,3 +151,14 @@ def test_masks_of_lengths_do_not_wait_for_the_gpu():
     with refusing_to_wait():
         BlockSparseMask.causal(1000, device="cuda")
         BlockSparseMask.sliding_window(1000, left=99, device="cuda")
+
+
+@each_device
+def test_it_follows_autocast(device):
+    q, k, v = torch.randn(3, 1, 2, 100, 32, device=device)
+    for mask in (None, BlockSparseMask.causal(100, device=device)):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            out = flash_attention(q, k, v, mask, causal=mask is None)
+        assert out.dtype == torch.bfloat16
+        want = flash_attention(q, k, v, mask, causal=mask is None)
+        torch.testing.assert_close(out.float(), want, rtol=0.02, atol=0.02)
