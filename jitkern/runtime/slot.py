@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STRIKES = 4  # traces that may fail for calls of one class and of sizes like these
 FUTILE = 64  # traces that may fail for calls of one class
+LATEST = 16  # worlds, sources and targets whose plans are at hand
 REMEMBERED = 256  # calls without a stub whose repetitions are counted
 AT_ONCE = 4  # stubs that may be in the making for calls of one class
 MANY = 64  # variants that the dtypes, ranks and branches of an op may need
@@ -47,6 +48,8 @@ class Calls:
         # Plans of the cache that were not tried yet, each with its entry.
         self.plans: Iterator[tuple[Entry, Plan]] | None = None
         self.world: World | None = None  # the world of these plans
+        self.moves = 0  # calls in another world since these plans were looked up
+        self.vain = 0  # worlds in which no plan was found
         self.fetches = 0  # of this process when these plans were looked up
         self.building: set[str] = set()  # the calls, by their numbers, whose stubs are being built
         self.failed = 0  # traces
@@ -85,10 +88,10 @@ class Slot:
         self.known: set[tuple[Any, ...]] = set()
         self._calls: dict[tuple[Any, ...], Calls] = {}
         self._counts: OrderedDict[str, int] = OrderedDict()  # of calls without a stub
-        self._plans: dict[tuple[Any, ...], Plans] = {}
+        self._plans: OrderedDict[tuple[Any, ...], Plans] = OrderedDict()  # of the latest worlds
         self._frozen: list[Frozen] = []
         self._constant = 0  # variants that hold a value for constant, or are for another world
-        self._worlds: set[World] = set()
+        self._worlds: set[str] = set()  # their identities
         self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
         self._full = False
         SLOTS.append(self)
@@ -116,8 +119,11 @@ class Slot:
         The variant serves as soon as the runtime is loaded. Returns whether a variant was appended.
         Raises nothing.
         """
-        tried = calls.world is not None and calls.plans is None and calls.world.holds()
-        if tried and not self.may_have_more(calls):
+        if calls.world and not calls.world.holds():
+            calls.moves += 1
+            if calls.moves < _patience(calls.vain):  # what keeps changing costs a look-up each time
+                return False
+        elif calls.world and calls.plans is None and not self.may_have_more(calls):
             return False
         if config.current().compiler == "exact":
             return False
@@ -136,9 +142,10 @@ class Slot:
     def _append_next(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
         world = world_of(launch.tuned.parts_of(launcher.function))
         if world is not calls.world or self.may_have_more(calls):
-            calls.fetches = events.fetches()
+            calls.fetches, calls.moves = events.fetches(), 0
             plans = self.plans(launcher, world)
             calls.plans = plans.find(class_of(args), example_of(args), launcher.device)
+            calls.vain += world is not calls.world
             calls.world = world
         for entry, plan in calls.plans or ():
             entries = [room.plans.entry_of(name) for name in (plan.stub, *plan.kernels)]
@@ -151,6 +158,7 @@ class Slot:
             )
             variant = Loaded(stub, plan.stub[2], [kernel.address for kernel in kernels], world)
             if self.append(calls, variant, launcher.device, config.current()):
+                calls.vain = 0
                 if not calls.has_receipt and not plan.constant:
                     calls.has_receipt = True
                     room.recall.leave_later(self, launcher, world, class_of(args), entry.path)
@@ -165,13 +173,14 @@ class Slot:
         if key not in self._plans:
             op, schema = self.signature.name, self.signature.schema
             self._plans[key] = room.plans.Plans(op, schema, function, world, source, target)
+            while len(self._plans) > LATEST:
+                self._plans.popitem(last=False)
         return self._plans[key]
 
     @property
     def patience(self) -> int:
         """How often a call must come before a stub is made for it."""
-        count = self._constant + max(0, len(self.known) - MANY)
-        return next((times for stubs, times in _PATIENCE if count < stubs), _OFTEN)
+        return _patience(self._constant + max(0, len(self.known) - MANY))
 
     def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
         """Whether to build a stub for a call that no variant served."""
@@ -226,8 +235,8 @@ class Slot:
                 return False
             self.known.add(known)
             self._frozen += frozen
-            self._constant += bool(frozen) or world not in self._worlds
-            self._worlds.add(world)
+            self._constant += bool(frozen) or world.identity not in self._worlds
+            self._worlds.add(world.identity)
 
         def add(loaded: Runtime) -> None:
             with self.lock:
@@ -236,7 +245,8 @@ class Slot:
                 place = loaded.append(self.number, stub, addresses, device, settings, world)
                 if place is None:
                     self.known.discard(known)
-                    self.refuse(calls, "C cannot check whether all that it reads is unchanged")
+                    if world.holds():  # else it has changed since the trace, and others will follow
+                        self.refuse(calls, "C cannot check whether all that it reads is unchanged")
                     return
                 replaced = self._places.get(place)
                 self._places[place] = known
@@ -271,6 +281,11 @@ class Slot:
             self.known.clear()
             if launch_runtime:
                 launch_runtime.forget(self.number)
+
+
+def _patience(count: int) -> int:
+    """Return how often a call must come before there is another of `count` attempts at a stub."""
+    return next((times for stubs, times in _PATIENCE if count < stubs), _OFTEN)
 
 
 def _class_of(value: Any) -> Any:

@@ -5,15 +5,18 @@ Torch's own `_check` imports sympy on its first use, which takes 0.7 s.
 
 from __future__ import annotations
 
+import builtins
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from jitkern.launch.tuned import changed, parts_of
-from jitkern.trace.world import World, world_of
+from jitkern.trace.world import World, is_plain, world_of
 
+COPIES = 16  # of a function whose world keeps changing, which then runs itself
 Function = Callable[..., Any]
 
 
@@ -26,7 +29,11 @@ def check(condition: Any, message: Callable[[], object] | None = None) -> None:
 
 
 def runnable(function: Function) -> Function:
-    """Return a copy of a launch function with a quick `torch._check`; itself if it calls none."""
+    """Return a copy of a launch function with a quick `torch._check`.
+
+    Return the function itself if it calls none, or calls what could read or change the names that
+    the copy has copies of.
+    """
     return _quick(function).now() or function
 
 
@@ -36,21 +43,37 @@ class _Quick:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._made = self._copied()
+        self._left = COPIES
 
     def now(self) -> Function | None:
         """Return a copy that does what the function does now, or None for the function itself."""
         world, copy = self._made
         if world and not world.holds():
-            self._made = world, copy = self._copied()
+            self._left -= 1
+            self._made = world, copy = self._copied() if self._left > 0 else (None, None)
         return copy
 
     def _copied(self) -> tuple[World | None, Function | None]:
         function = self._function
         world = world_of(parts_of(function))
-        if world.refusal or not world.uses(torch._check):
+        if not world.uses(torch._check) or not world.closed(_is_inert):
             return None, None
         copies = iter(world.copies({id(torch._check): check}))
         return world, changed(function, lambda _: next(copies))
+
+
+def _is_inert(value: Any) -> bool:
+    """Whether a value that is not followed reads and changes no names of functions: part of Torch.
+
+    Or one of C, but `globals`, `eval` and their like, or a list of plain values.
+    """
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is not builtins
+    if type(value) is list:
+        return all(map(is_plain, value))
+    named = isinstance(value, (types.FunctionType, type))
+    home = value.__module__ if named else getattr(value, "__name__", "")
+    return f"{home}.".startswith("torch.") and (named or isinstance(value, types.ModuleType))
 
 
 _quick = functools.lru_cache(maxsize=1024)(_Quick)

@@ -173,6 +173,51 @@ def test_the_copy_with_a_quick_check_follows_a_helper_that_is_rebound(monkeypatc
     runnable(launch)(None, 1)
 
 
+COUNT = None
+SIZES_OF = {helper: 7}
+
+
+def count():
+    global COUNT  # noqa: PLW0603  what the test is about
+    COUNT = (COUNT or 0) + 1
+
+
+def counts(k):
+    torch._check(True)
+    count()
+    return COUNT
+
+
+def by_a_function(k):
+    torch._check(True)
+    return SIZES_OF[helper]
+
+
+def by_globals(k):
+    torch._check(True)
+    return globals()["SIZES_OF"]
+
+
+@pytest.mark.parametrize("launch", [counts, by_a_function, by_globals], ids=lambda f: f.__name__)
+def test_a_function_with_a_check_reads_the_names_of_its_module(launch, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "COUNT", None)
+    results = [runnable(launch)(None) for _ in range(3)]
+    assert (
+        results == {counts: [1, 2, 3], by_a_function: [7] * 3, by_globals: [SIZES_OF] * 3}[launch]
+    )
+
+
+def test_a_function_whose_names_keep_changing_runs_itself(monkeypatch):
+    def launch(k):
+        torch._check(True)
+        return COUNT
+
+    for number in range(30):
+        monkeypatch.setattr(sys.modules[__name__], "COUNT", number)
+        assert runnable(launch)(None) == number
+    assert runnable(launch) is launch
+
+
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """A launch function that is an object; `Launch(1) == Launch(1.0)`."""

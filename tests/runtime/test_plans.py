@@ -8,11 +8,12 @@ import math
 import operator
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import slot_of
+from helpers import served, slot_of
 
 from jitkern import config, jit, target as target_module
 from jitkern.cache import eviction, facts
@@ -474,6 +475,36 @@ def test_changed_settings_do_not_condemn_a_class(op, monkeypatch):
         for work in works:
             work()
     assert not slot.refused
+
+
+def test_a_name_that_changes_before_its_stub_serves_condemns_no_class(op, monkeypatch):
+    slot, load = slot_of(op), jit.loaded
+
+    def load_late(variant, *rest, **named):
+        if variant.function == "stub":
+            monkeypatch.setattr(sys.modules[__name__], "SIZES", (1, 4))
+        return load(variant, *rest, **named)
+
+    monkeypatch.setattr(linker.jit, "loaded", load_late)
+    op(X, 2)
+    linker.settle()
+    assert SIZES == (1, 4) and not slot.refused
+    monkeypatch.setattr(linker.jit, "loaded", load)
+    served(op, X, 2)
+
+
+def test_a_name_that_changes_at_each_call_is_looked_up_ever_less_often(op, monkeypatch):
+    slot, looked_up = slot_of(op), []
+    find = plans.Plans.find
+    monkeypatch.setattr(plans.Plans, "find", lambda *args: looked_up.append(args) or find(*args))
+    for number in range(400):
+        monkeypatch.setattr(sys.modules[__name__], "SIZES", (1, number))
+        op(X, 2)
+    linker.settle()
+    assert 16 < len(looked_up) < 80 and len(slot._plans) <= 16
+    for _ in range(300):
+        op(X, 2)
+    served(op, X, 2)
 
 
 @pytest.fixture
