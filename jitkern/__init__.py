@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -87,6 +88,7 @@ _HOMES = {
     "NotCached": "errors",
     "UntrustedCache": "errors",
 }
+FORK_WAITS = 10.0  # seconds, at most, for imports of other threads
 _MODULES = ("ops", "declare", "cache_tools")
 
 __all__ = sorted([*_HOMES, *_MODULES])
@@ -102,18 +104,66 @@ def on_first_use(
 
     def attribute(name: str) -> Any:
         if name in homes:
-            value = getattr(importlib.import_module(f"{room}.{homes[name]}"), name)
+            with _importing:
+                value = getattr(importlib.import_module(f"{room}.{homes[name]}"), name)
             vars(sys.modules[room])[name] = value
             return value
         if not name.startswith("__"):
             try:
-                return importlib.import_module(f"{room}.{name}")
+                with _importing:
+                    return importlib.import_module(f"{room}.{name}")
             except ModuleNotFoundError as e:
                 if e.name != f"{room}.{name}":
                     raise
         raise AttributeError(f"module `{room}` has no attribute `{name}`")
 
     return attribute
+
+
+class _Importing:
+    """The threads that import on first use, for which a fork waits.
+
+    A child has none of them, and would wait for ever for a module that one of them was importing.
+    Imports never wait for each other, which could be for a lock of Python's that the other holds.
+    """
+
+    def __init__(self) -> None:
+        self._gate = threading.Condition()
+        self._depths: dict[int, int] = {}  # of imports within imports, by thread
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if me in self._depths:
+            self._depths[me] += 1
+            return
+        with self._gate:
+            self._depths[me] = 1
+
+    def __exit__(self, *_: object) -> None:
+        me = threading.get_ident()
+        self._depths[me] -= 1
+        if not self._depths[me]:
+            with self._gate:
+                del self._depths[me]
+                self._gate.notify_all()
+
+    def acquire(self) -> None:
+        """Wait, but not for ever, until no other thread imports, and let none begin."""
+        self._gate.acquire()
+        self._gate.wait_for(lambda: self._depths.keys() <= {threading.get_ident()}, FORK_WAITS)
+
+    def release(self) -> None:
+        """Let threads import again."""
+        self._gate.release()
+
+    def forget(self) -> None:
+        """Forget, in a forked child, the threads of its parent."""
+        me = threading.get_ident()
+        self._gate = threading.Condition()
+        self._depths = {thread: n for thread, n in self._depths.items() if thread == me}
+
+
+_importing = _Importing()
 
 
 def after_fork(*renewed: Any, held: Any = None) -> None:
@@ -142,6 +192,7 @@ def _renewal(item: Any) -> Callable[[], object]:
     return renewal
 
 
+after_fork(_importing.forget, held=_importing)
 if not TYPE_CHECKING:
     __getattr__ = on_first_use(__name__, _HOMES)
 

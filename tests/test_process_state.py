@@ -110,3 +110,29 @@ def test_a_lock_is_free_in_a_child(run_python, make, own):
         "print(os.waitstatus_to_exitcode(status))\n"
     )
     assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_waits_for_an_import_of_another_thread(run_python, tmp_path):
+    room = tmp_path / "room"
+    room.mkdir()
+    room.joinpath("__init__.py").write_text(
+        "from jitkern import on_first_use\n__getattr__ = on_first_use(__name__)\n"
+    )
+    room.joinpath("part.py").write_text(
+        "import sys, time\nsys.began.set()\ntime.sleep(0.5)\nVALUE = 3\n"
+    )
+    done = run_python(
+        "import os, signal, sys, threading\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import room\n"
+        "sys.began = threading.Event()\n"
+        "thread = threading.Thread(target=lambda: room.part.VALUE)\n"
+        "thread.start(); sys.began.wait()\n"
+        "if not (child := os.fork()):\n"
+        "    signal.alarm(20)\n"
+        "    os._exit(room.part.VALUE)\n"
+        "thread.join()\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert done.stdout == "3\n", done.stderr
