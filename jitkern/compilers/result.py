@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import logging
@@ -31,6 +32,8 @@ MISSING_HEADER = (
     r"|fatal error: '?([^:'\n]+)'?(?:: No such file| file not found)"
 )
 _WIDEST = 200  # of a source line in a message
+_LONGEST = 2000  # characters of an error in a message
+_MOST = 1 << 19  # characters of the output of a compiler that are looked through and kept
 _NOT_THE_AUTHORS = ("jitkern probe:", "__nv_name_map(")  # files
 _LINKER_FAILED = ("ld returned", "linker command failed")  # other lines of the linker say why
 
@@ -66,6 +69,32 @@ def check_platform(op: str, target: Target) -> None:
         )
 
 
+def binary_at(path: Path, variant: Variant, target: Target, command: Sequence[str]) -> bytes:
+    """Return what a compiler wrote. Raises CompileError if it is for another kind of machine."""
+    binary = path.read_bytes()
+    if _kind_of(binary) != _own_kind():
+        raise unusable(variant, target, command)
+    return binary
+
+
+def unusable(variant: Variant, target: Target, command: Sequence[str]) -> CompileError:
+    """The error for a compiler that ended well, and wrote what this machine cannot use."""
+    what = f"`{command[0]}` ended without an error, and what it wrote is no library for"
+    hint = f"{what} this machine: set CC or CXX to a compiler that builds for it"
+    return compile_error(variant, target, command, "", hint)
+
+
+def _kind_of(binary: bytes) -> bytes:
+    """Return the class, the byte order and the machine of an ELF file."""
+    return binary[:6] + binary[18:20]
+
+
+@functools.cache
+def _own_kind() -> bytes:
+    with Path("/proc/self/exe").open("rb") as own:
+        return _kind_of(own.read(20))
+
+
 def keep_binary(staging: Path, stem: str, binary: bytes, suffix: str = ".so") -> str:
     """Write a binary beside the log, and return its file name: `stem` and a part of its hash."""
     artifact = f"{stem}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
@@ -79,7 +108,7 @@ def write_log(staging: Path, command: Sequence[str], output: str, *, unseen: boo
     unseen: whether it was no process, so that who wants to see it has not seen it yet.
     """
     _log.debug("$ %s", shlex.join(command))
-    text = f"$ {shlex.join(command)}\n{output}"
+    text = f"$ {shlex.join(command)}\n{_bounded(output, _MOST)}"
     (staging / LOG).write_text(text, encoding="utf-8", errors="surrogateescape")
     if unseen and config.current().verbose:
         child_process.show(text)
@@ -94,14 +123,16 @@ def compile_error(
             f"{variant.op} for {target}: no space is left to compile in; "
             "free some, or point JITKERN_CACHE_DIR elsewhere"
         )
+    output = _bounded(output, _MOST)
     lines = output.strip().splitlines()
     errors = list(re.finditer(_ERROR, output))
     errors.sort(key=lambda error: any(word in error.group() for word in _LINKER_FAILED))
     if hint:  # which tells more than what the compiler says of code that is not the author's
         errors = [error for error in errors if not error.group().startswith(_NOT_THE_AUTHORS)]
-    said = [e.group().strip() + _excerpt(output, e.end()) for e in errors[:3]]
+    said = [_bounded(e.group().strip(), _LONGEST) + _excerpt(output, e.end()) for e in errors[:3]]
     if not said and not hint:
-        said = lines[-1:] or ["the compiler printed nothing"]
+        last = f"`{command[0]}` printed nothing" if not lines else lines[-1]
+        said = [_bounded(last, _LONGEST)]
     flags = [flag for flag in variant.source.flags if any(flag in line for line in said)]
     if flags and not hint:
         hint = f"{variant.source.files[0]} is declared with flags={flags}: correct them"
@@ -114,6 +145,12 @@ def compile_error(
         command=shlex.join(command),
         log=output,
     )
+
+
+def _bounded(text: str, most: int) -> str:
+    """Return the beginning and the end of a text that is longer than `most` characters."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
 def _excerpt(output: str, at: int) -> str:

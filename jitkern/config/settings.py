@@ -159,8 +159,8 @@ class Config:
     )
     # What follows is read from the environment as it is, and stands in no settings file.
     cuda_home: Path | None = _internal(None, v.path_or_none)
-    cc: str = _internal("cc")
-    cxx: str = _internal("c++")
+    cc: str = _internal("cc", v.command)
+    cxx: str = _internal("c++", v.command)
     visible_devices: str | None = _internal(None)
     runtime_dir: Path | None = _internal(None, v.path_or_none)
     color: bool = _internal(True)
@@ -311,8 +311,8 @@ def tools_in(environment: Mapping[str, str]) -> dict[str, Any]:
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     return {
         "cuda_home": Path(home) if home else None,
-        "cc": environment.get("CC") or "cc",
-        "cxx": environment.get("CXX") or "c++",
+        "cc": environment.get("CC", "").strip() or "cc",
+        "cxx": environment.get("CXX", "").strip() or "c++",
     }
 
 

@@ -139,6 +139,8 @@ def _failed(cache: Cache, request: Request, staging: Path, e: OSError) -> Jitker
         cause = f"its compiler ended without an error and did not write {name}"
     elif staged or e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
         return cache.write_error(e)
+    elif e.errno == errno.ENOEXEC:
+        cause = f"`{e.filename}` cannot be run: {e.strerror}: set CC or CXX to another compiler"
     else:
         cause = f"it cannot be compiled: {reason_of(e)}"
     return CompileError(f"{variant.op} for {request.exact}: {cause}", op=variant.op)

@@ -54,6 +54,7 @@ def load(source: Source, entry: Entry, op: str = "") -> Any:
     Raises LoadError, and DeclarationError for an Extension that registers a name already
     registered, or lacks its function.
     """
+    place = str(entry.path)  # that the loader of the system is given
     try:
         if isinstance(source, Extension):
             return _extension(source, entry, op)
@@ -68,9 +69,10 @@ def load(source: Source, entry: Entry, op: str = "") -> Any:
         hint = ""
         if _is_noexec(entry):
             hint = f"; {entry.root} is mounted noexec: point JITKERN_CACHE_DIR elsewhere"
-        elif "cannot open shared object" in str(e) and str(entry.path) not in str(e):
+        elif "cannot open shared object" in str(e) and not str(e).startswith(place):
             hint = "; name its directory in library_dirs, and link it with -Wl,-soname,NAME"
-        raise LoadError(f"could not load {entry.path}: {e}{hint}", whole=bool(hint)) from e
+        said = str(e).replace(place, str(entry.path))
+        raise LoadError(f"could not load {entry.path}: {said}{hint}", whole=bool(hint)) from e
 
 
 def _is_noexec(entry: Entry) -> bool:

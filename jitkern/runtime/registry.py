@@ -18,6 +18,7 @@ from typing import Any
 
 from jitkern import after_fork, config, runtime
 from jitkern.cache import VERSION
+from jitkern.config import values
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import code_page
 from jitkern.runtime.symbols import symbols
@@ -192,12 +193,7 @@ def has_compiler() -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _is_on_path(command: str, path: str | None) -> bool:
-    words = command.split()
-    if not {*command}.isdisjoint("'\"\\"):
-        import shlex  # 0.3 ms of an import of ops, for commands that need it
-
-        words = shlex.split(command)
-    return bool(words) and shutil.which(words[0], path=path) is not None
+    return shutil.which(values.words_of(command)[0], path=path) is not None
 
 
 @functools.cache

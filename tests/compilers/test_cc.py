@@ -325,6 +325,52 @@ def compiler_that(tmp_path):
     return make
 
 
+# Lines that make a compiler of another one: its output is cut, or for AArch64, or something else.
+WRITE = 'for a in "$@"; do [ "$p" = -o ] && o=$a; p=$a; done; c++ "$@" || exit'
+ODD = {
+    "junk": f'{WRITE}; [ -z "$o" ] || echo junk > "$o"; exit 0',
+    "cut": f'{WRITE}; [ -z "$o" ] || {{ head -c 4000 "$o" > o; mv o "$o"; }}; exit 0',
+    "foreign": f'{WRITE}; [ -z "$o" ] || printf "\\267\\000" | dd of="$o" bs=1 seek=18 conv=notrunc 2>&1; exit 0',
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_a_compiler_wrote_for_no_such_machine_is_not_kept(build, compiler_that, kind):
+    text = 'extern "C" void k(int* x) { *x = 7; }'
+    with (
+        compiler_that(ODD[kind]),
+        pytest.raises(CompileError, match=r"c\+\+` ended without an error.* set CC or CXX to a"),
+    ):
+        build(text)
+    assert written(build(text)) == 7
+
+
+def test_a_compiler_that_says_nothing_or_cannot_run_is_named(build, compiler_that, tmp_path):
+    text = 'extern "C" void k(int* x) {}'
+    with (
+        compiler_that('[ "$1" = --version ] || exit 1'),
+        pytest.raises(CompileError, match=rf"`{tmp_path}/c\+\+` printed nothing"),
+    ):
+        build(text)
+    (tmp_path / "odd").write_text("no program")
+    (tmp_path / "odd").chmod(0o755)
+    with (
+        config.using(cxx=f"{tmp_path}/odd"),
+        pytest.raises(CompileError, match=rf"`{tmp_path}/odd` cannot be run: .* set CC or CXX"),
+    ):
+        build(text)
+
+
+def test_of_endless_output_the_first_errors_are_kept(build, compiler_that):
+    shout = "yes 'k.cpp:1:1: error: no' | head -c 3000000; head -c 3000000 /dev/zero | tr '\\0' x"
+    with (
+        compiler_that(f'[ "$1" = --version ] || {{ {shout}; exit 1; }}'),
+        pytest.raises(CompileError, match=r"k\.cpp:1:1: error: no") as caught,
+    ):
+        build('extern "C" void k(int* x) {}')
+    assert len(str(caught.value)) < 10_000 and len(caught.value.log) < 1 << 20
+
+
 CALL = 'extern "C" int thing(void); extern "C" void k(int* x) { *x = thing(); }'
 
 

@@ -10,6 +10,7 @@ import pytest
 import jitkern
 from jitkern import config, jit
 from jitkern.config import Config
+from jitkern.errors import SettingError
 from jitkern.runtime import builds
 
 
@@ -278,3 +279,10 @@ def test_no_other_file_reads_the_environment():
             if isinstance(node, ast.Attribute)
         }
         assert path.name == "settings.py" or not read & {"environ", "getenv"}, path
+
+
+def test_a_compiler_is_a_command():
+    settings = Config.from_env({"CC": " ", "CXX": "ccache g++"}, [])
+    assert (settings.cc, settings.cxx) == ("cc", "ccache g++")
+    with pytest.raises(SettingError, match=r"cxx=`g\+\+ 'x` is not usable: expected a command"):
+        Config.from_env({"CXX": "g++ 'x"}, [])

@@ -16,10 +16,12 @@ from jitkern.compilers import opened
 from jitkern.compilers.cpp import functions, parameter_types
 from jitkern.compilers.result import (
     Built,
+    binary_at,
     check_platform,
     compile_error,
     keep_binary,
     run,
+    unusable,
     write_log,
 )
 from jitkern.errors import CompilerNotFound
@@ -64,8 +66,11 @@ def build(
     opened.check(source, closure, files, toolchain(tool, files), variant.op)
     texts = [path.read_bytes() for path in closure.paths]
     opened.refuse_untold(folder, _UNIT, source.flags, texts, variant.op)
-    binary = (folder / "out.so").read_bytes()
-    parameters = parameter_types.codes_in(binary)
+    binary = binary_at(folder / "out.so", variant, target, [tool])
+    try:
+        parameters = parameter_types.codes_in(binary)
+    except ValueError:  # the end is missing
+        raise unusable(variant, target, [tool]) from None
     name = re.sub(r"\W+", "_", variant.function, flags=re.ASCII)[:80]  # letters that manifests take
     artifact = keep_binary(staging, name, binary)
     return Built(compiler, {"artifact": artifact, "parameters": parameters})

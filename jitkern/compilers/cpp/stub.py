@@ -53,6 +53,6 @@ class StubCompiler(Compiler):
         compilers.result.write_log(staging, command, process.stdout)
         if process.returncode:
             raise compilers.result.compile_error(variant, target, command, process.stdout)
-        binary = (build / "out.so").read_bytes()
+        binary = compilers.result.binary_at(build / "out.so", variant, target, command)
         artifact = compilers.result.keep_binary(staging, unit.stem, binary)
         return compilers.result.Built(compiler, {"artifact": artifact})

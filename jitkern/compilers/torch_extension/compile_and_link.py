@@ -22,7 +22,7 @@ from pathlib import Path
 from jitkern import config
 from jitkern.compilers import child_process, opened, parallelism
 from jitkern.compilers.cpp import cc_build
-from jitkern.compilers.result import Built, compile_error, keep_binary, write_log
+from jitkern.compilers.result import Built, binary_at, compile_error, keep_binary, write_log
 from jitkern.compilers.torch_extension import hints
 from jitkern.compilers.torch_extension.commands import (
     Build,
@@ -68,7 +68,7 @@ def make(build: Build, variant: Variant, target: Target, staging: Path) -> tuple
     done = _run(build, steps, [], variant, target, staging)
     expanding = [expand_step(build, n, folder) for n, step in enumerate(steps) if _registers(step)]
     _run(build, [linked, *expanding], done, variant, target, staging)
-    binary = linked.output.read_bytes()
+    binary = binary_at(linked.output, variant, target, linked.command)
     missing = hints.missing_module(build, binary) if build.output == "module" else ""
     if missing:
         raise CompileError(f"{variant.op}: {missing}", op=variant.op)
