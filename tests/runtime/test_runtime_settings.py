@@ -16,6 +16,7 @@ from helpers import served, slot_of
 
 from jitkern import config, jit
 from jitkern.calls import record, signature
+from jitkern.compilers.cpp import stub
 from jitkern.errors import CacheError, CompileError, CompilerNotFound, LoadError, NotCached
 from jitkern.launch.runner import RETRY
 from jitkern.runtime import binding, linker, slot
@@ -332,3 +333,18 @@ def test_a_stub_that_could_not_be_built_is_tried_again_later_and_less_often(
     now[0] += 16 * RETRY
     served(op, X)
     assert not slot_of(op).refused
+
+
+def test_a_compiler_that_hangs_keeps_other_stubs_waiting_for_a_limited_time(
+    declare, monkeypatch, tmp_path
+):
+    tool = tmp_path / "cc"
+    tool.write_text('#!/bin/sh\ncase "$*" in *stub.c*) sleep 1000 ;; *) exec cc "$@" ;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(stub, "LIMIT", 1.0)
+    op = declare("(Tensor x) -> Tensor", SCALE, branching)
+    with config.using(cc=str(tool)):
+        op(X)
+        linker.settle()
+    (reason,) = slot_of(op).refused.values()
+    assert "it did not end within 1.0 seconds" in reason
