@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -249,3 +250,11 @@ def test_a_value_that_a_function_reads_changes_the_digest(digests_of_values, cha
 def test_no_shipped_op_is_one_of_its_process_alone():
     for op in (getattr(jitkern.ops, name) for name in dir(jitkern.ops)):
         assert description._PROCESS not in repr(compile_cache_key._parts(op)), op.name
+
+
+def test_what_cannot_be_told_is_another_one_in_each_process():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert description.described("m", [nested]) != description.described("m", [nested])
+    assert description._PROCESS in description.described("m", [threading.Lock()])
