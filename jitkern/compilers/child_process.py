@@ -99,12 +99,18 @@ def show(text: str) -> None:
 
 
 def run(
-    command: Sequence[str], *, text: str = "", shown: bool = False, **options: Any
+    command: Sequence[str],
+    *,
+    text: str = "",
+    shown: bool = False,
+    limit: float | None = None,
+    **options: Any,
 ) -> tuple[int, str]:
     """Run a command to its end; returns its status and its output, stderr included.
 
     text: the standard input of the command. shown: whether the user sees the command, which reads
-        nothing then, and each line of its output as it comes.
+        nothing then, and each line of its output as it comes. limit: seconds after which a command
+        that is not shown is killed.
     """
     child = Child(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -112,7 +118,12 @@ def run(
     )  # fmt: skip
     try:
         if not shown:
-            output, _ = child.process.communicate(text)
+            try:
+                output, _ = child.process.communicate(text, limit)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                output, _ = child.process.communicate()
+                output += f"\nerror: it did not end within {limit} seconds"
             return child.process.returncode, output
         show(f"$ {shlex.join(command)}\n")
         assert child.process.stdin and child.process.stdout

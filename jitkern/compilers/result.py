@@ -46,16 +46,21 @@ class Built(NamedTuple):
 
 
 def run(
-    command: Sequence[str], *, source: Source, folder: Path, shown: bool = False
+    command: Sequence[str],
+    *,
+    source: Source,
+    folder: Path,
+    shown: bool = False,
+    limit: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool in `folder` in the scrubbed environment; stderr joins stdout.
 
-    shown: whether the settings may ask to see it.
+    shown: whether the settings may ask to see it. limit: the seconds that a tool may take.
     """
     settings = config.current()
     environment = settings.build_environment(tuple(source.environment))
     status, output = child_process.run(
-        command, shown=shown and settings.verbose, cwd=folder, env=environment
+        command, shown=shown and settings.verbose, limit=limit, cwd=folder, env=environment
     )
     return subprocess.CompletedProcess(list(command), status, output)
 

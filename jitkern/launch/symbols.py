@@ -19,6 +19,7 @@ from typing import Any
 from jitkern.named_tuple import NamedTuple
 
 _INT64 = range(-(2**63), 2**63)
+MOST = 1000  # statements of a stub: a second of the C compiler; shipped ops need up to 172
 
 
 class Unsupported(Exception):
@@ -66,15 +67,26 @@ class Facts:
         self.statements: list[Statement] = []
         self.frozen: list[Frozen] = []
         self.line = line
+        self._count = 0
         self._seen: set[str] = set()
         self._values: dict[str, str] = {}
+
+    def statement(self, text: str) -> Statement:
+        """Return a line of C of the stub. Raises Unsupported for one more than a stub may have."""
+        self._count += 1
+        if self._count > MOST:
+            raise Unsupported(
+                f"more than {MOST} steps cannot be traced, since a stub has each turn of a loop: "
+                "loop inside the kernel, or launch it once for a list, by k.tables"
+            )
+        return Statement(text, self.line())
 
     def guard(self, condition: str) -> None:
         """Serve only calls for which this C condition holds."""
         self._check()
         if condition not in self._seen:
             self._seen.add(condition)
-            self.statements.append(Statement(f"if (!({condition})) return MISS;", self.line()))
+            self.statements.append(self.statement(f"if (!({condition})) return MISS;"))
 
     def value(self, kind: type, expression: str, name: str = "") -> str:
         """Return a name for the value of this C expression; equal expressions share a name."""
@@ -82,13 +94,13 @@ class Facts:
         if expression not in self._values:
             name = self._values[expression] = name or f"v{len(self._values)}"
             ctype = "double" if kind is float else "i64"
-            self.statements.append(Statement(f"const {ctype} {name} = {expression};", self.line()))
+            self.statements.append(self.statement(f"const {ctype} {name} = {expression};"))
         return self._values[expression]
 
     def declare(self, text: str) -> None:
         """Add a declaration, which may read what the guards before it allow to be read."""
         self._check()
-        self.statements.append(Statement(text, self.line()))
+        self.statements.append(self.statement(text))
 
     def _check(self) -> None:
         if self is not running.facts:

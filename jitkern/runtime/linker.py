@@ -64,20 +64,18 @@ def _link_or_refuse(missed: MissedCall, call: str) -> None:
     slot, calls, op = missed.slot, missed.calls, missed.slot.signature.name
     try:
         _append_stub(missed)
+    except Unsupported as e:
+        slot.refuse(calls, str(e), missed.args)
     except (CompilerNotFound, NotCached) as e:
-        calls.unavailable = config.current()
+        calls.put_off(config.current())
         if isinstance(e, CompilerNotFound):
             announce(e)
         else:
             _log.info("%s keeps its Python launcher: no cached stub, and compiling is off", op)
-    except Unsupported as e:
-        slot.refuse(calls, str(e), missed.args)
-    except JitkernError as e:
-        _log.warning("%s keeps to its Python launcher: %s", op, e)
-        slot.refuse(calls, str(e))
-    except OSError as e:
-        _log.warning("%s keeps to its Python launcher: %s", op, e)
-        slot.refuse(calls, str(e), missed.args)
+    except (JitkernError, OSError) as e:  # the disk is full, say: this may pass
+        calls.put_off()
+        calls.refused = str(e)
+        _log.warning("%s keeps its Python launcher for %d s: %s", op, calls.pause, e)
     finally:
         calls.building.discard(call)
 

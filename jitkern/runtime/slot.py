@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,8 +57,23 @@ class Calls:
         self.strikes: Counter[Any] = Counter()  # those of calls of such sizes, see `_magnitude`
         self.refused = ""  # why the calls keep the Python launcher
         self.forgotten = False  # whether the launch function was declared again
-        self.unavailable: Config | None = None  # settings under which a stub cannot be built
+        self.pause = 0.0  # seconds that these calls wait after a stub could not be built
+        self.resumes = 0.0  # when they try again
+        self.unavailable: Config | None = None  # the only settings under which they wait
         self.has_receipt: bool | None = None  # None: a receipt was not looked for yet
+
+    def put_off(self, settings: Config | None = None) -> None:
+        """Wait for a minute, and then for twice as long each time: what failed may work later.
+
+        settings: the only ones under which to wait; None: wait under all.
+        """
+        if not self.waits():  # or a build that began earlier has failed, too
+            self.pause = 2 * self.pause or launch.runner.RETRY
+            self.unavailable, self.resumes = settings, monotonic() + self.pause
+
+    def waits(self) -> bool:
+        """Whether it is too early to try again under the present settings."""
+        return monotonic() < self.resumes and self.unavailable in (None, config.current())
 
 
 class Loaded(NamedTuple):
@@ -184,7 +200,7 @@ class Slot:
 
     def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
         """Whether to build a stub for a call that no variant served."""
-        if calls.failed >= FUTILE or calls.unavailable is config.current():
+        if calls.failed >= FUTILE or calls.waits():
             return False
         if calls.strikes and calls.strikes[_magnitude(args)] >= STRIKES:
             return False

@@ -10,6 +10,7 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.trace import (
+        description as description,
         lists as lists,
         quick as quick,
         reads as reads,

@@ -124,7 +124,7 @@ class Recorder:
 
     def act(self, text: str) -> None:
         """Add a line of C that acts, after all earlier ones."""
-        self.actions.append(Statement(text, self.facts.line()))
+        self.actions.append(self.facts.statement(text))
 
     def symbol(self, text: str, hint: Any, what: str, *, natural: bool = False) -> Symbol:
         """Return a Symbol for a number that each call brings."""

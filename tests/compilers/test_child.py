@@ -48,6 +48,13 @@ def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
     wait_until(lambda: not alive(grandchild))
 
 
+def test_a_command_is_killed_at_its_limit_with_its_children(tmp_path):
+    command = ["sh", "-c", f"echo said; {TREE.format(tmp_path)}"]
+    status, output = child_process.run(command, limit=1.0)
+    assert (status, output) == (-9, "said\n\nerror: it did not end within 1.0 seconds")
+    wait_until(lambda: not alive(int((tmp_path / "grandchild").read_text())))
+
+
 def test_a_fork_of_the_parent_does_not_keep_them_alive(tmp_path):
     code = (
         "import os, sys, threading, time\nfrom pathlib import Path\nfrom jitkern.compilers import child_process\n"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ import torch
 import jitkern.ops  # noqa: F401
 from jitkern.op import compile_cache_key
 from jitkern.op.all_ops import OPS
+from jitkern.trace import description
 
 MODULE = """
+import os
 import torch
 from jitkern.declare import kernel
 
+SLOPE = float(os.environ.get("SLOPE", 1))
 op = kernel("jitkern_stale::twice(Tensor x) -> Tensor", fusible={fusible})
 
 @op.reference
@@ -45,14 +49,14 @@ print(json.dumps([round((out.asin() - 1)[0].item(), 3), round(slope, 3), dict(co
 def compiled(tmp_path):
     """Compile and run the op as it is written now, in a process of its own."""
 
-    def run(*, reference=0.1, backward=1.0, fusible=False, control=False):
+    def run(*, reference=0.1, backward=1.0, fusible=False, control=False, **environment):
         (tmp_path / "stale.py").write_text(
             MODULE.format(reference=reference, backward=backward, fusible=fusible)
         )
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", RUN.format(control=control)],
             cwd=tmp_path, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "PYTHONDONTWRITEBYTECODE": "1", **environment},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         value, slope, counts = json.loads(done.stdout.splitlines()[-1])
@@ -76,6 +80,7 @@ def test_without_the_tag_an_old_graph_does_answer(compiled):
 
 
 def test_the_tag_of_the_user_is_kept():
+    assert jitkern.ops.vec_add  # there is an op
     before = torch.compiler.config.cache_key_tag
     assert before.startswith(":")
     with torch.compiler.config.patch(cache_key_tag="mine"):
@@ -119,3 +124,137 @@ def test_it_costs_an_import_nothing(run_python):
 
 def test_all_declared_ops_count():
     assert compile_cache_key.digest(OPS) != compile_cache_key.digest(dict(list(OPS.items())[:1]))
+
+
+@pytest.mark.slow
+def test_another_value_of_a_name_is_not_answered_by_an_old_graph(compiled):
+    assert compiled(backward="SLOPE", SLOPE="1") == (1.0, False)
+    assert compiled(backward="SLOPE", SLOPE="1") == (1.0, True)
+    assert compiled(backward="SLOPE", SLOPE="3") == (3.0, False)
+
+
+VALUES = """
+import collections, dataclasses, enum, functools, logging, math, re, sys, types
+import torch
+from jitkern.declare import kernel
+from jitkern.op import compile_cache_key
+from jitkern.trace import description
+
+RATE, KIND, PAIR = 2.0, torch.float64, (1, frozenset("ab"))
+LISTED, TABLE, NAMES = [1, [2]], {"a": {"b": 1}}, {"x", "y", "z"}
+WEIGHTS = torch.ones(3)
+LOG, PATTERN = logging.getLogger("a"), re.compile("a+")
+settings = types.ModuleType("settings")
+settings.rate = 2.0
+sys.modules["settings"] = settings
+
+@dataclasses.dataclass
+class Settings:
+    rate: float = 2.0
+
+class Mode(enum.Enum):
+    FAST = 1
+
+class Scaler:
+    rate = 2.0
+    def __init__(self): self.own = 2.0
+    def scaled(self, x): return x * RATE_OF_METHOD
+
+RATE_OF_METHOD = RATE_OF_HELPER = RATE_OF_INNER = RATE_OF_CACHED = RATE_OF_DECORATED = 2.0
+SCALER, SETTINGS, MODE = Scaler(), Settings(), Mode.FAST
+
+def helper(x): return x * RATE_OF_HELPER
+
+@functools.cache
+def cached(n): return n * RATE_OF_CACHED
+
+@torch.no_grad()
+def decorated(x): return x * RATE_OF_DECORATED
+
+partly = functools.partial(helper)
+
+def made(closed):
+    cell = collections.OrderedDict(value=closed)
+    def backward(grad, x):
+        def inner(): return RATE_OF_INNER
+        LOG.debug("%s", PATTERN.match("a"))
+        x = torch.nn.functional.relu(torch.cat([x, x])) * math.sqrt(2.0) + torch.ops.aten.add(x, x)
+        x = x.to(KIND) * settings.rate + RATE + len(PAIR) + LISTED[0] + TABLE["a"]["b"] + len(NAMES)
+        x = SCALER.scaled(x) + SCALER.own + Scaler.rate + SETTINGS.rate + MODE.value + WEIGHTS
+        return grad * closed * cell["value"] * inner() * cached(2) * decorated(partly(helper(x)))
+    return backward
+
+op = kernel("jitkern_values::op(Tensor x) -> Tensor")
+
+@op.reference
+def _(x, rate=2.0):
+    return x * rate
+
+op.backward(made(2.0))
+
+def digest(closed=2.0):
+    op.gradient.function = made(closed)
+    parts = repr(compile_cache_key._parts(op))
+    assert description._PROCESS not in parts, parts
+    return compile_cache_key.digest({"op": op})
+"""
+CHANGES = [
+    "RATE = 3.0", "RATE = 2", "KIND = torch.float32", "PAIR = (1, frozenset('ac'))", "LISTED[1].append(3)", "TABLE['a']['b'] = 2",
+    "NAMES.add('w')", "WEIGHTS[0] = 2", "PATTERN = re.compile('b+')", "settings.rate = 3.0", "RATE_OF_METHOD = 3.0",
+    "RATE_OF_HELPER = 3.0", "RATE_OF_INNER = 3.0", "RATE_OF_CACHED = 3.0", "RATE_OF_DECORATED = 3.0", "SCALER.own = 3.0",
+    "Scaler.rate = 3.0", "SETTINGS.rate = 3.0", "partly = functools.partial(helper, 1)", "del MODE", "helper = cached",
+    "op.declaration.reference.__defaults__ = (3.0,)", "torch.nn.functional.relu = torch.relu", "Scaler.scaled = lambda self, x: x",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digests_of_values(tmp_path_factory):
+    """The digests of an op in two processes: as it is, and after each change of a value it reads."""
+    (folder := tmp_path_factory.mktemp("values")).joinpath("values.py").write_text(VALUES)
+    script = (
+        "import json, os, values\n"
+        "found = [values.digest(), values.digest(), values.digest(closed=3.0)]\n"
+        f"for change in {CHANGES!r}:\n"
+        "    if os.fork():\n"
+        "        assert os.wait()[1] == 0, change\n"
+        "        continue\n"
+        "    exec(change, vars(values))\n"
+        "    print(json.dumps([change, values.digest()]), flush=True)\n"
+        "    os._exit(0)\n"
+        "print(json.dumps(found))"
+    )
+    outputs = []
+    for seed in "12":
+        environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append([json.loads(line) for line in done.stdout.splitlines()])
+    return outputs
+
+
+def test_the_digest_is_the_same_in_each_process(digests_of_values):
+    first, second = digests_of_values
+    assert first == second
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_value_that_a_function_reads_changes_the_digest(digests_of_values, change):
+    *changed, (before, again, closed) = digests_of_values[0]
+    assert before == again != closed
+    assert dict(changed)[change] != before
+
+
+def test_no_shipped_op_is_one_of_its_process_alone():
+    for op in (getattr(jitkern.ops, name) for name in dir(jitkern.ops)):
+        assert description._PROCESS not in repr(compile_cache_key._parts(op)), op.name
+
+
+def test_what_cannot_be_told_is_another_one_in_each_process():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert description.described("m", [nested]) != description.described("m", [nested])
+    assert description._PROCESS in description.described("m", [threading.Lock()])

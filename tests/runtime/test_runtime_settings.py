@@ -14,9 +14,11 @@ import torch
 from calls_of_ops import MANY, SCALE, X, misses, warmed
 from helpers import served, slot_of
 
-from jitkern import config
+from jitkern import config, jit
 from jitkern.calls import record, signature
-from jitkern.errors import NotCached
+from jitkern.compilers.cpp import stub
+from jitkern.errors import CacheError, CompileError, CompilerNotFound, LoadError, NotCached
+from jitkern.launch.runner import RETRY
 from jitkern.runtime import binding, linker, slot
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -293,3 +295,56 @@ def test_traces_that_fail_are_not_tried_without_end(declare, monkeypatch):
             op(X, 2**power + n)
         linker.settle()
     assert slot.STRIKES < len(tried) <= slot.FUTILE + slot.AT_ONCE  # some were under way
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CacheError("no space is left"), OSError(28, "No space left on device"), NotCached("no stub"),
+        CompileError("the compiler was killed"), LoadError("no memory"), CompilerNotFound("no cc"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_a_stub_that_could_not_be_built_is_tried_again_later_and_less_often(
+    scale, monkeypatch, error
+):
+    now, tried, loaded = [0.0], [], jit.loaded
+
+    def fails(variant, *args, **options):
+        if variant.function != "stub":
+            return loaded(variant, *args, **options)
+        tried.append(now[0])
+        raise error
+
+    monkeypatch.setattr(slot, "monotonic", lambda: now[0])
+    op = scale()
+    with monkeypatch.context() as full:
+        full.setattr(jit, "loaded", fails)
+        for _ in range(1000):
+            assert torch.equal(op(X), 2 * X)
+            linker.settle()
+            now[0] += 1
+    assert tried == [0, RETRY, 3 * RETRY, 7 * RETRY, 15 * RETRY]
+    op(X)
+    linker.settle()
+    before = misses(op)
+    op(X)
+    assert misses(op) > before, "it still waits"
+    now[0] += 16 * RETRY
+    served(op, X)
+    assert not slot_of(op).refused
+
+
+def test_a_compiler_that_hangs_keeps_other_stubs_waiting_for_a_limited_time(
+    declare, monkeypatch, tmp_path
+):
+    tool = tmp_path / "cc"
+    tool.write_text('#!/bin/sh\ncase "$*" in *stub.c*) sleep 1000 ;; *) exec cc "$@" ;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(stub, "LIMIT", 1.0)
+    op = declare("(Tensor x) -> Tensor", SCALE, branching)
+    with config.using(cc=str(tool)):
+        op(X)
+        linker.settle()
+    (reason,) = slot_of(op).refused.values()
+    assert "it did not end within 1.0 seconds" in reason

@@ -441,6 +441,23 @@ def test_a_refusal_names_the_argument(exercised):
     assert "`n` in range() or as an index cannot be traced" in reason
 
 
+def test_a_loop_of_too_many_turns_is_refused_and_a_short_one_is_served(tmp_path):
+    def launch(k, x, n):
+        divisor = 2
+        while n % divisor:
+            divisor += 1
+        return scaled(k, x, divisor)
+
+    made = Subject(tmp_path / "k", "(Tensor x, int n) -> Tensor", launch)
+    made.asks_python(FOUR, 1009)
+    linker.settle()
+    (reason,) = made.refusals
+    line = launch.__code__.co_firstlineno + 2
+    assert reason.startswith(f"{__file__}:{line}: more than 1000 steps cannot be traced"), reason
+    made.learns(FOUR, 101)
+    made.serves(FOUR, 101)
+
+
 def test_a_refusal_is_of_its_class_only(tmp_path):
     def launch(k, x, n):
         return scaled(k, torch.relu(x) if x.dim() == 2 else x, 2.0)

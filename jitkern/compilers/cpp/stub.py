@@ -10,6 +10,8 @@ from jitkern.source.closure import Closure
 from jitkern.source.kinds import Generated, Source, Variant
 from jitkern.target import Target
 
+LIMIT = 60.0  # seconds: all other stubs wait for the one that is compiled
+
 
 class StubCompiler(Compiler):
     """The compiler of plain C that is linked to nothing, which takes 40 ms."""
@@ -49,7 +51,7 @@ class StubCompiler(Compiler):
         unit.write_text(source.text, encoding="utf-8")
         flags = self.flags(source, target)
         command = [*shlex.split(tool), *flags, "-o", "out.so", unit.name]
-        process = compilers.result.run(command, source=source, folder=build)
+        process = compilers.result.run(command, source=source, folder=build, limit=LIMIT)
         compilers.result.write_log(staging, command, process.stdout)
         if process.returncode:
             raise compilers.result.compile_error(variant, target, command, process.stdout)
