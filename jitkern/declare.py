@@ -156,9 +156,12 @@ def _declared(schema: str, declaration: Declaration, execution: types.CodeType |
         or (module != "__main__" and _file_of(op.place) != _file_of(declaration.place))
     ):
         modules = dict.fromkeys(f"`{m}`" for m in (op.module, module) if m)
+        remedy = "give one of them another name, or another namespace"
+        of_one_file = _file_of(op.place) == _file_of(declaration.place)
+        if of_one_file and len(modules) == 2 and "`__main__`" in modules:
+            remedy = "a script is imported, too: put its ops into a module of their own"
         raise DeclarationError(
-            f"{name} is declared twice, by {' and '.join(modules) or 'one module'}: give one of "
-            "them another name, or another namespace"
+            f"{name} is declared twice, by {' and '.join(modules) or 'one module'}: {remedy}"
         )
     elif op.schema != signature.schema:
         raise DeclarationError(

@@ -54,10 +54,12 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Return the target that `text` spells; `sm_90` is one for this machine's Torch and CUDA.
+        """Return the target that `text` spells, as `str` does, or in short.
 
-        Raises TargetError.
+        `sm_90` is for this machine's Torch and CUDA, and `cpu` for its CPU. Raises TargetError.
         """
+        if text == "cpu":
+            return cls.current("cpu")
         if re.fullmatch(r"sm_[1-9]\d{1,2}[af]?", text):
             return cls._of_arch(text)
         match = re.fullmatch(_PATTERN, text)

@@ -115,6 +115,7 @@ def test_an_arch_alone_is_one_for_this_torch_and_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     assert str(Target.parse("sm_90")) == "cuda-sm_90-cu130-torch2.11.0"
+    assert Target.parse("cpu") == Target.current("cpu")
     assert str(Target.parse("sm_100a")) == "cuda-sm_100a-cu130-torch2.11.0"
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(TargetError, match="write the whole target, `cuda-sm_90-cu130-torch2.11.0`"):

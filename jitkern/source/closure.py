@@ -74,6 +74,11 @@ def closure_of(source: Source) -> Closure:
 
 def missing(path: Path) -> str:
     """The message for a source that is not there, with the files of its kind that are."""
+    if archive := next((str(p) for p in path.parents if p.is_file()), ""):
+        return (
+            f"the kernel source {path} lies in the file {archive}, and sources are read from "
+            "folders: install the package unpacked, or declare the source by text="
+        )
     beside = ", ".join(sorted(p.name for p in path.parent.glob(f"*{path.suffix}"))) or "none"
     return (
         f"the kernel source {path} does not exist; {path.suffix} files in its folder: {beside}: "

@@ -1,6 +1,8 @@
 """Ops that are declared again: by a cell that runs again, or a module that is reloaded."""
 
 import linecache
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -142,6 +144,17 @@ def test_another_module_is_refused(notebook):
     other.globals["__name__"] = "elsewhere"
     with pytest.raises(DeclarationError, match="declared twice, by `__main__` and `elsewhere`"):
         other.declare("nb::other", 3)
+
+
+def test_a_script_that_is_imported_declares_twice(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from jitkern.declare import kernel\n"
+        "kernel('nb::script(Tensor x) -> Tensor')\n"
+        "import script\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert "by `__main__` and `script`: a script is imported, too: put its ops" in done.stderr
 
 
 def test_a_function_called_twice_declares_twice():

@@ -320,6 +320,10 @@ def test_two_files_that_links_bring_under_one_label_are_both_in(folder, tmp_path
 
 
 def test_a_missing_source_is_named(folder):
+    archive = folder / "pack.zip"
+    archive.touch()
+    with pytest.raises(DeclarationError, match=r"k.cu lies in the file .*/pack.zip, and .* text="):
+        closure_of(Cuda("k.cu", folder=str(archive / "k")))
     with pytest.raises(DeclarationError, match="nothing.cu does not exist"):
         closure_of(Cuda("nothing.cu", folder=str(folder)))
 

@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
         action="append",
         default=[],
         metavar="T",
-        help=f"e.g. {EXAMPLE}, or sm_90; repeatable",
+        help=f"e.g. {EXAMPLE}, sm_90 or cpu; repeatable",
     )
     parser.add_argument(
         "--jobs",
