@@ -116,9 +116,13 @@ def _scan(
 
 
 def _compares(listed: list[dis.Instruction]) -> bool:
-    """Whether the code asks if two values are one object, other than None."""
+    """Whether the code asks if two values are one object, other than None.
+
+    A jump to the question brings another value than the None that stands before it.
+    """
     return any(
-        instruction.opname == "IS_OP" and (before.opname, before.argval) != ("LOAD_CONST", None)
+        instruction.opname == "IS_OP"
+        and (instruction.is_jump_target or (before.opname, before.argval) != ("LOAD_CONST", None))
         for before, instruction in itertools.pairwise(listed)
     )
 

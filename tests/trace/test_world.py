@@ -289,6 +289,7 @@ ASKED = {
     "helper": lambda k, x, y: scaled(k, x, 7.0 if same(x, y) else 1.0),
     "id": lambda k, x, y: scaled(k, x, 7.0 if id(x) == id(y) else 1.0),
     "operator": lambda k, x, y: scaled(k, x, 7.0 if operator.is_(x, y) else 1.0),
+    "a branch": lambda k, x, y: scaled(k, x, 7.0 if x is (y if x.dim() else None) else 1.0),
     "dict": lambda k, x, y: scaled(k, x, 7.0 if len({x: 1, y: 2}) == 1 else 1.0),
     "set": lambda k, x, y: scaled(k, x, 7.0 if len({x, y}) == 1 else 1.0),
     "no_grad": torch.no_grad()(by_identity),
