@@ -43,6 +43,9 @@ class Shape(tuple[Any, ...]):
     def __add__(self, other: Any) -> Any:
         return Shape((*self, *other)) if isinstance(other, tuple) else NotImplemented
 
+    def __radd__(self, other: Any) -> Any:
+        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
+
     def __mul__(self, times: Any) -> Any:
         return Shape(super().__mul__(concrete(times)))
 
@@ -95,7 +98,7 @@ class TensorProxy:
         self.dtype = dtype
         self.device = recorder.device
         self.shape = Shape(shape)
-        self._strides = Shape(strides)
+        self._strides = tuple(strides)
         self._offset = offset  # in elements
         self._argument = argument  # its C name, or "" for a view or an allocation
         self._known_contiguous = contiguous

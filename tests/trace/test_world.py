@@ -340,6 +340,9 @@ ANSWERS = {  # a number of x and n, the first call and a later one, and the answ
     "flatten": (lambda x, n: 7.0 if x.flatten() is x else 1.0, torch.ones(2), torch.ones(2), 7),
     "type of a number": (lambda x, n: 7.0 if type(n) is int else 1.0, torch.ones(2), torch.ones(2), 7),
     "new_empty": (lambda x, n: 1.0 * x.new_empty(3, dtype=None).itemsize, torch.ones(2).double(), torch.ones(2).double(), 8),
+    "type of strides": (lambda x, n: 7.0 if type(x.stride()) is tuple else 1.0, torch.ones(2), torch.ones(2), 7),
+    "text of strides": (lambda x, n: 1.0 * len(str(x.stride())), torch.ones(2), torch.ones(2), 4),
+    "shape after a tuple": (lambda x, n: 7.0 if type((n,) + x.shape) is torch.Size else 1.0, torch.ones(2), torch.ones(2), 7),
     "square": (lambda x, n: (7.2249061795510094 + 0.0 * n) ** 2, torch.ones(2).double(), torch.ones(2).double(), 7.2249061795510094**2),
 }  # fmt: skip
 
