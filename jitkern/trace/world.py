@@ -252,18 +252,29 @@ class World:
     def _taken(self, value: Any, name: str, attributes: Sequence[str]) -> Any:
         """Return the part for a name and its attributes; a module's attributes are bound, too."""
         self._spelled.append(f"name {name}")
-        if isinstance(value, types.ModuleType) and attributes:
-            member = vars(value).get(attributes[0], ABSENT)
-            self._bind(vars(value), attributes[0], member)
-            if value is torch.cuda and attributes[0] in _OF_A_DEVICE:
-                self.kept = False
-                return _Module({attributes[0]: _Known(member)})
-            inner = self._taken(member, f"{name}.{attributes[0]}", attributes[1:])
-            return _Module({attributes[0]: inner})
+        if type(value) is types.ModuleType and attributes:
+            return self._member(value, name, attributes)
         if type(value) is types.FunctionType and attributes:
             what = f"`{attributes[0]}` of the function `{name}` cannot be traced"
             return self._not_followed(value, what)
         return self._value(value, f"`{name}`")
+
+    def _member(self, module: types.ModuleType, name: str, attributes: Sequence[str]) -> _Module:
+        """Return the part of a module that holds the attributes; the first one is bound."""
+        first, inside = attributes[0], vars(module)
+        member = inside.get(first, ABSENT)
+        self._bind(inside, first, member)
+        if module is torch.cuda and first in _OF_A_DEVICE:
+            self.kept = False
+            return _Module({first: _Known(member)})
+        part = _Module({first: self._taken(member, f"{name}.{first}", attributes[1:])})
+        if member is ABSENT:
+            make = inside.get("__getattr__", ABSENT)
+            self._bind(inside, "__getattr__", make)
+            if make is not ABSENT:
+                what = f"`__getattr__` of the module `{name}` cannot be traced"
+                part.members["__getattr__"] = self._not_followed(make, what)
+        return part
 
     def _value(self, value: Any, name: str) -> Any:  # noqa: PLR0911  a table of cases
         if is_plain(value):
@@ -384,8 +395,10 @@ class _Copying:
         if isinstance(part, _Called):
             return self.function(part.number)
         if isinstance(part, _Module):
+            module = types.ModuleType("")
             members = {n: self._built(v) for n, v in part.members.items() if not _is_absent(v)}
-            return types.SimpleNamespace(**members)
+            vars(module).update(members)
+            return module
         value = part.value
         if isinstance(part, _Table) and self._trap is not None:
             if id(value) not in self._tables:

@@ -187,6 +187,40 @@ def test_the_python_launcher_runs_the_function_as_it_is(declare, monkeypatch):
     assert CALLS == 2
 
 
+class Settings(types.ModuleType):
+    """A module with a property."""
+
+    factor = property(lambda _: FACTOR)
+
+
+of_a_class = Settings("of_a_class")
+vars(of_a_class)["factor"] = 7.0
+that_makes = types.ModuleType("that_makes")
+that_makes.__getattr__ = lambda _: FACTOR
+that_lacks = types.ModuleType("that_lacks")
+
+
+def reads_a_module_of_a_class(k, x):
+    return scaled(k, x, of_a_class.factor)
+
+
+def reads_what_a_module_makes(k, x):
+    torch._check(x.dim() == 1)
+    return scaled(k, x, that_makes.factor)
+
+
+def reads_what_a_module_lacks(k, x):
+    return scaled(k, x, that_lacks.factor if x.dim() == 2 else 2.0)
+
+
+def test_a_name_that_a_module_comes_to_make_is_seen(declare, monkeypatch):
+    op = declare(reads_what_a_module_lacks)
+    serves(op, 2.0)
+    monkeypatch.setattr(that_lacks, "__getattr__", lambda _: 3.0, raising=False)
+    assert value(op, torch.ones(2)) == (2.0, False)
+    serves(op, 2.0)
+
+
 def reads_an_object(k, x):
     return scaled(k, x, settings.factor)
 
@@ -214,6 +248,8 @@ def asks_for_a_mode(k, x):
             reads_an_object,
             "`settings`, of type SimpleNamespace, cannot be traced: it can change unseen",
         ),
+        (reads_a_module_of_a_class, "`of_a_class` cannot be traced"),
+        (reads_what_a_module_makes, "`__getattr__` of the module `that_makes` cannot be traced"),
         (reads_a_list, "`LISTED`, of type list, cannot be traced: it can change unseen"),
         (
             reads_an_attribute_of_a_function,
@@ -228,7 +264,8 @@ def test_what_can_change_unseen_keeps_a_call_to_python_and_says_where(declare, l
     for _ in range(3):
         assert value(op) == (2.0, False)
     (told,) = slot_of(op).refused.values()
-    assert reason in told and f"{__file__}:{launch.__code__.co_firstlineno + 1}: " in told
+    *_, (*_, last) = launch.__code__.co_lines()
+    assert reason in told and f"{__file__}:{last}: " in told
 
 
 MODES = {
