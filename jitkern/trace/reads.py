@@ -55,6 +55,8 @@ _REFUSED = {
     "LOAD_BUILD_CLASS": "a class statement cannot be traced",
     "LOAD_NAME": "`{}` in a class body cannot be traced",
     "MATCH_CLASS": "a class pattern of `match` cannot be traced",
+    "MATCH_MAPPING": "a mapping pattern of `match` cannot be traced",
+    "MATCH_SEQUENCE": "a sequence pattern of `match` cannot be traced",
     "LOAD_SUPER_ATTR": "super() cannot be traced",
 }
 _PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__", "__name__"))

@@ -17,10 +17,11 @@ import torch
 
 from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
+from jitkern.trace.lists import TensorList
 from jitkern.trace.quick import check
-from jitkern.trace.recorder import allocated, is_proxy
-from jitkern.trace.tensor_proxy import Shape, TensorProxy
-from jitkern.trace.world import ReadOnlyDict, World
+from jitkern.trace.recorder import allocated
+from jitkern.trace.tensor_proxy import Address, Shape, TensorProxy
+from jitkern.trace.world import ReadOnlyDict, World, is_plain
 
 Function = Callable[..., Any]
 
@@ -115,6 +116,9 @@ class _Size(metaclass=_Type):
 for _stand_in in (_Int, _Float, _Size):
     _stand_in.__name__ = _stand_in.real.__name__
 _TYPES: dict[Any, Any] = {int: _Int, float: _Float, torch.Size: _Size}
+_CLASSES: dict[Any, Any] = {  # of values of this package, those that Python's answers are of
+    Address: int, ReadOnlyDict: dict, Shape: torch.Size, TensorList: list,
+}  # fmt: skip
 
 
 def _real(kind: Any) -> Any:
@@ -125,10 +129,16 @@ def _type_of(*args: Any) -> Any:
     if len(args) != 1 or type(args[0]) is TensorProxy:
         raise Unsupported("type() of a tensor cannot be traced: C does not know its class")
     (value,) = args
-    kind = type(value.hint) if is_symbol(value) else type(value)
-    real: dict[Any, Any] = {Shape: torch.Size, ReadOnlyDict: dict}
-    kind = real.get(kind, kind)
+    kind: Any = type(value.hint) if is_symbol(value) else type(value)
+    if kind in _CLASSES:
+        kind = _CLASSES[kind]
+    elif not is_plain(value) and (kind.__module__ != "builtins" or kind is types.FunctionType):
+        raise Unsupported("type() of what is no number, text or container cannot be traced")
     return _TYPES.get(kind, kind)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)  # which asks a trap for its class
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
@@ -197,7 +207,7 @@ _ALLOCATORS = ("empty", "empty_like", "empty_strided", "zeros", "zeros_like")
 def _stand_ins() -> Mapping[int, Any]:
     """Return the stand-ins, by the ids of the objects that they replace."""
     of_torch = {
-        "_check": check, "is_tensor": is_proxy, "Size": _Size,
+        "_check": check, "is_tensor": _is_tensor, "Size": _Size,
         **{name: _method(name) for name in _METHODS},
         **{name: functools.partial(allocated, name) for name in _ALLOCATORS},
     }  # fmt: skip

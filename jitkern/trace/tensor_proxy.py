@@ -66,6 +66,10 @@ class Address:
     def __init__(self, offset: Any) -> None:
         self._offset = offset
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
     def __mod__(self, other: Any) -> Any:
         if type(other) is int and 0 < other <= ALIGNMENT and ALIGNMENT % other == 0:
             return self._offset % other

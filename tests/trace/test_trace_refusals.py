@@ -28,6 +28,8 @@ WEIGHTS = torch.arange(1.0, 33.0)
 TABLE = {3: 30.0, 5: 50.0}
 MEMO: dict[object, object] = {}
 HELPERS = {"space": torch.empty}
+LISTED = [1, 2]
+MANY = {i: float(i) for i in range(200)}
 
 
 def vector(*values):
@@ -104,6 +106,22 @@ def matched(n):
         case int():
             return 3.0
     return 4.0
+
+
+def length_of(sizes):
+    match sizes:
+        case [_]:
+            return 1.0
+        case [_, _]:
+            return 2.0
+    return 9.0
+
+
+def value_of_1(table):
+    match table:
+        case {1: found}:
+            return found
+    return 9.0
 
 
 def counted(n):
@@ -194,6 +212,7 @@ TENSORS = {
     "isinstance": lambda k, x, y, n, f: scaled(k, x, 2.0 if isinstance(x, torch.Tensor) else 3.0),
     "class": lambda k, x, y, n, f: scaled(k, x, 2.0 if x.__class__ is torch.Tensor else 3.0),
     "is_tensor": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.is_tensor(x) else 3.0),
+    "is_tensor_of_a_module_constant": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.is_tensor(WEIGHTS) else 3.0),
     "isinstance_of_shape": lambda k, x, y, n, f: scaled(k, x, 2.0 if isinstance(x.shape, torch.Size) else 3.0),
     "str_of_shape": lambda k, x, y, n, f: scaled(k, x, float(len(str(x.shape)))),
     "hasattr": lambda k, x, y, n, f: scaled(k, x, 2.0 if hasattr(x, "storage_offset") else 3.0),
@@ -280,7 +299,15 @@ NUMBERS = {
     "type_of_shape": lambda k, x, y, n, f: 2.0 if type(x.shape) is torch.Size else 3.0,
     "type_name": lambda k, x, y, n, f: float(len(type(n).__name__)),
     "class": lambda k, x, y, n, f: 2.0 if n.__class__ is int else 3.0,
+    "type_of_a_list": lambda k, x, y, n, f: 2.0 if type(LISTED) is list else 3.0,
+    "type_of_a_module_constant": lambda k, x, y, n, f: 2.0 if type(WEIGHTS) is torch.Tensor else 3.0,
+    "type_of_a_function": lambda k, x, y, n, f: float(len(str(type(len)))),
+    "type_of_an_address": lambda k, x, y, n, f: 2.0 if type(torch.empty(9).data_ptr()) is int else 3.0,
+    "isinstance_of_an_address": lambda k, x, y, n, f: 2.0 if isinstance(torch.empty(9).data_ptr(), int) else 3.0,
     "match": lambda k, x, y, n, f: matched(n),
+    "match_a_shape": lambda k, x, y, n, f: length_of(x.shape),
+    "match_a_list": lambda k, x, y, n, f: length_of(LISTED),
+    "match_a_large_dict": lambda k, x, y, n, f: value_of_1(MANY),
     "hash": lambda k, x, y, n, f: float(hash(n)),
     "hash_of_shape": lambda k, x, y, n, f: float(hash(tuple(x.shape)) % 97),
     "lookup": lambda k, x, y, n, f: TABLE.get(n, 1.0),
