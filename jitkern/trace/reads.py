@@ -23,6 +23,7 @@ class Read(NamedTuple):
     attributes: tuple[str, ...]
     line: int
     cell: bool  # a variable of the enclosing function, not of the module
+    tested: bool = False  # whether the code only asks what is in the value
 
 
 class Refusal(NamedTuple):
@@ -36,7 +37,8 @@ class Reads(NamedTuple):
     """The names that one function reads.
 
     attributes: all that its code reads of any value. changes: whether the code sets or deletes
-    items. compares: whether the code may ask if two values are one object.
+    items. compares: whether the code may ask if two values are one object. sets: whether the code
+    makes a set for more than `in`.
     """
 
     reads: tuple[Read, ...]
@@ -44,6 +46,7 @@ class Reads(NamedTuple):
     refusals: tuple[Refusal, ...]
     changes: bool
     compares: bool
+    sets: bool
 
 
 _REFUSED = {
@@ -59,10 +62,12 @@ _REFUSED = {
     "MATCH_SEQUENCE": "a sequence pattern of `match` cannot be traced",
     "LOAD_SUPER_ATTR": "super() cannot be traced",
 }
-_PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__", "__name__"))
+_PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _OF_AROUND = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+_OF_SETS = frozenset(("BUILD_SET", "SET_ADD"))
 _CHANGING = frozenset(("STORE_SUBSCR", "DELETE_SUBSCR"))
+_VIEWS = frozenset(("items", "keys"))  # of a dict: operators make sets of these
 _PADDING = frozenset(("EXTENDED_ARG", "CACHE", "PRECALL", "PUSH_NULL"))
 
 
@@ -72,13 +77,14 @@ def reads_of(code: types.CodeType) -> Reads:
     reads: list[Read] = []
     refusals: list[Refusal] = []
     attributes: set[str] = set()
-    changes = compares = False
+    changes = compares = sets = False
     for part, around in _parts(code, frozenset(code.co_freevars)):
         listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
         _scan(listed, part.co_firstlineno, around, reads, refusals, attributes)
         changes |= any(i.opname in _CHANGING for i in listed)
         compares |= _compares(listed)
-    return Reads(tuple(reads), frozenset(attributes), tuple(refusals), changes, compares)
+        sets |= any(_makes_set(listed, at) for at in range(len(listed)))
+    return Reads(tuple(reads), frozenset(attributes), tuple(refusals), changes, compares, sets)
 
 
 def _parts(
@@ -106,7 +112,8 @@ def _scan(
         line = (positions.lineno if positions else instruction.starts_line) or line
         if name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around):
             chain = _attributes(listed, at + 1)
-            reads.append(Read(value, chain, line, name != "LOAD_GLOBAL"))
+            tested = _name_at(listed, at + 1 + len(chain)) == "CONTAINS_OP"
+            reads.append(Read(value, chain, line, name != "LOAD_GLOBAL", tested))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in around:
             refusals.append(Refusal(f"setting the outer `{value}` cannot be traced", line))
         elif name in _REFUSED:
@@ -127,6 +134,19 @@ def _compares(listed: list[dis.Instruction]) -> bool:
         and (instruction.is_jump_target or (before.opname, before.argval) != ("LOAD_CONST", None))
         for before, instruction in itertools.pairwise(listed)
     )
+
+
+def _makes_set(listed: list[dis.Instruction], at: int) -> bool:
+    """Whether an instruction makes a set for more than `in`, or a dict's view for more than a loop."""
+    name, value = listed[at].opname, listed[at].argval
+    after = _name_at(listed, at + 1)
+    if name in _ATTRIBUTE and value in _VIEWS:
+        return not (after.startswith("CALL") and _name_at(listed, at + 2) == "GET_ITER")
+    return (name in _OF_SETS or type(value) is frozenset) and after != "CONTAINS_OP"
+
+
+def _name_at(listed: list[dis.Instruction], at: int) -> str:
+    return listed[at].opname if at < len(listed) else ""
 
 
 def _attributes(listed: list[dis.Instruction], start: int) -> tuple[str, ...]:

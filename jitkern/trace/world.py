@@ -123,7 +123,9 @@ class World:
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
         self.refusal = ""
-        self.kept = True  # False if a value holds for the devices of this machine only
+        # False if a value holds for the devices of this machine only, or the order of a set for
+        # this process only: the hash of a text is another one in the next process.
+        self.kept = True
         self.attributes: set[str] = set()
         self.compares = False  # whether a function may ask if two arguments are one object
         self._nodes: list[_Node] = []
@@ -205,6 +207,7 @@ class World:
         reads = reads_of(code)
         self.attributes |= reads.attributes
         self.compares |= reads.compares
+        self.kept &= not reads.sets
         defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
         self._spelled.append(f"defaults {len(defaults)} {[*keywords]}")
         node.defaults = [self._value(value, "a default") for value in defaults]
@@ -225,7 +228,7 @@ class World:
             own = [read for read in reads if read.cell and read.name == name]
             values: dict[str, Any] = {}
             for read in own or [Read(name, (), 0, cell=True)]:
-                taken = self._taken(value, read.name, read.attributes)
+                taken = self._taken(value, read.name, read.attributes, tested=read.tested)
                 self._merge(values, name, self._unless_changed(taken, read, function))
             node.cells.append(values[name])
 
@@ -246,20 +249,27 @@ class World:
             namespace: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009  mypy forgets it
             value = namespace.get(read.name, ABSENT)
             self._bind(namespace, read.name, value)
-        taken = self._taken(value, read.name, read.attributes)
+        taken = self._taken(value, read.name, read.attributes, tested=read.tested)
         return self._unless_changed(taken, read, function)
 
-    def _taken(self, value: Any, name: str, attributes: Sequence[str]) -> Any:
-        """Return the part for a name and its attributes; a module's attributes are bound, too."""
+    def _taken(
+        self, value: Any, name: str, attributes: Sequence[str], *, tested: bool = False
+    ) -> Any:
+        """Return the part for a name and its attributes; a module's attributes are bound, too.
+
+        tested: whether the function only asks what is in the value.
+        """
         self._spelled.append(f"name {name}")
         if type(value) is types.ModuleType and attributes:
-            return self._member(value, name, attributes)
+            return self._member(value, name, attributes, tested=tested)
         if type(value) is types.FunctionType and attributes:
             what = f"`{attributes[0]}` of the function `{name}` cannot be traced"
             return self._not_followed(value, what)
-        return self._value(value, f"`{name}`")
+        return self._value(value, f"`{name}`", tested=tested)
 
-    def _member(self, module: types.ModuleType, name: str, attributes: Sequence[str]) -> _Module:
+    def _member(
+        self, module: types.ModuleType, name: str, attributes: Sequence[str], *, tested: bool
+    ) -> _Module:
         """Return the part of a module that holds the attributes; the first one is bound."""
         first, inside = attributes[0], vars(module)
         member = inside.get(first, ABSENT)
@@ -267,7 +277,8 @@ class World:
         if module is torch.cuda and first in _OF_A_DEVICE:
             self.kept = False
             return _Module({first: _Known(member)})
-        part = _Module({first: self._taken(member, f"{name}.{first}", attributes[1:])})
+        inner = self._taken(member, f"{name}.{first}", attributes[1:], tested=tested)
+        part = _Module({first: inner})
         if member is ABSENT:
             make = inside.get("__getattr__", ABSENT)
             self._bind(inside, "__getattr__", make)
@@ -276,14 +287,16 @@ class World:
                 part.members["__getattr__"] = self._not_followed(make, what)
         return part
 
-    def _value(self, value: Any, name: str) -> Any:  # noqa: PLR0911  a table of cases
+    def _value(self, value: Any, name: str, *, tested: bool = False) -> Any:  # noqa: PLR0911  a table of cases
         if is_plain(value):
+            self.kept &= tested or _is_ordered(value)
             self._spelled.append(_spelled(value))
             return _Known(value)
         if known := _known(value):
             self._spelled.append(f"known {known}")
             self._uses.add(id(value))
             self.compares |= value in (operator.is_, operator.is_not)
+            self.kept &= value not in (set, frozenset)
             return _Known(value)
         if value is ABSENT:
             self._spelled.append("absent")
@@ -324,6 +337,7 @@ class World:
             self._spelled.append(f"dict of {len(value)}")
             for key, member in value.items():
                 self._bind(value, key, member)
+                self.kept &= _is_ordered(key)
                 self._spelled.append(f"key {_spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
         self._spelled.append(f"dict {self._number(value)}")
@@ -443,6 +457,13 @@ def is_plain(value: object) -> bool:
     return type(value) in _PLAIN
 
 
+def _is_ordered(value: Any) -> bool:
+    """Whether the sets in a plain value have one order in all processes: those of integers."""
+    if type(value) is frozenset:
+        return all(type(item) in (int, bool) for item in value)
+    return type(value) is not tuple or all(map(_is_ordered, value))
+
+
 def _refusal(function: types.FunctionType) -> str:
     """Return the first construct of a function that no copy can follow, with its line, or ""."""
     code = function.__code__
@@ -485,7 +506,8 @@ def _of_torch() -> dict[int, str]:
 def _spelled(value: Any) -> str:
     """Return a text of a plain value, different for different values, the same in each process."""
     if type(value) is frozenset:
-        return f"frozenset({sorted(map(_spelled, value))})"
+        members = map(_spelled, value)
+        return f"frozenset({[*members] if _is_ordered(value) else sorted(members)})"
     if type(value) is tuple:
         return f"({', '.join(map(_spelled, value))})"
     return f"{type(value).__name__} {value!r}"

@@ -109,6 +109,11 @@ def calls_a_function(k, x):
     return scaled(k, x, chosen(1))
 
 
+def asks_for_a_name(k, x):
+    act = chosen
+    return scaled(k, x, 2.0 if act.__name__ == "double" else 3.0)
+
+
 def calls_a_builtin(k, x):
     return scaled(k, x, 1.0 * abs(-2))
 
@@ -125,6 +130,15 @@ REBOUND = {
     "builtin": (calls_a_builtin, lambda patch: patch.setattr("builtins.abs", lambda _: 3)),
     "function of Torch": (reads_a_number, lambda patch: patch.setattr(torch, "empty_like", torch.zeros_like)),
 }  # fmt: skip
+
+
+def test_the_name_of_a_function_ends_a_trace(declare, monkeypatch):
+    op = declare(asks_for_a_name)
+    for _ in range(2):
+        assert value(op) == (2.0, False)
+    monkeypatch.setitem(globals(), "chosen", triple)
+    assert value(op) == (3.0, False)
+    assert "the attribute `__name__` cannot be traced" in next(iter(slot_of(op).refused.values()))
 
 
 @pytest.mark.parametrize("name", REBOUND)
