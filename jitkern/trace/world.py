@@ -56,10 +56,10 @@ _PLAIN = (
 
 
 class Binding(NamedTuple):
-    """A name in a namespace, or a key in a dict, and its value; `ABSENT` for none."""
+    """A name in a namespace, and its value; `ABSENT` for none."""
 
-    namespace: dict[Any, Any]
-    name: Any
+    namespace: dict[str, Any]
+    name: str
     value: Any
 
 
@@ -90,10 +90,11 @@ class _Trapped(NamedTuple):
     what: str
 
 
-class _Table(NamedTuple):
-    """A dict in the closed copy, which is guarded key by key."""
+class Table(NamedTuple):
+    """A dict in the closed copy, which is guarded key by key, in their order."""
 
     value: dict[Any, Any]
+    items: list[tuple[Any, Any]]
     members: dict[Any, Any]
 
 
@@ -118,7 +119,8 @@ class World:
     """The world of these functions. `refusal`: why no copy can follow them, or ""."""
 
     def __init__(self, functions: Iterable[Function]) -> None:
-        self.bindings: dict[tuple[int, Any], Binding] = {}
+        self.bindings: dict[tuple[int, str], Binding] = {}
+        self.tables: dict[int, Table] = {}
         self.members: list[Member] = []  # of cells and dicts
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
@@ -130,7 +132,6 @@ class World:
         self.compares = False  # whether a function may ask if two arguments are one object
         self._nodes: list[_Node] = []
         self._numbers: dict[int, int] = {}  # of functions, by their ids
-        self._tables: dict[int, _Table] = {}
         self._spelled: list[str] = []
         self._uses: set[int] = set()
         self._trapped: list[Any] = []
@@ -158,8 +159,13 @@ class World:
                 or function.__kwdefaults__ is not keywords
             ):
                 return False
-        return not self.members or all(
-            _content(owner, name) is value for owner, name, value in self.members
+        for owner, name, value in self.members:
+            if _content(owner, name) is not value:
+                return False
+        return all(
+            key is known and value is bound
+            for table in self.tables.values()
+            for (key, value), (known, bound) in zip([*table.value.items()], table.items)
         )
 
     def closed(self, harmless: Iterable[object] = ()) -> bool:
@@ -330,27 +336,26 @@ class World:
         """Return the number of an object that this world keeps, in the order that they are met."""
         return self._numbered.setdefault(id(value), len(self._numbered))
 
-    def _table(self, value: dict[Any, Any], name: str) -> _Table:
-        if id(value) not in self._tables:
-            table = self._tables[id(value)] = _Table(value, {})
+    def _table(self, value: dict[Any, Any], name: str) -> Table:
+        if id(value) not in self.tables:
+            table = self.tables[id(value)] = Table(value, [*value.items()], {})
             self.members.append(Member(value, "size", len(value)))
             self._spelled.append(f"dict of {len(value)}")
-            for key, member in value.items():
-                self._bind(value, key, member)
+            for key, member in table.items:
                 self.kept &= _is_ordered(key)
                 self._spelled.append(f"key {_spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
         self._spelled.append(f"dict {self._number(value)}")
-        return self._tables[id(value)]
+        return self.tables[id(value)]
 
     def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
         """Return `part`, but trap a dict that the function itself may change, such as a memo."""
         changes = reads_of(function.__code__).changes or read.attributes[:1] in _CHANGING
-        if not isinstance(part, _Table) or not changes:
+        if not isinstance(part, Table) or not changes:
             return part
         return self._not_followed(part.value, f"the changing dict `{read.name}` cannot be traced")
 
-    def _bind(self, namespace: dict[Any, Any], name: Any, value: Any) -> None:
+    def _bind(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         self.bindings[id(namespace), name] = Binding(namespace, name, value)
 
 
@@ -414,7 +419,7 @@ class _Copying:
             vars(module).update(members)
             return module
         value = part.value
-        if isinstance(part, _Table) and self._trap is not None:
+        if isinstance(part, Table) and self._trap is not None:
             if id(value) not in self._tables:
                 table = self._tables[id(value)] = ReadOnlyDict()
                 for key, member in part.members.items():

@@ -179,6 +179,37 @@ def test_defaults_are_seen_when_they_change(declare):
     serves(op, 6.0)
 
 
+def test_the_order_of_a_dict_is_seen_when_it_changes(declare):
+    table = {"a": 2.0, "b": 3.0}
+    op = declare(lambda k, x: scaled(k, x, next(iter(table.values()))))
+    serves(op, 2.0)
+    table["a"] = table.pop("a")
+    assert value(op) == (3.0, False)
+    table["b"] = table.pop("b")
+    assert value(op)[0] == 2.0
+    assert value(op) == (2.0, True)  # the variant of before serves again
+
+
+def test_a_key_that_equals_the_one_before_is_seen(declare):
+    table = {1: 5.0}
+    op = declare(lambda k, x: scaled(k, x, 3.0 if type([*table][0]) is bool else 2.0))
+    serves(op, 2.0)
+    del table[1]
+    table[True] = 5.0
+    assert value(op) == (3.0, False)
+
+
+def test_a_dict_that_changes_and_comes_back_is_served(declare):
+    table, other = {"a": 2.0, "b": 3.0}, {"c": 1.0}
+    op = declare(lambda k, x: scaled(k, x, table["a"] * other["c"]))
+    serves(op, 2.0)
+    for name in ("a", "b"):
+        kept, table[name] = table[name], 7.0
+        table[name] = kept
+        other["c"] = other["c"]
+        assert value(op) == (2.0, True)
+
+
 def test_other_names_of_the_module_may_change_all_the_time(declare):
     global UNRELATED
     op = declare(reads_a_number)
