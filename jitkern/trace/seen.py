@@ -6,7 +6,6 @@ followed are traps, which end the trace when they are touched.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import math
 import types
@@ -20,15 +19,20 @@ from jitkern.launch.tuned import changed
 from jitkern.trace.lists import TensorList
 from jitkern.trace.quick import check
 from jitkern.trace.recorder import allocated
-from jitkern.trace.tensor_proxy import Address, Shape, TensorProxy
-from jitkern.trace.world import ReadOnlyDict, World, is_plain
+from jitkern.trace.tensor_proxy import ANSWERED, Address, Shape, TensorProxy
+from jitkern.trace.world import ReadOnlyDict, World, is_plain, overrides_of_tensors
 
 Function = Callable[..., Any]
 
 
 def traceable(function: Function, world: World) -> Function:
     """Return a copy of a launch function over stand-ins and traps."""
-    copies = iter(world.copies(_stand_ins(), Trap))
+    for name in ("__getitem__", *sorted(world.attributes)):
+        here = overrides_of_tensors().get(name)
+        if name in ANSWERED and here and here is not getattr(torch._C.TensorBase, name, None):
+            raise Unsupported(f"`Tensor.{name}`, which is not PyTorch's own, cannot be traced")
+    seen = {id(value): _STAND_INS[n] for n, value in world.known.items() if n in _STAND_INS}
+    copies = iter(world.copies(seen, Trap))
     return changed(function, lambda _: next(copies))
 
 
@@ -203,23 +207,12 @@ _METHODS = (
 _ALLOCATORS = ("empty", "empty_like", "empty_strided", "zeros", "zeros_like")
 
 
-@functools.cache
-def _stand_ins() -> Mapping[int, Any]:
-    """Return the stand-ins, by the ids of the objects that they replace."""
-    of_torch = {
-        "_check": check, "is_tensor": _is_tensor, "Size": _Size,
-        **{name: _method(name) for name in _METHODS},
-        **{name: functools.partial(allocated, name) for name in _ALLOCATORS},
-    }  # fmt: skip
-    of_builtins = {
-        "type": _type_of, "isinstance": _is_instance, "len": _length, "hash": _hash, "int": _Int,
-        "float": _Float,
-    }  # fmt: skip
-    of_math = {
-        "sqrt": _square_root, "isnan": _is_nan, "isinf": _is_infinite, "isfinite": _is_finite,
-    }  # fmt: skip
-    return {
-        id(getattr(module, name)): stand_in
-        for module, replaced in ((torch, of_torch), (builtins, of_builtins), (math, of_math))
-        for name, stand_in in replaced.items()
-    }
+_STAND_INS: Mapping[str, Any] = {  # by the names of what they replace
+    **{f"torch.{name}": _method(name) for name in _METHODS},
+    **{f"torch.{name}": functools.partial(allocated, name) for name in _ALLOCATORS},
+    "torch._check": check, "torch.is_tensor": _is_tensor, "torch.Size": _Size,
+    "builtins.type": _type_of, "builtins.isinstance": _is_instance, "builtins.len": _length,
+    "builtins.hash": _hash, "builtins.int": _Int, "builtins.float": _Float,
+    "math.sqrt": _square_root, "math.isnan": _is_nan, "math.isinf": _is_infinite,
+    "math.isfinite": _is_finite,
+}  # fmt: skip

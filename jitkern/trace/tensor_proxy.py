@@ -85,6 +85,15 @@ class Address:
 class TensorProxy:
     """A tensor of a launch function that is being traced."""
 
+    dtype: torch.dtype
+    device: torch.device
+    shape: Shape
+    layout: torch.layout
+    ndim: int
+    itemsize: int
+    is_cuda: bool
+    is_cpu: bool
+
     def __init__(
         self,
         recorder: Recorder,
@@ -424,6 +433,9 @@ class TensorProxy:
         """Note a change of an argument, after which no other launcher may run the call again."""
         if self._memory.address is not None:
             self._recorder.act("call->launched = 1;")
+
+
+ANSWERED = frozenset((*vars(TensorProxy), *TensorProxy.__annotations__))  # of a tensor
 
 
 def _clamped(bound: Any, size: Any) -> Any:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import _operator
 import builtins
 import functools
+import gc
 import hashlib
 import math
 import operator
@@ -133,10 +134,12 @@ class World:
         self._nodes: list[_Node] = []
         self._numbers: dict[int, int] = {}  # of functions, by their ids
         self._spelled: list[str] = []
+        self.known: dict[str, Any] = {}  # the values that always answer alike, by their names
         self._uses: set[int] = set()
         self._trapped: list[Any] = []
         self._numbered: dict[int, int] = {}  # dicts and trapped values, by their ids
         self._entries = [self._entry(function) for function in functions]
+        self._bind_attributes_of_tensors()
 
     @functools.cached_property
     def identity(self) -> str:
@@ -300,6 +303,7 @@ class World:
             return _Known(value)
         if known := _known(value):
             self._spelled.append(f"known {known}")
+            self.known[known] = value
             self._uses.add(id(value))
             self.compares |= value in (operator.is_, operator.is_not)
             self.kept &= value not in (set, frozenset)
@@ -347,6 +351,13 @@ class World:
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
         self._spelled.append(f"dict {self._number(value)}")
         return self.tables[id(value)]
+
+    def _bind_attributes_of_tensors(self) -> None:
+        overrides = overrides_of_tensors()
+        for name in ("__getitem__", *sorted(self.attributes)):
+            if hasattr(torch._C.TensorBase, name):
+                self._bind(overrides, name, overrides.get(name, ABSENT))
+                self._spelled.append(f"attribute {name} {name in overrides}")
 
     def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
         """Return `part`, but trap a dict that the function itself may change, such as a memo."""
@@ -489,7 +500,8 @@ def _content(owner: Any, name: str) -> Any:
 def _known(value: object) -> str:
     """Return the name of a function or type that always answers alike; "" for other values.
 
-    The value itself tells, as the modules may hold others meanwhile: torch.export replaces `min`.
+    The value itself tells, as the modules may hold others: torch.export replaces `min`, and a
+    profiler `torch.empty`.
     """
     if isinstance(value, types.BuiltinFunctionType):
         home, name = value.__self__, value.__name__
@@ -499,13 +511,33 @@ def _known(value: object) -> str:
         is_own = value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE
         if is_own or issubclass(value, BaseException):
             return f"builtins.{value.__name__}"
+    elif isinstance(value, types.FunctionType):
+        name = value.__code__.co_name
+        if name in _OF_TORCH and value.__globals__ is vars(torch):
+            return f"torch.{name}"
     return _of_torch().get(id(value), "")
 
 
 @functools.cache
 def _of_torch() -> dict[int, str]:
-    """Return the names of Torch's functions that are known, by ids, which stay as Torch does."""
-    return {id(getattr(torch, name)): f"torch.{name}" for name in _OF_TORCH}
+    """Return the names of Torch's types and C functions that are known, by ids of those that last.
+
+    They come from where Torch defines them.
+    """
+    homes: Any = (torch._tensor, torch._C, torch._C._VariableFunctions)
+    return {
+        id(getattr(home, name)): f"torch.{name}"
+        for home in homes
+        for name in _OF_TORCH
+        if hasattr(home, name)
+    }
+
+
+@functools.cache
+def overrides_of_tensors() -> dict[str, Any]:
+    """Return the attributes that Python gives to tensors, before those of C count."""
+    (own,) = gc.get_referents(vars(torch._tensor.Tensor))
+    return own  # type: ignore[no-any-return]
 
 
 def _spelled(value: Any) -> str:

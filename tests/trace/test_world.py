@@ -210,6 +210,71 @@ def test_a_dict_that_changes_and_comes_back_is_served(declare):
         assert value(op) == (2.0, True)
 
 
+REPLACED = """
+import math
+
+import torch
+from jitkern.declare import Cpp, kernel
+from jitkern.runtime import linker
+
+empty, isfinite = torch.empty, math.isfinite
+torch.empty = lambda *args, **kwargs: empty(*args, **kwargs).fill_(7)
+math.isfinite = lambda number: False
+text = 'extern "C" void put(double* out, double a) { out[0] = a; }'
+op = kernel("jitkern_replaced::f(Tensor x) -> Tensor", cpu=Cpp(text=text))
+
+
+@op.launch("cpu")
+def _(k, x):
+    y = torch.empty(2, dtype=torch.float64)
+    k.put(y, 3.0 if math.isfinite(x.shape[0]) else 5.0)
+    return y
+
+
+for _ in range(3):
+    assert op(torch.ones(3)).tolist() == [5, 7]
+    linker.settle()
+torch.empty, math.isfinite = empty, isfinite
+for _ in range(3):
+    assert op(torch.ones(3))[0].item() == 3
+    linker.settle()
+"""
+
+
+def test_a_function_that_was_replaced_before_the_first_trace_is_seen(run_python):
+    result = run_python(REPLACED)
+    assert not result.returncode, result.stderr
+
+
+def test_a_method_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
+    def launch(k, x):
+        return scaled(k, x, 1.0 * x.contiguous().shape[0])
+
+    op = declare(launch)
+    serves(op, 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "contiguous", lambda self: torch.ones(9), raising=False)
+        for _ in range(2):
+            assert value(op) == (9.0, False)
+        (told,) = slot_of(op).refused.values()
+        assert "`Tensor.contiguous`, which is not PyTorch's own, cannot be traced" in told
+    assert value(op)[0] == 2.0
+    assert value(op) == (2.0, True)
+
+
+def test_an_index_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
+    op = declare(lambda k, x: scaled(k, x, 1.0 * x[None].dim()))
+    serves(op, 2.0)
+    real = torch.Tensor.__getitem__
+    monkeypatch.setattr(
+        torch.Tensor,
+        "__getitem__",
+        lambda self, key: torch.ones(1, 1, 1) if key is None else real(self, key),
+        raising=False,
+    )
+    assert value(op) == (3.0, False)
+
+
 def test_other_names_of_the_module_may_change_all_the_time(declare):
     global UNRELATED
     op = declare(reads_a_number)
@@ -407,7 +472,8 @@ def length_by_match(xs):
 
 
 @pytest.mark.parametrize(
-    ("compute", "expected"), [(lambda xs: 2.0 if type(xs) is list else 9.0, 2.0), (length_by_match, 2.0)]
+    ("compute", "expected"),
+    [(lambda xs: 2.0 if type(xs) is list else 9.0, 2.0), (length_by_match, 2.0)],
 )
 def test_a_list_of_tensors_is_a_list(declare, compute, expected):
     op = declare(lambda k, xs: scaled(k, xs[0], compute(xs)), "(Tensor[] xs) -> Tensor")
