@@ -24,7 +24,7 @@ _INT64 = range(-(2**63), 2**63)
 class Unsupported(Exception):
     """A launch function does something that C cannot follow; its op keeps its Python launcher.
 
-    A launch function may catch this error: `running.problem` is the first one of a trace.
+    What a launch function calls may catch this error: `running.problem` is the first of a trace.
     """
 
     def __init__(self, message: str) -> None:

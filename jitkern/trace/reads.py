@@ -36,14 +36,16 @@ class Refusal(NamedTuple):
 class Reads(NamedTuple):
     """The names that one function reads.
 
-    attributes: all that its code reads of any value. changes: whether the code sets or deletes
-    items. compares: whether the code may ask if two values are one object. sets: whether the code
-    makes a set for more than `in`.
+    attributes: all that its code reads of any value. handlers: where the code may catch an error,
+    which a trace may raise for other reasons. changes: whether the code sets or deletes items.
+    compares: whether the code may ask if two values are one object. sets: whether the code makes a
+    set for more than `in`.
     """
 
     reads: tuple[Read, ...]
     attributes: frozenset[str]
     refusals: tuple[Refusal, ...]
+    handlers: tuple[Refusal, ...]
     changes: bool
     compares: bool
     sets: bool
@@ -62,6 +64,9 @@ _REFUSED = {
     "MATCH_SEQUENCE": "a sequence pattern of `match` cannot be traced",
     "LOAD_SUPER_ATTR": "super() cannot be traced",
 }
+_HANDLERS = frozenset((  # of `try` and `with` alone: from Python 3.11 on, and of Python 3.10
+    "PUSH_EXC_INFO", "SETUP_ASYNC_WITH", "SETUP_FINALLY", "SETUP_WITH",
+))  # fmt: skip
 _PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _OF_AROUND = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
@@ -76,15 +81,19 @@ def reads_of(code: types.CodeType) -> Reads:
     """Return the names that a function of this code reads, its inner functions included."""
     reads: list[Read] = []
     refusals: list[Refusal] = []
+    handlers: list[Refusal] = []
     attributes: set[str] = set()
     changes = compares = sets = False
     for part, around in _parts(code, frozenset(code.co_freevars)):
         listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
-        _scan(listed, part.co_firstlineno, around, reads, refusals, attributes)
+        _scan(listed, part.co_firstlineno, around, reads, refusals, handlers, attributes)
         changes |= any(i.opname in _CHANGING for i in listed)
         compares |= _compares(listed)
         sets |= any(_makes_set(listed, at) for at in range(len(listed)))
-    return Reads(tuple(reads), frozenset(attributes), tuple(refusals), changes, compares, sets)
+    return Reads(
+        tuple(reads), frozenset(attributes), tuple(refusals), tuple(handlers), changes, compares,
+        sets,
+    )  # fmt: skip
 
 
 def _parts(
@@ -104,23 +113,29 @@ def _scan(
     around: frozenset[str],
     reads: list[Read],
     refusals: list[Refusal],
+    handlers: list[Refusal],
     attributes: set[str],
 ) -> None:
+    named = 0  # the last attribute that a read took off a name
     for at, instruction in enumerate(listed):
         name, value = instruction.opname, instruction.argval
         positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
         line = (positions.lineno if positions else instruction.starts_line) or line
         if name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around):
             chain = _attributes(listed, at + 1)
-            tested = _name_at(listed, at + 1 + len(chain)) == "CONTAINS_OP"
+            named = at + len(chain)
+            tested = _name_at(listed, named + 1) == "CONTAINS_OP"
             reads.append(Read(value, chain, line, name != "LOAD_GLOBAL", tested))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in around:
             refusals.append(Refusal(f"setting the outer `{value}` cannot be traced", line))
         elif name in _REFUSED:
             refusals.append(Refusal(_REFUSED[name].format(value), line))
+        elif name in _HANDLERS:
+            handlers.append(Refusal("`try` and `with` cannot be traced", line))
         elif name in _ATTRIBUTE:
             attributes.add(value)
-            if value.startswith("__") and value not in _PLAIN_DUNDERS:
+            private = "__" if at <= named else "_"  # a stand-in has private attributes of its own
+            if value.startswith(private) and value not in _PLAIN_DUNDERS:
                 refusals.append(Refusal(f"the attribute `{value}` cannot be traced", line))
 
 
@@ -137,7 +152,7 @@ def _compares(listed: list[dis.Instruction]) -> bool:
 
 
 def _makes_set(listed: list[dis.Instruction], at: int) -> bool:
-    """Whether an instruction makes a set for more than `in`, or a dict's view for more than a loop."""
+    """Whether an instruction makes a set for more than `in`, or a view for more than a loop."""
     name, value = listed[at].opname, listed[at].argval
     after = _name_at(listed, at + 1)
     if name in _ATTRIBUTE and value in _VIEWS:

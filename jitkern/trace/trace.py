@@ -80,8 +80,8 @@ def trace(
     parameters = signature.parameters
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     world = world_of(parts_of(function))
-    if world.refusal:
-        raise Unsupported(world.refusal)
+    if refusal := world.refusal or world.handler:
+        raise Unsupported(refusal)
     recorder = Recorder(device, kernels_of, line_in(code))
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
@@ -97,7 +97,7 @@ def trace(
                 **{name: proxy for name, proxy in named.items() if name in keywords},
             )
         recorder.finish(result, signature.results)
-        if running.problem:  # the launch function has caught the error
+        if running.problem:  # a function that was called has caught the error
             raise running.problem  # noqa: TRY301
     except (CompilerNotFound, TargetError, CacheError, LoadError):
         raise  # a kernel is not available now

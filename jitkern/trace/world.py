@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace.reads import Read, reads_of
+from jitkern.trace.reads import Read, Refusal, reads_of
 
 Function = Callable[..., Any]
 _IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
@@ -117,7 +117,11 @@ class _Node:
 
 
 class World:
-    """The world of these functions. `refusal`: why no copy can follow them, or ""."""
+    """The world of these functions.
+
+    refusal: why no copy can follow them, or "". handler: where one of them may catch an error, and
+    "" for nowhere: no trace can follow that one.
+    """
 
     def __init__(self, functions: Iterable[Function]) -> None:
         self.bindings: dict[tuple[int, str], Binding] = {}
@@ -125,7 +129,7 @@ class World:
         self.members: list[Member] = []  # of cells and dicts
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
-        self.refusal = ""
+        self.refusal = self.handler = ""
         # False if a value holds for the devices of this machine only, or the order of a set for
         # this process only: the hash of a text is another one in the next process.
         self.kept = True
@@ -196,8 +200,10 @@ class World:
         entry: Any = _no_function
         if not isinstance(function, types.FunctionType):
             refusal = f"it is a {type(function).__name__}, not a Python function"
-        elif not (refusal := _refusal(function)):
+        elif not (refusal := _refusal(function, reads_of(function.__code__).refusals)):
             entry = function
+            handlers = reads_of(function.__code__).handlers
+            self.handler = self.handler or _refusal(function, handlers)
         self.refusal = self.refusal or refusal
         return self._follow(entry)
 
@@ -312,7 +318,8 @@ class World:
             self._spelled.append("absent")
             return _Known(ABSENT)
         if type(value) is types.FunctionType and not str(value.__module__).startswith("torch."):
-            refusal = _refusal(value)
+            reads = reads_of(value.__code__)
+            refusal = _refusal(value, reads.refusals + reads.handlers)
             if refusal:
                 return self._not_followed(value, refusal)
             called = _Called(self._follow(value))
@@ -480,12 +487,13 @@ def _is_ordered(value: Any) -> bool:
     return type(value) is not tuple or all(map(_is_ordered, value))
 
 
-def _refusal(function: types.FunctionType) -> str:
-    """Return the first construct of a function that no copy can follow, with its line, or ""."""
-    code = function.__code__
-    for what, line in reads_of(code).refusals:
-        return f"{code.co_filename}:{line}: {what}"
-    return ""
+def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
+    """Return the first of the constructs that cannot be followed, with its place, or ""."""
+    return (
+        f"{function.__code__.co_filename}:{refusals[0].line}: {refusals[0].what}"
+        if refusals
+        else ""
+    )
 
 
 def _content(owner: Any, name: str) -> Any:

@@ -17,7 +17,9 @@ import pytest
 import torch
 from subject import Subject
 
+from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding, linker
+from jitkern.trace.trace import trace
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
@@ -54,6 +56,20 @@ def scaled(k, x, a):
     out = torch.empty_like(x)
     k.axpy[{"T": x.dtype}](out, a, x, None, x.numel())
     return out
+
+
+def tagged():
+    """Have an attribute."""
+
+
+tagged.by = 4.0
+
+
+def attribute_of_a_function(function):
+    try:
+        return function.by
+    except AttributeError:
+        return 1.0
 
 
 def scaled_by(compute):
@@ -356,6 +372,7 @@ NUMBERS = {
     "overflow": lambda k, x, y, n, f: float(tried(lambda: f**2, OverflowError)),
     "floor_of_infinity": lambda k, x, y, n, f: tried(lambda: math.floor(f), OverflowError, ValueError) * 1.0,
     "int_of_infinity": lambda k, x, y, n, f: tried(lambda: int(f), OverflowError, ValueError) * 1.0,
+    "attribute_of_a_function": lambda k, x, y, n, f: attribute_of_a_function(tagged),
     "any_error": lambda k, x, y, n, f: float(tried(lambda: x.storage_offset() + 7, Exception)),
     "index_error": lambda k, x, y, n, f: float(tried(lambda: x[n].dim() + 5, IndexError)),
     "length_of_a_list_of_n": lambda k, x, y, n, f: float(tried(lambda: len([0] * n) + 1, Exception)),
@@ -466,6 +483,34 @@ def test_a_number_of_steps_says_that_it_is_a_range_or_an_index(exercised, name):
 def test_a_refusal_names_the_argument(exercised):
     (reason,) = exercised(MUTATIONS["number_list_times_n"], CALLS[:2]).refusals
     assert "`n` in range() or as an index cannot be traced" in reason
+
+
+BEYOND = {
+    "permute": lambda x: x.permute(1, 0),
+    "permute twice": lambda x: x.permute(1, 0, 0),
+    "transpose": lambda x: x.transpose(0, 3),
+    "expand": lambda x: x.expand(3, 4),
+    "unsqueeze": lambda x: x.unsqueeze(5),
+    "unsqueeze a text": lambda x: x.unsqueeze("1"),
+    "flatten": lambda x: x[:, :1, :1].flatten(2, 1),
+    "size": lambda x: x.size("1"),
+    "stride": lambda x: x.stride(3),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_a_tensor_does_not_take_a_trace_does_not_take(subject, name):
+    x, beyond = torch.ones(2, 3, 4), BEYOND[name]
+    with pytest.raises((IndexError, RuntimeError, TypeError)):
+        beyond(x)
+
+    def launch(k, x):
+        beyond(x)
+        return scaled(k, x, 2.0)
+
+    made = subject("(Tensor x) -> Tensor", launch)
+    with pytest.raises(Unsupported, match="cannot be traced"):
+        trace(made.op.signature, launch, (x,), frozenset(), x.device, made.runner)
 
 
 def test_a_refusal_is_of_its_class_only(tmp_path):
