@@ -166,6 +166,6 @@ def _name_at(listed: list[dis.Instruction], at: int) -> str:
 
 def _attributes(listed: list[dis.Instruction], start: int) -> tuple[str, ...]:
     end = start
-    while end < len(listed) and listed[end].opname in _ATTRIBUTE:
+    while _name_at(listed, end) in _ATTRIBUTE and not listed[end].is_jump_target:
         end += 1
     return tuple(str(instruction.argval) for instruction in listed[start:end])

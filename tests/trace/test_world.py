@@ -499,6 +499,7 @@ ANSWERS = {  # a number of x and n, the first call and a later one, and the answ
     "type": (lambda x, n: 7.0 if type(x) is torch.Tensor else 1.0, torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False), 1),
     "attribute": (lambda x, n: x.offset, OFFSET, OFFSET, 5),
     "attribute of a name of ours": (lambda x, n: x._offset, OFFSET, OFFSET, 5),
+    "attribute of a branch": (lambda x, n: (x if n else settings)._offset, OFFSET, OFFSET, 5),
     "hasattr": (lambda x, n: 7.0 if hasattr(x, "memory") else 1.0, torch.ones(2), torch.ones(2), 1),
     "method of a number": (lambda x, n: 7.0 if hasattr(n, "bit_count") else 1.0, torch.ones(2), torch.ones(2), 7),
     "invert": (lambda x, n: 1.0 * inverted(n), torch.ones(2), torch.ones(2), -4),
