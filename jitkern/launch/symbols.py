@@ -25,7 +25,7 @@ MOST = 1000  # statements of a stub: a second of the C compiler; shipped ops nee
 class Unsupported(Exception):
     """A launch function does something that C cannot follow; its op keeps its Python launcher.
 
-    A launch function may catch this error: `running.problem` is the first one of a trace.
+    What a launch function calls may catch this error: `running.problem` is the first of a trace.
     """
 
     def __init__(self, message: str) -> None:

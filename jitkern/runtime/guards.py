@@ -4,7 +4,8 @@ The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the conte
 size of dicts are words of the objects themselves. A namespace has a version as its word: up to
 Python 3.11 the version that every dict has; from 3.12 on a count that a dict watcher raises. After
 a change of the version, C compares the names one by one under the lock of the interpreter, which
-takes 0.2 us, and stores the new version if all names are unchanged.
+takes 0.2 us, and stores the new version if all names are unchanged. Of a dict that is followed it
+compares the items, in their order.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Guard(ctypes.Structure):
     """`World` in runtime.c. The guard keeps alive the objects whose addresses it holds."""
 
     _fields_ = (
-        ("fixed", c_int), ("namespaces", c_int), ("bindings", c_int), ("words", c_void_p),
-        ("bound", c_void_p),
+        ("fixed", c_int), ("namespaces", c_int), ("names", c_int), ("bindings", c_int),
+        ("words", c_void_p), ("bound", c_void_p),
     )  # fmt: skip
 
 
@@ -69,22 +70,25 @@ class Guards:
         for owner, name, value in world.members:
             word = value if name == "size" else 0 if value is ABSENT else id(value)
             fixed.append((id(owner) + _CONTENT, word))
+        tables = world.tables.values()
         namespaces = {id(b.namespace): b.namespace for b in world.bindings.values()}
+        namespaces.update((id(table.value), table.value) for table in tables)
         versions = [self._version(namespace) for namespace in namespaces.values()]
         if len(versions) > READ or None in versions:
             return None
         words = [*fixed, *((at, c_uint64.from_address(at or 0).value) for at in versions)]
-        names = [_interned(name) for _, name, _ in world.bindings.values()]
+        names = [sys.intern(name) for _, name, _ in world.bindings.values()]
         bound = [
             (id(namespace), id(name), 0 if value is ABSENT else id(value))
             for name, (namespace, _, value) in zip(names, world.bindings.values())
         ]
+        bound += [(id(t.value), id(key), id(value)) for t in tables for key, value in t.items]
         if not world.holds():  # a value has changed since the trace
             return None
         word_array = (_Word * len(words))(*words)  # type: ignore[misc]
         bound_array = (_Binding * len(bound))(*bound)  # type: ignore[misc]
         guard = Guard(
-            len(fixed), len(versions), len(bound), ctypes.addressof(word_array),
+            len(fixed), len(versions), len(names), len(bound), ctypes.addressof(word_array),
             ctypes.addressof(bound_array),
         )  # fmt: skip
         guard.alive = (word_array, bound_array, world, names)
@@ -107,10 +111,6 @@ class Guards:
 _CONTENT = 16  # bytes from the head of a cell to its content, of a dict to its size
 _DICTS_HAVE_VERSIONS = sys.version_info[:2] < (3, 12)
 _PARTS = ("__code__", "__defaults__", "__kwdefaults__")
-
-
-def _interned(name: Any) -> Any:
-    return sys.intern(name) if type(name) is str else name
 
 
 @functools.cache

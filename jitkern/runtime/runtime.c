@@ -21,7 +21,7 @@ typedef i32 Stub(Call *);
 typedef struct { const u64 *at; u64 seen; } Word;
 typedef struct { void *namespace, *name, *value; } Binding; /* value 0: the name is not bound */
 typedef struct {
-  i32 fixed, namespaces, bindings;
+  i32 fixed, namespaces, names, bindings; /* after the names, the items of dicts in their order */
   Word *words;
   const Binding *bound;
 } World;
@@ -454,12 +454,20 @@ static void changed(Handle handle) {
 /* Whether all names have their old values, though a namespace has changed. */
 static i32 renewed(World *world) {
   u64 now[READ];
+  i64 place = 0;
   Word *words = world->words + world->fixed;
   i32 same = 1, locked = api.PyGILState_Ensure();
   for (i32 i = 0; i < world->namespaces; i++) now[i] = *words[i].at;
   for (i32 i = 0; i < world->bindings && same; i++) {
     const Binding *bound = &world->bound[i];
-    same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
+    if (i < world->names) {
+      same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
+      continue;
+    }
+    void *name, *value;
+    if (i == world->names || bound->namespace != bound[-1].namespace) place = 0;
+    same = api.PyDict_Next(bound->namespace, &place, &name, &value) && name == bound->name &&
+           value == bound->value;
   }
   for (i32 i = 0; i < world->namespaces && same; i++)
     __atomic_store_n(&words[i].seen, now[i], __ATOMIC_RELAXED);

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import itertools
 import types
 from collections.abc import Iterator
 
@@ -23,6 +22,7 @@ class Read(NamedTuple):
     attributes: tuple[str, ...]
     line: int
     cell: bool  # a variable of the enclosing function, not of the module
+    after: str = ""  # the instruction that takes the value: `CONTAINS_OP`, `IS_OP`, or another one
 
 
 class Refusal(NamedTuple):
@@ -32,18 +32,30 @@ class Refusal(NamedTuple):
     line: int
 
 
+class Comparison(NamedTuple):
+    """An `is` of two values that may be numbers, unless one of these parameters is none."""
+
+    parameters: frozenset[str]
+    line: int
+
+
 class Reads(NamedTuple):
     """The names that one function reads.
 
-    attributes: all that its code reads of any value. changes: whether the code sets or deletes
-    items. compares: whether the code may ask if two values are one object.
+    attributes: all that its code reads of any value. handlers: where the code may catch an error,
+    which a trace may raise for other reasons. changes: whether the code sets or deletes items.
+    compares: whether the code may ask if two values are one object. comparisons: where the two may
+    be numbers. sets: whether the code makes a set for more than `in`.
     """
 
     reads: tuple[Read, ...]
     attributes: frozenset[str]
     refusals: tuple[Refusal, ...]
+    handlers: tuple[Refusal, ...]
     changes: bool
     compares: bool
+    comparisons: tuple[Comparison, ...]
+    sets: bool
 
 
 _REFUSED = {
@@ -55,12 +67,21 @@ _REFUSED = {
     "LOAD_BUILD_CLASS": "a class statement cannot be traced",
     "LOAD_NAME": "`{}` in a class body cannot be traced",
     "MATCH_CLASS": "a class pattern of `match` cannot be traced",
+    "MATCH_MAPPING": "a mapping pattern of `match` cannot be traced",
+    "MATCH_SEQUENCE": "a sequence pattern of `match` cannot be traced",
     "LOAD_SUPER_ATTR": "super() cannot be traced",
 }
-_PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__", "__name__"))
+_HANDLERS = frozenset((  # of `try` and `with` alone: from Python 3.11 on, and of Python 3.10
+    "PUSH_EXC_INFO", "SETUP_ASYNC_WITH", "SETUP_FINALLY", "SETUP_WITH",
+))  # fmt: skip
+_PLAIN_DUNDERS = frozenset(("__float__", "__index__", "__int__", "__len__"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _OF_AROUND = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+_OF_SETS = frozenset(("BUILD_SET", "SET_ADD"))
 _CHANGING = frozenset(("STORE_SUBSCR", "DELETE_SUBSCR"))
+OF_NUMBERS = "`is` of what may be two numbers cannot be traced"
+_NO_NUMBERS = frozenset(("device", "dtype", "layout"))  # attributes
+_VIEWS = frozenset(("items", "keys"))  # of a dict: operators make sets of these
 _PADDING = frozenset(("EXTENDED_ARG", "CACHE", "PRECALL", "PUSH_NULL"))
 
 
@@ -69,14 +90,22 @@ def reads_of(code: types.CodeType) -> Reads:
     """Return the names that a function of this code reads, its inner functions included."""
     reads: list[Read] = []
     refusals: list[Refusal] = []
+    handlers: list[Refusal] = []
     attributes: set[str] = set()
-    changes = compares = False
+    comparisons: list[Comparison] = []
+    changes = compares = sets = False
     for part, around in _parts(code, frozenset(code.co_freevars)):
         listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
-        _scan(listed, part.co_firstlineno, around, reads, refusals, attributes)
+        _scan(listed, part.co_firstlineno, around, reads, refusals, handlers, attributes)
         changes |= any(i.opname in _CHANGING for i in listed)
-        compares |= _compares(listed)
-    return Reads(tuple(reads), frozenset(attributes), tuple(refusals), changes, compares)
+        compares |= any(_compares(listed, at) for at in range(len(listed)))
+        parameters = _parameters(code, listed) if part is code else frozenset[str]()
+        comparisons += _comparisons(listed, parameters, around)
+        sets |= any(_makes_set(listed, at) for at in range(len(listed)))
+    return Reads(
+        tuple(reads), frozenset(attributes), tuple(refusals), tuple(handlers), changes, compares,
+        tuple(comparisons), sets,
+    )  # fmt: skip
 
 
 def _parts(
@@ -96,35 +125,104 @@ def _scan(
     around: frozenset[str],
     reads: list[Read],
     refusals: list[Refusal],
+    handlers: list[Refusal],
     attributes: set[str],
 ) -> None:
+    named = 0  # the last attribute that a read took off a name
     for at, instruction in enumerate(listed):
         name, value = instruction.opname, instruction.argval
-        positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
-        line = (positions.lineno if positions else instruction.starts_line) or line
-        if name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around):
+        line = _line_of(instruction) or line
+        if _is_read(instruction, around):
             chain = _attributes(listed, at + 1)
-            reads.append(Read(value, chain, line, name != "LOAD_GLOBAL"))
+            named = at + len(chain)
+            after = _name_at(listed, named + 1)
+            reads.append(Read(value, chain, line, name != "LOAD_GLOBAL", after))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in around:
             refusals.append(Refusal(f"setting the outer `{value}` cannot be traced", line))
         elif name in _REFUSED:
             refusals.append(Refusal(_REFUSED[name].format(value), line))
+        elif name in _HANDLERS:
+            handlers.append(Refusal("`try` and `with` cannot be traced", line))
         elif name in _ATTRIBUTE:
             attributes.add(value)
-            if value.startswith("__") and value not in _PLAIN_DUNDERS:
+            private = "__" if at <= named else "_"  # a stand-in has private attributes of its own
+            if value.startswith(private) and value not in _PLAIN_DUNDERS:
                 refusals.append(Refusal(f"the attribute `{value}` cannot be traced", line))
 
 
-def _compares(listed: list[dis.Instruction]) -> bool:
-    """Whether the code asks if two values are one object, other than None."""
-    return any(
-        instruction.opname == "IS_OP" and (before.opname, before.argval) != ("LOAD_CONST", None)
-        for before, instruction in itertools.pairwise(listed)
-    )
+def _compares(listed: list[dis.Instruction], at: int) -> bool:
+    """Whether an instruction asks if two values are one object, other than a constant like None."""
+    if listed[at].opname != "IS_OP":
+        return False
+    before = listed[at - 1]  # a jump to the question brings another value
+    constant = before.opname == "LOAD_CONST" and type(before.argval) not in (int, float, complex)
+    return listed[at].is_jump_target or not constant
+
+
+def _comparisons(
+    listed: list[dis.Instruction], parameters: frozenset[str], around: frozenset[str]
+) -> Iterator[Comparison]:
+    """Yield each `is` of what may be numbers: not of a name, which the world knows, nor a dtype."""
+    line = 0
+    for at, instruction in enumerate(listed):
+        line = _line_of(instruction) or line
+        if not _compares(listed, at):
+            continue
+        right, compared = listed[at - 1], frozenset[str]()
+        if not instruction.is_jump_target:
+            start = at - 1
+            while listed[start].opname in _ATTRIBUTE and not listed[start].is_jump_target:
+                start -= 1
+            if _is_read(listed[start], around) or (start < at - 1 and right.argval in _NO_NUMBERS):
+                continue
+            compared = _variables(right)
+            if compared and not right.is_jump_target:
+                compared |= _variables(listed[at - 2])
+        yield Comparison(compared & parameters, line)
+
+
+def _parameters(code: types.CodeType, listed: list[dis.Instruction]) -> frozenset[str]:
+    """Return the parameters that the code never sets."""
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    changes = [i for i in listed if "STORE_FAST" in i.opname or "DELETE_FAST" in i.opname]
+    return frozenset(names).difference(*map(_names_of, changes))
+
+
+def _variables(instruction: dis.Instruction) -> frozenset[str]:
+    is_load = instruction.opname.startswith("LOAD_FAST")
+    return _names_of(instruction) if is_load else frozenset()
+
+
+def _names_of(instruction: dis.Instruction) -> frozenset[str]:
+    value = instruction.argval  # from Python 3.13 on, some instructions have two variables
+    return frozenset(value if isinstance(value, tuple) else (value,))
+
+
+def _is_read(instruction: dis.Instruction, around: frozenset[str]) -> bool:
+    name, value = instruction.opname, instruction.argval
+    return name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around)
+
+
+def _line_of(instruction: dis.Instruction) -> int:
+    positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
+    return (positions.lineno if positions else instruction.starts_line) or 0
+
+
+def _makes_set(listed: list[dis.Instruction], at: int) -> bool:
+    """Whether an instruction makes a set for more than `in`, or a view for more than a loop."""
+    name, value = listed[at].opname, listed[at].argval
+    after = _name_at(listed, at + 1)
+    if name in _ATTRIBUTE and value in _VIEWS:
+        return not (after.startswith("CALL") and _name_at(listed, at + 2) == "GET_ITER")
+    return (name in _OF_SETS or type(value) is frozenset) and after != "CONTAINS_OP"
+
+
+def _name_at(listed: list[dis.Instruction], at: int) -> str:
+    return listed[at].opname if at < len(listed) else ""
 
 
 def _attributes(listed: list[dis.Instruction], start: int) -> tuple[str, ...]:
     end = start
-    while end < len(listed) and listed[end].opname in _ATTRIBUTE:
+    while _name_at(listed, end) in _ATTRIBUTE and not listed[end].is_jump_target:
         end += 1
     return tuple(str(instruction.argval) for instruction in listed[start:end])

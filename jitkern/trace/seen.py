@@ -6,7 +6,6 @@ followed are traps, which end the trace when they are touched.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import math
 import types
@@ -17,17 +16,24 @@ import torch
 
 from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
+from jitkern.trace.lists import TensorList
 from jitkern.trace.quick import check
-from jitkern.trace.recorder import allocated, is_proxy
-from jitkern.trace.tensor_proxy import Shape, TensorProxy
-from jitkern.trace.world import ReadOnlyDict, World
+from jitkern.trace.reads import OF_NUMBERS
+from jitkern.trace.recorder import allocated
+from jitkern.trace.tensor_proxy import ANSWERED, Address, Shape, TensorProxy
+from jitkern.trace.world import ReadOnlyDict, World, is_plain, overrides_of_tensors
 
 Function = Callable[..., Any]
 
 
 def traceable(function: Function, world: World) -> Function:
     """Return a copy of a launch function over stand-ins and traps."""
-    copies = iter(world.copies(_stand_ins(), Trap))
+    for name in ("__getitem__", *sorted(world.attributes)):
+        here = overrides_of_tensors().get(name)
+        if name in ANSWERED and here and here is not getattr(torch._C.TensorBase, name, None):
+            raise Unsupported(f"`Tensor.{name}`, which is not PyTorch's own, cannot be traced")
+    seen = {id(value): _STAND_INS[n] for n, value in world.known.items() if n in _STAND_INS}
+    copies = iter(world.copies(seen, Trap))
     return changed(function, lambda _: next(copies))
 
 
@@ -115,6 +121,9 @@ class _Size(metaclass=_Type):
 for _stand_in in (_Int, _Float, _Size):
     _stand_in.__name__ = _stand_in.real.__name__
 _TYPES: dict[Any, Any] = {int: _Int, float: _Float, torch.Size: _Size}
+_CLASSES: dict[Any, Any] = {  # of values of this package, those that Python's answers are of
+    Address: int, ReadOnlyDict: dict, Shape: torch.Size, TensorList: list,
+}  # fmt: skip
 
 
 def _real(kind: Any) -> Any:
@@ -125,10 +134,16 @@ def _type_of(*args: Any) -> Any:
     if len(args) != 1 or type(args[0]) is TensorProxy:
         raise Unsupported("type() of a tensor cannot be traced: C does not know its class")
     (value,) = args
-    kind = type(value.hint) if is_symbol(value) else type(value)
-    real: dict[Any, Any] = {Shape: torch.Size, ReadOnlyDict: dict}
-    kind = real.get(kind, kind)
+    kind: Any = type(value.hint) if is_symbol(value) else type(value)
+    if kind in _CLASSES:
+        kind = _CLASSES[kind]
+    elif not is_plain(value) and (kind.__module__ != "builtins" or kind is types.FunctionType):
+        raise Unsupported("type() of what is no number, text or container cannot be traced")
     return _TYPES.get(kind, kind)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)  # which asks a trap for its class
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
@@ -155,6 +170,16 @@ def _hash(value: Any) -> int:
         if not is_symbol(item) and type(item) not in (int, bool, float):
             raise Unsupported("hash() of more than numbers cannot be traced")
     return hash(value)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if is_symbol(a) or is_symbol(b):
+        raise Unsupported(OF_NUMBERS)
+    return a is b
+
+
+def _is_not_same(a: Any, b: Any) -> bool:
+    return not _is_same(a, b)
 
 
 def _square_root(value: Any) -> Any:
@@ -193,23 +218,13 @@ _METHODS = (
 _ALLOCATORS = ("empty", "empty_like", "empty_strided", "zeros", "zeros_like")
 
 
-@functools.cache
-def _stand_ins() -> Mapping[int, Any]:
-    """Return the stand-ins, by the ids of the objects that they replace."""
-    of_torch = {
-        "_check": check, "is_tensor": is_proxy, "Size": _Size,
-        **{name: _method(name) for name in _METHODS},
-        **{name: functools.partial(allocated, name) for name in _ALLOCATORS},
-    }  # fmt: skip
-    of_builtins = {
-        "type": _type_of, "isinstance": _is_instance, "len": _length, "hash": _hash, "int": _Int,
-        "float": _Float,
-    }  # fmt: skip
-    of_math = {
-        "sqrt": _square_root, "isnan": _is_nan, "isinf": _is_infinite, "isfinite": _is_finite,
-    }  # fmt: skip
-    return {
-        id(getattr(module, name)): stand_in
-        for module, replaced in ((torch, of_torch), (builtins, of_builtins), (math, of_math))
-        for name, stand_in in replaced.items()
-    }
+_STAND_INS: Mapping[str, Any] = {  # by the names of what they replace
+    **{f"torch.{name}": _method(name) for name in _METHODS},
+    **{f"torch.{name}": functools.partial(allocated, name) for name in _ALLOCATORS},
+    "torch._check": check, "torch.is_tensor": _is_tensor, "torch.Size": _Size,
+    "builtins.type": _type_of, "builtins.isinstance": _is_instance, "builtins.len": _length,
+    "builtins.hash": _hash, "builtins.int": _Int, "builtins.float": _Float,
+    "_operator.is_": _is_same, "_operator.is_not": _is_not_same, "math.sqrt": _square_root,
+    "math.isnan": _is_nan, "math.isinf": _is_infinite,
+    "math.isfinite": _is_finite,
+}  # fmt: skip

@@ -43,6 +43,9 @@ class Shape(tuple[Any, ...]):
     def __add__(self, other: Any) -> Any:
         return Shape((*self, *other)) if isinstance(other, tuple) else NotImplemented
 
+    def __radd__(self, other: Any) -> Any:
+        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
+
     def __mul__(self, times: Any) -> Any:
         return Shape(super().__mul__(concrete(times)))
 
@@ -63,6 +66,10 @@ class Address:
     def __init__(self, offset: Any) -> None:
         self._offset = offset
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
     def __mod__(self, other: Any) -> Any:
         if type(other) is int and 0 < other <= ALIGNMENT and ALIGNMENT % other == 0:
             return self._offset % other
@@ -77,6 +84,15 @@ class Address:
 
 class TensorProxy:
     """A tensor of a launch function that is being traced."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: Shape
+    layout: torch.layout
+    ndim: int
+    itemsize: int
+    is_cuda: bool
+    is_cpu: bool
 
     def __init__(
         self,
@@ -95,7 +111,7 @@ class TensorProxy:
         self.dtype = dtype
         self.device = recorder.device
         self.shape = Shape(shape)
-        self._strides = Shape(strides)
+        self._strides = tuple(strides)
         self._offset = offset  # in elements
         self._argument = argument  # its C name, or "" for a view or an allocation
         self._known_contiguous = contiguous
@@ -138,10 +154,10 @@ class TensorProxy:
         return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[int(concrete(dim))]
+        return self.shape if dim is None else self.shape[self._position(dim)]
 
     def stride(self, dim: int | None = None) -> Any:
-        return self._strides if dim is None else self._strides[int(concrete(dim))]
+        return self._strides if dim is None else self._strides[self._position(dim)]
 
     def element_size(self) -> int:
         return self.itemsize
@@ -226,12 +242,16 @@ class TensorProxy:
         start, end = self._position(start_dim), self._position(end_dim)
         if self.ndim and start == end:
             return self
+        if start > end:
+            raise Unsupported("flatten() to a dimension before the first one cannot be traced")
         merged = math.prod(self.shape[start : end + 1])
         return self.reshape(*self.shape[:start], merged, *self.shape[end + 1 :])
 
     def permute(self, *dims: Any) -> TensorProxy:
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
         order = [self._position(d) for d in order]
+        if sorted(order) != [*range(self.ndim)]:
+            raise Unsupported(f"permute() of {self.ndim} dimensions to {order} cannot be traced")
         return self._view([self.shape[d] for d in order], [self._strides[d] for d in order])
 
     def transpose(self, dim0: int, dim1: int) -> TensorProxy:
@@ -254,7 +274,7 @@ class TensorProxy:
         return self.transpose(-2, -1)
 
     def unsqueeze(self, dim: int) -> TensorProxy:
-        at = dim if dim >= 0 else dim + self.ndim + 1
+        at = self._position(dim, self.ndim + 1)
         shape, strides = list(self.shape), list(self._strides)
         inner = shape[at] * strides[at] if at < self.ndim else 1
         shape.insert(at, 1)
@@ -270,6 +290,8 @@ class TensorProxy:
 
     def expand(self, *shape: Any) -> TensorProxy:
         target = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        if len(target) < self.ndim:
+            raise Unsupported("expand() to fewer dimensions cannot be traced")
         sizes: list[Any] = []
         strides: list[Any] = []
         for back, length in enumerate(reversed(target), 1):
@@ -351,11 +373,12 @@ class TensorProxy:
             offset=self._offset if offset is None else offset, contiguous=contiguous,
         )  # fmt: skip
 
-    def _position(self, dim: int) -> int:
-        dim = int(concrete(dim))
-        if not -self.ndim <= dim < max(self.ndim, 1):
+    def _position(self, dim: Any, count: int = -1) -> int:
+        """Return a dimension from 0 on, of `count` ones: by default those of the tensor."""
+        dim, count = concrete(dim), max(self.ndim if count < 0 else count, 1)
+        if type(dim) is not int or not -count <= dim < count:
             raise Unsupported(f"dimension {dim} of a tensor of {self.ndim} cannot be traced")
-        return dim % self.ndim if self.ndim else 0
+        return dim % count
 
     # ------------------------------------------------------------------ new memory
 
@@ -417,6 +440,9 @@ class TensorProxy:
         """Note a change of an argument, after which no other launcher may run the call again."""
         if self._memory.address is not None:
             self._recorder.act("call->launched = 1;")
+
+
+ANSWERED = frozenset((*vars(TensorProxy), *TensorProxy.__annotations__))  # of a tensor
 
 
 def _clamped(bound: Any, size: Any) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from jitkern.calls.signature import Parameter, Signature
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, raised_at
 from jitkern.launch.geometry import Compiled
 from jitkern.launch.kernels import Kernels
-from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
+from jitkern.launch.symbols import Frozen, Statement, Unsupported, is_symbol, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace import shim
 from jitkern.trace.lists import TensorList
+from jitkern.trace.reads import OF_NUMBERS
 from jitkern.trace.recorder import Provider, Recorder, described, recording
 from jitkern.trace.seen import traceable
 from jitkern.trace.world import World, world_of
@@ -78,10 +80,10 @@ def trace(
     """
     assert signature.parameters is not None
     parameters = signature.parameters
-    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    code: Any = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     world = world_of(parts_of(function))
-    if world.refusal:
-        raise Unsupported(world.refusal)
+    if refusal := world.refusal or world.handler:
+        raise Unsupported(refusal)
     recorder = Recorder(device, kernels_of, line_in(code))
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
@@ -90,14 +92,17 @@ def trace(
             recorder, parameters, described(args), compares=world.compares
         )
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
+        given = [proxy for name, proxy in named.items() if name not in keywords]
+        by_name = {name: proxy for name, proxy in named.items() if name in keywords}
+        _check_comparisons(world, code, {**dict(zip(code.co_varnames[1:], given)), **by_name})
         with recording(recorder):
             result = traceable(function, world)(
                 Kernels(recorder.start, recorder.choose, recorder),
-                *(proxy for name, proxy in named.items() if name not in keywords),
-                **{name: proxy for name, proxy in named.items() if name in keywords},
+                *given,
+                **by_name,
             )
         recorder.finish(result, signature.results)
-        if running.problem:  # the launch function has caught the error
+        if running.problem:  # a function that was called has caught the error
             raise running.problem  # noqa: TRY301
     except (CompilerNotFound, TargetError, CacheError, LoadError):
         raise  # a kernel is not available now
@@ -115,6 +120,13 @@ def trace(
         recorder.model,
         world,
     )
+
+
+def _check_comparisons(world: World, code: types.CodeType, given: Mapping[str, Any]) -> None:
+    """Raise Unsupported if an `is` may compare two numbers, which in Python may be one object."""
+    for parameters, line in world.comparisons:
+        if not any(name in given and not is_symbol(given[name]) for name in parameters):
+            raise Unsupported(f"{code.co_filename}:{line}: {OF_NUMBERS}")
 
 
 def _identical(a: str, b: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import _operator
 import builtins
 import functools
+import gc
 import hashlib
 import math
 import operator
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace.reads import Read, reads_of
+from jitkern.trace.reads import OF_NUMBERS, Comparison, Read, Refusal, reads_of
 
 Function = Callable[..., Any]
 _IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
@@ -56,10 +57,10 @@ _PLAIN = (
 
 
 class Binding(NamedTuple):
-    """A name in a namespace, or a key in a dict, and its value; `ABSENT` for none."""
+    """A name in a namespace, and its value; `ABSENT` for none."""
 
-    namespace: dict[Any, Any]
-    name: Any
+    namespace: dict[str, Any]
+    name: str
     value: Any
 
 
@@ -90,10 +91,11 @@ class _Trapped(NamedTuple):
     what: str
 
 
-class _Table(NamedTuple):
-    """A dict in the closed copy, which is guarded key by key."""
+class Table(NamedTuple):
+    """A dict in the closed copy, which is guarded key by key, in their order."""
 
     value: dict[Any, Any]
+    items: list[tuple[Any, Any]]
     members: dict[Any, Any]
 
 
@@ -115,25 +117,34 @@ class _Node:
 
 
 class World:
-    """The world of these functions. `refusal`: why no copy can follow them, or ""."""
+    """The world of these functions.
+
+    refusal: why no copy can follow them, or "". handler: where one of them may catch an error, and
+    "" for nowhere: no trace can follow that one.
+    """
 
     def __init__(self, functions: Iterable[Function]) -> None:
-        self.bindings: dict[tuple[int, Any], Binding] = {}
+        self.bindings: dict[tuple[int, str], Binding] = {}
+        self.tables: dict[int, Table] = {}
         self.members: list[Member] = []  # of cells and dicts
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
-        self.refusal = ""
-        self.kept = True  # False if a value holds for the devices of this machine only
+        self.refusal = self.handler = ""
+        # False if a value holds for the devices of this machine only, or the order of a set for
+        # this process only: the hash of a text is another one in the next process.
+        self.kept = True
         self.attributes: set[str] = set()
         self.compares = False  # whether a function may ask if two arguments are one object
+        self.comparisons: list[Comparison] = []  # of these functions, not of those that they call
         self._nodes: list[_Node] = []
         self._numbers: dict[int, int] = {}  # of functions, by their ids
-        self._tables: dict[int, _Table] = {}
         self._spelled: list[str] = []
+        self.known: dict[str, Any] = {}  # the values that always answer alike, by their names
         self._uses: set[int] = set()
         self._trapped: list[Any] = []
         self._numbered: dict[int, int] = {}  # dicts and trapped values, by their ids
         self._entries = [self._entry(function) for function in functions]
+        self._bind_attributes_of_tensors()
 
     @functools.cached_property
     def identity(self) -> str:
@@ -156,8 +167,13 @@ class World:
                 or function.__kwdefaults__ is not keywords
             ):
                 return False
-        return not self.members or all(
-            _content(owner, name) is value for owner, name, value in self.members
+        for owner, name, value in self.members:
+            if _content(owner, name) is not value:
+                return False
+        return all(
+            key is known and value is bound
+            for table in self.tables.values()
+            for (key, value), (known, bound) in zip([*table.value.items()], table.items)
         )
 
     def closed(self, harmless: Callable[[Any], bool] = lambda _: False) -> bool:
@@ -184,8 +200,11 @@ class World:
         entry: Any = _no_function
         if not isinstance(function, types.FunctionType):
             refusal = f"it is a {type(function).__name__}, not a Python function"
-        elif not (refusal := _refusal(function)):
+        elif not (refusal := _refusal(function, reads_of(function.__code__).refusals)):
             entry = function
+            reads = reads_of(function.__code__)
+            self.handler = self.handler or _refusal(function, reads.handlers)
+            self.comparisons += reads.comparisons
         self.refusal = self.refusal or refusal
         return self._follow(entry)
 
@@ -204,6 +223,7 @@ class World:
         reads = reads_of(code)
         self.attributes |= reads.attributes
         self.compares |= reads.compares
+        self.kept &= not reads.sets
         defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
         self._spelled.append(f"defaults {len(defaults)} {[*keywords]}")
         node.defaults = [self._value(value, "a default") for value in defaults]
@@ -224,7 +244,7 @@ class World:
             own = [read for read in reads if read.cell and read.name == name]
             values: dict[str, Any] = {}
             for read in own or [Read(name, (), 0, cell=True)]:
-                taken = self._taken(value, read.name, read.attributes)
+                taken = self._taken(value, read.name, read.attributes, read.after)
                 self._merge(values, name, self._unless_changed(taken, read, function))
             node.cells.append(values[name])
 
@@ -245,39 +265,63 @@ class World:
             namespace: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009  mypy forgets it
             value = namespace.get(read.name, ABSENT)
             self._bind(namespace, read.name, value)
-        taken = self._taken(value, read.name, read.attributes)
+        taken = self._taken(value, read.name, read.attributes, read.after)
         return self._unless_changed(taken, read, function)
 
-    def _taken(self, value: Any, name: str, attributes: Sequence[str]) -> Any:
-        """Return the part for a name and its attributes; a module's attributes are bound, too."""
+    def _taken(self, value: Any, name: str, attributes: Sequence[str], after: str) -> Any:
+        """Return the part for a name and its attributes; a module's attributes are bound, too.
+
+        after: the instruction that takes the value, see `Read`.
+        """
         self._spelled.append(f"name {name}")
-        if isinstance(value, types.ModuleType) and attributes:
-            member = vars(value).get(attributes[0], ABSENT)
-            self._bind(vars(value), attributes[0], member)
-            if value is torch.cuda and attributes[0] in _OF_A_DEVICE:
-                self.kept = False
-                return _Module({attributes[0]: _Known(member)})
-            inner = self._taken(member, f"{name}.{attributes[0]}", attributes[1:])
-            return _Module({attributes[0]: inner})
+        if type(value) is types.ModuleType and attributes:
+            return self._member(value, name, attributes, after)
         if type(value) is types.FunctionType and attributes:
             what = f"`{attributes[0]}` of the function `{name}` cannot be traced"
             return self._not_followed(value, what)
-        return self._value(value, f"`{name}`")
+        return self._value(value, f"`{name}`", after)
 
-    def _value(self, value: Any, name: str) -> Any:  # noqa: PLR0911  a table of cases
+    def _member(
+        self, module: types.ModuleType, name: str, attributes: Sequence[str], after: str
+    ) -> _Module:
+        """Return the part of a module that holds the attributes; the first one is bound."""
+        first, inside = attributes[0], vars(module)
+        member = inside.get(first, ABSENT)
+        self._bind(inside, first, member)
+        if module is torch.cuda and first in _OF_A_DEVICE:
+            self.kept = False
+            return _Module({first: _Known(member)})
+        inner = self._taken(member, f"{name}.{first}", attributes[1:], after)
+        part = _Module({first: inner})
+        if member is ABSENT:
+            make = inside.get("__getattr__", ABSENT)
+            self._bind(inside, "__getattr__", make)
+            if make is not ABSENT:
+                what = f"`__getattr__` of the module `{name}` cannot be traced"
+                part.members["__getattr__"] = self._not_followed(make, what)
+        return part
+
+    def _value(self, value: Any, name: str, after: str = "") -> Any:  # noqa: PLR0911  a table of cases
         if is_plain(value):
+            self.kept &= after == "CONTAINS_OP" or _is_ordered(value)
+            if after == "IS_OP" and type(value) in (int, float, complex):
+                self.handler = self.handler or f"{OF_NUMBERS}: {name}"
             self._spelled.append(_spelled(value))
             return _Known(value)
         if known := _known(value):
             self._spelled.append(f"known {known}")
+            self.known[known] = value
             self._uses.add(id(value))
             self.compares |= value in (operator.is_, operator.is_not)
+            self.kept &= value not in (set, frozenset)
             return _Known(value)
         if value is ABSENT:
             self._spelled.append("absent")
             return _Known(ABSENT)
         if type(value) is types.FunctionType and not str(value.__module__).startswith("torch."):
-            refusal = _refusal(value)
+            reads = reads_of(value.__code__)
+            numbers = tuple(Refusal(OF_NUMBERS, line) for _, line in reads.comparisons)
+            refusal = _refusal(value, reads.refusals + reads.handlers + numbers)
             if refusal:
                 return self._not_followed(value, refusal)
             called = _Called(self._follow(value))
@@ -305,26 +349,33 @@ class World:
         """Return the number of an object that this world keeps, in the order that they are met."""
         return self._numbered.setdefault(id(value), len(self._numbered))
 
-    def _table(self, value: dict[Any, Any], name: str) -> _Table:
-        if id(value) not in self._tables:
-            table = self._tables[id(value)] = _Table(value, {})
+    def _table(self, value: dict[Any, Any], name: str) -> Table:
+        if id(value) not in self.tables:
+            table = self.tables[id(value)] = Table(value, [*value.items()], {})
             self.members.append(Member(value, "size", len(value)))
             self._spelled.append(f"dict of {len(value)}")
-            for key, member in value.items():
-                self._bind(value, key, member)
+            for key, member in table.items:
+                self.kept &= _is_ordered(key)
                 self._spelled.append(f"key {_spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
         self._spelled.append(f"dict {self._number(value)}")
-        return self._tables[id(value)]
+        return self.tables[id(value)]
+
+    def _bind_attributes_of_tensors(self) -> None:
+        overrides = overrides_of_tensors()
+        for name in ("__getitem__", "__iter__", "__len__", *sorted(self.attributes)):
+            if hasattr(torch._C.TensorBase, name):
+                self._bind(overrides, name, overrides.get(name, ABSENT))
+                self._spelled.append(f"attribute {name} {name in overrides}")
 
     def _unless_changed(self, part: Any, read: Read, function: types.FunctionType) -> Any:
         """Return `part`, but trap a dict that the function itself may change, such as a memo."""
         changes = reads_of(function.__code__).changes or read.attributes[:1] in _CHANGING
-        if not isinstance(part, _Table) or not changes:
+        if not isinstance(part, Table) or not changes:
             return part
         return self._not_followed(part.value, f"the changing dict `{read.name}` cannot be traced")
 
-    def _bind(self, namespace: dict[Any, Any], name: Any, value: Any) -> None:
+    def _bind(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         self.bindings[id(namespace), name] = Binding(namespace, name, value)
 
 
@@ -383,10 +434,12 @@ class _Copying:
         if isinstance(part, _Called):
             return self.function(part.number)
         if isinstance(part, _Module):
+            module = types.ModuleType("")
             members = {n: self._built(v) for n, v in part.members.items() if not _is_absent(v)}
-            return types.SimpleNamespace(**members)
+            vars(module).update(members)
+            return module
         value = part.value
-        if isinstance(part, _Table) and self._trap is not None:
+        if isinstance(part, Table) and self._trap is not None:
             if id(value) not in self._tables:
                 table = self._tables[id(value)] = ReadOnlyDict()
                 for key, member in part.members.items():
@@ -429,12 +482,20 @@ def is_plain(value: object) -> bool:
     return type(value) in _PLAIN
 
 
-def _refusal(function: types.FunctionType) -> str:
-    """Return the first construct of a function that no copy can follow, with its line, or ""."""
-    code = function.__code__
-    for what, line in reads_of(code).refusals:
-        return f"{code.co_filename}:{line}: {what}"
-    return ""
+def _is_ordered(value: Any) -> bool:
+    """Whether the sets in a plain value have one order in all processes: those of integers."""
+    if type(value) is frozenset:
+        return all(type(item) in (int, bool) for item in value)
+    return type(value) is not tuple or all(map(_is_ordered, value))
+
+
+def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
+    """Return the first of the constructs that cannot be followed, with its place, or ""."""
+    return (
+        f"{function.__code__.co_filename}:{refusals[0].line}: {refusals[0].what}"
+        if refusals
+        else ""
+    )
 
 
 def _content(owner: Any, name: str) -> Any:
@@ -449,7 +510,8 @@ def _content(owner: Any, name: str) -> Any:
 def _known(value: object) -> str:
     """Return the name of a function or type that always answers alike; "" for other values.
 
-    The value itself tells, as the modules may hold others meanwhile: torch.export replaces `min`.
+    The value itself tells, as the modules may hold others: torch.export replaces `min`, and a
+    profiler `torch.empty`.
     """
     if isinstance(value, types.BuiltinFunctionType):
         home, name = value.__self__, value.__name__
@@ -459,19 +521,40 @@ def _known(value: object) -> str:
         is_own = value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE
         if is_own or issubclass(value, BaseException):
             return f"builtins.{value.__name__}"
+    elif isinstance(value, types.FunctionType):
+        name = value.__code__.co_name
+        if name in _OF_TORCH and value.__globals__ is vars(torch):
+            return f"torch.{name}"
     return _of_torch().get(id(value), "")
 
 
 @functools.cache
 def _of_torch() -> dict[int, str]:
-    """Return the names of Torch's functions that are known, by ids, which stay as Torch does."""
-    return {id(getattr(torch, name)): f"torch.{name}" for name in _OF_TORCH}
+    """Return the names of Torch's types and C functions that are known, by ids of those that last.
+
+    They come from where Torch defines them.
+    """
+    homes: Any = (torch._tensor, torch._C, torch._C._VariableFunctions)
+    return {
+        id(getattr(home, name)): f"torch.{name}"
+        for home in homes
+        for name in _OF_TORCH
+        if hasattr(home, name)
+    }
+
+
+@functools.cache
+def overrides_of_tensors() -> dict[str, Any]:
+    """Return the attributes that Python gives to tensors, before those of C count."""
+    (own,) = gc.get_referents(vars(torch._tensor.Tensor))
+    return own  # type: ignore[no-any-return]
 
 
 def _spelled(value: Any) -> str:
     """Return a text of a plain value, different for different values, the same in each process."""
     if type(value) is frozenset:
-        return f"frozenset({sorted(map(_spelled, value))})"
+        members = map(_spelled, value)
+        return f"frozenset({[*members] if _is_ordered(value) else sorted(members)})"
     if type(value) is tuple:
         return f"({', '.join(map(_spelled, value))})"
     return f"{type(value).__name__} {value!r}"

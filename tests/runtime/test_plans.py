@@ -108,6 +108,38 @@ def test_a_constant_of_the_module_is_part_of_the_identity(monkeypatch):
     assert identity_of(plain) != before
 
 
+HALVES = frozenset((torch.float16, torch.bfloat16))
+FEW = frozenset((8, 0))
+NAMES = {frozenset(("a", "b")): 1}
+ORDERED = {
+    "display": (lambda k, x: [*{"a", "b"}], False),
+    "display of tensors": (lambda k, x, y: len({x.dtype, y.dtype}), False),
+    "comprehension": (lambda k, xs: [*{x.dtype for x in xs}], False),
+    "set": (lambda k, x: [*set("ab")], False),
+    "keys": (lambda k, x: [*({"a": 1, "b": 2}.keys() & {"a", "b"})], False),
+    "name": (lambda k, x: [*HALVES], False),
+    "key": (lambda k, x: [*NAMES], False),
+    "in a display": (lambda k, x: x.dtype in {torch.float16, torch.bfloat16}, True),
+    "in a constant": (lambda k, x: str(x.dtype) in {"torch.float16", "torch.bfloat16"}, True),
+    "in a name": (lambda k, x: x.dtype in HALVES, True),
+    "items": (lambda k, x: [value for _, value in {"a": 1, "b": 2}.items()], True),
+    "integers": (lambda k, x: [*FEW], True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_the_order_of_a_set_is_of_one_process(name):
+    function, has_plans = ORDERED[name]
+    assert bool(identity_of(function)) == has_plans
+
+
+def test_the_order_of_a_set_of_integers_is_part_of_the_identity(monkeypatch):
+    before = identity_of(ORDERED["integers"][0])
+    monkeypatch.setitem(globals(), "FEW", frozenset((0, 8)))
+    assert [*FEW] == [0, 8]
+    assert identity_of(ORDERED["integers"][0]) != before
+
+
 def up(x):
     return x + 1
 

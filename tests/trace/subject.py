@@ -62,12 +62,12 @@ class Subject:
             self.op.reference(reference)
         source = self.op.sources["cpu"][0]
         self._launcher = self.op.launcher(source, "cpu")
-        self._runner = Runner(name, source, Target.current("cpu"), torch.device("cpu"))
+        self.runner = Runner(name, source, Target.current("cpu"), torch.device("cpu"))
 
     def python(self, *args):
         """What the Python launcher returns."""
         args, kwargs = self.op.signature.complete(args, {})
-        return self._launcher(Kernels(self._runner), *args, **kwargs)
+        return self._launcher(Kernels(self.runner), *args, **kwargs)
 
     @property
     def slot(self):

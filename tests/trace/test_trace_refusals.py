@@ -17,7 +17,9 @@ import pytest
 import torch
 from subject import Subject
 
+from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding, linker
+from jitkern.trace.trace import trace
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
@@ -28,6 +30,8 @@ WEIGHTS = torch.arange(1.0, 33.0)
 TABLE = {3: 30.0, 5: 50.0}
 MEMO: dict[object, object] = {}
 HELPERS = {"space": torch.empty}
+LISTED = [1, 2]
+MANY = {i: float(i) for i in range(200)}
 
 
 def vector(*values):
@@ -52,6 +56,20 @@ def scaled(k, x, a):
     out = torch.empty_like(x)
     k.axpy[{"T": x.dtype}](out, a, x, None, x.numel())
     return out
+
+
+def tagged():
+    """Have an attribute."""
+
+
+tagged.by = 4.0
+
+
+def attribute_of_a_function(function):
+    try:
+        return function.by
+    except AttributeError:
+        return 1.0
 
 
 def scaled_by(compute):
@@ -104,6 +122,22 @@ def matched(n):
         case int():
             return 3.0
     return 4.0
+
+
+def length_of(sizes):
+    match sizes:
+        case [_]:
+            return 1.0
+        case [_, _]:
+            return 2.0
+    return 9.0
+
+
+def value_of_1(table):
+    match table:
+        case {1: found}:
+            return found
+    return 9.0
 
 
 def counted(n):
@@ -194,6 +228,7 @@ TENSORS = {
     "isinstance": lambda k, x, y, n, f: scaled(k, x, 2.0 if isinstance(x, torch.Tensor) else 3.0),
     "class": lambda k, x, y, n, f: scaled(k, x, 2.0 if x.__class__ is torch.Tensor else 3.0),
     "is_tensor": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.is_tensor(x) else 3.0),
+    "is_tensor_of_a_module_constant": lambda k, x, y, n, f: scaled(k, x, 2.0 if torch.is_tensor(WEIGHTS) else 3.0),
     "isinstance_of_shape": lambda k, x, y, n, f: scaled(k, x, 2.0 if isinstance(x.shape, torch.Size) else 3.0),
     "str_of_shape": lambda k, x, y, n, f: scaled(k, x, float(len(str(x.shape)))),
     "hasattr": lambda k, x, y, n, f: scaled(k, x, 2.0 if hasattr(x, "storage_offset") else 3.0),
@@ -280,7 +315,15 @@ NUMBERS = {
     "type_of_shape": lambda k, x, y, n, f: 2.0 if type(x.shape) is torch.Size else 3.0,
     "type_name": lambda k, x, y, n, f: float(len(type(n).__name__)),
     "class": lambda k, x, y, n, f: 2.0 if n.__class__ is int else 3.0,
+    "type_of_a_list": lambda k, x, y, n, f: 2.0 if type(LISTED) is list else 3.0,
+    "type_of_a_module_constant": lambda k, x, y, n, f: 2.0 if type(WEIGHTS) is torch.Tensor else 3.0,
+    "type_of_a_function": lambda k, x, y, n, f: float(len(str(type(len)))),
+    "type_of_an_address": lambda k, x, y, n, f: 2.0 if type(torch.empty(9).data_ptr()) is int else 3.0,
+    "isinstance_of_an_address": lambda k, x, y, n, f: 2.0 if isinstance(torch.empty(9).data_ptr(), int) else 3.0,
     "match": lambda k, x, y, n, f: matched(n),
+    "match_a_shape": lambda k, x, y, n, f: length_of(x.shape),
+    "match_a_list": lambda k, x, y, n, f: length_of(LISTED),
+    "match_a_large_dict": lambda k, x, y, n, f: value_of_1(MANY),
     "hash": lambda k, x, y, n, f: float(hash(n)),
     "hash_of_shape": lambda k, x, y, n, f: float(hash(tuple(x.shape)) % 97),
     "lookup": lambda k, x, y, n, f: TABLE.get(n, 1.0),
@@ -329,6 +372,7 @@ NUMBERS = {
     "overflow": lambda k, x, y, n, f: float(tried(lambda: f**2, OverflowError)),
     "floor_of_infinity": lambda k, x, y, n, f: tried(lambda: math.floor(f), OverflowError, ValueError) * 1.0,
     "int_of_infinity": lambda k, x, y, n, f: tried(lambda: int(f), OverflowError, ValueError) * 1.0,
+    "attribute_of_a_function": lambda k, x, y, n, f: attribute_of_a_function(tagged),
     "any_error": lambda k, x, y, n, f: float(tried(lambda: x.storage_offset() + 7, Exception)),
     "index_error": lambda k, x, y, n, f: float(tried(lambda: x[n].dim() + 5, IndexError)),
     "length_of_a_list_of_n": lambda k, x, y, n, f: float(tried(lambda: len([0] * n) + 1, Exception)),
@@ -456,6 +500,34 @@ def test_a_loop_of_too_many_turns_is_refused_and_a_short_one_is_served(tmp_path)
     assert reason.startswith(f"{__file__}:{line}: more than 1000 steps cannot be traced"), reason
     made.learns(FOUR, 101)
     made.serves(FOUR, 101)
+
+
+BEYOND = {
+    "permute": lambda x: x.permute(1, 0),
+    "permute twice": lambda x: x.permute(1, 0, 0),
+    "transpose": lambda x: x.transpose(0, 3),
+    "expand": lambda x: x.expand(3, 4),
+    "unsqueeze": lambda x: x.unsqueeze(5),
+    "unsqueeze a text": lambda x: x.unsqueeze("1"),
+    "flatten": lambda x: x[:, :1, :1].flatten(2, 1),
+    "size": lambda x: x.size("1"),
+    "stride": lambda x: x.stride(3),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_a_tensor_does_not_take_a_trace_does_not_take(subject, name):
+    x, beyond = torch.ones(2, 3, 4), BEYOND[name]
+    with pytest.raises((IndexError, RuntimeError, TypeError)):
+        beyond(x)
+
+    def launch(k, x):
+        beyond(x)
+        return scaled(k, x, 2.0)
+
+    made = subject("(Tensor x) -> Tensor", launch)
+    with pytest.raises(Unsupported, match="cannot be traced"):
+        trace(made.op.signature, launch, (x,), frozenset(), x.device, made.runner)
 
 
 def test_a_refusal_is_of_its_class_only(tmp_path):

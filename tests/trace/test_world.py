@@ -74,7 +74,7 @@ def value(op, *args):
     """What a call gives, and whether Python was not asked."""
     linker.settle()
     before = slot_of(op).misses
-    result = op(*(args or (torch.ones(2),)))[0].item()
+    result = op(*(args or (torch.ones(2),))).flatten()[0].item()
     return result, slot_of(op).misses == before
 
 
@@ -109,6 +109,11 @@ def calls_a_function(k, x):
     return scaled(k, x, chosen(1))
 
 
+def asks_for_a_name(k, x):
+    act = chosen
+    return scaled(k, x, 2.0 if act.__name__ == "double" else 3.0)
+
+
 def calls_a_builtin(k, x):
     return scaled(k, x, 1.0 * abs(-2))
 
@@ -125,6 +130,15 @@ REBOUND = {
     "builtin": (calls_a_builtin, lambda patch: patch.setattr("builtins.abs", lambda _: 3)),
     "function of Torch": (reads_a_number, lambda patch: patch.setattr(torch, "empty_like", torch.zeros_like)),
 }  # fmt: skip
+
+
+def test_the_name_of_a_function_ends_a_trace(declare, monkeypatch):
+    op = declare(asks_for_a_name)
+    for _ in range(2):
+        assert value(op) == (2.0, False)
+    monkeypatch.setitem(globals(), "chosen", triple)
+    assert value(op) == (3.0, False)
+    assert "the attribute `__name__` cannot be traced" in next(iter(slot_of(op).refused.values()))
 
 
 @pytest.mark.parametrize("name", REBOUND)
@@ -165,6 +179,102 @@ def test_defaults_are_seen_when_they_change(declare):
     serves(op, 6.0)
 
 
+def test_the_order_of_a_dict_is_seen_when_it_changes(declare):
+    table = {"a": 2.0, "b": 3.0}
+    op = declare(lambda k, x: scaled(k, x, next(iter(table.values()))))
+    serves(op, 2.0)
+    table["a"] = table.pop("a")
+    assert value(op) == (3.0, False)
+    table["b"] = table.pop("b")
+    assert value(op)[0] == 2.0
+    assert value(op) == (2.0, True)  # the variant of before serves again
+
+
+def test_a_key_that_equals_the_one_before_is_seen(declare):
+    table = {1: 5.0}
+    op = declare(lambda k, x: scaled(k, x, 3.0 if type([*table][0]) is bool else 2.0))
+    serves(op, 2.0)
+    del table[1]
+    table[True] = 5.0
+    assert value(op) == (3.0, False)
+
+
+def test_a_dict_that_changes_and_comes_back_is_served(declare):
+    table, other = {"a": 2.0, "b": 3.0}, {"c": 1.0}
+    op = declare(lambda k, x: scaled(k, x, table["a"] * other["c"]))
+    serves(op, 2.0)
+    for name in ("a", "b"):
+        kept, table[name] = table[name], 7.0
+        table[name] = kept
+        other["c"] = other["c"]
+        assert value(op) == (2.0, True)
+
+
+REPLACED = """
+import math
+
+import torch
+from jitkern.declare import Cpp, kernel
+from jitkern.runtime import linker
+
+empty, isfinite = torch.empty, math.isfinite
+torch.empty = lambda *args, **kwargs: empty(*args, **kwargs).fill_(7)
+math.isfinite = lambda number: False
+text = 'extern "C" void put(double* out, double a) { out[0] = a; }'
+op = kernel("jitkern_replaced::f(Tensor x) -> Tensor", cpu=Cpp(text=text))
+
+
+@op.launch("cpu")
+def _(k, x):
+    y = torch.empty(2, dtype=torch.float64)
+    k.put(y, 3.0 if math.isfinite(x.shape[0]) else 5.0)
+    return y
+
+
+for _ in range(3):
+    assert op(torch.ones(3)).tolist() == [5, 7]
+    linker.settle()
+torch.empty, math.isfinite = empty, isfinite
+for _ in range(3):
+    assert op(torch.ones(3))[0].item() == 3
+    linker.settle()
+"""
+
+
+def test_a_function_that_was_replaced_before_the_first_trace_is_seen(run_python):
+    result = run_python(REPLACED)
+    assert not result.returncode, result.stderr
+
+
+def test_a_method_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
+    def launch(k, x):
+        return scaled(k, x, 1.0 * x.contiguous().shape[0])
+
+    op = declare(launch)
+    serves(op, 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "contiguous", lambda self: torch.ones(9), raising=False)
+        for _ in range(2):
+            assert value(op) == (9.0, False)
+        (told,) = slot_of(op).refused.values()
+        assert "`Tensor.contiguous`, which is not PyTorch's own, cannot be traced" in told
+    assert value(op)[0] == 2.0
+    assert value(op) == (2.0, True)
+
+
+def test_an_index_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
+    op = declare(lambda k, x: scaled(k, x, 1.0 * x[None].dim()))
+    serves(op, 2.0)
+    real = torch.Tensor.__getitem__
+    monkeypatch.setattr(
+        torch.Tensor,
+        "__getitem__",
+        lambda self, key: torch.ones(1, 1, 1) if key is None else real(self, key),
+        raising=False,
+    )
+    assert value(op) == (3.0, False)
+
+
 def test_other_names_of_the_module_may_change_all_the_time(declare):
     global UNRELATED
     op = declare(reads_a_number)
@@ -185,6 +295,40 @@ def test_the_python_launcher_runs_the_function_as_it_is(declare, monkeypatch):
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
     assert op(torch.ones(1), []).item() == 3.0
     assert CALLS == 2
+
+
+class Settings(types.ModuleType):
+    """A module with a property."""
+
+    factor = property(lambda _: FACTOR)
+
+
+of_a_class = Settings("of_a_class")
+vars(of_a_class)["factor"] = 7.0
+that_makes = types.ModuleType("that_makes")
+that_makes.__getattr__ = lambda _: FACTOR
+that_lacks = types.ModuleType("that_lacks")
+
+
+def reads_a_module_of_a_class(k, x):
+    return scaled(k, x, of_a_class.factor)
+
+
+def reads_what_a_module_makes(k, x):
+    torch._check(x.dim() == 1)
+    return scaled(k, x, that_makes.factor)
+
+
+def reads_what_a_module_lacks(k, x):
+    return scaled(k, x, that_lacks.factor if x.dim() == 2 else 2.0)
+
+
+def test_a_name_that_a_module_comes_to_make_is_seen(declare, monkeypatch):
+    op = declare(reads_what_a_module_lacks)
+    serves(op, 2.0)
+    monkeypatch.setattr(that_lacks, "__getattr__", lambda _: 3.0, raising=False)
+    assert value(op, torch.ones(2)) == (2.0, False)
+    serves(op, 2.0)
 
 
 def reads_an_object(k, x):
@@ -214,6 +358,8 @@ def asks_for_a_mode(k, x):
             reads_an_object,
             "`settings`, of type SimpleNamespace, cannot be traced: it can change unseen",
         ),
+        (reads_a_module_of_a_class, "`of_a_class` cannot be traced"),
+        (reads_what_a_module_makes, "`__getattr__` of the module `that_makes` cannot be traced"),
         (reads_a_list, "`LISTED`, of type list, cannot be traced: it can change unseen"),
         (
             reads_an_attribute_of_a_function,
@@ -228,7 +374,8 @@ def test_what_can_change_unseen_keeps_a_call_to_python_and_says_where(declare, l
     for _ in range(3):
         assert value(op) == (2.0, False)
     (told,) = slot_of(op).refused.values()
-    assert reason in told and f"{__file__}:{launch.__code__.co_firstlineno + 1}: " in told
+    *_, (*_, last) = launch.__code__.co_lines()
+    assert reason in told and f"{__file__}:{last}: " in told
 
 
 MODES = {
@@ -289,6 +436,7 @@ ASKED = {
     "helper": lambda k, x, y: scaled(k, x, 7.0 if same(x, y) else 1.0),
     "id": lambda k, x, y: scaled(k, x, 7.0 if id(x) == id(y) else 1.0),
     "operator": lambda k, x, y: scaled(k, x, 7.0 if operator.is_(x, y) else 1.0),
+    "a branch": lambda k, x, y: scaled(k, x, 7.0 if x is (y if x.dim() else None) else 1.0),
     "dict": lambda k, x, y: scaled(k, x, 7.0 if len({x: 1, y: 2}) == 1 else 1.0),
     "set": lambda k, x, y: scaled(k, x, 7.0 if len({x, y}) == 1 else 1.0),
     "no_grad": torch.no_grad()(by_identity),
@@ -307,11 +455,73 @@ def test_whether_two_tensors_are_one_is_told_apart(declare, name, same_first):
             assert value(op, a, b)[0] == (7.0 if a is b else 1.0)
 
 
+def asks_if_variables_are_one(k, x, n):
+    a, b = x.shape
+    return scaled(k, x, 7.0 if a is b else 1.0)
+
+
+def asks_in_an_inner_function(k, x, n):
+    def is_n(size):
+        return size is n
+
+    return scaled(k, x, 7.0 if is_n(x.shape[0]) else 1.0)
+
+
+FOUR, SHAPE = 4, (4,)
+OF_NUMBERS = {  # numbers of x and n, and whether a stub answers
+    "sizes": (lambda k, x, n: scaled(k, x, 7.0 if x.shape[0] is x.shape[1] else 1.0), False),
+    "variables": (asks_if_variables_are_one, False),
+    "a name": (lambda k, x, n: scaled(k, x, 7.0 if x.shape[0] is FOUR else 1.0), False),
+    "helper": (lambda k, x, n: scaled(k, x, 7.0 if same(*x.shape) else 1.0), False),
+    "operator": (lambda k, x, n: scaled(k, x, 7.0 if operator.is_(n, x.shape[0]) else 1.0), False),
+    "a branch": (lambda k, x, n: scaled(k, x, 7.0 if n is (x.shape[0] if n else KIND) else 1.0), False),
+    "inner function": (asks_in_an_inner_function, False),
+    "dtype": (lambda k, x, n: scaled(k, x, 7.0 if KIND is x.dtype else 1.0), True),
+    "named dtype": (lambda k, x, n: scaled(k, x, 7.0 if x.dtype is torch.float32 else 1.0), True),
+    "tuple": (lambda k, x, n: scaled(k, x, 7.0 if x.shape is not SHAPE else 1.0), True),
+    "tensor": (lambda k, x, n: scaled(k, x, 7.0 if x is not x.contiguous() and n is x else 1.0), False),
+    "tensor on the right": (lambda k, x, n: scaled(k, x, 7.0 if x.contiguous() is x else 1.0), True),
+    "constant": (lambda k, x, n: scaled(k, x, 7.0 if (n > 3) is True else 1.0), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_whether_two_numbers_are_one_object_is_for_python_to_tell(declare, name):
+    launch, has_stub = OF_NUMBERS[name]
+    op = declare(launch, "(Tensor x, int n) -> Tensor")
+    x = torch.ones(4, 4)
+    expected = 1.0 if name == "tensor" else 7.0
+    for _ in range(2):
+        assert value(op, x, 4)[0] == expected
+    assert value(op, x, 4) == (expected, has_stub), slot_of(op).refused
+    if not has_stub:
+        assert "`is` of what may be two numbers cannot be traced" in str(slot_of(op).refused)
+
+
 def test_a_launch_function_that_compares_no_objects_has_one_stub_for_tensors_given_twice(declare):
     op = declare(lambda k, x, y: scaled(k, x, 2.0), "(Tensor x, Tensor y) -> Tensor")
     x, y = torch.ones(2), torch.ones(2)
     serves(op, 2.0, x, y)
     assert value(op, x, x) == (2.0, True)
+
+
+def length_by_match(xs):
+    match xs:
+        case [_]:
+            return 1.0
+        case [_, _]:
+            return 2.0
+    return 9.0
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [(lambda xs: 2.0 if type(xs) is list else 9.0, 2.0), (length_by_match, 2.0)],
+)
+def test_a_list_of_tensors_is_a_list(declare, compute, expected):
+    op = declare(lambda k, xs: scaled(k, xs[0], compute(xs)), "(Tensor[] xs) -> Tensor")
+    for _ in range(3):
+        assert value(op, [torch.ones(2), torch.ones(2)])[0] == expected
 
 
 class Sub(torch.Tensor):
@@ -326,11 +536,13 @@ def inverted(n):
 
 
 OFFSET = torch.ones(2)
-OFFSET.offset = 5.0
+OFFSET.offset = OFFSET._offset = 5.0
 ANSWERS = {  # a number of x and n, the first call and a later one, and the answer to that
     "subclass": (lambda x, n: 7.0 if isinstance(x, Sub) else 1.0, torch.ones(2), torch.ones(2).as_subclass(Sub), 7),
     "type": (lambda x, n: 7.0 if type(x) is torch.Tensor else 1.0, torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False), 1),
     "attribute": (lambda x, n: x.offset, OFFSET, OFFSET, 5),
+    "attribute of a name of ours": (lambda x, n: x._offset, OFFSET, OFFSET, 5),
+    "attribute of a branch": (lambda x, n: (x if n else settings)._offset, OFFSET, OFFSET, 5),
     "hasattr": (lambda x, n: 7.0 if hasattr(x, "memory") else 1.0, torch.ones(2), torch.ones(2), 1),
     "method of a number": (lambda x, n: 7.0 if hasattr(n, "bit_count") else 1.0, torch.ones(2), torch.ones(2), 7),
     "invert": (lambda x, n: 1.0 * inverted(n), torch.ones(2), torch.ones(2), -4),
@@ -339,6 +551,9 @@ ANSWERS = {  # a number of x and n, the first call and a later one, and the answ
     "flatten": (lambda x, n: 7.0 if x.flatten() is x else 1.0, torch.ones(2), torch.ones(2), 7),
     "type of a number": (lambda x, n: 7.0 if type(n) is int else 1.0, torch.ones(2), torch.ones(2), 7),
     "new_empty": (lambda x, n: 1.0 * x.new_empty(3, dtype=None).itemsize, torch.ones(2).double(), torch.ones(2).double(), 8),
+    "type of strides": (lambda x, n: 7.0 if type(x.stride()) is tuple else 1.0, torch.ones(2), torch.ones(2), 7),
+    "text of strides": (lambda x, n: 1.0 * len(str(x.stride())), torch.ones(2), torch.ones(2), 4),
+    "shape after a tuple": (lambda x, n: 7.0 if type((n,) + x.shape) is torch.Size else 1.0, torch.ones(2), torch.ones(2), 7),
     "square": (lambda x, n: (7.2249061795510094 + 0.0 * n) ** 2, torch.ones(2).double(), torch.ones(2).double(), 7.2249061795510094**2),
 }  # fmt: skip
 
