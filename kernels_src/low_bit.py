@@ -110,15 +110,14 @@ def _whole(shape, device):
 
 
 def int8_samples(device):
-    """Yield calls with weights of 8 bits, with x of float32 that has no roundings to differ in."""
+    """Yield calls with weights of 8 bits, and x that has no roundings to differ in."""
     for dtype, numbers in (
         (torch.float32, (3,)), (torch.bfloat16, (1, 8, 16, 32, 64, 65)), (torch.float16, (1, 16)),
     ):  # fmt: skip
         qweight = torch.randint(-127, 128, (32, 128), dtype=torch.int8, device=device)
         scale = torch.empty(32, dtype=dtype, device=device).uniform_(0.0005, 0.001)
         for tokens in numbers:
-            x = torch.randn(tokens, 128, dtype=dtype, device=device)
-            yield _whole((tokens, 128), device) if dtype == torch.float32 else x, qweight, scale
+            yield _whole((tokens, 128), device).to(dtype), qweight, scale
     scale = scale.float()
     yield torch.randn(2, 0, 128, device=device), qweight, scale, scale
     x = torch.empty(128, 5, device=device).T

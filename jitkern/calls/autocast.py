@@ -10,6 +10,8 @@ import torch
 
 from jitkern.calls.signature import tensors_in
 
+_DEVICES = ("cpu", "cuda")  # that there are kernels for
+
 
 def off(arguments: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
     """Return a context without autocast on the device of the arguments."""
@@ -34,4 +36,4 @@ def cast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 def _is_on(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device in _DEVICES and torch.is_autocast_enabled(device)
