@@ -3,9 +3,9 @@
 The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the content of cells and the
 size of dicts are words of the objects themselves. A namespace has a version as its word: up to
 Python 3.11 the version that every dict has; from 3.12 on a count that a dict watcher raises. After
-a change of the version, C compares the names one by one under the lock of the interpreter, which
-takes 0.2 us, and stores the new version if all names are unchanged. Of a dict that is followed it
-compares the items, in their order.
+a change of the version, C compares the names of the namespace one by one under the lock of the
+interpreter, which takes 0.2 us, and stores the new version if all names are unchanged. Of a dict
+that is followed it compares the items, in their order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ctypes
 import functools
 import sys
 import types
-from ctypes import c_int, c_uint64, c_void_p
+from ctypes import c_int, c_int64, c_uint64, c_void_p
 from typing import Any
 
 from jitkern.trace.world import ABSENT, World
@@ -28,7 +28,9 @@ class _Word(ctypes.Structure):
 
 
 class _Binding(ctypes.Structure):
-    _fields_ = (("namespace", c_void_p), ("name", c_void_p), ("value", c_void_p))
+    _fields_ = (
+        ("namespace", c_void_p), ("name", c_void_p), ("value", c_void_p), ("word", c_int64),
+    )  # fmt: skip
 
 
 class Guard(ctypes.Structure):
@@ -77,12 +79,17 @@ class Guards:
         if len(versions) > READ or None in versions:
             return None
         words = [*fixed, *((at, c_uint64.from_address(at or 0).value) for at in versions)]
+        numbers = {at: number for number, at in enumerate(namespaces)}
         names = [sys.intern(name) for _, name, _ in world.bindings.values()]
         bound = [
-            (id(namespace), id(name), 0 if value is ABSENT else id(value))
+            (id(namespace), id(name), 0 if value is ABSENT else id(value), numbers[id(namespace)])
             for name, (namespace, _, value) in zip(names, world.bindings.values())
         ]
-        bound += [(id(t.value), id(key), id(value)) for t in tables for key, value in t.items]
+        bound += [
+            (id(table.value), id(key), id(value), numbers[id(table.value)])
+            for table in tables
+            for key, value in table.items
+        ]
         if not world.holds():  # a value has changed since the trace
             return None
         word_array = (_Word * len(words))(*words)  # type: ignore[misc]

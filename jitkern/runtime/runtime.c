@@ -19,7 +19,10 @@ typedef i32 Stub(Call *);
    words, the parts of functions and the contents of their variables; then a version for each
    namespace, which a change of another name may have raised. */
 typedef struct { const u64 *at; u64 seen; } Word;
-typedef struct { void *namespace, *name, *value; } Binding; /* value 0: the name is not bound */
+typedef struct {
+  void *namespace, *name, *value; /* value 0: the name is not bound */
+  i64 word;                       /* the place of the namespace's version among the versions */
+} Binding;
 typedef struct {
   i32 fixed, namespaces, names, bindings; /* after the names, the items of dicts in their order */
   Word *words;
@@ -451,7 +454,7 @@ static void changed(Handle handle) {
   if (!api.is_inference(handle)) api.bump_version(handle);
 }
 
-/* Whether all names have their old values, though a namespace has changed. */
+/* Whether all names have their old values, though some namespaces have changed. */
 static i32 renewed(World *world) {
   u64 now[READ];
   i64 place = 0;
@@ -460,6 +463,7 @@ static i32 renewed(World *world) {
   for (i32 i = 0; i < world->namespaces; i++) now[i] = *words[i].at;
   for (i32 i = 0; i < world->bindings && same; i++) {
     const Binding *bound = &world->bound[i];
+    if (now[bound->word] == __atomic_load_n(&words[bound->word].seen, __ATOMIC_RELAXED)) continue;
     if (i < world->names) {
       same = api.PyDict_GetItemWithError(bound->namespace, bound->name) == bound->value;
       continue;

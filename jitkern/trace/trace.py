@@ -80,8 +80,9 @@ def trace(
     """
     assert signature.parameters is not None
     parameters = signature.parameters
-    code: Any = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    world = world_of(parts_of(function))
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    parts = parts_of(function)
+    world = world_of(parts)
     if refusal := world.refusal or world.handler:
         raise Unsupported(refusal)
     recorder = Recorder(device, kernels_of, line_in(code))
@@ -94,7 +95,7 @@ def trace(
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
         given = [proxy for name, proxy in named.items() if name not in keywords]
         by_name = {name: proxy for name, proxy in named.items() if name in keywords}
-        _check_comparisons(world, code, {**dict(zip(code.co_varnames[1:], given)), **by_name})
+        _check_comparisons(world, parts[0].__code__, given, by_name)
         with recording(recorder):
             result = traceable(function, world)(
                 Kernels(recorder.start, recorder.choose, recorder),
@@ -122,10 +123,13 @@ def trace(
     )
 
 
-def _check_comparisons(world: World, code: types.CodeType, given: Mapping[str, Any]) -> None:
+def _check_comparisons(
+    world: World, code: types.CodeType, given: Sequence[Any], by_name: Mapping[str, Any]
+) -> None:
     """Raise Unsupported if an `is` may compare two numbers, which in Python may be one object."""
+    named = {**dict(zip(code.co_varnames[1:], given)), **by_name}
     for parameters, line in world.comparisons:
-        if not any(name in given and not is_symbol(given[name]) for name in parameters):
+        if not any(name in named and not is_symbol(named[name]) for name in parameters):
             raise Unsupported(f"{code.co_filename}:{line}: {OF_NUMBERS}")
 
 

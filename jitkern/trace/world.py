@@ -204,7 +204,9 @@ class World:
             entry = function
             reads = reads_of(function.__code__)
             self.handler = self.handler or _refusal(function, reads.handlers)
-            self.comparisons += reads.comparisons
+            for comparison in reads.comparisons:  # only a launch function has the op's arguments
+                known = frozenset[str]() if self.functions else comparison.parameters
+                self.comparisons.append(Comparison(known, comparison.line))
         self.refusal = self.refusal or refusal
         return self._follow(entry)
 
