@@ -109,7 +109,7 @@ class FakeGpu:
         results = op.signature.results.encode()
         self.runtime.jitkern_declare(slot, kinds, results, b"fake", b"fake", 1, 0)
         kernels = (c_void_p * 4)(1, 2, 3, 4)
-        guard = Guard(0, 0, 0, None, None)
+        guard = Guard()  # of a world without names
         variant = binding._Variant(
             ctypes.cast(loaded.stub, c_void_p),
             ctypes.addressof(kernels),
