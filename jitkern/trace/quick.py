@@ -63,9 +63,10 @@ class _Quick:
 
 
 def _is_inert(value: Any) -> bool:
-    """Whether a value that is not followed reads and changes no names of functions: part of Torch.
+    """Whether a value that is not followed neither reads nor changes the names of functions.
 
-    Or one of C, but `globals`, `eval` and their like, or a list of plain values.
+    Known to be so are what Torch defines, functions of C other than `globals`, `eval` and their
+    like, and lists of plain values.
     """
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is not builtins

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import types
 from collections.abc import Iterator
 
@@ -22,7 +23,7 @@ class Read(NamedTuple):
     attributes: tuple[str, ...]
     line: int
     cell: bool  # a variable of the enclosing function, not of the module
-    after: str = ""  # the instruction that takes the value: `CONTAINS_OP`, `IS_OP`, or another one
+    tested: bool = False  # whether the code only asks what is in the value
 
 
 class Refusal(NamedTuple):
@@ -32,20 +33,13 @@ class Refusal(NamedTuple):
     line: int
 
 
-class Comparison(NamedTuple):
-    """An `is` of two values that may be numbers, unless one of these parameters is none."""
-
-    parameters: frozenset[str]
-    line: int
-
-
 class Reads(NamedTuple):
     """The names that one function reads.
 
     attributes: all that its code reads of any value. handlers: where the code may catch an error,
     which a trace may raise for other reasons. changes: whether the code sets or deletes items.
-    compares: whether the code may ask if two values are one object. comparisons: where the two may
-    be numbers. sets: whether the code makes a set for more than `in`.
+    compares: whether the code may ask if two values are one object. sets: whether the code makes a
+    set for more than `in`.
     """
 
     reads: tuple[Read, ...]
@@ -54,7 +48,6 @@ class Reads(NamedTuple):
     handlers: tuple[Refusal, ...]
     changes: bool
     compares: bool
-    comparisons: tuple[Comparison, ...]
     sets: bool
 
 
@@ -79,8 +72,6 @@ _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _OF_AROUND = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
 _OF_SETS = frozenset(("BUILD_SET", "SET_ADD"))
 _CHANGING = frozenset(("STORE_SUBSCR", "DELETE_SUBSCR"))
-OF_NUMBERS = "`is` of what may be two numbers cannot be traced"
-_NO_NUMBERS = frozenset(("device", "dtype", "layout"))  # attributes
 _VIEWS = frozenset(("items", "keys"))  # of a dict: operators make sets of these
 _PADDING = frozenset(("EXTENDED_ARG", "CACHE", "PRECALL", "PUSH_NULL"))
 
@@ -92,19 +83,16 @@ def reads_of(code: types.CodeType) -> Reads:
     refusals: list[Refusal] = []
     handlers: list[Refusal] = []
     attributes: set[str] = set()
-    comparisons: list[Comparison] = []
     changes = compares = sets = False
     for part, around in _parts(code, frozenset(code.co_freevars)):
         listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
         _scan(listed, part.co_firstlineno, around, reads, refusals, handlers, attributes)
         changes |= any(i.opname in _CHANGING for i in listed)
-        compares |= any(_compares(listed, at) for at in range(len(listed)))
-        parameters = _parameters(code, listed) if part is code else frozenset[str]()
-        comparisons += _comparisons(listed, parameters, around)
+        compares |= _compares(listed)
         sets |= any(_makes_set(listed, at) for at in range(len(listed)))
     return Reads(
         tuple(reads), frozenset(attributes), tuple(refusals), tuple(handlers), changes, compares,
-        tuple(comparisons), sets,
+        sets,
     )  # fmt: skip
 
 
@@ -131,12 +119,13 @@ def _scan(
     named = 0  # the last attribute that a read took off a name
     for at, instruction in enumerate(listed):
         name, value = instruction.opname, instruction.argval
-        line = _line_of(instruction) or line
-        if _is_read(instruction, around):
+        positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
+        line = (positions.lineno if positions else instruction.starts_line) or line
+        if name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around):
             chain = _attributes(listed, at + 1)
             named = at + len(chain)
-            after = _name_at(listed, named + 1)
-            reads.append(Read(value, chain, line, name != "LOAD_GLOBAL", after))
+            tested = _name_at(listed, named + 1) == "CONTAINS_OP"
+            reads.append(Read(value, chain, line, name != "LOAD_GLOBAL", tested))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in around:
             refusals.append(Refusal(f"setting the outer `{value}` cannot be traced", line))
         elif name in _REFUSED:
@@ -150,62 +139,16 @@ def _scan(
                 refusals.append(Refusal(f"the attribute `{value}` cannot be traced", line))
 
 
-def _compares(listed: list[dis.Instruction], at: int) -> bool:
-    """Whether an instruction asks if two values are one object, other than a constant like None."""
-    if listed[at].opname != "IS_OP":
-        return False
-    before = listed[at - 1]  # a jump to the question brings another value
-    constant = before.opname == "LOAD_CONST" and type(before.argval) not in (int, float, complex)
-    return listed[at].is_jump_target or not constant
+def _compares(listed: list[dis.Instruction]) -> bool:
+    """Whether the code asks if two values are one object, other than None.
 
-
-def _comparisons(
-    listed: list[dis.Instruction], parameters: frozenset[str], around: frozenset[str]
-) -> Iterator[Comparison]:
-    """Yield each `is` of what may be numbers: not of a name, which the world knows, nor a dtype."""
-    line = 0
-    for at, instruction in enumerate(listed):
-        line = _line_of(instruction) or line
-        if not _compares(listed, at):
-            continue
-        right, compared = listed[at - 1], frozenset[str]()
-        if not instruction.is_jump_target:
-            start = at - 1
-            while listed[start].opname in _ATTRIBUTE and not listed[start].is_jump_target:
-                start -= 1
-            if _is_read(listed[start], around) or (start < at - 1 and right.argval in _NO_NUMBERS):
-                continue
-            compared = _variables(right)
-            if compared and not right.is_jump_target:
-                compared |= _variables(listed[at - 2])
-        yield Comparison(compared & parameters, line)
-
-
-def _parameters(code: types.CodeType, listed: list[dis.Instruction]) -> frozenset[str]:
-    """Return the parameters that the code never sets."""
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    changes = [i for i in listed if "STORE_FAST" in i.opname or "DELETE_FAST" in i.opname]
-    return frozenset(names).difference(*map(_names_of, changes))
-
-
-def _variables(instruction: dis.Instruction) -> frozenset[str]:
-    is_load = instruction.opname.startswith("LOAD_FAST")
-    return _names_of(instruction) if is_load else frozenset()
-
-
-def _names_of(instruction: dis.Instruction) -> frozenset[str]:
-    value = instruction.argval  # from Python 3.13 on, some instructions have two variables
-    return frozenset(value if isinstance(value, tuple) else (value,))
-
-
-def _is_read(instruction: dis.Instruction, around: frozenset[str]) -> bool:
-    name, value = instruction.opname, instruction.argval
-    return name == "LOAD_GLOBAL" or (name in _OF_AROUND and value in around)
-
-
-def _line_of(instruction: dis.Instruction) -> int:
-    positions = getattr(instruction, "positions", None)  # before Python 3.11 there are none
-    return (positions.lineno if positions else instruction.starts_line) or 0
+    A jump to the question brings another value than the None that stands before it.
+    """
+    return any(
+        instruction.opname == "IS_OP"
+        and (instruction.is_jump_target or (before.opname, before.argval) != ("LOAD_CONST", None))
+        for before, instruction in itertools.pairwise(listed)
+    )
 
 
 def _makes_set(listed: list[dis.Instruction], at: int) -> bool:

@@ -18,7 +18,6 @@ from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
 from jitkern.trace.lists import TensorList
 from jitkern.trace.quick import check
-from jitkern.trace.reads import OF_NUMBERS
 from jitkern.trace.recorder import allocated
 from jitkern.trace.tensor_proxy import ANSWERED, Address, Shape, TensorProxy
 from jitkern.trace.world import ReadOnlyDict, World, is_plain, overrides_of_tensors
@@ -172,16 +171,6 @@ def _hash(value: Any) -> int:
     return hash(value)
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    if is_symbol(a) or is_symbol(b):
-        raise Unsupported(OF_NUMBERS)
-    return a is b
-
-
-def _is_not_same(a: Any, b: Any) -> bool:
-    return not _is_same(a, b)
-
-
 def _square_root(value: Any) -> Any:
     return value.square_root() if is_symbol(value) else math.sqrt(value)
 
@@ -224,7 +213,6 @@ _STAND_INS: Mapping[str, Any] = {  # by the names of what they replace
     "torch._check": check, "torch.is_tensor": _is_tensor, "torch.Size": _Size,
     "builtins.type": _type_of, "builtins.isinstance": _is_instance, "builtins.len": _length,
     "builtins.hash": _hash, "builtins.int": _Int, "builtins.float": _Float,
-    "_operator.is_": _is_same, "_operator.is_not": _is_not_same, "math.sqrt": _square_root,
-    "math.isnan": _is_nan, "math.isinf": _is_infinite,
+    "math.sqrt": _square_root, "math.isnan": _is_nan, "math.isinf": _is_infinite,
     "math.isfinite": _is_finite,
 }  # fmt: skip

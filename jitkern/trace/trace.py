@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +18,11 @@ from jitkern.calls.signature import Parameter, Signature
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, raised_at
 from jitkern.launch.geometry import Compiled
 from jitkern.launch.kernels import Kernels
-from jitkern.launch.symbols import Frozen, Statement, Unsupported, is_symbol, line_in, running
+from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace import shim
 from jitkern.trace.lists import TensorList
-from jitkern.trace.reads import OF_NUMBERS
 from jitkern.trace.recorder import Provider, Recorder, described, recording
 from jitkern.trace.seen import traceable
 from jitkern.trace.world import World, world_of
@@ -81,8 +79,7 @@ def trace(
     assert signature.parameters is not None
     parameters = signature.parameters
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    parts = parts_of(function)
-    world = world_of(parts)
+    world = world_of(parts_of(function))
     if refusal := world.refusal or world.handler:
         raise Unsupported(refusal)
     recorder = Recorder(device, kernels_of, line_in(code))
@@ -93,14 +90,11 @@ def trace(
             recorder, parameters, described(args), compares=world.compares
         )
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
-        given = [proxy for name, proxy in named.items() if name not in keywords]
-        by_name = {name: proxy for name, proxy in named.items() if name in keywords}
-        _check_comparisons(world, parts[0].__code__, given, by_name)
         with recording(recorder):
             result = traceable(function, world)(
                 Kernels(recorder.start, recorder.choose, recorder),
-                *given,
-                **by_name,
+                *(proxy for name, proxy in named.items() if name not in keywords),
+                **{name: proxy for name, proxy in named.items() if name in keywords},
             )
         recorder.finish(result, signature.results)
         if running.problem:  # a function that was called has caught the error
@@ -121,16 +115,6 @@ def trace(
         recorder.model,
         world,
     )
-
-
-def _check_comparisons(
-    world: World, code: types.CodeType, given: Sequence[Any], by_name: Mapping[str, Any]
-) -> None:
-    """Raise Unsupported if an `is` may compare two numbers, which in Python may be one object."""
-    named = {**dict(zip(code.co_varnames[1:], given)), **by_name}
-    for parameters, line in world.comparisons:
-        if not any(name in named and not is_symbol(named[name]) for name in parameters):
-            raise Unsupported(f"{code.co_filename}:{line}: {OF_NUMBERS}")
 
 
 def _identical(a: str, b: str) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace.reads import OF_NUMBERS, Comparison, Read, Refusal, reads_of
+from jitkern.trace.reads import Read, Refusal, reads_of
 
 Function = Callable[..., Any]
 _IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
@@ -135,7 +135,6 @@ class World:
         self.kept = True
         self.attributes: set[str] = set()
         self.compares = False  # whether a function may ask if two arguments are one object
-        self.comparisons: list[Comparison] = []  # of these functions, not of those that they call
         self._nodes: list[_Node] = []
         self._numbers: dict[int, int] = {}  # of functions, by their ids
         self._spelled: list[str] = []
@@ -202,11 +201,8 @@ class World:
             refusal = f"it is a {type(function).__name__}, not a Python function"
         elif not (refusal := _refusal(function, reads_of(function.__code__).refusals)):
             entry = function
-            reads = reads_of(function.__code__)
-            self.handler = self.handler or _refusal(function, reads.handlers)
-            for comparison in reads.comparisons:  # only a launch function has the op's arguments
-                known = frozenset[str]() if self.functions else comparison.parameters
-                self.comparisons.append(Comparison(known, comparison.line))
+            handlers = reads_of(function.__code__).handlers
+            self.handler = self.handler or _refusal(function, handlers)
         self.refusal = self.refusal or refusal
         return self._follow(entry)
 
@@ -246,7 +242,7 @@ class World:
             own = [read for read in reads if read.cell and read.name == name]
             values: dict[str, Any] = {}
             for read in own or [Read(name, (), 0, cell=True)]:
-                taken = self._taken(value, read.name, read.attributes, read.after)
+                taken = self._taken(value, read.name, read.attributes, tested=read.tested)
                 self._merge(values, name, self._unless_changed(taken, read, function))
             node.cells.append(values[name])
 
@@ -267,24 +263,26 @@ class World:
             namespace: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009  mypy forgets it
             value = namespace.get(read.name, ABSENT)
             self._bind(namespace, read.name, value)
-        taken = self._taken(value, read.name, read.attributes, read.after)
+        taken = self._taken(value, read.name, read.attributes, tested=read.tested)
         return self._unless_changed(taken, read, function)
 
-    def _taken(self, value: Any, name: str, attributes: Sequence[str], after: str) -> Any:
+    def _taken(
+        self, value: Any, name: str, attributes: Sequence[str], *, tested: bool = False
+    ) -> Any:
         """Return the part for a name and its attributes; a module's attributes are bound, too.
 
-        after: the instruction that takes the value, see `Read`.
+        tested: whether the function only asks what is in the value.
         """
         self._spelled.append(f"name {name}")
         if type(value) is types.ModuleType and attributes:
-            return self._member(value, name, attributes, after)
+            return self._member(value, name, attributes, tested=tested)
         if type(value) is types.FunctionType and attributes:
             what = f"`{attributes[0]}` of the function `{name}` cannot be traced"
             return self._not_followed(value, what)
-        return self._value(value, f"`{name}`", after)
+        return self._value(value, f"`{name}`", tested=tested)
 
     def _member(
-        self, module: types.ModuleType, name: str, attributes: Sequence[str], after: str
+        self, module: types.ModuleType, name: str, attributes: Sequence[str], *, tested: bool
     ) -> _Module:
         """Return the part of a module that holds the attributes; the first one is bound."""
         first, inside = attributes[0], vars(module)
@@ -293,7 +291,7 @@ class World:
         if module is torch.cuda and first in _OF_A_DEVICE:
             self.kept = False
             return _Module({first: _Known(member)})
-        inner = self._taken(member, f"{name}.{first}", attributes[1:], after)
+        inner = self._taken(member, f"{name}.{first}", attributes[1:], tested=tested)
         part = _Module({first: inner})
         if member is ABSENT:
             make = inside.get("__getattr__", ABSENT)
@@ -303,11 +301,9 @@ class World:
                 part.members["__getattr__"] = self._not_followed(make, what)
         return part
 
-    def _value(self, value: Any, name: str, after: str = "") -> Any:  # noqa: PLR0911  a table of cases
+    def _value(self, value: Any, name: str, *, tested: bool = False) -> Any:  # noqa: PLR0911  a table of cases
         if is_plain(value):
-            self.kept &= after == "CONTAINS_OP" or _is_ordered(value)
-            if after == "IS_OP" and type(value) in (int, float, complex):
-                self.handler = self.handler or f"{OF_NUMBERS}: {name}"
+            self.kept &= tested or _is_ordered(value)
             self._spelled.append(_spelled(value))
             return _Known(value)
         if known := _known(value):
@@ -322,8 +318,7 @@ class World:
             return _Known(ABSENT)
         if type(value) is types.FunctionType and not str(value.__module__).startswith("torch."):
             reads = reads_of(value.__code__)
-            numbers = tuple(Refusal(OF_NUMBERS, line) for _, line in reads.comparisons)
-            refusal = _refusal(value, reads.refusals + reads.handlers + numbers)
+            refusal = _refusal(value, reads.refusals + reads.handlers)
             if refusal:
                 return self._not_followed(value, refusal)
             called = _Called(self._follow(value))
@@ -365,7 +360,7 @@ class World:
 
     def _bind_attributes_of_tensors(self) -> None:
         overrides = overrides_of_tensors()
-        for name in ("__getitem__", "__iter__", "__len__", *sorted(self.attributes)):
+        for name in ("__getitem__", *sorted(self.attributes)):
             if hasattr(torch._C.TensorBase, name):
                 self._bind(overrides, name, overrides.get(name, ABSENT))
                 self._spelled.append(f"attribute {name} {name in overrides}")
