@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names and no others
@@ -104,14 +104,12 @@ def on_first_use(
 
     def attribute(name: str) -> Any:
         if name in homes:
-            with _importing:
-                value = getattr(importlib.import_module(f"{room}.{homes[name]}"), name)
+            value = getattr(_imported(f"{room}.{homes[name]}"), name)
             vars(sys.modules[room])[name] = value
             return value
         if not name.startswith("__"):
             try:
-                with _importing:
-                    return importlib.import_module(f"{room}.{name}")
+                return _imported(f"{room}.{name}")
             except ModuleNotFoundError as e:
                 if e.name != f"{room}.{name}":
                     raise
@@ -164,6 +162,11 @@ class _Importing:
 
 
 _importing = _Importing()
+
+
+def _imported(name: str) -> ModuleType:
+    with _importing:
+        return importlib.import_module(name)
 
 
 def after_fork(*renewed: Any, held: Any = None) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from jitkern.trace.reads import reads_of
-from jitkern.trace.world import is_plain
+from jitkern.trace.world import ABSENT, content_of, is_plain, spelled, spelled_code
 
 _PROCESS = uuid.uuid4().hex  # for objects that mean something in this process alone
 _MOST = 10_000  # functions, containers and objects
@@ -40,7 +40,7 @@ def described(module: str, functions: Sequence[Any]) -> str:
 
 
 class _Description:
-    """What functions do, value by value; `own`: the package of the op."""
+    """A description of what functions do, value by value. own: the package of the op."""
 
     def __init__(self, module: str) -> None:
         self.own = _KERNELS if module.startswith(f"{_KERNELS}.") else module.partition(".")[0]
@@ -49,8 +49,10 @@ class _Description:
     def of(self, value: Any) -> Any:  # noqa: PLR0911  a table of cases
         """Return the text of a value, or a tuple of texts."""
         kind = type(value)
+        if value is ABSENT:
+            return "absent"
         if is_plain(value):
-            return _plain(value)
+            return spelled(value)
         if kind.__module__ == "torch._ops":  # an op of Torch, or a namespace of some
             return str(value)
         if isinstance(value, types.ModuleType):
@@ -88,7 +90,7 @@ class _Description:
 
     def _function(self, function: types.FunctionType) -> Any:
         code, scope = function.__code__, function.__globals__
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        cells = [content_of(cell, "cell_contents") for cell in function.__closure__ or ()]
         held = self.of(cells), self.of(function.__defaults__), self.of(function.__kwdefaults__)
         if self._is_installed(str(scope.get("__name__")), code.co_filename):
             return function.__module__, function.__qualname__, *held
@@ -117,7 +119,7 @@ class _Description:
         if self._is_installed(value.__name__, str(getattr(value, "__file__", ""))):
             return value.__name__
         members = tuple(vars(value).items())
-        plain = [(name, _plain(member)) for name, member in members if is_plain(member)]
+        plain = [(name, spelled(member)) for name, member in members if is_plain(member)]
         return value.__name__, *sorted(pair for pair in plain if pair[0][:2] != "__")
 
     def _class(self, value: type) -> Any:
@@ -176,33 +178,7 @@ def _of_code(code: types.CodeType) -> tuple[str, list[tuple[str, tuple[str, ...]
     The third of each is whether it is a variable of the enclosing function.
     """
     reads = [(read.name, read.attributes, read.cell) for read in reads_of(code).reads]
-    return _spelled(code), [*dict.fromkeys(reads)]
-
-
-def _spelled(code: types.CodeType) -> str:
-    """Return a digest of a code object without its file names and line numbers."""
-    consts = [_spelled(c) if isinstance(c, types.CodeType) else _plain(c) for c in code.co_consts]
-    parts = (
-        code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars, code.co_flags,
-        code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,
-        getattr(code, "co_exceptiontable", b""),
-    )  # fmt: skip
-    return _digest(repr(parts).encode(errors="surrogatepass"))
-
-
-def _plain(value: Any) -> tuple[Any, ...]:
-    """Return the text of a value that is plain, see `is_plain`; sets have no order."""
-    kind = type(value)
-    if kind is tuple:
-        return kind.__name__, *map(_plain, value)
-    return kind.__name__, *(_sorted(map(_plain, value)) if kind is frozenset else (repr(value),))
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return "unbound"
+    return spelled_code(code), [*dict.fromkeys(reads)]
 
 
 def _sorted(texts: Iterable[Any]) -> list[Any]:

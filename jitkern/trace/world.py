@@ -167,7 +167,7 @@ class World:
             ):
                 return False
         for owner, name, value in self.members:
-            if _content(owner, name) is not value:
+            if content_of(owner, name) is not value:
                 return False
         return all(
             key is known and value is bound
@@ -217,7 +217,7 @@ class World:
         self.functions.append(
             (function, code, function.__defaults__, function.__kwdefaults__),
         )
-        self._spelled.append(f"function {_spelled_code(code)}")
+        self._spelled.append(f"function {spelled_code(code)}")
         reads = reads_of(code)
         self.attributes |= reads.attributes
         self.compares |= reads.compares
@@ -237,7 +237,7 @@ class World:
     def _follow_cells(self, node: _Node, reads: Iterable[Read]) -> None:
         function = node.function
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            value = _content(cell, "cell_contents")
+            value = content_of(cell, "cell_contents")
             self.members.append(Member(cell, "cell_contents", value))
             own = [read for read in reads if read.cell and read.name == name]
             values: dict[str, Any] = {}
@@ -304,7 +304,7 @@ class World:
     def _value(self, value: Any, name: str, *, tested: bool = False) -> Any:  # noqa: PLR0911  a table of cases
         if is_plain(value):
             self.kept &= tested or _is_ordered(value)
-            self._spelled.append(_spelled(value))
+            self._spelled.append(spelled(value))
             return _Known(value)
         if known := _known(value):
             self._spelled.append(f"known {known}")
@@ -353,7 +353,7 @@ class World:
             self._spelled.append(f"dict of {len(value)}")
             for key, member in table.items:
                 self.kept &= _is_ordered(key)
-                self._spelled.append(f"key {_spelled(key)}")
+                self._spelled.append(f"key {spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
         self._spelled.append(f"dict {self._number(value)}")
         return self.tables[id(value)]
@@ -495,7 +495,8 @@ def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
     )
 
 
-def _content(owner: Any, name: str) -> Any:
+def content_of(owner: Any, name: str) -> Any:
+    """Return the content of a cell, `ABSENT` if it has none, or the size of a dict."""
     if name == "size":
         return len(owner)  # a small number, which is one object
     try:
@@ -547,20 +548,20 @@ def overrides_of_tensors() -> dict[str, Any]:
     return own  # type: ignore[no-any-return]
 
 
-def _spelled(value: Any) -> str:
+def spelled(value: Any) -> str:
     """Return a text of a plain value, different for different values, the same in each process."""
     if type(value) is frozenset:
-        members = map(_spelled, value)
+        members = map(spelled, value)
         return f"frozenset({[*members] if _is_ordered(value) else sorted(members)})"
     if type(value) is tuple:
-        return f"({', '.join(map(_spelled, value))})"
+        return f"({', '.join(map(spelled, value))})"
     return f"{type(value).__name__} {value!r}"
 
 
-def _spelled_code(code: types.CodeType) -> str:
+def spelled_code(code: types.CodeType) -> str:
     """Return a digest of a code object without its file names and line numbers."""
     constants = [
-        _spelled_code(c) if isinstance(c, types.CodeType) else _spelled(c) for c in code.co_consts
+        spelled_code(c) if isinstance(c, types.CodeType) else spelled(c) for c in code.co_consts
     ]
     parts = (
         code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars,

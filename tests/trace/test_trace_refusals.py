@@ -15,7 +15,7 @@ import struct
 
 import pytest
 import torch
-from subject import Subject
+from subject import Subject, length_of
 
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding, linker
@@ -122,15 +122,6 @@ def matched(n):
         case int():
             return 3.0
     return 4.0
-
-
-def length_of(sizes):
-    match sizes:
-        case [_]:
-            return 1.0
-        case [_, _]:
-            return 2.0
-    return 9.0
 
 
 def value_of_1(table):

@@ -12,6 +12,7 @@ import types
 import pytest
 import torch
 from helpers import declared, slot_of
+from subject import length_of
 
 from jitkern.runtime import binding, builds, linker
 from jitkern.trace.world import World
@@ -462,18 +463,9 @@ def test_a_launch_function_that_compares_no_objects_has_one_stub_for_tensors_giv
     assert value(op, x, x) == (2.0, True)
 
 
-def length_by_match(xs):
-    match xs:
-        case [_]:
-            return 1.0
-        case [_, _]:
-            return 2.0
-    return 9.0
-
-
 @pytest.mark.parametrize(
     ("compute", "expected"),
-    [(lambda xs: 2.0 if type(xs) is list else 9.0, 2.0), (length_by_match, 2.0)],
+    [(lambda xs: 2.0 if type(xs) is list else 9.0, 2.0), (length_of, 2.0)],
 )
 def test_a_list_of_tensors_is_a_list(declare, compute, expected):
     op = declare(lambda k, xs: scaled(k, xs[0], compute(xs)), "(Tensor[] xs) -> Tensor")

@@ -23,7 +23,7 @@ _CONDITION = "condition"
 
 
 class Language(NamedTuple):
-    """What differs between CUDA and C++. name, dtype: fields of a row and of a dtype."""
+    """All in which CUDA and C++ differ. name, dtype: the fields to read of a row and of a dtype."""
 
     name: str
     dtype: str
