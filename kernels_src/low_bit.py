@@ -87,7 +87,8 @@ def by_torch(kernel, x, rows, columns, weight, bias, **keywords):
     out = result(x, rows)
     if x.is_meta:  # nothing but kernels is prewarmed
         return out
-    flat, of_flat = x.reshape(-1, columns), out.view(-1, rows)
+    tokens = math.prod(x.shape[:-1])
+    flat, of_flat = x.reshape(tokens, columns), out.view(tokens, rows)
     if bias is None:  # autocast leaves products into given memory as they are
         torch.mm(flat, w.T, out=of_flat)
     else:

@@ -324,6 +324,7 @@ def test_a_layer_without_outputs_is_replaced():
     for scheme in ("int4", "int8", "int8_dynamic"):
         layer = jitkern.quantize_linears(plain, scheme)
         assert layer(torch.randn(3, 128)).shape == (3, 0)
+        assert layer(torch.randn(2, 70, 128)).shape == (2, 70, 0)
 
 
 def test_the_upper_bits_of_packed_numbers_are_lost():
