@@ -1,5 +1,4 @@
 // Cross-entropy of rows of logits on the CPU, a row a thread; see kernel.py for the formula.
-#include <cmath>
 #include <limits>
 
 #include "exponential.h"
@@ -43,9 +42,9 @@ template <typename A> struct Row {
       if (e) store(e + i, power, n);
       return power;
     });
-    loss += std::log(sum) + s.z_loss * lse() * lse();
+    loss += light::log(sum) + s.z_loss * lse() * lse();
   }
-  A lse() const { return base + std::log(sum); }
+  A lse() const { return base + light::log(sum); }
 };
 
 template <typename T, typename I>
@@ -76,7 +75,7 @@ void cross_entropy_rows(accumulator<T>* losses, T* out, const T* x, const I* tar
     T* to = out + r * cols;
     if (target == ignored || target < 0 || target >= cols) {
       losses[r] = target == ignored ? 0 : std::numeric_limits<A>::quiet_NaN();
-      std::fill(to, to + cols, T(losses[r]));
+      light::fill(to, to + cols, T(losses[r]));
       return;
     }
     A* e;

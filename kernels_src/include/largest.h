@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -120,7 +119,7 @@ template <typename T> struct Largest {
       maxima[p] = largest;
     }
     sorted = maxima;
-    std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<>());
+    std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), [](auto a, auto b) { return a > b; });
     const Bits<T> bound = with_both_zeros(sorted[k - 1]);
     for (int64_t p = 0; p < parts; p++)
       if (maxima[p] >= bound) push_from(x, p * PART, (p + 1) * PART, bound);

@@ -9,12 +9,11 @@
 //     narrow(out + r * cols, v, cols);
 //   });
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <type_traits>
 
+#include "light.h"
 #include "vectors.h"
 
 static constexpr int64_t parallel_from = 1 << 15;  // the work below which starting threads costs more
@@ -32,9 +31,8 @@ template <typename Row> static void for_rows(int64_t rows, int64_t work, Row row
 
 // Memory for `count` numbers that belongs to this thread until it asks again; `slot`s lie apart.
 template <typename A, int slot = 0> static A* scratch(int64_t count) {
-  static thread_local std::unique_ptr<A[]> memory;
-  static thread_local int64_t size = 0;
-  if (count > size) memory.reset(new A[size = count]);
+  static thread_local light::Array<A> memory;
+  memory.reserve(count);
   return memory.get();
 }
 
@@ -49,13 +47,13 @@ template <typename T, typename A> static void narrow(T* to, const A* from, int64
 // Call row(r, sums) for each row, which adds to sums[width], and return these sums. The rows are shared out in parts,
 // whose sums are added in order: the result does not depend on the number of threads.
 template <typename A, typename Row>
-static std::unique_ptr<A[]> sums_over_rows(int64_t rows, int64_t cols, int64_t width, Row row) {
-  const int64_t parts = std::min<int64_t>(64, std::max<int64_t>(1, rows / 16));
-  std::unique_ptr<A[]> memory(new A[parts * width]);
+static light::Array<A> sums_over_rows(int64_t rows, int64_t cols, int64_t width, Row row) {
+  const int64_t parts = light::min<int64_t>(64, light::max<int64_t>(1, rows / 16));
+  light::Array<A> memory(parts * width);
   A* sums = memory.get();
   for_rows(parts, (rows + parts - 1) / parts * 2 * cols, [=](int64_t part) {
     A* own = sums + part * width;
-    std::fill(own, own + width, A(0));
+    light::fill(own, own + width, A(0));
     for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; r++) row(r, own);
   });
   for (int64_t part = 1; part < parts; part++)

@@ -8,13 +8,13 @@
 //     return v * v;
 //   });
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "float16.h"
+#include "light.h"
 
 // The type that a kernel computes in: float, or double for double.
 template <typename T> using accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -195,7 +195,7 @@ template <typename A, typename Term> static inline A sum(int64_t numbers, Term t
   constexpr int64_t piece = 4096;
   double total = 0;
   for (int64_t begin = 0; begin < numbers; begin += piece)
-    total += reduced(begin, std::min(numbers, begin + piece), A(0), term, [](auto a, auto b) { return a + b; });
+    total += reduced(begin, light::min(numbers, begin + piece), A(0), term, [](auto a, auto b) { return a + b; });
   return A(total);
 }
 

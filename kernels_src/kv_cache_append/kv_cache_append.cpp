@@ -1,6 +1,4 @@
 // Keys and values of new tokens into the slots of a paged cache, a token a row: see kernel.py.
-#include <cmath>
-
 #include "rows.h"
 
 template <typename C, typename T> static void store(C *to, const T *from, int64_t d, float scale) {

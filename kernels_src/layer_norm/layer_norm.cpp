@@ -1,6 +1,5 @@
 // out[r, i] = (x[r, i] - mean[r]) * scale[r] * weight[i] + bias[i], scale[r] = 1 / sqrt(variance[r] + eps). The
 // variance is that of the differences from the mean. Weight and bias may be null: 1, and 0.
-#include <cmath>
 
 #include "rows.h"
 
@@ -20,7 +19,7 @@ template <typename T> struct Normalized {
       return d * d;
     });
     const A variance = squares / A(cols) - rest * rest;
-    scale = 1 / std::sqrt((variance > 0 ? variance : variance * 0) + A(eps));
+    scale = 1 / light::sqrt((variance > 0 ? variance : variance * 0) + A(eps));
   }
   template <typename N> Vector<A> operator()(int64_t i, N n) const { return (load<A>(x + i, n) - mean - rest) * scale; }
 };
@@ -31,7 +30,7 @@ template <int slot, typename A, typename W> static const A* shared(const W* from
   if (from)
     widen(to, from, cols);
   else
-    std::fill(to, to + cols, missing);
+    light::fill(to, to + cols, missing);
   return to;
 }
 

@@ -1,10 +1,10 @@
 // flag |= code if a value is infinite or NaN: its exponent is all ones.
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "float16.h"
+#include "light.h"
 
 using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 static constexpr Bits mask = ((Bits(1) << EXPONENT) - 1) << (8 * sizeof(T) - 1 - EXPONENT);
@@ -12,7 +12,7 @@ static constexpr int64_t part = 4096;  // values after which a search may end
 
 static bool any_nonfinite(const T* x, int64_t n) {
   for (int64_t begin = 0; begin < n; begin += part) {
-    const int64_t end = std::min(n, begin + part);
+    const int64_t end = light::min(n, begin + part);
     Bits bad = 0;
     for (int64_t i = begin; i < end; i++) {
       Bits bits;

@@ -1,5 +1,4 @@
 // Attention of a few new tokens of each sequence over a paged cache, a key head of a sequence a row: see kernel.py.
-#include <cmath>
 #include <limits>
 
 #include "exponential.h"
@@ -18,22 +17,22 @@ void paged_decode(T *out, float *lse, const T *q, const C *kc, const C *vc, cons
   for_rows(batch * kv_heads, longest * D, [=](int64_t task) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     const int64_t seq = task / kv_heads, head = task % kv_heads, rows = q_len * group;
-    const int64_t len = std::min<int64_t>(seq_lens[seq], longest), end = len;  // of the last new token
+    const int64_t len = light::min<int64_t>(seq_lens[seq], longest), end = len;  // of the last new token
     const int64_t first = len - q_len + 1;                                    // the end of the first one
     const float by = float(scale) * (k_scale ? k_scale[head * k_step] : 1), cap = float(softcap);
     float *x = scratch<float>(rows * (2 * D + BLOCK + 2) + D);
     float *o = x + rows * D, *s = o + rows * D, *most = s + rows * BLOCK, *sum = most + rows, *number = sum + rows;
     for (int64_t r = 0; r < rows; r++)
       widen(x + r * D, q + seq * q_batch + r / group * q_token + (head * group + r % group) * q_head, D);
-    std::fill(o, o + rows * D, 0.f);
-    std::fill(most, most + rows, -infinity);
-    std::fill(sum, sum + rows, 0.f);
+    light::fill(o, o + rows * D, 0.f);
+    light::fill(most, most + rows, -infinity);
+    light::fill(sum, sum + rows, 0.f);
     const auto at_token = [=](int64_t at) {
       return block_table[seq * table_stride + at / page_size] * page_stride + at % page_size * token_stride +
              head * head_stride;
     };
-    for (int64_t begin = window > 0 ? std::max<int64_t>(first - window, 0) : 0; begin < end; begin += BLOCK) {
-      const int64_t tokens = std::min(BLOCK, end - begin);
+    for (int64_t begin = window > 0 ? light::max<int64_t>(first - window, 0) : 0; begin < end; begin += BLOCK) {
+      const int64_t tokens = light::min(BLOCK, end - begin);
       for (int64_t t = 0; t < tokens; t++) {
         const int64_t at = begin + t;
         widen(number, kc + at_token(at), D);
@@ -48,7 +47,7 @@ void paged_decode(T *out, float *lse, const T *q, const C *kc, const C *vc, cons
 #pragma omp simd reduction(+ : product)
           for (int64_t i = 0; i < D; i++) product += row[i] * number[i];
           product *= by;
-          if (cap > 0) product = cap * std::tanh(product / cap);
+          if (cap > 0) product = cap * light::tanh(product / cap);
           if (slopes) product += slopes[head * group + r % group] * float(at - until + 1);
           s[r * BLOCK + t] = product;
         }
@@ -81,7 +80,7 @@ void paged_decode(T *out, float *lse, const T *q, const C *kc, const C *vc, cons
       const float over = sum[r] == 0 ? 0 : v_by / sum[r];
       for (int64_t i = 0; i < D; i++) o[r * D + i] *= over;
       narrow(out + to * D, o + r * D, D);
-      lse[to] = sum[r] == 0 ? -infinity : most[r] + std::log(sum[r]);
+      lse[to] = sum[r] == 0 ? -infinity : most[r] + light::log(sum[r]);
     }
   });
 }

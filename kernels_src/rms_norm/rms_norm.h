@@ -1,7 +1,5 @@
 // What the RMS norms share on the CPU.
 #pragma once
-#include <cmath>
-
 #include "quantized_rows.h"
 
 // weight[i] + offset for all i, in memory of this thread; 1 without a weight.
@@ -16,7 +14,7 @@ template <typename A> static A scale_of(const A* v, double eps, int64_t cols) {
     const auto x = load<A>(v + i, n);
     return x * x;
   });
-  return 1 / std::sqrt(squares / A(cols) + A(eps));
+  return 1 / light::sqrt(squares / A(cols) + A(eps));
 }
 
 // As in quantized_rows.h, of v[i] * scale * factor[i].

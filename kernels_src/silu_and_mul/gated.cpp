@@ -1,5 +1,4 @@
 // out = f(gate) * up, where a row has all numbers of gate, then all of up.
-#include <cmath>
 
 #include "exponential.h"
 #include "rows.h"
@@ -8,7 +7,7 @@ enum { SILU, GELU, GELU_TANH, RELU2 };
 
 // The sigmoid of z and its derivative, from e^-|z|, which neither overflows nor cancels.
 template <typename A> static inline void sigmoid(A z, A& s, A& slope) {
-  const A e = exponential(-std::fabs(z)), r = 1 / (1 + e);
+  const A e = exponential(-light::fabs(z)), r = 1 / (1 + e);
   s = z < 0 ? e * r : r;
   slope = e * r * r;
 }
@@ -18,7 +17,7 @@ template <typename A> static inline void sigmoid(A z, A& s, A& slope) {
 template <typename A> static inline void normal(A x, A& density, A& distribution) {
   density = A(0.3989422804014327) * exponential(A(-0.5) * x * x);
   if constexpr (sizeof(A) == 4) {
-    const A t = 1 / (1 + 0.4f * std::fabs(x));
+    const A t = 1 / (1 + 0.4f * light::fabs(x));
     A p = -0.0228356831f * t + 0.246146809f;
     p = p * t - 0.836733717f;
     p = p * t + 1.0494441f;
@@ -28,7 +27,7 @@ template <typename A> static inline void normal(A x, A& density, A& distribution
     const A tail = density * (p * t);
     distribution = tail + A(x >= 0) * (1 - 2 * tail);
   } else {
-    distribution = 0.5 * std::erfc(x * -0.70710678118654752);
+    distribution = 0.5 * light::erfc(x * -0.70710678118654752);
   }
 }
 
@@ -55,7 +54,7 @@ template <typename T, int KIND> void gated(T* out, const T* gate_up, int64_t row
   for_rows(rows, 2 * width, [=](int64_t r) {
     accumulator<T> gate[piece], up[piece];
     for (int64_t begin = 0; begin < width; begin += piece) {
-      const int64_t n = std::min(piece, width - begin);
+      const int64_t n = light::min(piece, width - begin);
       widen(gate, gate_up + r * step + begin, n);
       widen(up, gate_up + r * step + width + begin, n);
 #pragma omp simd
@@ -75,7 +74,7 @@ void gated_backward(T* out, const T* grad, const T* gate_up, int64_t rows, int64
   for_rows(rows, 4 * width, [=](int64_t r) {
     accumulator<T> gate[piece], up[piece], dy[piece];
     for (int64_t begin = 0; begin < width; begin += piece) {
-      const int64_t n = std::min(piece, width - begin);
+      const int64_t n = light::min(piece, width - begin);
       widen(gate, gate_up + r * step + begin, n);
       widen(up, gate_up + r * step + width + begin, n);
       widen(dy, grad + r * grad_step + begin, n);

@@ -1,5 +1,4 @@
 // softmax and log_softmax of scale * x[r, :, i], and their backward; elements of a row lie `inner` apart.
-#include <cmath>
 #include <cstdint>
 
 #include "exponential.h"
@@ -14,9 +13,9 @@ static void for_rows_of(int64_t rows, int64_t cols, int64_t inner, int64_t work,
   if (inner == 1) return for_rows(rows, work * cols, row);
   const int64_t most = rows * inner < 4 * width ? width / 4 : width;
   const int64_t blocks = (inner + most - 1) / most;
-  for_rows(rows * blocks, work * cols * std::min(inner, most), [=](int64_t b) {
+  for_rows(rows * blocks, work * cols * light::min(inner, most), [=](int64_t b) {
     const int64_t first = b % blocks * most;
-    block(b / blocks * cols * inner + first, std::min(most, inner - first));
+    block(b / blocks * cols * inner + first, light::min(most, inner - first));
   });
 }
 
@@ -33,7 +32,7 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
     const auto scaled = [=](int64_t i, auto n) { return with_rest(load<A>(from + i, n) * scale, n, -infinity); };
     const A m = largest<A>(cols, scaled);
     if constexpr (LOG) {
-      const A log = std::log(sum<A>(cols, [=](int64_t i, auto n) { return exponential(scaled(i, n) - m); }));
+      const A log = light::log(sum<A>(cols, [=](int64_t i, auto n) { return exponential(scaled(i, n) - m); }));
       each_vector<A>(cols, [=](int64_t i, auto n) { store(to + i, scaled(i, n) - m - log, n); });
     } else {
       A* e = scratch<A>(cols);
@@ -47,8 +46,8 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
   };
   const auto block = [=](int64_t start, int64_t n) {
     A most[width], total[width];
-    std::fill(most, most + n, -infinity);
-    std::fill(total, total + n, A(0));
+    light::fill(most, most + n, -infinity);
+    light::fill(total, total + n, A(0));
     const auto each = [=](auto step) {
       for (int64_t c = 0; c < cols; c++) {
         const int64_t at = start + c * inner;
@@ -62,7 +61,7 @@ void softmax(T* out, const T* x, int64_t rows, int64_t cols, int64_t inner, doub
     each([&](int64_t, int64_t i, auto m, V v) {
       store(total + i, load<A>(total + i, m) + exponential(v - load<A>(most + i, m)), m);
     });
-    for (int64_t i = 0; i < n; i++) total[i] = LOG ? std::log(total[i]) : 1 / total[i];
+    for (int64_t i = 0; i < n; i++) total[i] = LOG ? light::log(total[i]) : 1 / total[i];
     each([&](int64_t at, int64_t i, auto m, V v) {
       const V d = v - load<A>(most + i, m), t = load<A>(total + i, m);
       if constexpr (LOG)

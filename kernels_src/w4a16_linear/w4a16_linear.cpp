@@ -8,7 +8,7 @@ template <typename T, typename Z>
 static void decode(float (&w)[PIECE][R], const int32_t* words, const T* scale, const Z* zero, int64_t first, int64_t rows) {
   float s[R], whole[R], added[R];
   for (int64_t r = 0; r < R; r++) {
-    const int64_t row = std::min(first + r, rows - 1);
+    const int64_t row = light::min(first + r, rows - 1);
     s[r] = float(scale[row]), whole[r] = 8, added[r] = 0;
     if constexpr (std::is_same_v<Z, uint8_t>) {
       whole[r] = zero[row];
@@ -31,13 +31,13 @@ static void decode(float (&w)[PIECE][R], const int32_t* words, const T* scale, c
 template <typename T, typename Z>
 void w4a16_linear(T* y, const T* x, const T* bias, const int32_t* q, const T* scale, const Z* zero, int64_t group, int64_t rows,
                   int64_t columns, int64_t tokens) {
-  const std::unique_ptr<float[]> memory(new float[tokens * columns]);
+  const light::Array<float> memory(tokens * columns);
   float* wide = memory.get();
   widen(wide, x, tokens * columns);
   for_rows((rows + R - 1) / R, R * columns * tokens, [=](int64_t tile) {
     float w[PIECE][R];
     float* sums = scratch<float>(tokens * R);
-    std::fill(sums, sums + tokens * R, 0.f);
+    light::fill(sums, sums + tokens * R, 0.f);
     for (int64_t k = 0; k < columns; k += PIECE) {
       const int64_t of = k / group * rows;
       decode(w, q + (tile * columns + k) * 2, scale + of, zero ? zero + of : nullptr, tile * R, rows);
@@ -49,7 +49,7 @@ void w4a16_linear(T* y, const T* x, const T* bias, const int32_t* q, const T* sc
       }
     }
     for (int64_t m = 0; m < tokens; m++)
-      for (int64_t r = 0; r < std::min(R, rows - tile * R); r++)
+      for (int64_t r = 0; r < light::min(R, rows - tile * R); r++)
         y[m * rows + tile * R + r] = T(sums[m * R + r] + (bias ? float(bias[tile * R + r]) : 0.f));
   });
 }

@@ -3,7 +3,7 @@
 
 template <typename T, typename S>
 void w8a16_linear(T* y, const T* x, const int8_t* q, const S* scale, const T* bias, int64_t rows, int64_t columns, int64_t tokens) {
-  const std::unique_ptr<float[]> memory(new float[tokens * columns]);
+  const light::Array<float> memory(tokens * columns);
   float* wide = memory.get();
   widen(wide, x, tokens * columns);
   for_rows(rows, columns * tokens, [=](int64_t n) {

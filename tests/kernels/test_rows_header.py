@@ -10,6 +10,7 @@ import jitkern
 pytestmark = pytest.mark.common_cache
 
 TEXT = """
+#include <algorithm>
 #include "rows.h"
 template <typename T> void to_float(float* out, const T* x, int64_t n) { widen(out, x, n); }
 template <typename T> void of_float(T* out, const float* x, int64_t n) { narrow(out, x, n); }
