@@ -177,6 +177,7 @@ class Implementation:
         kwargs: dict[str, Any],
     ) -> Any:  # fmt: skip
         op, runner = self.op, self._devices.runner(source, device)
+        tried = self.slot.serving if self.slot else frozenset()
         if source.runs == ITSELF:
             result = runner.extension(*args, **kwargs)
             self._check_results(result, args, kwargs)
@@ -195,7 +196,7 @@ class Implementation:
             raise
         new = kernels.has_workspace and _share_workspaces(device)
         if self.slot and not (new and self.slot.known):  # the stub lacked the workspace alone
-            self._link(self.slot, generation, source, runner, args, kwargs)
+            self._link(self.slot, generation, source, runner, args, kwargs, tried)
         return result
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
@@ -240,8 +241,12 @@ class Implementation:
         runner: Runner,
         args: Sequence[Any],
         kwargs: dict[str, Any],
+        tried: frozenset[Any],
     ) -> None:
-        """Build a stub for calls like this one, if the slot wants one and C code may serve them."""
+        """Build a stub for calls like this one, if the slot wants one and C code may serve them.
+
+        tried: the slot's variants that did not serve it.
+        """
         if config.preferences() == (None, None):
             return
         ordered = self.signature.in_order(args, kwargs)
@@ -252,7 +257,7 @@ class Implementation:
         if slot.wants_stub(calls, ordered) and not jit.capturing():
             linker, keywords, settings = runtime.linker, frozenset(kwargs), config.current()
             linker.link(
-                linker.MissedCall(slot, calls, launcher, runner, ordered, keywords, settings)
+                linker.MissedCall(slot, calls, launcher, runner, ordered, keywords, settings, tried)
             )
 
     def _check_results(self, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

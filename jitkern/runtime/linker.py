@@ -15,14 +15,14 @@ from jitkern.cache.entry import Entry
 from jitkern.calls.call_class import class_of, example_of
 from jitkern.calls.signature import Signature
 from jitkern.config import Config
-from jitkern.errors import CompilerNotFound, JitkernError, NotCached
+from jitkern.errors import CompilerNotFound, JitkernError, NotCached, defined_at
 from jitkern.launch.runner import Runner
 from jitkern.launch.symbols import Unsupported
 from jitkern.named_tuple import NamedTuple
 from jitkern.runtime import builds
 from jitkern.runtime.binding import announce
 from jitkern.runtime.plans import Plan, Plans, reference_to
-from jitkern.runtime.slot import Calls, Launcher, Loaded, Slot
+from jitkern.runtime.slot import Calls, Launcher, Loaded, Slot, known_as
 from jitkern.source.closure import closure_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import Generated, Variant
@@ -38,6 +38,7 @@ class MissedCall(NamedTuple):
     """A call that no variant served.
 
     args: all arguments, by position. keywords: the names of the arguments that were passed by name.
+    tried: the variants that C had when the call came.
     """
 
     slot: Slot
@@ -47,6 +48,7 @@ class MissedCall(NamedTuple):
     args: Sequence[Any]
     keywords: frozenset[str]
     settings: Config
+    tried: frozenset[Any]
 
 
 def link(missed: MissedCall) -> None:
@@ -91,6 +93,12 @@ def _append_stub(missed: MissedCall) -> None:
     addresses = [kernel.function.address for kernel in traced.kernels]
     loaded = Loaded(stub, key.digest, addresses, traced.world)
     slot.append(missed.calls, loaded, device, missed.settings, traced.frozen)
+    if known_as(loaded, device, missed.settings) in missed.tried:
+        place = defined_at(getattr(function, "__wrapped__", function))
+        raise Unsupported(
+            f"{place}C has a variant for such calls, and leaves them to Python, as it does where a "
+            "number goes beyond 64 bits"
+        )
     if config.current().compile != "never":
         plans = slot.plans(missed.launcher, traced.world)
         kept = keep(plans, missed.args, reference_to(key), traced, target, device)

@@ -109,6 +109,7 @@ class Slot:
         self._constant = 0  # variants that hold a value for constant, or are for another world
         self._worlds: set[str] = set()  # their identities
         self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
+        self.serving: frozenset[Any] = frozenset()  # those that C has
         self._full = False
         SLOTS.append(self)
 
@@ -243,8 +244,8 @@ class Slot:
 
         Returns False if this variant is known already.
         """
-        stub, digest, addresses, world = variant
-        known = (digest, device.index, settings.prefer, world, *addresses)
+        stub, _, addresses, world = variant
+        known = known_as(variant, device, settings)
         with self.lock:
             calls.refused = ""
             if known in self.known or calls.forgotten:
@@ -266,6 +267,7 @@ class Slot:
                     return
                 replaced = self._places.get(place)
                 self._places[place] = known
+                self.serving = frozenset(self._places.values())
                 self.known.discard(replaced)
                 if replaced and not self._full:
                     self._full = True
@@ -291,12 +293,19 @@ class Slot:
             self._counts.clear()
             self._plans.clear()
             self._places.clear()
+            self.serving = frozenset()
             self._frozen.clear()
             self._worlds.clear()
             self._constant = 0
             self.known.clear()
             if launch_runtime:
                 launch_runtime.forget(self.number)
+
+
+def known_as(variant: Loaded, device: torch.device, settings: Config) -> tuple[Any, ...]:
+    """Return what tells a variant of a slot from its others."""
+    digest, addresses, world = variant[1:]
+    return (digest, device.index, settings.prefer, world, *addresses)
 
 
 def _patience(count: int) -> int:

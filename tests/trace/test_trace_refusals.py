@@ -433,19 +433,16 @@ def exercised(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_what_c_cannot_follow_is_answered_as_python_answers_it(exercised, name, reverse):
-    exercised(MUTATIONS[name], CALLS[::-1] if reverse else CALLS)
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_a_launch_function_is_served_or_the_op_says_where_it_cannot_be(tmp_path, name):
-    made = Subject(tmp_path / "k", SIGNATURE, MUTATIONS[name])
+def test_what_c_cannot_follow_is_answered_as_python_answers_it_and_the_op_says_where(
+    exercised, name, reverse
+):
+    made = exercised(MUTATIONS[name], CALLS[::-1] if reverse else CALLS)
     answered = []
     for call in CALLS[1:5]:
         with contextlib.suppress(Exception):
             made.op(*call)
             answered.append(call)
-            linker.settle()
+    linker.settle()
     before = made.misses
     for call in answered:
         made.op(*call)
@@ -474,6 +471,20 @@ def test_a_number_of_steps_says_that_it_is_a_range_or_an_index(exercised, name):
 def test_a_refusal_names_the_argument(exercised):
     (reason,) = exercised(MUTATIONS["number_list_times_n"], CALLS[:2]).refusals
     assert "`n` in range() or as an index cannot be traced" in reason
+
+
+def test_what_c_always_leaves_to_python_is_not_traced_for_ever(tmp_path, monkeypatch):
+    traces = []
+    trace = linker.trace
+    monkeypatch.setattr(linker, "trace", lambda *args: traces.append(args) or trace(*args))
+    made = Subject(tmp_path / "k", SIGNATURE, lambda k, x, y, n, f: scaled(k, x, (n << 80) >> 80))
+    for _ in range(10):
+        made.agrees(FOUR, FOUR, 0, 1.0)
+        linker.settle()
+    assert len(traces) < 7
+    (reason,) = made.refusals
+    assert PLACE.match(reason)
+    assert "beyond 64 bits" in reason
 
 
 def test_a_loop_of_too_many_turns_is_refused_and_a_short_one_is_served(tmp_path):
