@@ -85,7 +85,7 @@ def from_partial(partial: functools.partial[Any]) -> Function:
 
     Its place in files is that of the function inside.
     """
-    inner, given, named = partial.func, partial.args, {**partial.keywords}
+    inner, given, named = partial.func, partial.args, partial.keywords  # a dict that may change
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         return inner(*given, *args, **{**named, **kwargs})
