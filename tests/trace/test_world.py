@@ -8,6 +8,7 @@ import operator
 import random
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -202,6 +203,17 @@ def test_the_keywords_of_a_partial_are_seen_when_they_change(declare):
     launch.keywords["a"] = 3.0
     assert value(op) == (3.0, False)
     serves(op, 3.0)
+
+
+def test_what_a_name_was_bound_to_is_not_kept(declare, monkeypatch):
+    op = declare(lambda k, x: scaled(k, x, float(WEIGHT.numel())))
+    bound = []
+    monkeypatch.setitem(globals(), "WEIGHT", None)
+    for size in range(1, 9):
+        globals()["WEIGHT"] = torch.ones(size)
+        bound.append(weakref.ref(WEIGHT))
+        assert value(op)[0] == size
+    assert sum(weight() is not None for weight in bound) <= 2
 
 
 def test_the_order_of_a_dict_is_seen_when_it_changes(declare):
