@@ -322,7 +322,9 @@ class World:
         if value is ABSENT:
             self._spelled.append("absent")
             return _Known(ABSENT)
-        if type(value) is types.FunctionType and not str(value.__module__).startswith("torch."):
+        if type(value) is types.FunctionType and not all(
+            home.startswith("torch.") for home in homes_of(value)
+        ):
             reads = reads_of(value.__code__)
             refusal = _refusal(value, reads.refusals + reads.handlers)
             if refusal:
@@ -484,6 +486,11 @@ def is_plain(value: object) -> bool:
     if type(value) in (tuple, frozenset):
         return all(map(is_plain, value))  # type: ignore[call-overload]
     return type(value) in _PLAIN
+
+
+def homes_of(function: types.FunctionType) -> tuple[str, str]:
+    """Return the module that a function names, which `wraps` copies, and that of its code."""
+    return str(function.__module__), str(function.__globals__.get("__name__"))
 
 
 def _is_ordered(value: Any) -> bool:

@@ -334,6 +334,25 @@ def test_the_python_launcher_runs_the_function_as_it_is(declare, monkeypatch):
     assert CALLS == 2
 
 
+@functools.wraps(torch.nn.functional.relu)
+def counting_relu(x):
+    global CALLS  # noqa: PLW0603
+    CALLS += 1
+    return torch.relu(x)
+
+
+def test_a_function_that_wraps_one_of_torch_is_not_one_of_torch(declare, monkeypatch):
+    def launch(k, x):
+        torch._check(x.dim() == 1)
+        counting_relu(x)
+        return scaled(k, x, float(CALLS))
+
+    monkeypatch.setitem(globals(), "CALLS", 0)
+    op = declare(launch)
+    for calls in (1.0, 2.0, 3.0):
+        assert value(op) == (calls, False)
+
+
 class Settings(types.ModuleType):
     """A module with a property."""
 
