@@ -165,6 +165,12 @@ class Function:
         self._template = template
 
     def __getitem__(self, template: Mapping[str, Any]) -> Function:
+        if not hasattr(template, "items"):
+            raise LaunchError(
+                f"`{self._name}[…]` takes template arguments by name, such as {{'T': x.dtype}}, "
+                f"and got a {type(template).__name__}; the grid is a keyword of the call: "
+                f"`k.{self._name}(…, grid=…)`"
+            )
         return Function(self._kernels, self._name, tuple(template.items()))
 
     def __call__(self, *args: Any, **keywords: Any) -> None:

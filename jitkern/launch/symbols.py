@@ -366,6 +366,8 @@ def _comparison(name: str, sign: str) -> None:
 
     def compare(self: Symbol, other: Any) -> Any:
         hint = _hint_of(other)
+        if isinstance(hint, complex):  # 1 == 1 + 0j
+            raise Unsupported("a comparison with a complex number cannot be traced")
         if not isinstance(hint, (int, float)):
             return NotImplemented
         answer = compute(self.hint, hint)

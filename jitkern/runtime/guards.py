@@ -1,11 +1,11 @@
 """Guards of a `World`, as C checks them at each call: words of memory that must not change.
 
-The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the content of cells and the
-size of dicts are words of the objects themselves. A namespace has a version as its word: up to
-Python 3.11 the version that every dict has; from 3.12 on a count that a dict watcher raises. After
-a change of the version, C compares the names of the namespace one by one under the lock of the
-interpreter, which takes 0.2 us, and stores the new version if all names are unchanged. Of a dict
-that is followed it compares the items, in their order.
+The parts of functions (`__code__`, `__defaults__`, `__kwdefaults__`), the content of cells, the
+size of dicts and the class of modules are words of the objects themselves. A namespace has a
+version as its word: up to Python 3.11 the version that every dict has; from 3.12 on a count that a
+dict watcher raises. After a change of the version, C compares the names of the namespace one by one
+under the lock of the interpreter, which takes 0.2 us, and stores the new version if all names are
+unchanged. Of a dict that is followed it compares the items, in their order.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Guards:
         ]
         for owner, name, value in world.members:
             word = value if name == "size" else 0 if value is ABSENT else id(value)
-            fixed.append((id(owner) + _CONTENT, word))
+            fixed.append((id(owner) + (_CLASS if name == "__class__" else _CONTENT), word))
         tables = world.tables.values()
         namespaces = {id(b.namespace): b.namespace for b in world.bindings.values()}
         namespaces.update((id(table.value), table.value) for table in tables)
@@ -116,6 +116,7 @@ class Guards:
 
 
 _CONTENT = 16  # bytes from the head of a cell to its content, of a dict to its size
+_CLASS = 8  # and of an object to its class
 _DICTS_HAVE_VERSIONS = sys.version_info[:2] < (3, 12)
 _PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 

@@ -189,6 +189,8 @@ class Slot:
         key = (world, source, target)
         if key not in self._plans:
             op, schema = self.signature.name, self.signature.schema
+            for known in [known for known in self._plans if not known[0].holds()]:
+                del self._plans[known]  # a world keeps alive what its names were bound to
             self._plans[key] = room.plans.Plans(op, schema, function, world, source, target)
             while len(self._plans) > LATEST:
                 self._plans.popitem(last=False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitkern.launch.tuned import changed, parts_of
-from jitkern.trace.world import World, is_plain, world_of
+from jitkern.trace.world import World, homes_of, is_plain, world_of
 
 COPIES = 16  # of a function whose world keeps changing, which then runs itself
 Function = Callable[..., Any]
@@ -72,9 +72,14 @@ def _is_inert(value: Any) -> bool:
         return value.__self__ is not builtins
     if type(value) is list:
         return all(map(is_plain, value))
-    named = isinstance(value, (types.FunctionType, type))
-    home = value.__module__ if named else getattr(value, "__name__", "")
-    return f"{home}.".startswith("torch.") and (named or isinstance(value, types.ModuleType))
+    homes: tuple[str, ...] = ("",)
+    if isinstance(value, types.FunctionType):
+        homes = homes_of(value)
+    elif isinstance(value, type):
+        homes = (value.__module__,)
+    elif isinstance(value, types.ModuleType):
+        homes = (getattr(value, "__name__", ""),)
+    return all(f"{home}.".startswith("torch.") for home in homes)
 
 
 _quick = functools.lru_cache(maxsize=1024)(_Quick)
@@ -85,7 +90,7 @@ def from_partial(partial: functools.partial[Any]) -> Function:
 
     Its place in files is that of the function inside.
     """
-    inner, given, named = partial.func, partial.args, {**partial.keywords}
+    inner, given, named = partial.func, partial.args, partial.keywords  # a dict that may change
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         return inner(*given, *args, **{**named, **kwargs})

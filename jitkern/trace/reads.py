@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import itertools
 import types
 from collections.abc import Iterator
 
@@ -38,7 +37,7 @@ class Reads(NamedTuple):
 
     attributes: all that its code reads of any value. handlers: where the code may catch an error,
     which a trace may raise for other reasons. changes: whether the code sets or deletes items.
-    compares: whether the code may ask if two values are one object. sets: whether the code makes a
+    compares: where the code may ask if two values are one object. sets: whether the code makes a
     set for more than `in`.
     """
 
@@ -47,7 +46,7 @@ class Reads(NamedTuple):
     refusals: tuple[Refusal, ...]
     handlers: tuple[Refusal, ...]
     changes: bool
-    compares: bool
+    compares: tuple[Refusal, ...]
     sets: bool
 
 
@@ -83,16 +82,16 @@ def reads_of(code: types.CodeType) -> Reads:
     refusals: list[Refusal] = []
     handlers: list[Refusal] = []
     attributes: set[str] = set()
-    changes = compares = sets = False
+    compares: list[Refusal] = []
+    changes = sets = False
     for part, around in _parts(code, frozenset(code.co_freevars)):
         listed = [i for i in dis.get_instructions(part) if i.opname not in _PADDING]
-        _scan(listed, part.co_firstlineno, around, reads, refusals, handlers, attributes)
+        _scan(listed, part.co_firstlineno, around, reads, refusals, handlers, compares, attributes)
         changes |= any(i.opname in _CHANGING for i in listed)
-        compares |= _compares(listed)
         sets |= any(_makes_set(listed, at) for at in range(len(listed)))
     return Reads(
-        tuple(reads), frozenset(attributes), tuple(refusals), tuple(handlers), changes, compares,
-        sets,
+        tuple(reads), frozenset(attributes), tuple(refusals), tuple(handlers), changes,
+        tuple(compares), sets,
     )  # fmt: skip
 
 
@@ -114,6 +113,7 @@ def _scan(
     reads: list[Read],
     refusals: list[Refusal],
     handlers: list[Refusal],
+    compares: list[Refusal],
     attributes: set[str],
 ) -> None:
     named = 0  # the last attribute that a read took off a name
@@ -130,6 +130,8 @@ def _scan(
             refusals.append(Refusal(f"setting the outer `{value}` cannot be traced", line))
         elif name in _REFUSED:
             refusals.append(Refusal(_REFUSED[name].format(value), line))
+        elif name == "IS_OP" and not _is_of_none(listed, at):
+            compares.append(Refusal("`is` cannot be traced beside a tensor of the module", line))
         elif name in _HANDLERS:
             handlers.append(Refusal("`try` and `with` cannot be traced", line))
         elif name in _ATTRIBUTE:
@@ -139,16 +141,13 @@ def _scan(
                 refusals.append(Refusal(f"the attribute `{value}` cannot be traced", line))
 
 
-def _compares(listed: list[dis.Instruction]) -> bool:
-    """Whether the code asks if two values are one object, other than None.
+def _is_of_none(listed: list[dis.Instruction], at: int) -> bool:
+    """Whether an `is` asks for None.
 
     A jump to the question brings another value than the None that stands before it.
     """
-    return any(
-        instruction.opname == "IS_OP"
-        and (instruction.is_jump_target or (before.opname, before.argval) != ("LOAD_CONST", None))
-        for before, instruction in itertools.pairwise(listed)
-    )
+    before = listed[at - 1]
+    return not listed[at].is_jump_target and (before.opname, before.argval) == ("LOAD_CONST", None)
 
 
 def _makes_set(listed: list[dis.Instruction], at: int) -> bool:

@@ -67,6 +67,12 @@ def allocated(name: str, *args: Any, **kwargs: Any) -> TensorProxy:
     return proxy.zero_() if name.startswith("zeros") else proxy
 
 
+def default_dtype() -> torch.dtype:
+    """Return the default dtype, which the trace of this thread depends on from now on."""
+    recorder: Recorder = _active.recorder
+    return recorder.default_dtype()
+
+
 def is_proxy(value: object) -> bool:
     """Whether `value` is a TensorProxy, whose `__class__` is torch.Tensor."""
     return type(value) is TensorProxy
@@ -282,8 +288,10 @@ class Recorder:
         if unknown:
             raise Unsupported(f"an allocation with {unknown[0]}= cannot be traced")
         self.facts.guard("!fills(api)")
-        if dtype is not None:
-            return dtype
+        return self.default_dtype() if dtype is None else dtype
+
+    def default_dtype(self) -> torch.dtype:
+        """Return the dtype that PyTorch takes where none is given, guarded."""
         default = torch.get_default_dtype()
         self.facts.guard(f"api->default_dtype && api->default_dtype() == {DTYPE_CODES[default]}")
         return default

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,11 +19,12 @@ from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
 from jitkern.trace.lists import TensorList
 from jitkern.trace.quick import check
-from jitkern.trace.recorder import allocated
+from jitkern.trace.recorder import allocated, default_dtype
 from jitkern.trace.tensor_proxy import ANSWERED, Address, Shape, TensorProxy
 from jitkern.trace.world import ReadOnlyDict, World, is_plain, overrides_of_tensors
 
 Function = Callable[..., Any]
+_SUMS_ROUND_ONCE = sys.version_info >= (3, 12)
 
 
 def traceable(function: Function, world: World) -> Function:
@@ -189,6 +191,19 @@ def _is_finite(value: Any) -> bool:
     return not _is_nan(value) and not _is_infinite(value)
 
 
+def _finfo(*args: Any, **kwargs: Any) -> Any:
+    return torch.finfo(*args, **kwargs) if args or kwargs else torch.finfo(default_dtype())
+
+
+def _sum(items: Any, /, start: Any = 0) -> Any:
+    """Return sum(). Raises Unsupported where Python rounds a sum of floats once, at its end."""
+    added = [start, *items]
+    kinds = {type(value.hint) if is_symbol(value) else type(value) for value in added}
+    if _SUMS_ROUND_ONCE and float in kinds and any(map(is_symbol, added)):
+        raise Unsupported("sum() of floats cannot be traced: write a + b")
+    return sum(added[1:], start)
+
+
 def _method(name: str) -> Function:
     """Return the stand-in of a function of Torch that is a method of tensors too."""
 
@@ -214,5 +229,5 @@ _STAND_INS: Mapping[str, Any] = {  # by the names of what they replace
     "builtins.type": _type_of, "builtins.isinstance": _is_instance, "builtins.len": _length,
     "builtins.hash": _hash, "builtins.int": _Int, "builtins.float": _Float,
     "math.sqrt": _square_root, "math.isnan": _is_nan, "math.isinf": _is_infinite,
-    "math.isfinite": _is_finite,
+    "math.isfinite": _is_finite, "builtins.sum": _sum, "torch.finfo": _finfo,
 }  # fmt: skip

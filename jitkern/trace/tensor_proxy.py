@@ -333,7 +333,7 @@ class TensorProxy:
             at = next(i for i, item in enumerate(items) if item is Ellipsis)
             count = sum(item is not None and item is not Ellipsis for item in items)
             items[at : at + 1] = [slice(None)] * (self.ndim - count)
-        result, dim = self, 0
+        result, dim = self.detach(), 0  # x[...] is not x
         for item in items:
             if item is None:
                 result = result.unsqueeze(dim)

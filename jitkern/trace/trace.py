@@ -82,12 +82,14 @@ def trace(
     world = world_of(parts_of(function))
     if refusal := world.refusal or world.handler:
         raise Unsupported(refusal)
+    if world.compares and world.tensors:
+        raise Unsupported(world.compares)
     recorder = Recorder(device, kernels_of, line_in(code))
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
     try:
         proxies, tensors = _arguments(
-            recorder, parameters, described(args), compares=world.compares
+            recorder, parameters, described(args), compares=bool(world.compares)
         )
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
         with recording(recorder):

@@ -65,10 +65,10 @@ class Binding(NamedTuple):
 
 
 class Member(NamedTuple):
-    """The content of a cell, or the size of a dict."""
+    """The content of a cell, the size of a dict, or the class of a module."""
 
     owner: Any
-    name: str  # `cell_contents` or `size`
+    name: str  # `cell_contents`, `size` or `__class__`
     value: Any
 
 
@@ -126,7 +126,7 @@ class World:
     def __init__(self, functions: Iterable[Function]) -> None:
         self.bindings: dict[tuple[int, str], Binding] = {}
         self.tables: dict[int, Table] = {}
-        self.members: list[Member] = []  # of cells and dicts
+        self.members: list[Member] = []  # of cells, dicts and modules
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         self._checks: list[tuple[Callable[..., Any], Any, Any]] | None = None
         self.refusal = self.handler = ""
@@ -134,12 +134,14 @@ class World:
         # this process only: the hash of a text is another one in the next process.
         self.kept = True
         self.attributes: set[str] = set()
-        self.compares = False  # whether a function may ask if two arguments are one object
+        self.compares = ""  # where a function may ask if two arguments are one object
+        self.tensors = False  # whether a function reads a tensor, which may be an argument too
         self._nodes: list[_Node] = []
         self._numbers: dict[int, int] = {}  # of functions, by their ids
         self._spelled: list[str] = []
         self.known: dict[str, Any] = {}  # the values that always answer alike, by their names
         self._uses: set[int] = set()
+        self._modules: set[int] = set()  # whose class is among the members
         self._trapped: list[Any] = []
         self._numbered: dict[int, int] = {}  # dicts and trapped values, by their ids
         self._entries = [self._entry(function) for function in functions]
@@ -220,7 +222,7 @@ class World:
         self._spelled.append(f"function {spelled_code(code)}")
         reads = reads_of(code)
         self.attributes |= reads.attributes
-        self.compares |= reads.compares
+        self.compares = self.compares or _refusal(function, reads.compares)
         self.kept &= not reads.sets
         defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
         self._spelled.append(f"defaults {len(defaults)} {[*keywords]}")
@@ -286,6 +288,9 @@ class World:
     ) -> _Module:
         """Return the part of a module that holds the attributes; the first one is bound."""
         first, inside = attributes[0], vars(module)
+        if id(module) not in self._modules:
+            self._modules.add(id(module))
+            self.members.append(Member(module, "__class__", types.ModuleType))
         member = inside.get(first, ABSENT)
         self._bind(inside, first, member)
         if module is torch.cuda and first in _OF_A_DEVICE:
@@ -310,13 +315,16 @@ class World:
             self._spelled.append(f"known {known}")
             self.known[known] = value
             self._uses.add(id(value))
-            self.compares |= value in (operator.is_, operator.is_not)
+            if value in (operator.is_, operator.is_not):
+                self.compares = self.compares or f"{name} cannot be traced beside a tensor"
             self.kept &= value not in (set, frozenset)
             return _Known(value)
         if value is ABSENT:
             self._spelled.append("absent")
             return _Known(ABSENT)
-        if type(value) is types.FunctionType and not str(value.__module__).startswith("torch."):
+        if type(value) is types.FunctionType and not all(
+            home.startswith("torch.") for home in homes_of(value)
+        ):
             reads = reads_of(value.__code__)
             refusal = _refusal(value, reads.refusals + reads.handlers)
             if refusal:
@@ -327,6 +335,7 @@ class World:
         if type(value) is dict and len(value) <= _LARGEST and all(map(is_plain, value)):
             return self._table(value, name)
         self._uses.add(id(value))
+        self.tensors |= issubclass(type(value), torch.Tensor)
         what = f"{name} cannot be traced"
         if not callable(value) and not isinstance(value, types.ModuleType):
             kind = type(value).__name__
@@ -479,6 +488,11 @@ def is_plain(value: object) -> bool:
     return type(value) in _PLAIN
 
 
+def homes_of(function: types.FunctionType) -> tuple[str, str]:
+    """Return the module that a function names, which `wraps` copies, and that of its code."""
+    return str(function.__module__), str(function.__globals__.get("__name__"))
+
+
 def _is_ordered(value: Any) -> bool:
     """Whether the sets in a plain value have one order in all processes: those of integers."""
     if type(value) is frozenset:
@@ -496,7 +510,7 @@ def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
 
 
 def content_of(owner: Any, name: str) -> Any:
-    """Return the content of a cell, `ABSENT` if it has none, or the size of a dict."""
+    """Return the content of a cell, `ABSENT` if it has none, or the value of another member."""
     if name == "size":
         return len(owner)  # a small number, which is one object
     try:
@@ -513,6 +527,8 @@ def _known(value: object) -> str:
     """
     if isinstance(value, types.BuiltinFunctionType):
         home, name = value.__self__, value.__name__
+        if home is math and name == "sumprod":  # which rounds a sum of floats once
+            return ""
         if home is math or home is _operator or (home is builtins and name in _BUILTINS):
             return f"{home.__name__}.{name}"
     elif isinstance(value, type) and value.__module__ == "builtins":

@@ -77,6 +77,14 @@ def test_an_unknown_keyword_is_refused(kernels):
         kernels.fill(1, gird=1)
 
 
+@pytest.mark.parametrize("grid", [(1,), 1, lambda meta: (1,), torch.float32])
+def test_a_grid_in_the_place_of_template_arguments_is_refused(kernels, grid):
+    with pytest.raises(
+        LaunchError, match=r"takes template arguments by name.*`k.fill\(…, grid=…\)`"
+    ):
+        kernels.fill[grid](torch.zeros(1), 1, 1.0)
+
+
 @pytest.mark.parametrize("value", ["float", object(), float("nan"), torch.quint8])
 def test_a_wrong_template_argument_is_refused(kernels, value):
     with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from subject import BOTTOM, INF, NAN, TOP, E, gathered, ints, reals
 
 from jitkern.errors import LaunchError
 from jitkern.runtime import binding
+from jitkern.trace import seen
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
@@ -169,6 +171,16 @@ def test_an_integer_that_is_not_exact_as_a_float_is_rounded_as_python_rounds_it(
     )
     tested.learns(E, 5)
     tested.asks_python(E, n)
+
+
+@pytest.mark.parametrize("rounds_once", [sys.version_info >= (3, 12), True])
+def test_a_sum_of_floats_is_rounded_as_python_rounds_it(subject, monkeypatch, rounds_once):
+    monkeypatch.setattr(seen, "_SUMS_ROUND_ONCE", rounds_once)
+    made = subject(
+        "(int n, float a, float b) -> Tensor",
+        lambda k, n, a, b: reals(k, sum([a, b, -a]), sum([n, 1])),
+    )
+    (made.asks_python if rounds_once else made.learns)(1, 1e16, 1.0)
 
 
 def test_numbers_are_narrowed_as_the_python_launcher_narrows_them(subject):

@@ -8,6 +8,7 @@ import operator
 import random
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -30,6 +31,9 @@ LISTED = [2.0]
 CALLS = 0
 UNRELATED = 0
 settings = types.SimpleNamespace(factor=2.0)
+constants = types.ModuleType("constants")
+constants.factor = 2.0
+WEIGHT = torch.ones(2)
 
 
 def double(n):
@@ -106,6 +110,10 @@ def reads_a_dict_by_default(k, x):
     return scaled(k, x, TABLE.get("b", 2.0))
 
 
+def reads_a_module(k, x):
+    return scaled(k, x, constants.factor)
+
+
 def calls_a_function(k, x):
     return scaled(k, x, chosen(1))
 
@@ -119,12 +127,20 @@ def calls_a_builtin(k, x):
     return scaled(k, x, 1.0 * abs(-2))
 
 
+class Thrice(types.ModuleType):
+    """A module with a property."""
+
+    factor = property(lambda _: 3.0)
+
+
 REBOUND = {
     "number": (reads_a_number, lambda patch: patch.setitem(globals(), "FACTOR", 3.0)),
     "tuple": (reads_a_tuple, lambda patch: patch.setitem(globals(), "PAIR", (1.0, 3.0))),
     "dtype": (reads_a_dtype, lambda patch: patch.setitem(globals(), "KIND", torch.float64)),
     "item of a dict": (reads_a_dict, lambda patch: patch.setitem(TABLE, "a", 3.0)),
     "new item of a dict": (reads_a_dict_by_default, lambda patch: patch.setitem(TABLE, "b", 3.0)),
+    "name of a module": (reads_a_module, lambda patch: patch.setattr(constants, "factor", 3.0)),
+    "class of a module": (reads_a_module, lambda patch: patch.setattr(constants, "__class__", Thrice)),
     "function": (calls_a_function, lambda patch: patch.setitem(globals(), "chosen", triple)),
     "code of a function": (calls_a_function, lambda patch: patch.setattr(double, "__code__", triple.__code__)),
     "builtin hidden": (calls_a_builtin, lambda patch: patch.setitem(globals(), "abs", lambda _: 3)),
@@ -178,6 +194,26 @@ def test_defaults_are_seen_when_they_change(declare):
     serves(op, 3.0)
     launch.__kwdefaults__["b"] = 2.0
     serves(op, 6.0)
+
+
+def test_the_keywords_of_a_partial_are_seen_when_they_change(declare):
+    launch = functools.partial(scaled, a=2.0)
+    op = declare(launch)
+    serves(op, 2.0)
+    launch.keywords["a"] = 3.0
+    assert value(op) == (3.0, False)
+    serves(op, 3.0)
+
+
+def test_what_a_name_was_bound_to_is_not_kept(declare, monkeypatch):
+    op = declare(lambda k, x: scaled(k, x, float(WEIGHT.numel())))
+    bound = []
+    monkeypatch.setitem(globals(), "WEIGHT", None)
+    for size in range(1, 9):
+        globals()["WEIGHT"] = torch.ones(size)
+        bound.append(weakref.ref(WEIGHT))
+        assert value(op)[0] == size
+    assert sum(weight() is not None for weight in bound) <= 2
 
 
 def test_the_order_of_a_dict_is_seen_when_it_changes(declare):
@@ -298,6 +334,25 @@ def test_the_python_launcher_runs_the_function_as_it_is(declare, monkeypatch):
     assert CALLS == 2
 
 
+@functools.wraps(torch.nn.functional.relu)
+def counting_relu(x):
+    global CALLS  # noqa: PLW0603
+    CALLS += 1
+    return torch.relu(x)
+
+
+def test_a_function_that_wraps_one_of_torch_is_not_one_of_torch(declare, monkeypatch):
+    def launch(k, x):
+        torch._check(x.dim() == 1)
+        counting_relu(x)
+        return scaled(k, x, float(CALLS))
+
+    monkeypatch.setitem(globals(), "CALLS", 0)
+    op = declare(launch)
+    for calls in (1.0, 2.0, 3.0):
+        assert value(op) == (calls, False)
+
+
 class Settings(types.ModuleType):
     """A module with a property."""
 
@@ -385,6 +440,10 @@ MODES = {
         lambda k, x: scaled(k, torch.zeros(x.shape), 1.0),
         lambda: set_for_a_while(torch.set_default_dtype, torch.float64, torch.float32),
     ),
+    "default dtype of finfo": (
+        lambda k, x: scaled(k, x, torch.finfo().eps),
+        lambda: set_for_a_while(torch.set_default_dtype, torch.float64, torch.float32),
+    ),
     "deterministic": (
         lambda k, x: torch.empty_like(x),
         lambda: set_for_a_while(torch.use_deterministic_algorithms, True, False),
@@ -406,16 +465,18 @@ class set_for_a_while:  # noqa: N801
 @pytest.mark.parametrize("name", MODES)
 def test_a_mode_of_torch_is_seen_by_the_next_call(declare, name):
     launch, mode = MODES[name]
-    op = declare(launch)
+    op, x = declare(launch), torch.ones(1000)
     for _ in range(2):
-        op(torch.ones(1000))
+        op(x)
         linker.settle()
     with mode():
-        found, wanted = op(torch.ones(1000)), torch.empty_like(torch.ones(1000))
+        found, wanted = op(x), torch.empty_like(x)
         if name == "grad":
             assert found[0] == 3
         elif name == "default dtype":
             assert found.dtype == torch.float64
+        elif name == "default dtype of finfo":
+            assert found[0] == torch.finfo(torch.float64).eps
         else:
             assert wanted.isnan().all() and found.isnan().all()
 
@@ -454,6 +515,22 @@ def test_whether_two_tensors_are_one_is_told_apart(declare, name, same_first):
     for a, b in ((x, x), (x, y)) if same_first else ((x, y), (x, x)):
         for _ in range(3):
             assert value(op, a, b)[0] == (7.0 if a is b else 1.0)
+
+
+IS_WEIGHT = {
+    "global": lambda k, x: scaled(k, x, 7.0 if x is WEIGHT else 1.0),
+    "default": lambda k, x, weight=WEIGHT: scaled(k, x, 7.0 if x is weight else 1.0),
+    "helper": lambda k, x: scaled(k, x, 7.0 if same(WEIGHT, x) else 1.0),
+}
+
+
+@pytest.mark.parametrize("name", IS_WEIGHT)
+@pytest.mark.parametrize("same_first", [False, True])
+def test_whether_an_argument_is_a_tensor_of_the_module_is_told_apart(declare, name, same_first):
+    op = declare(IS_WEIGHT[name])
+    for x in (WEIGHT, torch.ones(2)) if same_first else (torch.ones(2), WEIGHT):
+        for _ in range(3):
+            assert value(op, x)[0] == (7.0 if x is WEIGHT else 1.0)
 
 
 def test_a_launch_function_that_compares_no_objects_has_one_stub_for_tensors_given_twice(declare):
