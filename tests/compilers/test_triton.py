@@ -350,7 +350,7 @@ def test_the_declaration_is_read_from_text(build):
         HEAD + "@triton.jit(do_not_specialize=['n', 1], do_not_specialize_on_alignment=['x'])\n"
         "def k(x, y, n, B: tl.constexpr, *, C: 'tl.constexpr' = 1): pass\n@other\ndef no(): pass\n"
     )
-    found = declarations.functions(str(build.folder / "k.py"), 0)
+    found = declarations.functions(build.folder / "k.py")
     assert list(found) == ["k"]
     assert found["k"].defaults == (("C", 1),)
     assert found["k"].parameters == ("x", "y", "n", "B", "C")
@@ -359,6 +359,15 @@ def test_the_declaration_is_read_from_text(build):
         {"n", "y"},
         {"x"},
     )
+
+
+def test_a_declaration_of_the_same_time_and_size_is_read_again(build):
+    path, found = build.folder / "k.py", []
+    for number in (2, 3):
+        path.write_text(COPY.replace("B: tl.constexpr", f"B: tl.constexpr = {number}"))
+        os.utime(path, (1e9, 1e9))
+        found.append(declarations.functions(path)["k"].defaults)
+    assert found == [(("B", 2),), (("B", 3),)]
 
 
 ANNOTATED = [  # annotation, argument
