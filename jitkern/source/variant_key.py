@@ -9,7 +9,7 @@ from jitkern import config
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.layout import LONGEST_PLACE
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import Source, Variant
+from jitkern.source.kinds import CUDA, Source, Variant
 from jitkern.target import Target, processor_for
 
 _LONGEST = 100  # letters of an op's name in that of a folder
@@ -67,8 +67,8 @@ def label_of(op: str, label: str, target: str, end: str = "") -> str:
 
 
 def _processor(source: Source) -> dict[str, str]:
-    """This machine's processor for the key, if a flag says `native`; else {}."""
-    processor = processor_for(source.compiler_words)
+    """This machine's processor for the key of host code, if a flag says `native`; else {}."""
+    processor = "" if source.runs == CUDA else processor_for(source.compiler_words)
     return {"processor": processor} if processor else {}
 
 

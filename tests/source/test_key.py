@@ -6,7 +6,7 @@ import pytest
 from jitkern import config
 from jitkern.cache.key import canonical, digest_of
 from jitkern.source.closure import closure_of
-from jitkern.source.kinds import Include, Unit, Variant
+from jitkern.source.kinds import Cuda, Include, Unit, Variant
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
@@ -104,6 +104,13 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(
         keys.append([key(v, target).digest for v in (variant, native)])
     assert keys[0][0] == keys[1][0]
     assert keys[0][1] != keys[1][1]
+
+
+def test_the_processor_is_not_in_the_key_of_device_code(tmp_path):
+    (tmp_path / "k.cu").touch()
+    source = Cuda("k.cu", folder=str(tmp_path), flags=["-Xcompiler=-march=native"])
+    target = Target("cuda", "sm_90", "130", "2.13.0")
+    assert "processor" not in key(Variant("test::k", source), target).inputs["source"]
 
 
 def test_change_of_the_schema_changes_the_key(variant, target, monkeypatch):
