@@ -134,11 +134,15 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
 
 
 def _states(request: Request) -> dict[Path, tuple[int, ...]]:
-    """What differs for each file of a request after any edit; nothing for a file that is gone."""
+    """What differs for each file of a request after any edit; nothing for a file that is gone.
+
+    A file that another one replaces has a new time of change. Its inode tells no more, and is not
+    kept by all network file systems.
+    """
     states = {}
     for path in request.closure.paths:
         with contextlib.suppress(OSError):
-            states[path] = owned.identity(path.stat())
+            states[path] = owned.identity(path.stat())[2:]
     return states
 
 
