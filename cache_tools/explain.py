@@ -20,6 +20,7 @@ _NAMES = {
     "source.kind": "kind of source",
     "source.files": "source files",
     "source.min_compiler": "least compiler",
+    "source.processor": "processor of the machine",
     "variant.function": "function",
 }
 _LISTS = {"flags": "flag", "variant.signature": "argument type"}

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import itertools
 import os
 import platform
 import re
 import sys
+from collections.abc import Iterable
 
 from jitkern import config
 from jitkern.errors import TargetError
@@ -32,6 +35,10 @@ _LEVELS = (  # x86-64 psABI levels; each level includes the levels before
     ("v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}),
     ("v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
 )
+_TELLING = frozenset((  # of /proc/cpuinfo: what `native` may depend on, for x86, Arm, Power, RISC-V
+    "vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU architecture",
+    "CPU variant", "CPU part", "Features", "cpu", "isa", "uarch",
+))  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -177,14 +184,29 @@ def _machine() -> str:
     return {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
 
 
+def processor_for(flags: Iterable[str]) -> str:
+    """Return a digest of this machine's processor for flags like `-march=native`; "" for others."""
+    if not any("=native" in flag for flag in flags):
+        return ""
+    told = [f"{name}:{value}" for name, value in _processor().items() if name in _TELLING]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _processor() -> dict[str, str]:
+    """Return what the system says of the first processor of this machine, by name."""
+    try:
+        with open("/proc/cpuinfo", "rb") as file:
+            lines = itertools.takewhile(bytes.strip, file)
+            rows = [line.decode(errors="replace").partition(":") for line in lines]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in rows}
+
+
 @functools.cache
 def _isa_level() -> str:
-    try:
-        with open("/proc/cpuinfo", "rb") as lines:
-            line = next((line for line in lines if line.startswith(b"flags")), b"")
-    except OSError:
-        return ""
-    level, flags = "", set(line.decode().split())
+    level, flags = "", set(_processor().get("flags", "").split())
     for name, needed in _LEVELS:
         if not needed <= flags:
             break

@@ -21,6 +21,7 @@ from jitkern import config
 from jitkern.cache import events, receipts, usage
 from jitkern.loading import LOADED, library
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
+from jitkern.target import processor_for
 
 _SCHEMA = 3  # bump when the meaning of a request or of a receipt changes
 _CALL = "call "  # in the table of loaded code, before the digest of a call
@@ -44,7 +45,11 @@ def digest_of(call: Mapping[str, Any]) -> str:
         "schema": _SCHEMA,
         "torch": [torch.__version__, torch.version.cuda, torch.__file__, arch],
         "python": [sys.implementation.cache_tag, sys.abiflags, sys.platform],
-        "machine": [os.uname().machine, os.confstr("CS_GNU_LIBC_VERSION")],
+        "machine": [
+            os.uname().machine,
+            os.confstr("CS_GNU_LIBC_VERSION"),
+            processor_for(flags),
+        ],
         "environment": [environment.get(name) for name in ENVIRONMENT],
     }
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

@@ -25,6 +25,7 @@ from jitkern.errors import (
     JitkernError,
     NotCached,
 )
+from jitkern.files import owned
 from jitkern.jit import cache_in_use
 from jitkern.jit.announcement import announced
 from jitkern.jit.cache_in_use import open_cache
@@ -75,13 +76,12 @@ def _publish(cache: Cache, request: Request, started: float, reason: str) -> Ent
     for _ in range(3):
         with cache.staging() as staging:
             begin = time.perf_counter()
-            built, current = _built(cache, request, staging)
+            built, request = _built(cache, request, staging)
             seconds = round(time.perf_counter() - begin, 4)
-            key, edited = request.key, current.key != request.key
-            changed |= edited
-            request = current
-            if built is None or edited:
+            if built is None:
+                changed |= staging.is_dir()
                 continue
+            key = request.key
             if reason in (REFRESH.reason, OTHER_COMPILER) and (old := cache.find(key)):
                 cache.remove(old.path)
             manifest = Manifest(
@@ -108,17 +108,18 @@ def _publish(cache: Cache, request: Request, started: float, reason: str) -> Ent
 def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None, Request]:
     """The compiler's result, and the request with the files as they are after the compile.
 
-    The result is None if another process deleted the staging directory as dead (when the clock
-    jumps), or if the compiler failed on a file that was edited since the request was made.
+    The result is None if a file was edited meanwhile, though it be as before by now, or if another
+    process deleted the staging directory as dead (when the clock jumps).
     """
     variant = request.variant
     _check_version(request)
     _check_include(variant.op, variant.source)
+    before = _states(request)
     try:
         built = request.compiler.compile(variant, request.exact, request.closure, staging)
     except CompileError as e:
         current = request.again()
-        if not staging.is_dir() or current.key != request.key:
+        if not staging.is_dir() or current.key != request.key or _states(current) != before:
             return None, current
         if e.log:
             e.args = (f"{e}\nfull log: {cache.keep_log(request.key, staging)}",)
@@ -127,7 +128,22 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
         if not staging.is_dir():
             return None, request.again()
         raise _failed(cache, request, staging, e) from e
-    return built, request.again()
+    current = request.again()
+    edited = current.key != request.key or _states(current) != before
+    return None if edited else built, current
+
+
+def _states(request: Request) -> dict[Path, tuple[int, ...]]:
+    """What differs for each file of a request after any edit; nothing for a file that is gone.
+
+    A file that another one replaces has a new time of change. Its inode tells no more, and is not
+    kept by all network file systems.
+    """
+    states = {}
+    for path in request.closure.paths:
+        with contextlib.suppress(OSError):
+            states[path] = owned.identity(path.stat())[2:]
+    return states
 
 
 def _failed(cache: Cache, request: Request, staging: Path, e: OSError) -> JitkernError:

@@ -96,7 +96,7 @@ def declared_in(op: str, source: Source, function: str) -> Function:
     path = source.paths[0]
     if not path.is_file():
         raise DeclarationError(f"{op}: {room.closure.missing(path)}")
-    known = functions(str(path), path.stat().st_mtime_ns)
+    known = functions(path)
     if function not in known:
         raise LaunchError(
             f"{op}: {path} has no @triton.jit function `{function}`; it has: "

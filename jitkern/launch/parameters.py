@@ -31,7 +31,7 @@ def written(
 
 def _texts_in_triton(variant: Variant) -> list[str]:
     path = variant.source.paths[0]
-    function = functions(str(path), path.stat().st_mtime_ns)[variant.function]
+    function = functions(path)[variant.function]
     compiled_in = dict(variant.template)
     return [name for name in function.parameters if name not in compiled_in]
 

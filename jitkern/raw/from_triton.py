@@ -122,7 +122,7 @@ def triton_kernel(
             cell = Triton(function, environment=environment)
             return TritonKernel(cell, name, target_of(target))
         path = definition
-    declared = functions(str(path), path.stat().st_mtime_ns)
+    declared = functions(path)
     if name not in declared:
         raise DeclarationError(
             f"{path} has no function `{name}` below `@triton.jit` at its top level; "

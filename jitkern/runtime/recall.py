@@ -33,6 +33,7 @@ from jitkern.loading import LOADED, content_of, loader
 from jitkern.runtime import binding, own_code
 from jitkern.runtime.slot import STUB, Calls, Loaded, Slot
 from jitkern.source.kinds import CUDA, Cpp, Cuda, Source, Triton
+from jitkern.target import processor_for
 from jitkern.trace.world import World, world_of
 
 if TYPE_CHECKING:
@@ -99,9 +100,13 @@ def _name(
         world.identity, call, str(device), model, prefer,
         torch.__version__, torch.version.cuda, torch.__file__,
         sys.implementation.cache_tag, sys.platform, os.uname().machine,
-        os.confstr("CS_GNU_LIBC_VERSION"),
+        os.confstr("CS_GNU_LIBC_VERSION"), processor_for(_flags_of(source)),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()
+
+
+def _flags_of(source: Source) -> tuple[str, ...]:
+    return (*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags))
 
 
 def _is_plain(value: Any) -> bool:
@@ -178,8 +183,8 @@ def leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], p
     """
     function, source, _, device = launcher
     settings = config.current()
-    flags = (*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags))
-    plain = all(map(receipts.is_plain, flags)) and launch.tuned.parts_of(function) == (function,)
+    plain = all(map(receipts.is_plain, _flags_of(source)))
+    plain = plain and launch.tuned.parts_of(function) == (function,)
     if not plain or not receipts.may_leave(settings):
         return
     with suppress(JitkernError, OSError):

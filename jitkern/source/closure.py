@@ -118,8 +118,7 @@ class _Headers:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        flags = [*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags)]
-        self._flags = list(room.includes.expanded(flags))
+        self._flags = source.compiler_words
         added = self._added()
         self._roots = [*source.roots, *added, Include(room.includes.SITE)]
         self._all_matches = bool(added)  # a flag's directory may come before or after the others

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from jitkern.source.kinds import Variant
 
 # Compiled on first use, like every pattern here: an import compiles none.
-_DIRECTIVE = (
-    rb"(?m)^[ \t]*(?:/\*[^\n]*?\*/[ \t]*)*(?:#|%:)[ \t]*(?:include|import|embed)(_next)?\b[ \t]*"
-)
+_SPACE = rb"(?:[ \t\v\f]|/\*(?:[^*\n]|\*(?!/))*\*/)*"
+_DIRECTIVE = (  # at the start of a line, behind a byte order mark or a comment that ends there
+    rb"(?m)^(?:\xef\xbb\xbf|[^\n]*\*/)?[ \t\v\f]*(?:#|%:)" + _SPACE
+    + rb"(?:include|import|embed)(_next)?\b" + _SPACE
+)  # fmt: skip
 _INCLUDE = _DIRECTIVE + rb'(?:(["<])([^">\n]+)[">]|([^\s"<]))'  # a name, or a macro's first letter
 _PROBE = rb"\b__has_(?:include|include_next|embed)\b"
 _PROBED = _PROBE + rb'[ \t]*\([ \t]*()(["<])([^">\n]+)[">]'
@@ -73,19 +75,22 @@ def walk(
     """
     contents: dict[str, bytes] = {}
     done: set[tuple[str, str]] = set()
+    followed: set[tuple[str, str]] = set()
     for label, path, text in queue:  # it grows
         resolved = os.path.realpath(path) if path else ""
         if (label, resolved) in done:
             continue
         done.add((label, resolved))
-        if path and resolved in contents:
-            yield label, resolved, contents[resolved], False
-            continue
-        data = contents[resolved] = Path(path).read_bytes() if text is None else text
+        data = contents.get(resolved) if path else text
+        if data is None:
+            data = contents[resolved] = Path(path).read_bytes()
         names, computed = included(data, macros=macros)
         yield label, resolved, data, computed
-        for name in names:
-            queue += find(File(label, path), name)
+        above = os.path.realpath(os.path.dirname(path)) if path else label  # noqa: PTH120
+        if (above, resolved) not in followed:  # by way of a link, a name may mean another file
+            followed.add((above, resolved))
+            for name in names:
+                queue += find(File(label, path), name)
 
 
 @functools.lru_cache(maxsize=256)

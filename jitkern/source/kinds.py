@@ -212,6 +212,12 @@ class Source:
         own = (flag for unit in self.unit_flags if unit.file == file for flag in unit.flags)
         return (*self.flags, *own)
 
+    @property
+    def compiler_words(self) -> list[str]:
+        """All flags of the compilers, with those in response files."""
+        units = (flag for unit in self.unit_flags for flag in unit.flags)
+        return list(room.includes.expanded((*self.flags, *units)))
+
     def unit(self, file: str) -> Source:
         """One of the files, as a source of its own; `others` names the rest, for messages."""
         rest = tuple(other for other in self.files if other != file)

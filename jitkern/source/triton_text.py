@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jitkern.errors import CompileError
+from jitkern.files import owned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import Constant
@@ -76,9 +77,13 @@ class Functions(Mapping[str, Function]):
         return len(self._nodes)
 
 
+def functions(path: Path) -> Functions:
+    """The jit functions of a file, read once for each state of it. Raises CompileError."""
+    return _functions(str(path), owned.identity(path.stat())[2:])
+
+
 @functools.cache
-def functions(path: str, _stamp: int) -> Functions:
-    """The jit functions of a file; its mtime only keys the memo. Raises CompileError."""
+def _functions(path: str, _state: tuple[int, ...]) -> Functions:
     try:
         tree = ast.parse(Path(path).read_bytes(), path)
     except SyntaxError as e:

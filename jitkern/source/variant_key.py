@@ -9,8 +9,8 @@ from jitkern import config
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.layout import LONGEST_PLACE
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import Source, Variant
-from jitkern.target import Target
+from jitkern.source.kinds import CUDA, Source, Variant
+from jitkern.target import Target, processor_for
 
 _LONGEST = 100  # letters of an op's name in that of a folder
 _SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long
@@ -48,6 +48,7 @@ def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
             "versions": closure.versions,
             "min_compiler": source.min_compiler,
             **_unit_flags(source),
+            **_processor(source),
         },
         "environment": {name: environment.get(name) for name in source.environment},
     }
@@ -63,6 +64,12 @@ def label_of(op: str, label: str, target: str, end: str = "") -> str:
     plain = re.sub(r"[^\w.-]", "_", f"{name[:_LONGEST]}.{label}", flags=re.ASCII)
     room = LONGEST_PLACE - len(f"{target}/-") - 16 - len(end)
     return re.sub(r"\.\.+", ".", plain).strip(".-")[: max(room, _SHORTEST)].rstrip(".-") + end
+
+
+def _processor(source: Source) -> dict[str, str]:
+    """This machine's processor for the key of host code, if a flag says `native`; else {}."""
+    processor = "" if source.runs == CUDA else processor_for(source.compiler_words)
+    return {"processor": processor} if processor else {}
 
 
 def _unit_flags(source: Source) -> dict[str, Any]:

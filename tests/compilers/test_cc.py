@@ -301,6 +301,23 @@ def test_an_include_outside_the_roots_is_refused(build, tmp_path):
         build(f'#define FILE "{tmp_path}/stray.h"\n#include FILE\nextern "C" void k(int* x) {{}}')
 
 
+def test_a_compiler_that_is_replaced_is_asked_again_for_its_own_folders(build, tmp_path):
+    tool = tmp_path / "c++"
+    for number in (1, 2):
+        own = tmp_path / f"compiler{number}"
+        own.mkdir()
+        (own / "of_the_compiler.h").write_text(f"#define VALUE {number}\n")
+        (own / "c++").write_text(f'#!/bin/sh\nexec {shutil.which("c++")} -isystem {own} "$@"\n')
+        (own / "c++").chmod(0o755)
+        tool.unlink(missing_ok=True)
+        tool.symlink_to(own / "c++")
+        text = (
+            f'#include <of_the_compiler.h>\nextern "C" void k(int* x) {{ *x = VALUE; }} // {number}'
+        )
+        with config.using(cxx=str(tool)):
+            assert written(build(text)) == number
+
+
 ASM = 'asm(".pushsection .rodata\\n%s \\"%s\\"\\n.popsection");\nextern "C" void k(int* x) {}'
 
 

@@ -1,6 +1,7 @@
 """The real Triton, in its child process; it needs no GPU."""
 
 import os
+import py_compile
 import sys
 import threading
 
@@ -42,7 +43,8 @@ def build(tmp_path):
         options=(),
         target=TARGET,
     ):
-        (run.folder / "k.py").write_text(text)
+        if text is not None:
+            (run.folder / "k.py").write_text(text)
         variant = Variant(
             "test::k",
             Triton("k.py", folder=str(run.folder)),
@@ -277,10 +279,58 @@ def test_no_file_of_the_current_directory_runs(build, tmp_path, monkeypatch):
 def test_bytecode_is_written_where_this_process_would_write_it(build, monkeypatch, written):
     monkeypatch.setattr(sys, "dont_write_bytecode", not written)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    (build.folder / "own.py").write_text(f"import triton.language as tl\n{OTHER}")
-    head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom own import V\n"
-    build(head + COPY)
-    assert (build.folder / "__pycache__").exists() == written
+    away = build.folder.parent / "away"
+    away.mkdir()
+    (away / "helper_of_others.py").write_text("")
+    build(f"import sys\nsys.path.insert(0, {str(away)!r})\nimport helper_of_others\n{COPY}")
+    assert (away / "__pycache__").exists() == written
+    assert not (build.folder / "__pycache__").exists()
+
+
+@pytest.mark.usefixtures("_new_worker")
+@pytest.mark.parametrize("place", ["k", "own"])
+def test_bytecode_of_a_text_of_the_same_size_and_time_is_not_taken(build, monkeypatch, place):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    cubins = []
+    for number in (2, 3):
+        value = f"V = tl.constexpr({number})\n"
+        own = build.folder / "own.py"
+        own.write_text(f"import triton.language as tl\n{value}")
+        head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom own import V\n"
+        text = COPY.replace("* scale", "* scale * V")
+        (build.folder / "k.py").write_text(
+            head + text if place == "own" else HEAD + value + text.removeprefix(HEAD)
+        )
+        for path in (own, build.folder / "k.py"):
+            os.utime(path, (1e9, 1e9))
+            if number == 2:
+                py_compile.compile(str(path))
+        cubins.append(build(None).read("kernel.cubin"))
+    assert cubins[0] != cubins[1]
+
+
+@pytest.mark.usefixtures("_new_worker")
+def test_a_module_that_comes_or_goes_is_not_what_the_worker_imported_before(tmp_path, monkeypatch):
+    folder = tmp_path / "comes_and_goes"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = "try:\n    from .fast import V\nexcept ImportError:\n    V = tl.constexpr(2.0)\n"
+    text = HEAD + choice + COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
+    (folder / "k.py").write_text(text)
+
+    def built():
+        source = Triton("k.py", folder=str(folder), package="comes_and_goes")
+        signature = ("*f32:16", "*f32:16", "i32", "f32")
+        variant = Variant("test::comes", source, "k", (("B", 64),), signature)
+        return jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin")
+
+    without = built()
+    (folder / "fast.py").write_text("import triton.language as tl\nV = tl.constexpr(3.0)\n")
+    assert built() != without
+    (folder / "fast.py").unlink()
+    assert built() == without
 
 
 def test_a_worker_that_died_is_an_error_with_its_status(build):
@@ -300,7 +350,7 @@ def test_the_declaration_is_read_from_text(build):
         HEAD + "@triton.jit(do_not_specialize=['n', 1], do_not_specialize_on_alignment=['x'])\n"
         "def k(x, y, n, B: tl.constexpr, *, C: 'tl.constexpr' = 1): pass\n@other\ndef no(): pass\n"
     )
-    found = declarations.functions(str(build.folder / "k.py"), 0)
+    found = declarations.functions(build.folder / "k.py")
     assert list(found) == ["k"]
     assert found["k"].defaults == (("C", 1),)
     assert found["k"].parameters == ("x", "y", "n", "B", "C")
@@ -309,6 +359,15 @@ def test_the_declaration_is_read_from_text(build):
         {"n", "y"},
         {"x"},
     )
+
+
+def test_a_declaration_of_the_same_time_and_size_is_read_again(build):
+    path, found = build.folder / "k.py", []
+    for number in (2, 3):
+        path.write_text(COPY.replace("B: tl.constexpr", f"B: tl.constexpr = {number}"))
+        os.utime(path, (1e9, 1e9))
+        found.append(declarations.functions(path)["k"].defaults)
+    assert found == [(("B", 2),), (("B", 3),)]
 
 
 ANNOTATED = [  # annotation, argument

@@ -49,10 +49,13 @@ import torch
 from inline_modules import MODULE, STABLE, compiles, entries, module, value
 
 import jitkern
+from jitkern import jit
 from jitkern.compilers.torch_extension.inline_files import closure
 from jitkern.compilers.torch_extension.inline_source import Inline
 from jitkern.dropin import api, extension, memo
 from jitkern.source.includes import words
+from jitkern.source.kinds import Variant
+from jitkern.target import Target
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 
@@ -276,6 +279,26 @@ def test_every_argument_that_matters_is_in_the_key(changed, monkeypatch):
     jitkern.load_inline("y", "int x;", **common)
     for other in keys[1:]:
         assert keys[0][:3] != other[:3] and keys[0][3] != other[3]
+
+
+def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(monkeypatch):
+    def call(*flags):
+        return api._call(
+            "x", None, flags, None, None, None, files=["main.cpp"], texts=["int x;"], places=[],
+            output="library", python=False,
+        )  # fmt: skip
+
+    def keys(*flags):
+        variant = Variant("inline::x", extension._source(call(*flags)))
+        return jit.key_of(variant, Target.current("cpu")).digest, memo.digest_of(call(*flags))
+
+    found = []
+    for flags in ("sse4_2 avx2", "sse4_2 avx2 avx512f"):
+        monkeypatch.setattr("jitkern.target._processor", lambda flags=flags: {"flags": flags})
+        found.append((keys("-O3"), keys("-O3", "-march=native")))
+    (plain, native), (other_plain, other_native) = found
+    assert plain == other_plain
+    assert native[0] != other_native[0] and native[1] != other_native[1]
 
 
 def test_moving_a_flag_from_one_compiler_to_another_changes_the_key():

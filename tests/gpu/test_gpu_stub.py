@@ -289,13 +289,13 @@ def autotune_again(op, tmp_path):
     """The choices of this process, in another one that may not measure."""
     from jitkern.source import triton_text
 
-    declared = triton_text.functions(str(tmp_path / "t.py"), 0)["double"]
+    declared = triton_text.functions(tmp_path / "t.py")["double"]
     code = (
-        "import torch\nfrom jitkern import config\nfrom jitkern.source.kinds import Triton\n"
+        "from pathlib import Path\nimport torch\nfrom jitkern import config\nfrom jitkern.source.kinds import Triton\n"
         "from jitkern.launch import autotune, measure\nfrom jitkern.source import triton_text\nfrom jitkern.target import Target\n"
         "def refuse(*_, **__): raise AssertionError('measured')\n"
         "measure.milliseconds = refuse\n"
-        f"configs = triton_text.functions({str(tmp_path / 't.py')!r}, 0)['double'].configs\n"
+        f"configs = triton_text.functions(Path({str(tmp_path / 't.py')!r}))['double'].configs\n"
         f"source = Triton(**{op.sources['cuda'][0].fields()!r})\n"
         f"s = (('n', 1000), ('out', 'f32'), ('x', 'f32'))\n"
         f"autotune.choose({op.name!r}, source, 'double', Target.current('cuda'), "

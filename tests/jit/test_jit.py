@@ -85,6 +85,24 @@ def test_an_edit_in_mid_compile_that_fails_compiles_again(compiler, variant, tar
     assert len(compiler.compiles) == 2
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_edit_that_is_undone_in_mid_compile_compiles_again(compiler, variant, target, fails):
+    path = variant.source.paths[0]
+
+    def edit_and_undo_once():
+        compiler.fail = fails and len(compiler.compiles) == 1
+        if len(compiler.compiles) == 1:
+            before, status = path.read_bytes(), path.stat()
+            path.write_text("// edited\n")
+            path.write_bytes(before)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    compiler.during = edit_and_undo_once
+    key = jit.key_of(variant, target)
+    assert jit.ensure(variant, target).manifest.digest == key.digest
+    assert len(compiler.compiles) == 2
+
+
 def test_a_source_that_keeps_changing_is_an_error(compiler, variant, target):
     compiler.during = lambda: variant.source.paths[0].write_text(f"// {len(compiler.compiles)}")
     with pytest.raises(CompileError, match="keeps changing"):

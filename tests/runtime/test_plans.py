@@ -279,11 +279,13 @@ def test_a_function_that_asks_for_a_device_has_plans_of_each_of_its_index():
     assert first is None or first.digest != second.digest
 
 
-def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypatch):
-    source = op.sources["cpu"][0].replace(native=True)
+@pytest.mark.parametrize("native", [{"native": True}, {"flags": ("-march=native",)}])
+def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypatch, native):
+    source = op.sources["cpu"][0].replace(**native)
     keys = []
     for level in ("_v2", "_v4"):
         monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
+        monkeypatch.setattr(target_module, "_processor", lambda level=level: {"flags": level})
         made = plans.Plans(op.name, op.schema, plain, World([plain]), source, Target.current("cpu"))
         keys.append(made._key(("f32[1]", "int"), "", None).digest)
     assert keys[0] != keys[1]

@@ -34,7 +34,6 @@ def test_only_what_includes_reach_is_in(folder):
     [
         "#include FILE",
         "  #  include /* which */ FILE",
-        "#include/**/<near.cuh>",
         "/* a */ #include FILE",
         "%:include FILE",
         "#include_next FILE",
@@ -230,6 +229,30 @@ def test_a_continued_line_is_read(folder):
     (folder.parent / "include" / "x.h").write_text("")
     (folder / "near.cuh").write_text('#include \\\n"x.h"')
     assert "../include/x.h" in labels(Cuda("k.cu", folder=str(folder)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '\ufeff#include "a.cuh"', '/* of two\nlines */ #include "a.cuh"',
+        '#/**/include/**/"a.cuh"', '\v#\finclude\v"a.cuh"',
+    ],
+)  # fmt: skip
+def test_an_include_in_odd_spelling_is_followed(folder, line):
+    (folder / "a.cuh").write_text("")
+    (folder / "k.cu").write_text(f"{line}\n")
+    assert labels(Cuda("k.cu", folder=str(folder))) == ["a.cuh", "k.cu"]
+
+
+def test_a_file_is_followed_from_each_folder_that_links_to_it(folder):
+    (folder / "k.cu").write_text('#include "one/x.h"\n#include "two/x.h"\n')
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "own.h").write_text(name)
+    (folder / "one" / "x.h").write_text('#include "own.h"\n#include "loop/x.h"\n')
+    (folder / "two" / "x.h").symlink_to("../one/x.h")
+    (folder / "one" / "loop").symlink_to(".")
+    assert {"one/own.h", "two/own.h"} <= {*labels(Cuda("k.cu", folder=str(folder)))}
 
 
 def test_including_each_other_ends(folder):

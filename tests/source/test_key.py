@@ -1,11 +1,12 @@
 import os
+from pathlib import Path
 
 import pytest
 
 from jitkern import config
 from jitkern.cache.key import canonical, digest_of
 from jitkern.source.closure import closure_of
-from jitkern.source.kinds import Include, Variant
+from jitkern.source.kinds import Cuda, Include, Unit, Variant
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
@@ -80,6 +81,36 @@ def test_every_input_is_perturbed_above_or_below(variant, target):
         "signature",
         "options",
     }
+
+
+def units(*flags):
+    return {"files": ("a.cpp", "b.cpp"), "unit_flags": (Unit("a.cpp", flags),)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"flags": ("-march=native",)}, {"flags": ("-mtune=native",)}, units("-march=native")],
+    ids=["march", "mtune", "of a unit"],
+)
+def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(
+    fields, variant, target, monkeypatch
+):
+    for file in ("a.cpp", "b.cpp"):
+        Path(variant.source.folder, file).touch()
+    native = variant._replace(source=variant.source.replace(**fields))
+    keys = []
+    for flags in ("sse4_2 avx2", "sse4_2 avx2 avx512f"):
+        monkeypatch.setattr("jitkern.target._processor", lambda flags=flags: {"flags": flags})
+        keys.append([key(v, target).digest for v in (variant, native)])
+    assert keys[0][0] == keys[1][0]
+    assert keys[0][1] != keys[1][1]
+
+
+def test_the_processor_is_not_in_the_key_of_device_code(tmp_path):
+    (tmp_path / "k.cu").touch()
+    source = Cuda("k.cu", folder=str(tmp_path), flags=["-Xcompiler=-march=native"])
+    target = Target("cuda", "sm_90", "130", "2.13.0")
+    assert "processor" not in key(Variant("test::k", source), target).inputs["source"]
 
 
 def test_change_of_the_schema_changes_the_key(variant, target, monkeypatch):

@@ -25,6 +25,7 @@ from jitkern.compilers.result import (
     write_log,
 )
 from jitkern.errors import CompilerNotFound
+from jitkern.files import owned
 from jitkern.source import cpp_text, includes
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import Cpp, Source, Variant
@@ -128,16 +129,28 @@ def toolchain(tool: str, files: Iterable[Path]) -> list[Path]:
     (as links lead out of them), the directories of the files that `tool` links into any library are
     added. /usr/local/include belongs to the machine, not to the compiler.
     """
-    known = _searched(tool)
+    state = _state_of(tool)
+    known = _searched(tool, state)
     linked = [path.resolve() for path in files if path.suffix in (".a", ".o")]
     folders = {folder.resolve() for folder in known}
     if all(folders.intersection(path.parents) for path in linked):
         return known
-    return [*known, *_linked(tool)]
+    return [*known, *_linked(tool, state)]
+
+
+def _state_of(tool: str) -> tuple[int, ...]:
+    """What differs for a compiler that was replaced, as by an upgrade, since it was asked."""
+    program = _program(tool)
+    return owned.identity(os.stat(program)) if program else ()  # noqa: PTH116
+
+
+def _program(tool: str) -> str | None:
+    """The path of the program in CXX="ccache g++"."""
+    return shutil.which(shlex.split(tool)[0], path=config.current().environment.get("PATH"))
 
 
 @functools.cache
-def _searched(tool: str) -> list[Path]:
+def _searched(tool: str, _state: tuple[int, ...]) -> list[Path]:
     source, root = Cpp("x.cpp"), Path("/")
     command = [*shlex.split(tool), "-E", "-v", "-x", "c++", os.devnull]
     output = run(command, source=source, folder=root).stdout
@@ -150,7 +163,7 @@ def _searched(tool: str) -> list[Path]:
 
 
 @functools.cache
-def _linked(tool: str) -> list[Path]:
+def _linked(tool: str, _state: tuple[int, ...]) -> list[Path]:
     """The directories of the files that are linked into every library."""
     with tempfile.TemporaryDirectory(prefix="jitkern-") as name:
         Path(name, "empty.cpp").touch()
@@ -161,9 +174,9 @@ def _linked(tool: str) -> list[Path]:
 
 def identity(tool: str) -> dict[str, str]:
     """Name and version of the C or C++ compiler `tool`. Raises CompilerNotFound."""
-    program, *rest = shlex.split(tool)  # CXX="ccache g++"
-    path = shutil.which(program, path=config.current().environment.get("PATH"))
+    path = _program(tool)
     if not path:
         raise CompilerNotFound(f"no C compiler `{tool}` on PATH: {REMEDY}", remedy=REMEDY)
-    process = run([path, *rest, "--version"], source=Cpp("x.c"), folder=Path(path).parent)
+    command = [path, *shlex.split(tool)[1:], "--version"]
+    process = run(command, source=Cpp("x.c"), folder=Path(path).parent)
     return {"name": "cc", "version": process.stdout.partition("\n")[0].strip()}

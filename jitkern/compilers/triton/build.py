@@ -45,15 +45,14 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     compiler = identity()
     if target.device != "cuda":
         raise TargetError(f"{variant.op}: a Triton kernel cannot be built for {target}")
-    files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in closure.paths}
     request: dict[str, Any] = {
         "variant": {**variant._asdict(), "source": variant.source.on_disk().fields()},
         "target": str(target),
         "staging": str(staging),
-        "covered": sorted(files),
+        "covered": sorted(map(str, closure.paths)),
     }
     command = _command()
-    answer = _ask(command, request, variant, files)
+    answer = _ask(command, request, variant, closure)
     log = json.dumps(request) + "\n" + answer.get("log", "")
     write_log(staging, command, log, unseen=True)
     if "error" in answer:
@@ -85,20 +84,20 @@ class Worker:
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.environment = environment
         self.owner = os.getpid()
-        self.imported: dict[str, str] = {}
+        self.imported: dict[str, str | None] = {}
         self._child = Child(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
             guarded=False,  # it ends by itself when our pipe closes
         )  # fmt: skip
         self._process = self._child.process
 
-    def usable(self, environment: dict[str, str], files: dict[str, str]) -> bool:
-        """Whether the worker may build from these files (path -> SHA-256) in this environment.
+    def usable(self, environment: dict[str, str], files: dict[str, str | None]) -> bool:
+        """Whether the worker may build from these files in this environment (see `_state_of`).
 
         It must be alive, belong to this process and not to its parent before a fork, have been
         started in the same environment, and have imported no other version of the files.
         """
-        stale = any(self.imported.get(path, digest) != digest for path, digest in files.items())
+        stale = any(self.imported.get(path, state) != state for path, state in files.items())
         alive = self.owner == os.getpid() and self._process.poll() is None
         return alive and self.environment == environment and not stale
 
@@ -134,12 +133,19 @@ def _import_path(package: str) -> list[str]:
     return list(dict.fromkeys([*sys.path, *(str(Path(folder).parent) for folder in folders)]))
 
 
+def _state_of(closure: Closure) -> dict[str, str | None]:
+    """Path -> SHA-256 of the files that imports read; None where an import looks and finds none."""
+    there = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in closure.named}
+    return {**dict.fromkeys(closure.absent or ()), **there}
+
+
 def _ask(
-    command: list[str], request: dict[str, Any], variant: Variant, files: dict[str, str]
+    command: list[str], request: dict[str, Any], variant: Variant, closure: Closure
 ) -> dict[str, Any]:
     """Send one request to this thread's worker; start a worker if none is usable."""
     environment = config.current().build_environment(tuple(variant.source.environment))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, _import_path(variant.source.package)))
+    files = _state_of(closure)
     for _ in range(2):
         worker: Worker | None = getattr(_workers, "worker", None)
         if worker is None or not worker.usable(environment, files):
