@@ -196,6 +196,21 @@ def test_what_lies_in_no_visited_block_has_no_influence(device):
 
 
 @each_device
+def test_a_gradient_of_lse_where_nothing_is_seen_has_no_influence(device):
+    mask = BlockSparseMask.from_dense(elements(64, 64)).to(device)
+    leaves = made((1, 2, 64, 16), device=device)
+    out, lse = attention(*leaves, *mask.arguments)
+    of_lse = torch.ones_like(lse)
+    found = []
+    for rest in (0, NAN, INF):
+        of_lse[:, :, 3] = rest
+        grads = [torch.ones_like(out), of_lse]
+        found.append(torch.autograd.grad([out, lse], leaves, grads, retain_graph=True))
+    for clean, *others in zip(*found):
+        assert all(torch.equal(clean, got) for got in others)
+
+
+@each_device
 def test_what_does_not_fit_is_refused(device):
     q, k, v = (x.detach() for x in made((2, 4, 64, 64), 2, device=device))
     mask = BlockSparseMask.causal(64).to(device).arguments
