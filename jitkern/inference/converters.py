@@ -24,8 +24,8 @@ def from_gptq(
     qweight: int32 [K / 8, N], eight numbers along K in a word. qzeros: int32 [K / group, N / 8].
     scales: [K / group, N]. g_idx: [K], the group of each k; one whose groups are not neighbours
     (`desc_act`) is for `from_gptq_reordered`. v2: of the checkpoint format `gptq_v2`, whose zeros
-    are as they are; the older format has them less 1. dtype: of the scale; by default that of
-    scales.
+    are as they are; the older format has them less 1, of 4 bits, so that 15 stands for 0. dtype:
+    of the scale; by default that of scales.
     """
     q, zeros, group = _of_gptq("from_gptq", qweight, qzeros, scales, v2=v2)
     if g_idx is not None:
@@ -123,7 +123,7 @@ def _of_gptq(
     """Return the numbers [N, K], the zeros [K / group, N], and the numbers of a group."""
     q = _eights(qweight).permute(0, 2, 1).reshape(-1, qweight.shape[1]).T
     zeros = _eights(qzeros).flatten(1)
-    return q, zeros + (0 if v2 else 1), _group(name, q, scales, zeros)
+    return q, zeros if v2 else zeros + 1 & 15, _group(name, q, scales, zeros)
 
 
 def _group(name: str, q: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> int:

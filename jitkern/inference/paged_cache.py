@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -99,8 +100,8 @@ class PagedCache:
         Raises ValueError as `append` does.
         """
         owners, needed = dict[int, int](), 0
-        for sequence, count in counts.items():
-            length = self._lengths[self._known("append", sequence)]
+        for sequence, count in self._counted(counts).items():
+            length = self._lengths[sequence]
             if count < 0 or length + count > self.max_length:
                 raise ValueError(
                     f"PagedCache.append: {count} tokens for sequence {sequence}, which has "
@@ -154,7 +155,7 @@ class PagedCache:
         tokens, overwritten: a CUDA graph of a decoding step may read it. Raises as `append` does.
         """
         self._refuse_capture("advance")
-        rows = self.seq_lens.shape[0]
+        rows, tokens = self.seq_lens.shape[0], operator.index(tokens)
         counts = dict.fromkeys(self.live if sequences is None else sequences, tokens)
         slots = [-1] * (rows * tokens)
         for sequence, own in self._reserved(counts).items():
@@ -172,7 +173,7 @@ class PagedCache:
         such sequence.
         """
         self._refuse_capture("fork")
-        self._known("fork", sequence)
+        sequence = self._known("fork", sequence)
         new = self.add()
         pages = self._pages[new] = list(self._pages[sequence])
         self._pool.share(pages)
@@ -186,7 +187,8 @@ class PagedCache:
         Raises ValueError if there is no such sequence, or if it is shorter.
         """
         self._refuse_capture("truncate")
-        before = self._lengths[self._known("truncate", sequence)]
+        sequence, length = self._known("truncate", sequence), operator.index(length)
+        before = self._lengths[sequence]
         if not 0 <= length <= before:
             raise ValueError(
                 f"PagedCache.truncate: sequence {sequence} has {before} tokens, so it cannot be "
@@ -204,7 +206,8 @@ class PagedCache:
         Raises ValueError if there is no such sequence.
         """
         self._refuse_capture("free")
-        self._pool.give_back(self._pages.pop(self._known("free", sequence)))
+        sequence = self._known("free", sequence)
+        self._pool.give_back(self._pages.pop(sequence))
         del self._lengths[sequence]
         self._publish()
 
@@ -213,7 +216,12 @@ class PagedCache:
     def _pages_for(self, length: int) -> int:
         return -(-length // self.page_size)
 
+    def _counted(self, counts: Mapping[int, int]) -> dict[int, int]:
+        return {self._known("append", s): operator.index(count) for s, count in counts.items()}
+
     def _known(self, method: str, sequence: int) -> int:
+        """Return the number of a sequence as an int. Raises ValueError if there is none."""
+        sequence = operator.index(sequence)
         if sequence not in self._lengths:
             raise ValueError(
                 f"PagedCache.{method}: there is no sequence {sequence}; there are {self.live}"
@@ -234,6 +242,7 @@ class PagedCache:
 
     def _reserved(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
         """Give pages to sequences for more tokens; return the slots of each sequence."""
+        counts = self._counted(counts)  # what is kept of tensors must not change with them
         needed = self.pages_needed(counts)
         if needed > self._pool.free:
             raise KVCacheFull(

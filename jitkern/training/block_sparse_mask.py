@@ -250,7 +250,9 @@ def _elements(
     places = partial.nonzero(as_tuple=True)
     count = places[0].shape[0]
     bits = torch.empty(count, block_q, block_k // 32, dtype=torch.int32, device=device)
-    for chunk in torch.arange(count, device=device).split(max(1, _CHUNK // (block_q * block_k))):
+    most = max(1, _CHUNK // (block_q * block_k))
+    for first in range(0, count, most):
+        chunk = slice(first, first + most)
         batch, head, row, column = (place[chunk] for place in places)
 
         def element(
@@ -260,6 +262,6 @@ def _elements(
             at_q, at_k = (of[2][n] + i).clamp(max=q_len - 1), (of[3][n] + j).clamp(max=k_len - 1)
             return mask_mod(of[0][n], of[1][n], at_q, at_k)
 
-        elements = create_mask(element, chunk.shape[0], 1, block_q, block_k, device)
+        elements = create_mask(element, batch.shape[0], 1, block_q, block_k, device)
         bits[chunk] = layout.packed(elements[:, 0])
     return bits

@@ -210,8 +210,9 @@ def backward_q(
     grads = _rows(grad, first, grad_m, q_len, BLOCK_M, D, DP, False)
     outs = _rows(out + of_rows * D, first, D, q_len, BLOCK_M, D, DP, False)
     products = tl.sum(grads.to(wide) * outs.to(wide), 1)
-    if grad_lse is not None:
-        products -= tl.load(grad_lse + of_rows + m, m < q_len, other=0)
+    if grad_lse is not None:  # of a query that sees nothing it may be NaN
+        nothing = tl.load(lse + of_rows + m, m < q_len, other=0) == -INF
+        products -= tl.where(nothing, 0, tl.load(grad_lse + of_rows + m, m < q_len, other=0))
     tl.store(delta + of_rows + m, products, m < q_len)
     if dq is not None:
         queries = _rows(q + batch * q_b + head * q_h, first, q_m, q_len, BLOCK_M, D, DP, False)

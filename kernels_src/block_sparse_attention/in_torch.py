@@ -14,38 +14,50 @@ def wide(x):
 
 def attention(q, k, v, starts, columns, patterns, bits, sizes, scale):
     """Return out and lse. sizes: block_q, block_k, left, right."""
-    s = _scores(q, k, starts, columns, patterns, bits, sizes, scale)
+    dtype, seen = q.dtype, _seen(q, k, starts, columns, patterns, bits, sizes)
+    q, k, v = _of_queries(q, seen), _of_keys(k, q, seen), _of_keys(v, q, seen)
+    s = _scores(q, k, seen, scale)
     lse = torch.logsumexp(s, -1)
-    return (_probabilities(s, lse) @ _of_each_head(q, v)).to(q.dtype), lse
+    return (_probabilities(s, lse) @ v).to(dtype), lse
 
 
 def gradients(grad, grad_lse, out, lse, q, k, v, starts, columns, patterns, bits, sizes, scale):
     """Return dq, dk and dv."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    p = _probabilities(_scores(q, k, starts, columns, patterns, bits, sizes, scale), lse)
-    delta = (wide(grad) * wide(out)).sum(-1)
-    delta = delta if grad_lse is None else delta - grad_lse
-    ds = scale * p * (wide(grad) @ _of_each_head(q, v).mT - delta[..., None])
-    heads = k.shape[1], q.shape[1] // k.shape[1]
+    dtype, heads = q.dtype, (k.shape[1], q.shape[1] // k.shape[1])
+    seen = _seen(q, k, starts, columns, patterns, bits, sizes)
+    grad, q = _of_queries(grad, seen), _of_queries(q, seen)
+    k, v = _of_keys(k, q, seen), _of_keys(v, q, seen)
+    p = _probabilities(_scores(q, k, seen, scale), lse)
+    delta = (grad * wide(out)).sum(-1, keepdim=True)
+    delta = delta if grad_lse is None else delta - _of_queries(grad_lse[..., None], seen)
+    ds = scale * p * (grad @ v.mT - delta)
 
     def total(x):  # of the heads of q that share a head of keys
-        return x.unflatten(1, heads).sum(2).to(k.dtype)
+        return x.unflatten(1, heads).sum(2).to(dtype)
 
-    dq = (ds @ _of_each_head(q, k)).to(q.dtype)
-    return dq, total(ds.mT @ wide(q)), total(p.mT @ wide(grad))
+    return (ds @ k).to(dtype), total(ds.mT @ q), total(p.mT @ grad)
 
 
-def _scores(q, k, starts, columns, patterns, bits, sizes, scale):
+def _seen(q, k, starts, columns, patterns, bits, sizes):
+    return block_mask.seen(starts, columns, patterns, bits, *sizes, q.shape[2], k.shape[2])
+
+
+def _of_queries(x, seen):
+    """Return what queries have, and 0 for those that see nothing: there may be anything."""
+    return torch.where(seen.any(-1, keepdim=True), wide(x), 0)
+
+
+def _of_keys(x, q, seen):
+    """Return what keys have for each head of q, and 0 for those that nobody sees."""
+    x = wide(x).repeat_interleave(q.shape[1] // x.shape[1], 1)
+    return torch.where(seen.any(-2).unsqueeze(-1), x, 0)
+
+
+def _scores(q, k, seen, scale):
     """Return the scores, [batch, heads, q_len, k_len], -inf for what is not seen."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    s = scale * (wide(q) @ _of_each_head(q, k).mT)
-    seen = block_mask.seen(starts, columns, patterns, bits, *sizes, q.shape[2], k.shape[2])
-    return torch.where(seen, s, -math.inf)
-
-
-def _of_each_head(q, k):
-    """Return keys or values for each head of q."""
-    return wide(k).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return torch.where(seen, scale * (q @ k.mT), -math.inf)
 
 
 def _probabilities(s, lse):

@@ -64,7 +64,12 @@ block_sparse_attention_backward = kernel(
 
 
 @block_sparse_attention.reference
-def _(q, k, v, starts, columns, _s, _c, patterns, _p, bits, block_q, block_k, left, right, scale):
+def _(
+    q, k, v, starts, columns, key_starts, key_columns, patterns, key_patterns, bits,
+    block_q, block_k, left, right, scale,
+):  # fmt: skip
+    lists = starts, columns, key_starts, key_columns, patterns, key_patterns, bits
+    launches.check("block_sparse_attention", q, k, v, lists, block_q, block_k)
     sizes = block_q, block_k, left, right
     return in_torch.attention(q, k, v, starts, columns, patterns, bits, sizes, scale)
 

@@ -16,6 +16,8 @@ of which a window keeps the last:
                       The page size is a multiple of 16, q_heads a multiple of kv_heads.
     block_table       int32 [batch, columns]: column i is the page of the tokens from i * page_size
                       on. Only columns of tokens that are seen are used, and only these are read.
+                      They must be pages of the caches: others give NaN on the CPU, and are not
+                      checked on a GPU.
     seq_lens          int32 [batch], tokens of each sequence, the new ones included. Where it is
                       below q_len, the first new tokens are none, and see nothing.
     scale             by default 1 / sqrt(d)
@@ -79,11 +81,13 @@ def _(q, k_cache, v_cache, table, seq_lens, scale, softcap, window, slopes, k_sc
     if window > 0:
         seen = seen & (at > position[..., None] - window)
     some = seen.any(1)[..., None, None]  # there may be anything in other tokens
+    known = ((table >= 0) & (table < pages)).repeat_interleave(page_size, 1)[..., None, None]
 
     def gathered(cache, by):
         bits = cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache  # not to be indexed
         rows = bits[table.to(torch.int64).clamp(0, max(pages - 1, 0))].flatten(1, 2)
-        rows = torch.where(some, rows.view(cache.dtype).to(wide), 0)
+        rows = torch.where(known, rows.view(cache.dtype).to(wide), torch.nan)
+        rows = torch.where(some, rows, 0)
         return rows if by is None else rows * by.to(wide).reshape(-1, 1)
 
     keys, values = gathered(k_cache, k_scale), gathered(v_cache, v_scale)
@@ -278,8 +282,9 @@ def _(
     q = q if q.stride(-1) == 1 else q.contiguous()
     options = scale, softcap, window, slopes, k_scale, v_scale
     k.paged_decode[{"T": q.dtype, "C": k_cache.dtype, "D": q.shape[-1]}](
-        out, lse, *_arguments(q, k_cache, v_cache, table, seq_lens, *options), q.shape[0]
-    )
+        out, lse, *_arguments(q, k_cache, v_cache, table, seq_lens, *options), k_cache.shape[0],
+        q.shape[0],
+    )  # fmt: skip
     return out, lse
 
 

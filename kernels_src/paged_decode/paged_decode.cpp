@@ -12,7 +12,8 @@ void paged_decode(T *out, float *lse, const T *q, const C *kc, const C *vc, cons
                   const int32_t *seq_lens, const float *slopes, const float *k_scale, const float *v_scale, int64_t k_step,
                   int64_t v_step, int64_t kv_heads, int64_t group, int64_t q_len, int64_t width, int64_t page_size,
                   int64_t table_stride, int64_t page_stride, int64_t token_stride, int64_t head_stride, int64_t q_batch,
-                  int64_t q_token, int64_t q_head, double scale, double softcap, int64_t window, int64_t batch) {
+                  int64_t q_token, int64_t q_head, double scale, double softcap, int64_t window, int64_t pages,
+                  int64_t batch) {
   const int64_t longest = width * page_size;
   for_rows(batch * kv_heads, longest * D, [=](int64_t task) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -27,15 +28,18 @@ void paged_decode(T *out, float *lse, const T *q, const C *kc, const C *vc, cons
     light::fill(o, o + rows * D, 0.f);
     light::fill(most, most + rows, -infinity);
     light::fill(sum, sum + rows, 0.f);
-    const auto at_token = [=](int64_t at) {
-      return block_table[seq * table_stride + at / page_size] * page_stride + at % page_size * token_stride +
-             head * head_stride;
+    const auto read = [=](const C *cache, int64_t at) {  // NaN of a page that there is not
+      const int64_t page = block_table[seq * table_stride + at / page_size];
+      if (page < 0 || page >= pages)
+        light::fill(number, number + D, std::numeric_limits<float>::quiet_NaN());
+      else
+        widen(number, cache + page * page_stride + at % page_size * token_stride + head * head_stride, D);
     };
     for (int64_t begin = window > 0 ? light::max<int64_t>(first - window, 0) : 0; begin < end; begin += BLOCK) {
       const int64_t tokens = light::min(BLOCK, end - begin);
       for (int64_t t = 0; t < tokens; t++) {
         const int64_t at = begin + t;
-        widen(number, kc + at_token(at), D);
+        read(kc, at);
         for (int64_t r = 0; r < rows; r++) {
           const int64_t until = first + r / group;
           if (at >= until || (window > 0 && at < until - window)) {
@@ -64,7 +68,7 @@ void paged_decode(T *out, float *lse, const T *q, const C *kc, const C *vc, cons
           for (int64_t i = 0; i < D; i++) o[r * D + i] *= before;
       }
       for (int64_t t = 0; t < tokens; t++) {
-        widen(number, vc + at_token(begin + t), D);
+        read(vc, begin + t);
         for (int64_t r = 0; r < rows; r++) {
           const float p = s[r * BLOCK + t];
           if (p == 0) continue;

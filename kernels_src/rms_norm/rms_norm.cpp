@@ -52,7 +52,7 @@ void rms_norm_backward(T* dx, W* dweight, const T* grad, const T* x, const W* we
     const A dot = sum<A>(cols, [=](int64_t i, auto n) {
       return load<A>(g + i, n) * load<A>(factor + i, n) * load<A>(v + i, n);
     });
-    const A c = scale * scale * scale * dot / A(cols);
+    const A c = scale * scale * (scale * dot / A(cols));  // scale^3 may be more than A holds
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++) g[i] = g[i] * factor[i] * scale - v[i] * c;
     if (more) {

@@ -164,7 +164,7 @@ template <typename T_, typename W, int INPUTS_, bool DX, bool EDGES> struct Back
   __device__ Row row(State s, long long row, bool first) const {
     const A scale = reciprocal_root(s.squares * share + eps);
     if (first && scales) scales[row] = scale;
-    return {scale, scale * scale * scale * (s.dot * share)};
+    return {scale, scale * scale * (scale * (s.dot * share))};  // scale^3 may be more than A holds
   }
   template <class F, class Y> __device__ void results(Row r, const A (&v)[INPUTS][V], F of_columns, int, Y &y) const {
     results(r, v, of_columns, y);

@@ -25,7 +25,6 @@ EITHER_ZERO = {
     "relu",
     "where",
     "pow",
-    "floor_divide",
 }
 
 

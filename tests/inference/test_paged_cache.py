@@ -343,3 +343,26 @@ def test_errors_change_nothing_and_say_what_there_is():
     with pytest.raises(KVCacheFull, match="all 3 sequences are in use"):
         cache.add()
     assert cache.seq_lens.tolist() == [20, 0, 0] and cache.free_pages == 1
+
+
+def test_numbers_may_be_elements_of_tensors():
+    """Which later change, and are not kept."""
+    cache = small()
+    kept, tokens = torch.tensor([5, 6]), torch.tensor(1)
+    first = cache.add()
+    cache.append({torch.tensor(first): kept[1]})
+    cache.truncate(torch.tensor(first), kept[0])
+    slots = cache.advance(tokens)
+    assert cache.advance(torch.tensor(1)) is slots
+    kept += 100
+    tokens += 100
+    assert cache.length(first) == 7 and type(cache.length(first)) is int
+    assert cache.append({first: 1}).tolist() == [7]
+    before = cache.free_pages, cache.seq_lens.tolist()
+    for call in (
+        lambda: cache.append({first: 1.5}), lambda: cache.append({first: 2.0}),
+        lambda: cache.truncate(first, 3.0), lambda: cache.advance(1.0),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            call()
+    assert (cache.free_pages, cache.seq_lens.tolist()) == before and cache.length(first) == 8

@@ -81,6 +81,7 @@ def calls():
         )
         yield q, k, v, *BlockSparseMask.causal(130, 100, block=block).arguments
         seen = torch.rand(1, 2, 130, 100) < 0.1
+        seen[:, :, 7] = False
         yield q, k, v, *BlockSparseMask.from_dense(seen, block=block).arguments, -0.25
         blocks = torch.ones(1, 1, -(-130 // 96), -(-100 // 32), dtype=torch.bool)
         mask = BlockSparseMask.from_blocks(blocks, 130, 100, block=(96, 32))
@@ -97,8 +98,9 @@ def calls():
 def gradient_call(args):
     q, k, v, *mask = args
     out, lse = block_sparse_attention.run_reference(*args)
-    grads = [torch.randn(x.shape, dtype=x.dtype) / 2 for x in (out, lse)]
-    return (*grads, out, lse, q, k, v, *mask)
+    grad, of_lse = (torch.randn(x.shape, dtype=x.dtype) / 2 for x in (out, lse))
+    of_lse[lse == -math.inf] = math.nan
+    return grad, of_lse, out, lse, q, k, v, *mask
 
 
 def main():

@@ -177,6 +177,40 @@ def test_infinities_and_nan_stay_where_they_are_seen(device):
 
 
 @each_device
+def test_what_lies_in_no_visited_block_has_no_influence(device):
+    """Of queries, keys, values and gradients: rows that pad a batch may hold anything."""
+    blocks = torch.tensor([[True, False, False], [True, True, False], [False, False, False]])
+    mask = BlockSparseMask.from_blocks(blocks, 384, 384, causal=True).to(device)
+    tensors = made((1, 2, 384, 16), 1, device=device)
+    found = []
+    for rest in (0, NAN):
+        leaves = [x.detach().clone() for x in tensors]
+        grad = torch.ones_like(leaves[0])
+        for x in (*leaves, grad):
+            x[:, :, 256:] = rest
+        leaves = [x.requires_grad_() for x in leaves]
+        out = attention(*leaves, *mask.arguments)[0]
+        found.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for clean, got in zip(*found):
+        assert torch.equal(clean, got) and not got[:, :, 256:].any()
+
+
+@each_device
+def test_a_gradient_of_lse_where_nothing_is_seen_has_no_influence(device):
+    mask = BlockSparseMask.from_dense(elements(64, 64)).to(device)
+    leaves = made((1, 2, 64, 16), device=device)
+    out, lse = attention(*leaves, *mask.arguments)
+    of_lse = torch.ones_like(lse)
+    found = []
+    for rest in (0, NAN, INF):
+        of_lse[:, :, 3] = rest
+        grads = [torch.ones_like(out), of_lse]
+        found.append(torch.autograd.grad([out, lse], leaves, grads, retain_graph=True))
+    for clean, *others in zip(*found):
+        assert all(torch.equal(clean, got) for got in others)
+
+
+@each_device
 def test_what_does_not_fit_is_refused(device):
     q, k, v = (x.detach() for x in made((2, 4, 64, 64), 2, device=device))
     mask = BlockSparseMask.causal(64).to(device).arguments
@@ -200,6 +234,8 @@ def test_what_does_not_fit_is_refused(device):
             attention.declaration.launchers["triton"](
                 None, *attention.signature.complete(args, {})[0]
             )
+        with pytest.raises(RuntimeError, match=match):
+            attention(*args)
 
 
 @pytest.mark.slow

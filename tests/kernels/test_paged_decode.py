@@ -157,6 +157,24 @@ def test_a_length_beyond_the_table_ends_with_it(device):
     assert torch.equal(paged_decode(q, keys, values, table, long)[0], paged_decode(q, keys, values, table, full)[0])  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_page_that_there_is_not_gives_nan(dtype):
+    """On the CPU, in its sequence alone, and only where its tokens are seen."""
+    q, keys, values, table, lens = made([40, 40, 40, 40], dtype=dtype)
+    want, sums = paged_decode(q, keys, values, table, lens)
+    for row, page in enumerate([-1, keys.shape[0], 2**31 - 1]):
+        table[row, row] = page
+    out, lse = paged_decode(q, keys, values, table, lens)
+    assert out[:3].isnan().all() and lse[:3].isnan().all()
+    assert torch.equal(out[3], want[3]) and torch.equal(lse[3], sums[3])
+    table[:3, :2] = table[3, :2]
+    table[2] = table[3]
+    windowed = paged_decode(q, keys, values, table, lens, window=8)
+    table[:, 0] = -1
+    for got, one in zip(paged_decode(q, keys, values, table, lens, window=8), windowed):
+        assert torch.equal(got, one) and not got.isnan().any()
+
+
 @each_device
 def test_nothing_gives_nothing(device):
     args = made([7, 9], device=device)

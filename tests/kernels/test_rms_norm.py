@@ -82,6 +82,13 @@ def test_extreme_values(device):
     zeros = torch.zeros(3, 8, device=device)
     assert torch.equal(ops.rms_norm(zeros), zeros)
     assert torch.equal(ops.rms_norm_backward(zeros, zeros)[0], zeros)
+    for size, eps in ((1e-13, 0.0), (0.0, 1e-27)):  # the cube of 1 / rms is infinite
+        x = (torch.randn(3, 8, device=device) * size).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        weights = torch.arange(8.0, device=device)
+        ops.rms_norm(x, eps=eps).mul(weights).sum().backward()
+        F.rms_norm(wide, (8,), eps=eps).mul(weights).sum().backward()
+        torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e7)
 
 
 def gradients(function, *leaves):

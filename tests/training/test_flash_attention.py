@@ -75,6 +75,11 @@ def test_masks_of_flex_attention(device):
             assert torch.equal(
                 mask.to_dense(), create_mask(mod, batch, heads, 300, 280, device=device)
             )
+    # All blocks full or empty; and empty alone.
+    for mod in (lambda b, h, q, k: q // 128 == k // 128, lambda b, h, q, k: q < 0):
+        flex = create_block_mask(mod, None, None, 256, 256, device)
+        want = create_mask(mod, None, None, 256, 256, device=device)
+        assert torch.equal(BlockSparseMask.from_flex(flex).to_dense(), want)
     flex = create_block_mask(lambda b, h, q, k: q >= k, None, None, 1024, 1024, device)
     assert BlockSparseMask.from_flex(flex).bits.shape[0] == 8, "only partial blocks have elements"
     counts = torch.tensor([[[2, 0]]], dtype=torch.int32, device=device)

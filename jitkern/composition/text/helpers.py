@@ -49,7 +49,7 @@ template <typename T> DEVICE T floor_divided_(T x, T y) {
   const T r = fmod_(x, y);
   T q = (x - r) / y;
   if (r != 0 && (y < 0) != (r < 0)) q -= 1;
-  if (q == 0) return x / y < 0 ? T(-0.) : T(0);
+  if (q == 0) return x / y * 0;
   const T whole = floor_(q);
   return q - whole > T(0.5) ? whole + 1 : whole;
 }
