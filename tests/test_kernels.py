@@ -82,7 +82,9 @@ def test_equals_the_reference(op, device, source):
                 error = torch.where(
                     got.double() == want.double(), 0, error
                 )  # infinities that agree
-                assert not got.numel() or error.max() <= ROUNDINGS * torch.finfo(got.dtype).eps
+                # What float64 is compared with was rounded, too, in another order.
+                roundings = ROUNDINGS * (4 if got.dtype == torch.float64 else 1)
+                assert not got.numel() or error.max() <= roundings * torch.finfo(got.dtype).eps
 
 
 @pytest.mark.parametrize("device", DEVICES)
