@@ -78,11 +78,15 @@ class Implementation:
 
     def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise the versions of changed tensors, so that Autograd notices the changes."""
-        for position, name in self.signature.changed:
-            given = kwargs[name] if name in kwargs else args[position]
-            for tensor in tensors_in([given]):
-                if not tensor.is_inference():
-                    torch.autograd.graph.increment_version(tensor)
+        for tensor in self._changed(args, kwargs):
+            torch.autograd.graph.increment_version(tensor)
+
+    def _changed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors that the op changes, but of inference, which have no version."""
+        changed = self.signature.changed
+        given = [kwargs[name] if name in kwargs else args[at] for at, name in changed]
+        listed = [tensor for value in given for tensor in tensors_in([value])]
+        return [tensor for tensor in listed if not tensor.is_inference()]
 
     def _recalled(
         self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
@@ -111,12 +115,13 @@ class Implementation:
             try:
                 result = run(generation, source, device, args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
-                if e.launched:
-                    raise  # a second try could apply an in-place change twice
-                reasons.append(e)
                 if isinstance(e, NotCached) and settings.compile == "background":
                     with self._served(source, device, args, kwargs):
                         self._build_later(source, device, e)
+                if e.launched:  # a second try could apply an in-place change twice
+                    e.args = (f"{e}. The call had begun, so nothing else can compute it.",)
+                    raise
+                reasons.append(e)
             else:
                 if settings.record is not None:
                     self._record(source, args, kwargs)
@@ -183,6 +188,7 @@ class Implementation:
             self._check_results(result, args, kwargs)
             return result
         kernels, function = launch.kernels.Kernels(runner), self._function(source)
+        before = [(tensor, tensor._version) for tensor in self._changed(args, kwargs)]
         try:
             own_args, own_kwargs = self._own(args, kwargs)
             result = trace.quick.runnable(function)(kernels, *own_args, **own_kwargs)
@@ -192,7 +198,8 @@ class Implementation:
             if kernels.launched:
                 self._note_changes(args, kwargs)
             if isinstance(e, JitkernError):
-                e.launched = kernels.launched
+                changed = any(tensor._version != version for tensor, version in before)
+                e.launched = kernels.launched or int(changed)
             self._place(e, function)
             raise
         new = kernels.has_workspace and _share_workspaces(device)
