@@ -31,7 +31,8 @@ _HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  every import pays fo
 class JitkernError(RuntimeError):
     """The base of all errors; keyword arguments become attributes.
 
-    launched: number of kernels that the failed call had started; 0 means that it changed no tensor.
+    launched: number of kernels that the failed call had started, 1 if it had changed a tensor
+        without one; 0 means that it changed none.
     place: the line of the op's author at fault, `kernel.py:19: `; "" if unknown.
     variant: the source.kinds.Variant at fault, or None.
     """

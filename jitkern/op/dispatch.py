@@ -57,6 +57,7 @@ class Implementation:
         if slot is None and backend.launches:
             say_why_not()
         self._devices = Devices(op.name, self.device)
+        self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._generation = 0  # of the declaration: a call that began under another builds nothing
         self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
         self._sorted: tuple[int, config.Config | None, list[Source]] = 0, None, []
@@ -77,11 +78,15 @@ class Implementation:
 
     def _note_changes(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise the versions of changed tensors, so that Autograd notices the changes."""
-        for position, name in self.signature.changed:
-            given = kwargs[name] if name in kwargs else args[position]
-            for tensor in tensors_in([given]):
-                if not tensor.is_inference():
-                    torch.autograd.graph.increment_version(tensor)
+        for tensor in self._changed(args, kwargs):
+            torch.autograd.graph.increment_version(tensor)
+
+    def _changed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors that the op changes, but of inference, which have no version."""
+        changed = self.signature.changed
+        given = [kwargs[name] if name in kwargs else args[at] for at, name in changed]
+        listed = [tensor for value in given for tensor in tensors_in([value])]
+        return [tensor for tensor in listed if not tensor.is_inference()]
 
     def _recalled(
         self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
@@ -110,12 +115,13 @@ class Implementation:
             try:
                 result = run(generation, source, device, args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
-                if e.launched:
-                    raise  # a second try could apply an in-place change twice
-                reasons.append(e)
                 if isinstance(e, NotCached) and settings.compile == "background":
                     with self._served(source, device, args, kwargs):
                         self._build_later(source, device, e)
+                if e.launched:  # a second try could apply an in-place change twice
+                    e.args = (f"{e}. The call had begun, so nothing else can compute it.",)
+                    raise
+                reasons.append(e)
             else:
                 if settings.record is not None:
                     self._record(source, args, kwargs)
@@ -183,21 +189,35 @@ class Implementation:
             self._check_results(result, args, kwargs)
             return result
         kernels, function = launch.kernels.Kernels(runner), self._function(source)
+        before = [(tensor, tensor._version) for tensor in self._changed(args, kwargs)]
         try:
-            result = trace.quick.runnable(function)(kernels, *args, **kwargs)
+            own_args, own_kwargs = self._own(args, kwargs)
+            result = trace.quick.runnable(function)(kernels, *own_args, **own_kwargs)
             launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)
         except Exception as e:
             if kernels.launched:
                 self._note_changes(args, kwargs)
             if isinstance(e, JitkernError):
-                e.launched = kernels.launched
+                changed = any(tensor._version != version for tensor, version in before)
+                e.launched = kernels.launched or int(changed)
             self._place(e, function)
             raise
         new = kernels.has_workspace and _share_workspaces(device)
         if self.slot and not (new and self.slot.known):  # the stub lacked the workspace alone
             self._link(self.slot, generation, source, runner, args, kwargs, tried)
         return result
+
+    def _own(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Return the arguments with copies of the lists, which a function may change.
+
+        After a launch function that failed, another one or the reference gets them, too.
+        """
+        if not self._has_lists:
+            return args, kwargs
+        return [*map(_copied, args)], {name: _copied(value) for name, value in kwargs.items()}
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
         """Tell the op and the line of its author that an error comes from.
@@ -342,7 +362,8 @@ class Implementation:
 
     def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the reference's result, with the strides that the fake promised."""
-        result = self.op.run_reference(*args, **kwargs)
+        own_args, own_kwargs = self._own(args, kwargs)
+        result = self.op.run_reference(*own_args, **own_kwargs)
         named = {name: _meta(value) for name, value in kwargs.items()}
         promised = meta_result(self.op, [_meta(value) for value in args], named)
         if isinstance(result, torch.Tensor):
@@ -350,6 +371,10 @@ class Implementation:
         if not isinstance(result, (tuple, list)):
             return result
         return tuple(_restride(r, p) for r, p in zip(result, promised))
+
+
+def _copied(value: Any) -> Any:
+    return [*value] if isinstance(value, list) else value
 
 
 def _meta(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import threading
 import weakref
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from helpers import served
 
 from jitkern import config
-from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.errors import CompileError, DeclarationError, LaunchError, NotCached
 
 X = torch.arange(6.0).reshape(2, 3)
 KERNELS = """
@@ -161,6 +162,26 @@ def test_an_inplace_op_that_returns_its_argument_is_noticed_by_autograd(declare)
         op(x)
     assert raised.value.launched == 1
     assert x._version == 1
+
+
+@pytest.mark.parametrize("mode", ["never", "background"])
+def test_a_call_that_changed_a_tensor_before_its_kernel_is_not_tried_again(declare, mode):
+    def launch(k, x):
+        x.mul_(2)
+        k.add[{"T": x.dtype}](x, x, x, x.numel())
+
+    op = declare("(Tensor(a!) x) -> ()", launch, lambda x: x.mul_(4))
+    x = X.clone()
+    with config.using(compile=mode, fallback="reference"):
+        with pytest.raises(NotCached, match="The call had begun, so nothing else can compute it"):
+            op(x)
+        assert torch.equal(x, 2 * X)
+        if mode == "background":
+            for thread in [t for t in threading.enumerate() if op.name in t.name]:
+                thread.join()
+            x = X.clone()
+            op(x)
+            assert torch.equal(x, 4 * X)
 
 
 # ------------------------------------------------------------------ errors

@@ -10,6 +10,7 @@ import torch
 from calls_of_ops import misses, warmed
 from helpers import slot_of
 
+from jitkern import config
 from jitkern.errors import LaunchError
 from jitkern.runtime import binding, linker
 
@@ -287,6 +288,24 @@ def test_a_tensor_of_a_list_is_a_tensor_with_guards(declare):
     assert misses(op) == 4
     with pytest.raises(RuntimeError, match="2 elements"):
         op([torch.ones(2)], [])
+
+
+def test_a_list_that_the_launch_function_changes_is_its_own(declare):
+    def launch(k, x, ns):
+        ns.reverse()
+        out = torch.empty(2, dtype=torch.float64)
+        k.put(out, ns.pop(0), 2)
+        return out
+
+    def reference(x, ns):
+        ns.reverse()
+        return torch.full((2,), float(ns.pop(0)), dtype=torch.float64)
+
+    op = declare("(Tensor x, int[] ns) -> Tensor", PUT, launch, reference)
+    with config.using(compile="never", fallback="reference"):
+        assert op(ONES[0], [1, 2])[0] == 2
+    assert warmed(op, ONES[0], [1, 2])(ONES[0], [3, 4])[0] == 4
+    assert misses(op) == 2, "the call by the reference, and the first by the kernel"
 
 
 def test_numbers_strings_and_bools_in_lists_reach_the_kernel(declare):
