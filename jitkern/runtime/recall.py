@@ -33,7 +33,6 @@ from jitkern.loading import LOADED, content_of, loader
 from jitkern.runtime import binding, own_code
 from jitkern.runtime.slot import STUB, Calls, Loaded, Slot
 from jitkern.source.kinds import CUDA, Cpp, Cuda, Source, Triton
-from jitkern.target import processor_for
 from jitkern.trace.world import World, world_of
 
 if TYPE_CHECKING:
@@ -87,7 +86,8 @@ def _name(
 ) -> str:  # fmt: skip
     """Return the name of the receipt of a class of calls; "" if such calls leave none."""
     declared = tuple(vars(source).items())
-    native = getattr(source, "native", False)  # the instruction set of the machine is not in a name
+    native = getattr(source, "native", False) or any("=native" in f for f in _flags_of(source))
+    # The instruction set of the machine is not in a name.
     followed = type(source) in _KINDS and not native and not source.environment
     if not followed or world.refusal or not world.kept or not _is_plain(declared):
         return ""
@@ -100,7 +100,7 @@ def _name(
         world.identity, call, str(device), model, prefer,
         torch.__version__, torch.version.cuda, torch.__file__,
         sys.implementation.cache_tag, sys.platform, os.uname().machine,
-        os.confstr("CS_GNU_LIBC_VERSION"), processor_for(_flags_of(source)),
+        os.confstr("CS_GNU_LIBC_VERSION"),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()
 
