@@ -232,11 +232,12 @@ def test_other_settings_do_not_share_a_receipt_where_they_matter(recalled):
     ("source", "text"),
     [
         ('"kernels/k.cpp", include=["headers"], native=True', TEXT),
+        ('"kernels/k.cpp", include=["headers"], flags=["-march=native"]', TEXT),
         ('"kernels/k.cpp", include=["headers"], environment=["HOME"]', TEXT),
         ('"kernels/k.cpp", flags=["-I{folder}/headers"]', TEXT),
         ('"kernels/k.cpp", include=["headers"]', TEXT.replace('"factor.h"', "NAME").join(('#define NAME "factor.h"\n', ""))),
     ],
-    ids=["native", "environment", "a path in a flag", "a macro's include"],
+    ids=["native", "a native flag", "environment", "a path in a flag", "a macro's include"],
 )  # fmt: skip
 def test_what_depends_on_more_than_a_receipt_tells_leaves_none(package, source, text):
     package.write(
