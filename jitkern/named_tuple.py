@@ -1,17 +1,18 @@
 """A NamedTuple like that of `typing`, whose classes are made in a tenth of the time.
 
 An import of ops makes twenty such classes. For each class, `typing` compiles the text of its
-annotations and of a function, which takes 0.2 ms.
+annotations and of a function, which takes 0.2 ms. Fields are read through objects of the same kind,
+which Dynamo follows.
 """
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple  # noqa: PLC0414  exports the name to type checkers
 else:
+    from collections import _tuplegetter
 
     class _Maker(type):
         """The metaclass, which makes fields of annotations, and defaults of assigned values."""
@@ -19,7 +20,7 @@ else:
         def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
             fields = tuple(body.get("__annotations__", ()))
             defaults = {field: body[field] for field in fields if field in body}
-            getters = {field: property(itemgetter(i)) for i, field in enumerate(fields)}
+            getters = {field: _tuplegetter(i, field) for i, field in enumerate(fields)}
             own = {"_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
             return super().__new__(cls, name, bases, {"__slots__": (), **body, **own, **getters})
 

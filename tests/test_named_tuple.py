@@ -7,6 +7,7 @@ import pickle
 import typing
 
 import pytest
+import torch
 
 from jitkern.named_tuple import NamedTuple
 
@@ -84,3 +85,14 @@ def test_they_are_copied_and_pickled(copied):
     made = Ours(1, what={"a": 1})
     assert copied(made) == made
     assert type(copied(made)) is Ours
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_dynamo_reads_their_fields(dynamic):
+    def step(given):
+        return given.x * given.y + Ours(given.x, 5).y
+
+    made = Ours(torch.ones(2), 3)
+    compiled = torch.compile(step, backend="eager", fullgraph=True, dynamic=dynamic)
+    assert compiled(made).tolist() == [8, 8]
+    assert compiled(made._replace(y=4)).tolist() == [9, 9]

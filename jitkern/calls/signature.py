@@ -82,6 +82,7 @@ class Signature:
     def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Return the arguments completed by the schema's defaults, which Torch leaves out.
 
+        All that may be passed by position are: functions of ops may have other names for them.
         Raises LaunchError if None is passed for a tensor, which Torch allows.
         """
         if len(args) == len(self.arguments):
@@ -96,12 +97,11 @@ class Signature:
                     f"{self.name} takes a tensor for its argument `{name}`, and got None; pass a "
                     f"tensor, or write `Tensor? {name}` in the schema"
                 )
-        if len(args) + len(kwargs) == len(self.arguments):
+        if len(args) == self._positional and len(args) + len(kwargs) == len(self.arguments):
             return args, kwargs
-        rest = [a for a in self.arguments[len(args) :] if a.name not in kwargs]
-        positional = tuple(a.default_value for a in rest if not a.kwarg_only)
-        by_name = {a.name: a.default_value for a in rest if a.kwarg_only}
-        return (*args, *positional), {**kwargs, **by_name}
+        rest = {a.name: a.default_value for a in self.arguments[len(args) :]} | kwargs
+        positional = [rest.pop(name) for name in self._names[len(args) : self._positional]]
+        return (*args, *positional), rest
 
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return complete arguments as one tuple, in the schema's order."""

@@ -16,9 +16,14 @@ _TENSORS = ("Tensor", "Optional[Tensor]", "List[Tensor]")
 
 
 class _Depth(threading.local):
-    """The number of backward functions that this thread is inside of."""
+    """The number of backward functions that this thread is inside of.
 
-    value = 0
+    It is an attribute of the object from the beginning: compiled autograd traces its change, and
+    Dynamo's guards would fail where the attribute first comes to be.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
 
 
 _depth = _Depth()

@@ -187,6 +187,21 @@ def test_numbers_computed_from_numbers_are_numbers(device):
                     assert dtype != torch.float64 or (got - want).abs().max() < 1e-14
 
 
+@pointwise
+def of_defaults(x, alpha: float = 1.0, n: int = 2):
+    return x * (alpha + n)
+
+
+def test_numbers_by_name_compile_under_dynamic_shapes():
+    def step(x, alpha):
+        return of_defaults(x, n=3, alpha=alpha)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+    for size, alpha in ((2, 0.5), (3, 1.5)):
+        x = torch.ones(size)
+        torch.testing.assert_close(compiled(x, alpha), x * (alpha + 3))
+
+
 def test_functions_of_torch_by_the_names_that_symbols_see():
     """Some functions of Torch are called otherwise than they are written."""
     x = randn(50)

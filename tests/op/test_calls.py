@@ -92,6 +92,30 @@ def test_a_call_without_a_tensor_is_one_node_of_a_compiled_graph(declare):
     torch.library.opcheck(op.overload, (3,))
 
 
+# ------------------------------------------------------------------ arguments by name
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [((1,), {"c": 7}), ((), {"c": 7, "a": 1}), ((1,), {"b": 7, "d": 5}), ((1, 2, 3), {"d": 4})],
+    ids=str,
+)
+def test_a_reference_takes_arguments_by_name_as_the_op_does(declare, args, named):
+    def number(*digits, end):
+        return torch.tensor([sum(10**place * n for place, n in enumerate(digits)) + end / 10])
+
+    op = declare(
+        "(int a, int b=2, int c=3, *, int d=4) -> Tensor",
+        lambda k, one, two, three, d: number(one, two, three, end=d),
+        lambda one, two, three, d: number(one, two, three, end=d),
+    )
+    assert torch.equal(op.run_reference(*args, **named), op(*args, **named))
+    complete = op.signature.in_order(*op.signature.complete(args, named))
+    assert torch.equal(number(*complete[:3], end=complete[3]), op(*args, **named))
+    with pytest.raises(TypeError, match="unknown"):
+        op.run_reference(*args, **named, unknown=1)
+
+
 # ------------------------------------------------------------------ None for a tensor
 
 

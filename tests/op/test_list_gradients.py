@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -65,6 +67,24 @@ def test_an_op_with_lists_and_a_backward_compiles(weighted):
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b)
     torch.library.opcheck(weighted.overload, (inputs[:2], inputs[2]))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Torch itself reads
+def test_the_first_backward_of_a_thread_may_be_traced_by_compiled_autograd(weighted):
+    from torch._dynamo import compiled_autograd
+
+    def run():
+        for numbers in ([1.0, 2.0], [3.0]):  # the shapes differ: traced twice
+            x, w = torch.tensor(numbers, requires_grad=True), torch.tensor(2.0)
+            with compiled_autograd._enable(torch.compile(backend="eager")):
+                weighted([x], w)[0].backward()
+            found.append(x.grad.tolist())
+
+    found = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [[2, 2], [2]]
 
 
 @pytest.mark.parametrize(
