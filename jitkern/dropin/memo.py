@@ -14,13 +14,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jitkern import config
 from jitkern.cache import events, receipts, usage
 from jitkern.loading import LOADED, library
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
+from jitkern.target import processor_for
 
 _SCHEMA = 3  # bump when the meaning of a request or of a receipt changes
 _CALL = "call "  # in the table of loaded code, before the digest of a call
@@ -47,19 +48,11 @@ def digest_of(call: Mapping[str, Any]) -> str:
         "machine": [
             os.uname().machine,
             os.confstr("CS_GNU_LIBC_VERSION"),
-            _processor(flags),
+            processor_for(flags),
         ],
         "environment": [environment.get(name) for name in ENVIRONMENT],
     }
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-
-
-def _processor(flags: Sequence[str]) -> str:
-    if not any("=native" in flag for flag in flags):
-        return ""
-    from jitkern.target import processor_for
-
-    return processor_for(flags)
 
 
 def _archs() -> list[Any] | None:
