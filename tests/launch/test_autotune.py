@@ -42,7 +42,7 @@ def call(n, **keywords):
 
 
 def test_decorators_are_read_without_triton(source):
-    function = functions(str(source.paths[0]), 0)["k"]
+    function = functions(source.paths[0])["k"]
     assert function.configs == (
         Config((("B", 64),), (("num_warps", 2), ("num_stages", 3))),
         Config((("B", 128),), (("num_warps", 4), ("num_stages", 3))),
@@ -90,13 +90,13 @@ def test_what_cannot_be_read_names_file_and_line(source, old, new, says):
     path = source.paths[0]
     path.write_text(TEXT.replace(old, new))
     with pytest.raises(CompileError, match=rf"k\.py\(\d+\): error: .*({says})"):
-        functions(str(path), 1)["k"]
+        functions(path)["k"]
 
 
 def test_what_cannot_be_read_does_not_concern_other_functions(source):
     path = source.paths[0]
     path.write_text(TEXT.replace("configs()", "unknown()") + "\n@triton.jit\ndef other(x): pass\n")
-    assert functions(str(path), 2)["other"].parameters == ("x",)
+    assert functions(path)["other"].parameters == ("x",)
 
 
 class Clock:
@@ -115,7 +115,7 @@ class Clock:
 
 
 def choose(source, situation=(("n", 5),)):
-    configs = functions(str(source.paths[0]), 0)["k"].configs
+    configs = functions(source.paths[0])["k"].configs
     chosen = autotune.choose("test::k", source, "k", TARGET, CPU, configs, situation, None)
     return configs[chosen.number]
 
@@ -144,7 +144,6 @@ def test_configurations_that_do_not_run_are_left_out(source, monkeypatch):
 def test_one_configuration_is_not_measured(source, monkeypatch):
     clock = Clock(monkeypatch)
     source.paths[0].write_text(TEXT.replace("SIZES = [64, 128]", "SIZES = [64]"))
-    functions.cache_clear()
     assert dict(choose(source).constexprs) == {"B": 64}
     assert not clock.measured
 
