@@ -34,6 +34,8 @@ SHIPPED = [
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # The error against float64 in units of the dtype's epsilon, scaled by the magnitude of the result.
 ROUNDINGS = 4
+# In float64 the reference is no more exact than the kernel: both add long sums, each in its order.
+OF_LONG_SUMS = ("jitkern::block_sparse_attention_backward",)
 
 
 def cases():
@@ -82,8 +84,8 @@ def test_equals_the_reference(op, device, source):
                 error = torch.where(
                     got.double() == want.double(), 0, error
                 )  # infinities that agree
-                # What float64 is compared with was rounded, too, in another order.
-                roundings = ROUNDINGS * (4 if got.dtype == torch.float64 else 1)
+                longer = got.dtype == torch.float64 and op.name in OF_LONG_SUMS
+                roundings = ROUNDINGS * (4 if longer else 1)
                 assert not got.numel() or error.max() <= roundings * torch.finfo(got.dtype).eps
 
 

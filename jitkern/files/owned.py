@@ -244,9 +244,16 @@ def check_owner(what: str, status: os.stat_result, owners: frozenset[int] | None
 
 def identity(status: os.stat_result) -> tuple[int, ...]:
     """Return numbers that differ for any two files, and for one file before and after a change."""
-    return (
-        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
-    )  # fmt: skip
+    return status.st_dev, status.st_ino, *state(status)
+
+
+def state(status: os.stat_result) -> tuple[int, ...]:
+    """Return numbers that differ for a file before and after a change, and if another replaces it.
+
+    The inode, which some network file systems make up anew, is none of them: a file that replaces
+    another one has a new time of change.
+    """
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def installed_layers() -> tuple[Path, ...]:

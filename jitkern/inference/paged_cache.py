@@ -99,8 +99,11 @@ class PagedCache:
 
         Raises ValueError as `append` does.
         """
+        return self._needed(self._counted(counts))
+
+    def _needed(self, counts: Mapping[int, int]) -> int:
         owners, needed = dict[int, int](), 0
-        for sequence, count in self._counted(counts).items():
+        for sequence, count in counts.items():
             length = self._lengths[sequence]
             if count < 0 or length + count > self.max_length:
                 raise ValueError(
@@ -243,7 +246,7 @@ class PagedCache:
     def _reserved(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
         """Give pages to sequences for more tokens; return the slots of each sequence."""
         counts = self._counted(counts)  # what is kept of tensors must not change with them
-        needed = self.pages_needed(counts)
+        needed = self._needed(counts)
         if needed > self._pool.free:
             raise KVCacheFull(
                 f"PagedCache.append: {sum(counts.values())} tokens need {needed} pages, and "

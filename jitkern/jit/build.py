@@ -134,15 +134,11 @@ def _built(cache: Cache, request: Request, staging: Path) -> tuple[Built | None,
 
 
 def _states(request: Request) -> dict[Path, tuple[int, ...]]:
-    """What differs for each file of a request after any edit; nothing for a file that is gone.
-
-    A file that another one replaces has a new time of change. Its inode tells no more, and is not
-    kept by all network file systems.
-    """
+    """Return the state of each file of a request that is there; any edit changes it."""
     states = {}
     for path in request.closure.paths:
         with contextlib.suppress(OSError):
-            states[path] = owned.identity(path.stat())[2:]
+            states[path] = owned.state(path.stat())
     return states
 
 

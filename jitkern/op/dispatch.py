@@ -57,7 +57,6 @@ class Implementation:
         if slot is None and backend.launches:
             say_why_not()
         self._devices = Devices(op.name, self.device)
-        self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._generation = 0  # of the declaration: a call that began under another builds nothing
         self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
         self._sorted: tuple[int, config.Config | None, list[Source]] = 0, None, []
@@ -191,7 +190,7 @@ class Implementation:
         kernels, function = launch.kernels.Kernels(runner), self._function(source)
         before = [(tensor, tensor._version) for tensor in self._changed(args, kwargs)]
         try:
-            own_args, own_kwargs = self._own(args, kwargs)
+            own_args, own_kwargs = _own(args, kwargs)
             result = trace.quick.runnable(function)(kernels, *own_args, **own_kwargs)
             launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)
@@ -207,17 +206,6 @@ class Implementation:
         if self.slot and not (new and self.slot.known):  # the stub lacked the workspace alone
             self._link(self.slot, generation, source, runner, args, kwargs, tried)
         return result
-
-    def _own(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return the arguments with copies of the lists, which a function may change.
-
-        After a launch function that failed, another one or the reference gets them, too.
-        """
-        if not self._has_lists:
-            return args, kwargs
-        return [*map(_copied, args)], {name: _copied(value) for name, value in kwargs.items()}
 
     def _place(self, e: Exception, function: Callable[..., Any]) -> None:
         """Tell the op and the line of its author that an error comes from.
@@ -362,7 +350,7 @@ class Implementation:
 
     def _reference(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the reference's result, with the strides that the fake promised."""
-        own_args, own_kwargs = self._own(args, kwargs)
+        own_args, own_kwargs = _own(args, kwargs)
         result = self.op.run_reference(*own_args, **own_kwargs)
         named = {name: _meta(value) for name, value in kwargs.items()}
         promised = meta_result(self.op, [_meta(value) for value in args], named)
@@ -371,6 +359,14 @@ class Implementation:
         if not isinstance(result, (tuple, list)):
             return result
         return tuple(_restride(r, p) for r, p in zip(result, promised))
+
+
+def _own(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments with copies of the lists, which a function may change.
+
+    After a launch function that failed, another one or the reference gets them, too.
+    """
+    return [*map(_copied, args)], {name: _copied(value) for name, value in kwargs.items()}
 
 
 def _copied(value: Any) -> Any:

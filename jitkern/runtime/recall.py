@@ -87,7 +87,7 @@ def _name(
     """Return the name of the receipt of a class of calls; "" if such calls leave none."""
     declared = tuple(vars(source).items())
     # The instruction set of the machine is not in a name.
-    native = getattr(source, "native", False) or any("=native" in f for f in _flags_of(source))
+    native = getattr(source, "native", False) or any("=native" in f for f in source.every_flag)
     followed = type(source) in _KINDS and not native and not source.environment
     if not followed or world.refusal or not world.kept or not _is_plain(declared):
         return ""
@@ -103,10 +103,6 @@ def _name(
         os.confstr("CS_GNU_LIBC_VERSION"),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()
-
-
-def _flags_of(source: Source) -> tuple[str, ...]:
-    return (*source.flags, *(flag for unit in source.unit_flags for flag in unit.flags))
 
 
 def _is_plain(value: Any) -> bool:
@@ -183,8 +179,8 @@ def leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], p
     """
     function, source, _, device = launcher
     settings = config.current()
-    plain = all(map(receipts.is_plain, _flags_of(source)))
-    plain = plain and launch.tuned.parts_of(function) == (function,)
+    flags = source.every_flag
+    plain = all(map(receipts.is_plain, flags)) and launch.tuned.parts_of(function) == (function,)
     if not plain or not receipts.may_leave(settings):
         return
     with suppress(JitkernError, OSError):

@@ -213,10 +213,14 @@ class Source:
         return (*self.flags, *own)
 
     @property
+    def every_flag(self) -> tuple[str, ...]:
+        """The flags for all files, then those of single files."""
+        return (*self.flags, *(flag for unit in self.unit_flags for flag in unit.flags))
+
+    @property
     def compiler_words(self) -> list[str]:
         """All flags of the compilers, with those in response files."""
-        units = (flag for unit in self.unit_flags for flag in unit.flags)
-        return list(room.includes.expanded((*self.flags, *units)))
+        return list(room.includes.expanded(self.every_flag))
 
     def unit(self, file: str) -> Source:
         """One of the files, as a source of its own; `others` names the rest, for messages."""

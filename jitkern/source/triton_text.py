@@ -79,7 +79,7 @@ class Functions(Mapping[str, Function]):
 
 def functions(path: Path) -> Functions:
     """The jit functions of a file, read once for each state of it. Raises CompileError."""
-    return _functions(str(path), owned.identity(path.stat())[2:])
+    return _functions(str(path), owned.state(path.stat()))
 
 
 @functools.cache

@@ -346,7 +346,7 @@ def test_errors_change_nothing_and_say_what_there_is():
 
 
 def test_numbers_may_be_elements_of_tensors():
-    """Which later change, and are not kept."""
+    """The cache keeps none of these elements, which change later."""
     cache = small()
     kept, tokens = torch.tensor([5, 6]), torch.tensor(1)
     first = cache.add()

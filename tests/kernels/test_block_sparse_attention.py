@@ -178,7 +178,7 @@ def test_infinities_and_nan_stay_where_they_are_seen(device):
 
 @each_device
 def test_what_lies_in_no_visited_block_has_no_influence(device):
-    """Of queries, keys, values and gradients: rows that pad a batch may hold anything."""
+    """Rows of queries, keys, values and gradients that pad a batch may hold anything."""
     blocks = torch.tensor([[True, False, False], [True, True, False], [False, False, False]])
     mask = BlockSparseMask.from_blocks(blocks, 384, 384, causal=True).to(device)
     tensors = made((1, 2, 384, 16), 1, device=device)

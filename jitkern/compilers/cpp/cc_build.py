@@ -139,7 +139,7 @@ def toolchain(tool: str, files: Iterable[Path]) -> list[Path]:
 
 
 def _state_of(tool: str) -> tuple[int, ...]:
-    """What differs for a compiler that was replaced, as by an upgrade, since it was asked."""
+    """Return numbers that change when a compiler is replaced, as by an upgrade; () without one."""
     program = _program(tool)
     return owned.identity(os.stat(program)) if program else ()  # noqa: PTH116
 
