@@ -165,13 +165,15 @@ class Function:
         self._template = template
 
     def __getitem__(self, template: Mapping[str, Any]) -> Function:
-        if not hasattr(template, "items"):
+        try:
+            items = tuple(template.items())
+        except AttributeError:
             raise LaunchError(
                 f"`{self._name}[…]` takes template arguments by name, such as {{'T': x.dtype}}, "
                 f"and got a {type(template).__name__}; the grid is a keyword of the call: "
                 f"`k.{self._name}(…, grid=…)`"
-            )
-        return Function(self._kernels, self._name, tuple(template.items()))
+            ) from None
+        return Function(self._kernels, self._name, items)
 
     def __call__(self, *args: Any, **keywords: Any) -> None:
         if not _KEYWORDS.issuperset(keywords):

@@ -57,6 +57,7 @@ class Implementation:
         if slot is None and backend.launches:
             say_why_not()
         self._devices = Devices(op.name, self.device)
+        self._has_lists = any("List" in str(a.type) for a in self.signature.arguments)
         self._generation = 0  # of the declaration: a call that began under another builds nothing
         self._functions: dict[int, tuple[Source, Callable[..., Any]]] = {}  # by the ids of sources
         self._sorted: tuple[int, config.Config | None, list[Source]] = 0, None, []
@@ -86,6 +87,9 @@ class Implementation:
         given = [kwargs[name] if name in kwargs else args[at] for at, name in changed]
         listed = [tensor for value in given for tensor in tensors_in([value])]
         return [tensor for tensor in listed if not tensor.is_inference()]
+
+    def _versions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+        return [tensor._version for tensor in self._changed(args, kwargs)]
 
     def _recalled(
         self, slot: Slot, device: torch.device, args: Sequence[Any], kwargs: dict[str, Any]
@@ -188,9 +192,9 @@ class Implementation:
             self._check_results(result, args, kwargs)
             return result
         kernels, function = launch.kernels.Kernels(runner), self._function(source)
-        before = [(tensor, tensor._version) for tensor in self._changed(args, kwargs)]
+        before = self._versions(args, kwargs) if op.signature.changed else []
         try:
-            own_args, own_kwargs = _own(args, kwargs)
+            own_args, own_kwargs = _own(args, kwargs) if self._has_lists else (args, kwargs)
             result = trace.quick.runnable(function)(kernels, *own_args, **own_kwargs)
             launch.kernels.check_result(op.name, function, op.signature.results, result)
             self._check_results(result, args, kwargs)
@@ -198,8 +202,7 @@ class Implementation:
             if kernels.launched:
                 self._note_changes(args, kwargs)
             if isinstance(e, JitkernError):
-                changed = any(tensor._version != version for tensor, version in before)
-                e.launched = kernels.launched or int(changed)
+                e.launched = kernels.launched or int(self._versions(args, kwargs) != before)
             self._place(e, function)
             raise
         new = kernels.has_workspace and _share_workspaces(device)

@@ -171,11 +171,11 @@ class World:
         for owner, name, value in self.members:
             if content_of(owner, name) is not value:
                 return False
-        return all(
-            key is known and value is bound
-            for table in self.tables.values()
-            for (key, value), (known, bound) in zip([*table.value.items()], table.items)
-        )
+        for table in self.tables.values():
+            for (key, value), (known, bound) in zip([*table.value.items()], table.items):
+                if key is not known or value is not bound:
+                    return False
+        return True
 
     def closed(self, harmless: Callable[[Any], bool] = lambda _: False) -> bool:
         """Whether the world follows all that the functions read, except for harmless objects."""
