@@ -133,21 +133,17 @@ def aligned(x):
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def few(
-    k, kernel, template, args, tokens, rows, columns, *, weight_bytes, step_bytes, most=4096
-):  # fmt: skip
+def few(k, kernel, template, args, tokens, rows, columns, *, weight_bytes, step_bytes):
     """Launch `few_tokens`.
 
     weight_bytes, step_bytes: of a tile in a step, without and with scales and zeros. Blocks of 16
     warps with one or two tiles are fastest where all of them run at once, two on a multiprocessor.
-    most: bytes of weights of a tile that a warp has room for in a smaller block.
+    A warp has room for 2048 bytes of weights of a tile: with more, less is read in the same time.
     """
     tiles = (rows + 15) // 16
-    each = 1 if tiles <= 2 * k.multiprocessors else 2
-    warps, ring = 16, 2048  # bytes of weights of a tile that a warp has room for
-    if tiles > 4 * k.multiprocessors:
-        each, warps, ring = 1, 8, most
-    depth = ring // weight_bytes
+    each = 2 if 2 * k.multiprocessors < tiles <= 4 * k.multiprocessors else 1
+    warps = 16 if tiles <= 4 * k.multiprocessors else 8
+    depth = 2048 // weight_bytes
     grid = (tiles + each - 1) // each if tokens else 0
     kernel[{**template, "NT": each, "WARPS": warps, "DEPTH": depth}](
         *args, tokens, rows, columns, grid=grid, block=32 * warps,

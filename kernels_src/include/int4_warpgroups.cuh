@@ -136,7 +136,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
   constexpr int CHUNKS = F::STEP / 32 / PIECES;  // of a step
   static_assert(CHUNKS % 2 == 0);
   const unsigned long long of_x = warpgroup::described(address + Stage::TOKENS, COLUMN, 128);
-  const unsigned char *const words = memory + warp * Stage::TILE + lane * 16;
+  const unsigned words = address + warp * Stage::TILE + lane * 16;
   const unsigned char *const scales = memory + Stage::SCALES + (warp * 16 + lane / 4 * 2) * sizeof(T);
   const unsigned char *const zeros = memory + Stage::ZEROES + warp * 16 + lane / 8 * 4;
   float sums[MT][4] = {};
@@ -165,7 +165,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
         typename F::Held held;
         const unsigned side[2] = {*(const unsigned *)(scales + of_slot + s * Stage::SCALE),
                                   ZEROS == SYMMETRIC ? 0 : *(const unsigned *)(zeros + of_slot + s * Stage::ZERO)};
-        held.vectors = (const uint4 *)(words + of_slot + s * F::BYTES);
+        held.vectors = words + of_slot + s * F::BYTES;
         F::hold_sides(held, side[0], side[1], lane);
 #pragma unroll
         for (int u = 0; u < CHUNKS; u++) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void wide_tokens(const Int4<T, 128, ZEROS, false> &f,
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         if (is_last)
-          result.store(sums[m][c], m * 8 + lane % 4 * 2 + c % 2, (block * (long long)WARPS + warp) * 16 + lane / 4 * 2 + c / 2);
+          result.store(sums[m][c], m * 8 + lane % 4 * 2 + c % 2, (block * WARPS + warp) * 16 + lane / 4 * 2 + c / 2);
         sums[m][c] = 0;
       }
     stage = 0, block++;

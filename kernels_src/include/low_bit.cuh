@@ -11,10 +11,11 @@
 //   warm(...)             asks L2 for the first steps of a tile
 //   Place, place(...)     where a lane reads next, for the first tile of a warp; ahead(...) goes on by some steps
 //   fetch(...)            begins to copy a lane's pieces of a step of the warp's tile n to its own places in shared
-//                         memory. What is beyond the last row is not copied: it reaches no result
+//                         memory, which are `vectors` and 512 bytes on, `sides` and 128 bytes on. Beyond the last row
+//                         it copies the last ones instead: they reach no result
 //   fetch_sides(...)      the same of 4-byte pieces alone, where a tile's 16-byte pieces lie one behind the other, from
 //                         the `q` of lane 0's Place on, and come by bulk copies
-//   Held, hold(...)       these pieces in registers
+//   Held, hold(...)       these pieces in registers, from the same places
 //   k_of(piece, t)        the k from which on lane t of four has 16 bytes of x, of 64 bytes of a row of x
 //   fragments(...)        a[2][4] of these, for the two instructions that take 16 bytes of x
 //
@@ -65,6 +66,29 @@ template <unsigned MASK> __device__ __forceinline__ unsigned masked_or(unsigned 
   return d;
 }
 
+__device__ __forceinline__ uint4 shared_16(unsigned from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ unsigned shared_4(unsigned from) {
+  unsigned v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
+// A load that begins here, neither earlier nor later.
+__device__ __forceinline__ void load_16(uint4 &v, const void *from) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+}
+// A number that stays in its register: the compiler would rather compute it anew at each use.
+template <typename I> __device__ __forceinline__ I kept(I number) {
+  if constexpr (sizeof(I) == 8)
+    asm volatile("" : "+l"(number));
+  else
+    asm volatile("" : "+r"(number));
+  return number;
+}
+
 // Two 16-bit numbers: a * b + c, and constants of both types.
 __device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c, const __nv_bfloat16 *) {
   unsigned d;
@@ -103,55 +127,56 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
   const uint4 *q;
   const T *scale;
   const Zero *zero;
-  int N;
-  long long groups;  // of a row
+  int N, groups;  // of a row
 
-  __device__ __forceinline__ void warm(long long tile, int steps, int lane) const {
-    if (lane == 0) prefetch(q + tile * groups * (BYTES / 16), steps * BYTES);
+  __device__ __forceinline__ void warm(int tile, int steps, int lane) const {
+    if (lane == 0) prefetch(q + (long long)tile * groups * (BYTES / 16), steps * BYTES);
   }
   struct Place {
     const uint4 *q;
     const T *scale;
     const Zero *zero;
-    int tiles;  // that there are from here on
+    long long next;  // pieces to the next tile; 0 if there is none
   };
-  __device__ __forceinline__ Place place(long long tile, int step, int lane) const {
+  __device__ __forceinline__ Place place(int tile, int step, int lane) const {
+    const int last = (N - 1) / 16;
+    tile = min(tile, last);
     // Of zeros of one byte, a lane has the four with its two among them.
     const int row = lane / 4 * 2, row_of_zeros = sizeof(Zero) == 1 ? lane / 8 * 4 : row;
-    const long long of_step = (long long)step * N + tile * 16, tiles = (N + 15) / 16;
-    return {q + (tile * groups + step) * (BYTES / 16) + lane, scale + of_step + row, zero + of_step + row_of_zeros,
-            int(tiles - tile)};
+    const long long of_step = (long long)step * N;
+    return {q + ((long long)tile * groups + step) * (BYTES / 16) + lane, scale + of_step + (tile * 16 + row),
+            zero + of_step + (tile * 16 + row_of_zeros), tile < last ? groups * (BYTES / 16ll) : 0};
   }
   __device__ __forceinline__ void ahead(Place &place, int steps) const {
     place.q += steps * (BYTES / 16);
     place.scale += (long long)steps * N;
     place.zero += (long long)steps * N;
   }
-  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, const Place &place, int n, int lane) const {
-    if (n >= place.tiles) return;
-    const uint4 *from = place.q + n * groups * (BYTES / 16);
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, const Place &place, int n) const {
+    const uint4 *from = place.q + n * place.next;
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) copy_16(vectors + (v * 32 + lane) * 16, from + v * 32);
-    fetch_sides(sides, place, n, lane);
+    for (int v = 0; v < VECTORS; v++) copy_16(vectors + v * 512, from + v * 32);
+    fetch_sides(sides, place, n && place.next ? n : 0);
   }
-  static __device__ __forceinline__ void fetch_sides(unsigned sides, const Place &place, int n, int lane) {
-    if (SIDES > 0) copy_4(sides + lane * 4, place.scale + n * 16);
-    if (SIDES > 1) copy_4(sides + (32 + lane) * 4, place.zero + n * 16);
+  static __device__ __forceinline__ void fetch_sides(unsigned sides, const Place &place, int n) {
+    if (SIDES > 0) copy_4(sides, place.scale + n * 16);
+    if (SIDES > 1) copy_4(sides + 128, place.zero + n * 16);
   }
   static __device__ __forceinline__ int k_of(int piece, int t) { return piece * 32 + t * 8; }
 
   // What two rows of a tile have in a step.
   struct Held {
-    const uint4 *vectors;  // read as they are needed, since registers are short
+    unsigned vectors;  // read as they are needed, since registers are short
     unsigned word[4], minus[2];
     float scale[2], added[2];  // the latter where zeros are added
   };
-  __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *sides, long long tile, int step, int lane) const {
-    held.vectors = vectors + lane;
+  __device__ __forceinline__ void hold(Held &held, unsigned vectors, unsigned sides, int tile, int step, int lane) const {
+    held.vectors = vectors;
     if constexpr (EDGES) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const long long row = tile * 16 + lane / 4 * 2 + h, at = (long long)step * N + row;
+        const int row = tile * 16 + lane / 4 * 2 + h;
+        const long long at = (long long)step * N + row;
         const bool is_there = row < N;
         held.scale[h] = is_there ? wide(scale[at]) : 0.f;
         held.minus[h] = minus(8);
@@ -159,7 +184,7 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
         if constexpr (ZEROS == ADDED_ZEROS) held.added[h] = is_there ? wide(zero[at]) : 0.f;
       }
     } else {
-      hold_sides(held, sides[lane], SIDES > 1 ? sides[32 + lane] : 0, lane);
+      hold_sides(held, shared_4(sides), SIDES > 1 ? shared_4(sides + 128) : 0, lane);
     }
   }
   static __device__ __forceinline__ unsigned minus(unsigned whole) { return Bits<T>::minus_base + whole * 0x10001u; }
@@ -173,7 +198,7 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
   }
   static __device__ __forceinline__ void fragments(unsigned (&a)[2][4], Held &held, int piece) {
     if (piece % 2 == 0) {
-      const uint4 word = held.vectors[piece / 2 * 32];
+      const uint4 word = shared_16(held.vectors + piece / 2 * 512);
       held.word[0] = word.x, held.word[1] = word.y, held.word[2] = word.z, held.word[3] = word.w;
     }
 #pragma unroll
@@ -193,29 +218,28 @@ template <typename T> struct Int8 {
   static constexpr int STEP = 64, VECTORS = 2, SIDES = 0, ROW_SKIP = 16;
   static constexpr bool GROUPED = false, ADDED = false;
   const signed char *q;
-  int N;
-  long long K;
+  int N, K;
 
   struct Held { uint4 row[2]; };
-  __device__ __forceinline__ void warm(long long tile, int steps, int lane) const {
-    if (lane < 16 && tile * 16 + lane < N) prefetch(q + (tile * 16 + lane) * K, steps * STEP);
+  __device__ __forceinline__ void warm(int tile, int steps, int lane) const {
+    if (lane < 16 && tile * 16 + lane < N) prefetch(q + (tile * 16ll + lane) * K, steps * STEP);
   }
   struct Place {
     const signed char *q;
-    int rows;  // that there are from the lane's first row on
+    int more;  // rows behind the lane's first one
   };
-  __device__ __forceinline__ Place place(long long tile, int step, int lane) const {
-    const long long row = tile * 16 + lane / 4 * 2;
-    return {q + row * K + step * STEP + lane % 4 * 16, int(N - row)};
+  __device__ __forceinline__ Place place(int tile, int step, int lane) const {
+    const int row = min(tile * 16 + lane / 4 * 2, N - 1);
+    return {q + (long long)row * K + step * STEP + lane % 4 * 16, N - 1 - row};
   }
   __device__ __forceinline__ void ahead(Place &place, int steps) const { place.q += steps * STEP; }
-  __device__ __forceinline__ void fetch(unsigned vectors, unsigned, const Place &place, int n, int lane) const {
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned, const Place &place, int n) const {
 #pragma unroll
     for (int h = 0; h < 2; h++)
-      if (n * 16 + h < place.rows) copy_16(vectors + (h * 32 + lane) * 16, place.q + (n * 16 + h) * K);
+      copy_16(vectors + h * 512, place.q + (long long)min(n * 16 + h, place.more) * K);
   }
-  __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *, long long, int, int lane) const {
-    held.row[0] = vectors[lane], held.row[1] = vectors[32 + lane];
+  __device__ __forceinline__ void hold(Held &held, unsigned vectors, unsigned, int, int, int) const {
+    held.row[0] = shared_16(vectors), held.row[1] = shared_16(vectors + 512);
   }
   static __device__ __forceinline__ int k_of(int piece, int t) { return t * 16 + piece * 8; }
   static __device__ __forceinline__ void fragments(unsigned (&a)[2][4], const Held &held, int piece) {
@@ -247,14 +271,14 @@ struct Int8Both {
   Int8<__half> rows;
 
   using Held = Int8<__half>::Held;
-  __device__ __forceinline__ void warm(long long tile, int steps, int lane) const { rows.warm(tile, steps, lane); }
+  __device__ __forceinline__ void warm(int tile, int steps, int lane) const { rows.warm(tile, steps, lane); }
   using Place = Int8<__half>::Place;
-  __device__ __forceinline__ Place place(long long tile, int step, int lane) const { return rows.place(tile, step, lane); }
+  __device__ __forceinline__ Place place(int tile, int step, int lane) const { return rows.place(tile, step, lane); }
   __device__ __forceinline__ void ahead(Place &place, int steps) const { rows.ahead(place, steps); }
-  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, const Place &place, int n, int lane) const {
-    rows.fetch(vectors, sides, place, n, lane);
+  __device__ __forceinline__ void fetch(unsigned vectors, unsigned sides, const Place &place, int n) const {
+    rows.fetch(vectors, sides, place, n);
   }
-  __device__ __forceinline__ void hold(Held &held, const uint4 *vectors, const unsigned *sides, long long tile, int step, int lane) const {
+  __device__ __forceinline__ void hold(Held &held, unsigned vectors, unsigned sides, int tile, int step, int lane) const {
     rows.hold(held, vectors, sides, tile, step, lane);
   }
   static __device__ __forceinline__ int k_of(int, int t) { return t * 16; }
@@ -275,13 +299,26 @@ template <typename T, typename S> struct Result {
   const T *bias;
   int tokens, rows;
 
-  template <typename A> __device__ __forceinline__ void store(A sum, int token, long long row) const {
+  // What is read for a result, which may be long before its sum is known.
+  struct Read { float of_row, of_token, bias; };
+  __device__ __forceinline__ Read read(int token, int row) const {
+    Read read = {};
+    if (token >= tokens || row >= rows) return read;
+    if (of_row) read.of_row = wide(of_row[row]);
+    if (of_token) read.of_token = of_token[token];
+    if (bias) read.bias = wide(bias[row]);
+    return read;
+  }
+  template <typename A> __device__ __forceinline__ void store(A sum, const Read &read, int token, int row) const {
     if (token >= tokens || row >= rows) return;
     float value = float(sum);
-    if (of_row) value *= wide(of_row[row]);
-    if (of_token) value *= of_token[token];
-    if (bias) value += wide(bias[row]);
+    if (of_row) value *= read.of_row;
+    if (of_token) value *= read.of_token;
+    if (bias) value += read.bias;
     round_to(y[token * (long long)rows + row], value);
+  }
+  template <typename A> __device__ __forceinline__ void store(A sum, int token, int row) const {
+    store(sum, read(token, row), token, row);
   }
 };
 
@@ -306,9 +343,10 @@ __device__ __forceinline__ void add_scaled(typename F::A (&sums)[4], const typen
   }
 }
 
-// A step of NT tiles. tokens(piece, m): 16 bytes of x for this lane, of token 8m + lane / 4.
-template <class F, int NT, int MT, class Tokens>
-__device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typename F::Held (&held)[NT], Tokens tokens) {
+// A step of NT tiles. tokens(piece, m): 16 bytes of x for this lane, of token 8m + lane / 4. used(piece): these are not
+// needed any more.
+template <class F, int NT, int MT, class Tokens, class Used>
+__device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typename F::Held (&held)[NT], Tokens tokens, Used used) {
   using A = typename F::A;
   const typename F::X *kind = nullptr;
   A part[NT][MT][4], of_x[MT][4];
@@ -337,6 +375,7 @@ __device__ __forceinline__ void add_step(typename F::A (&sums)[NT][MT][4], typen
 #pragma unroll
       for (int m = 0; m < MT; m++) multiply(part[n][m], a[1], b[m].z, b[m].w, kind);
     }
+    used(piece);
   }
 #pragma unroll
   for (int n = 0; n < NT; n++)
@@ -379,17 +418,20 @@ __device__ __forceinline__ void add_steps(typename F::A (&sums)[4], typename F::
 
 // What a warp has of NT tiles in a step, in shared memory.
 template <class F, int NT> struct Stage {
+  static_assert(NT <= 2);  // a Place knows of one tile more
   static constexpr int VECTORS = F::VECTORS * 512, SIDES = F::SIDES * 128, BYTES = NT * (VECTORS + SIDES);
 
-  static __device__ __forceinline__ void fetch(const F &f, unsigned to, const typename F::Place &place, int lane) {
+  unsigned vectors, sides;  // of a lane, in the first of some stages that lie one behind the other
+  __device__ __forceinline__ Stage(unsigned first, int lane)
+      : vectors(kept(first + lane * 16)), sides(kept(first + NT * VECTORS + lane * 4)) {}
+  // In the stage that begins `at` bytes behind the first.
+  __device__ __forceinline__ void fetch(const F &f, int at, const typename F::Place &place) const {
 #pragma unroll
-    for (int n = 0; n < NT; n++) f.fetch(to + n * VECTORS, to + NT * VECTORS + n * SIDES, place, n, lane);
+    for (int n = 0; n < NT; n++) f.fetch(vectors + at + n * VECTORS, sides + at + n * SIDES, place, n);
   }
-  static __device__ __forceinline__ void hold(const F &f, typename F::Held (&held)[NT], const unsigned char *from, long long tile,
-                                              int step, int lane) {
+  __device__ __forceinline__ void hold(const F &f, typename F::Held (&held)[NT], int at, int tile, int step, int lane) const {
 #pragma unroll
-    for (int n = 0; n < NT; n++)
-      f.hold(held[n], (const uint4 *)(from + n * VECTORS), (const unsigned *)(from + NT * VECTORS + n * SIDES), tile + n, step, lane);
+    for (int n = 0; n < NT; n++) f.hold(held[n], vectors + at + n * VECTORS, sides + at + n * SIDES, tile + n, step, lane);
   }
 };
 
@@ -399,73 +441,73 @@ template <class F, int NT> struct Stage {
 template <class F> constexpr int blocks_of(int nt, int mt, int warps) { return (nt * mt + (F::ADDED ? 1 : 0) <= 8 ? 16 : 8) / warps; }
 
 // Up to 8 tokens. A block has NT tiles, whose steps its warps share out; x comes through L1. DEPTH - 1 steps of a
-// warp are on their way at once.
+// warp are on their way at once. For small weights it is instructions that take the time, not memory: hence few of them.
 template <class F, int NT, int WARPS, int DEPTH, class Result>
 __device__ __forceinline__ void few_tokens(const F &f, const Result &result, const typename F::X *x, int K) {
   using X = typename F::X;
   using A = typename F::A;
   using Stage = low_bit::Stage<F, NT>;
-  constexpr int PIECES = PIECES_OF<F>;
+  constexpr int PIECES = PIECES_OF<F>, OF_WARP = DEPTH * Stage::BYTES, SUMS = NT * 512;
+  static_assert(SUMS <= OF_WARP && NT * 16 * 8 <= WARPS * 32);
   extern __shared__ uint4 low_bit_memory[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, steps = K / F::STEP;
-  const long long tile0 = (long long)blockIdx.x * NT, tiles = (result.rows + 15) / 16;
-  unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * Stage::BYTES;
-  const unsigned address = shared_address(memory);
-  if (warp < NT && tile0 + warp < tiles) f.warm(tile0 + warp, min(steps, WARPS * (DEPTH - 1)), lane);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int steps = K / F::STEP, tile0 = blockIdx.x * NT;
+  if (warp < NT && tile0 + warp < (result.rows + 15) / 16) f.warm(tile0 + warp, min(steps, WARPS * (DEPTH - 1)), lane);
   let_next_begin();
+  const unsigned memory = shared_address(low_bit_memory);
+  const Stage stage(memory + warp * OF_WARP, lane);
+  const int count = kept(steps > warp ? (steps - warp + WARPS - 1) / WARPS : 0);  // of this warp
+  const bool has_token = g < result.tokens;
+  const int of_x = kept(has_token ? count : 0);  // steps for which this lane has a token
+  const X *from = kept(x + (long long)(has_token ? g : 0) * K + (warp * F::STEP + F::k_of(0, t)));
+  typename F::Place place = f.place(tile0, warp, lane);
   wait_for_inputs();
 
-  const int count = steps > warp ? (steps - warp + WARPS - 1) / WARPS : 0;  // of this warp
-  typename F::Place place = f.place(tile0, warp, lane);
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; i++) {
-    if (i < count) Stage::fetch(f, address + i * Stage::BYTES, place, lane);
+    if (i < count) stage.fetch(f, i * Stage::BYTES, place);
     f.ahead(place, WARPS);
     commit_copies();
   }
-  const bool has_token = g < result.tokens;
-  const X *from = x + (long long)(has_token ? g : 0) * K + warp * F::STEP;
-  uint4 now[PIECES], next[PIECES];  // no __ldg: a load of constants may be moved before `wait_for_inputs`
-  const auto load = [&](uint4(&to)[PIECES], int i) {
+  uint4 own_x[PIECES] = {};  // no __ldg: a load of constants may be moved before `wait_for_inputs`
+  if (of_x > 0)
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-      to[p] = make_uint4(0, 0, 0, 0);
-      if (has_token && i < count) to[p] = *(const uint4 *)(from + F::k_of(p, t));
-    }
-    from += WARPS * F::STEP;
-  };
-  load(now, 0);
+    for (int p = 0; p < PIECES; p++) load_16(own_x[p], from + F::k_of(p, 0));
+  const unsigned token = threadIdx.x / (NT * 16), row = threadIdx.x % (NT * 16);  // of the sum that this thread adds up
+  const typename Result::Read read = result.read(token, tile0 * 16 + row);
   A sums[NT][1][4] = {};
-  int slot = 0, last = (DEPTH - 1) * Stage::BYTES;
-  for (int i = 0; i < count; i++) {
-    wait_for_copies<DEPTH - 2>();
-    if (i + DEPTH - 1 < count) Stage::fetch(f, address + last, place, lane);
-    f.ahead(place, WARPS);
-    commit_copies();
-    load(next, i + 1);
-    typename F::Held held[NT];
-    Stage::hold(f, held, memory + slot, tile0, warp + i * WARPS, lane);
-    add_step<F, NT, 1>(sums, held, [&](int piece, int) { return now[piece]; });
+  for (int i = 0; i < count;) {
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) now[p] = next[p];
-    last = slot;
-    slot = slot == (DEPTH - 1) * Stage::BYTES ? 0 : slot + Stage::BYTES;
+    for (int slot = 0; slot < DEPTH; slot++) {
+      if (i >= count) break;
+      wait_for_copies<DEPTH - 2>();
+      if (i + DEPTH - 1 < count) stage.fetch(f, (slot + DEPTH - 1) % DEPTH * Stage::BYTES, place);
+      f.ahead(place, WARPS);
+      commit_copies();
+      from += WARPS * F::STEP;
+      typename F::Held held[NT];
+      stage.hold(f, held, slot * Stage::BYTES, tile0, warp + i * WARPS, lane);
+      i++;
+      add_step<F, NT, 1>(
+          sums, held, [&](int piece, int) { return own_x[piece]; },
+          [&](int piece) {
+            if (i < of_x) load_16(own_x[piece], from + F::k_of(piece, 0));
+          });
+    }
   }
-  wait_for_copies<0>();
-  __syncthreads();
 
-  A(*of_warps)[NT][32][4] = (A(*)[NT][32][4])low_bit_memory;
+  // The sums of a warp come where its steps were.
 #pragma unroll
-  for (int n = 0; n < NT; n++) *(uint4 *)of_warps[warp][n][lane] = reinterpret_cast<const uint4 &>(sums[n][0]);
+  for (int n = 0; n < NT; n++)
+    ((uint4 *)low_bit_memory)[(warp * OF_WARP + n * 512) / 16 + lane] = reinterpret_cast<const uint4 &>(sums[n][0]);
   __syncthreads();
-  for (int i = threadIdx.x; i < NT * 16 * result.tokens; i += WARPS * 32) {
-    const int token = i / (NT * 16), row = i % (NT * 16);
-    const int of = row % 16 / 2 * 4 + token / 2, c = row % 2 * 2 + token % 2;
-    A sum = 0;
+  if (token >= result.tokens) return;
+  const unsigned of = row % 16 / 2 * 4 + token / 2, c = row % 2 * 2 + token % 2;
+  const A *const first = (const A *)low_bit_memory + row / 16 * 128 + of * 4 + c;
+  A sum = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += of_warps[w][row / 16][of][c];
-    result.store(sum, token, tile0 * 16 + row);
-  }
+  for (int w = 0; w < WARPS; w++) sum += first[w * (OF_WARP / 4)];
+  result.store(sum, read, token, tile0 * 16 + row);
 }
 
 // A sum that another block takes over, in a word that is 0 before and after.
@@ -509,11 +551,10 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
   // In shared memory: chunks of the warps, barriers, sums [BUFFERS][WARPS][16 rows][width], and x, at a multiple of 16 bytes.
   constexpr int BARRIERS = (WARPS * DEPTH + 2 * BUFFERS + 1 + 1) / 2 * 2;
   const int width = result.tokens + result.tokens % 2, row_of_x = K * sizeof(X) + F::ROW_SKIP;
-  unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * BYTES;
   unsigned char *const barriers = (unsigned char *)low_bit_memory + WARPS * DEPTH * BYTES;
   A *const of_warps = (A *)(barriers + BARRIERS * 8);
   unsigned char *const near_x = (unsigned char *)(of_warps + BUFFERS * WARPS * 16 * width);
-  const unsigned address = shared_address(memory), copied = shared_address(barriers) + warp * DEPTH * 8;
+  const unsigned address = shared_address(low_bit_memory) + warp * DEPTH * BYTES, copied = shared_address(barriers) + warp * DEPTH * 8;
   const unsigned full = shared_address(barriers) + WARPS * DEPTH * 8, empty = full + BUFFERS * 8, has_x = empty + BUFFERS * 8;
 
   // The chunks of the warp are every WARPS-th of the block's, from `warp` on.
@@ -555,7 +596,7 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
     }
 #pragma unroll
     for (int s = 0; s < CHUNK; s++) {
-      f.fetch_sides(to + CHUNK * VECTORS + s * SIDES, place, 0, lane);
+      f.fetch_sides(to + CHUNK * VECTORS + s * SIDES + lane * 4, place, 0);
       f.ahead(place, 1);
     }
     arrive_after_copies(barrier);
@@ -588,7 +629,7 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
       if (tile == 0 && skipped)
         hand_over(handed + share * TILE + i, sum);
       else
-        result.store(sum + of_next[j], i / 16, (tile0 + tile) * 16ll + i % 16);
+        result.store(sum + of_next[j], i / 16, (tile0 + tile) * 16 + i % 16);
     }
     __syncwarp();
     if (lane == 0) arrive(empty + buffer * 8);
@@ -618,15 +659,14 @@ __device__ __forceinline__ void few_tokens_streamed(const F &f, const Result &re
     __syncwarp();  // all lanes have read what was at `last`
     fetch(last);
     wait_for_phase(copied + slot * 8, parity);
-    const unsigned char *const from = memory + slot * BYTES;
+    const unsigned from = address + slot * BYTES + lane * 16, sides = address + slot * BYTES + CHUNK * VECTORS + lane * 4;
 #pragma unroll
     for (int s = 0; s < CHUNK; s += TURNS) {
       const int step = now.chunk * CHUNK + s;
       typename F::Held held[TURNS];
 #pragma unroll
       for (int i = 0; i < TURNS; i++)
-        f.hold(held[i], (const uint4 *)(from + (s + i) * VECTORS), (const unsigned *)(from + CHUNK * VECTORS + (s + i) * SIDES),
-               tile0 + tile, step + i, lane);
+        f.hold(held[i], from + (s + i) * VECTORS, sides + (s + i) * SIDES, tile0 + tile, step + i, lane);
       add_steps<F, TURNS>(sums, held, [&](int piece, int i) {
         if (has_token) of_x[i] = *(const uint4 *)(own_x + (step + i) * F::STEP + F::k_of(piece, t));
         return of_x[i];
@@ -656,10 +696,9 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int steps = K / F::STEP, parts = gridDim.y;
   const int begin = (long long)steps * blockIdx.y / parts, count = (long long)steps * (blockIdx.y + 1) / parts - begin;
-  const long long tile0 = ((long long)blockIdx.x * WARPS + warp) * NT;
-  unsigned char *const memory = (unsigned char *)low_bit_memory + warp * DEPTH * Stage::BYTES;
+  const int tile0 = (blockIdx.x * WARPS + warp) * NT;
   unsigned char *const of_tokens = (unsigned char *)low_bit_memory + WARPS * DEPTH * Stage::BYTES;
-  const unsigned address = shared_address(memory);
+  const Stage stage(shared_address(low_bit_memory) + warp * DEPTH * Stage::BYTES, lane);
   // A thread copies the same 16 bytes of rows of x, AT_ONCE apart. Tokens that are not there stay 0.
   const int token0 = threadIdx.x / VECTORS;
   const unsigned to = shared_address(of_tokens + token0 * SKIP + threadIdx.x % VECTORS * 16);
@@ -675,7 +714,7 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
   typename F::Place place = f.place(tile0, begin, lane);
   const auto fetch = [&](int slot, bool is_there) {
     if (is_there) {
-      Stage::fetch(f, address + slot * Stage::BYTES, place, lane);
+      stage.fetch(f, slot * Stage::BYTES, place);
 #pragma unroll
       for (int p = 0; p < TOKENS; p += AT_ONCE)
         if (token0 + p < result.tokens) copy_16(to + slot * BYTES + p * SKIP, from + (long long)p * K);
@@ -693,11 +732,11 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
     __syncthreads();  // all have step i, and none still reads the place of step i - 1
     fetch(last, i + DEPTH - 1 < count);
     typename F::Held held[NT];
-    Stage::hold(f, held, memory + slot * Stage::BYTES, tile0, begin + i, lane);
+    stage.hold(f, held, slot * Stage::BYTES, tile0, begin + i, lane);
     const unsigned char *const mine = of_tokens + slot * BYTES + g * SKIP;
-    add_step<F, NT, MT>(sums, held, [&](int piece, int m) {
-      return *(const uint4 *)(mine + m * 8 * SKIP + F::k_of(piece, t) * sizeof(X));
-    });
+    add_step<F, NT, MT>(
+        sums, held, [&](int piece, int m) { return *(const uint4 *)(mine + m * 8 * SKIP + F::k_of(piece, t) * sizeof(X)); },
+        [](int) {});
     last = slot;
     slot = slot + 1 == DEPTH ? 0 : slot + 1;
   }
@@ -714,8 +753,8 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
       for (int c = 0; c < 2; c++) {
         const int token = m * 8 + 2 * t + c, row = (warp * NT + n) * 16 + 2 * g;
         if (parts == 1) {
-          result.store(sums[n][m][c], token, (long long)blockIdx.x * WIDTH + row);
-          result.store(sums[n][m][c + 2], token, (long long)blockIdx.x * WIDTH + row + 1);
+          result.store(sums[n][m][c], token, blockIdx.x * WIDTH + row);
+          result.store(sums[n][m][c + 2], token, blockIdx.x * WIDTH + row + 1);
         } else if (token < result.tokens) {
           *(Pair *)(own + (long long)token * WIDTH + row) = {sums[n][m][c], sums[n][m][c + 2]};
         }
@@ -743,7 +782,7 @@ __device__ __forceinline__ void many_tokens(const F &f, const Result &result, co
       for (int j = 0; j < 4; j++) sum.rows[j] += part.rows[j];
     }
 #pragma unroll
-    for (int j = 0; j < 4; j++) result.store(sum.rows[j], i / WIDTH, (long long)blockIdx.x * WIDTH + i % WIDTH + j);
+    for (int j = 0; j < 4; j++) result.store(sum.rows[j], i / WIDTH, blockIdx.x * WIDTH + i % WIDTH + j);
   }
 }
 

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(THREADS) quantize_long(Q *q, float *units, con
 }
 
 template <typename T, typename S, int NT, int WARPS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS * 32, 32 / WARPS)
     int8_few(T *y, const signed char *x, const float *units, const signed char *q, const S *scale, const T *bias, int M, int N, int K) {
   const low_bit::Result<T, S> result{y, scale, units, bias, M, N};
   low_bit::few_tokens<low_bit::Int8Both, NT, WARPS, DEPTH>(low_bit::Int8Both{{q, N, K}}, result, x, K);

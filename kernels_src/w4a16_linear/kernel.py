@@ -160,9 +160,8 @@ def _(k, x, qweight, scale, zero, bias):
                 k, k.w4a16_few_streamed, template, args, tokens, rows, columns,
                 weight_bytes=weight_bytes, warps=warps, smem=smem,
             )  # fmt: skip
-        else:  # more room would leave less for x in L1
-            few = k.w4a16_few, template, args, tokens, rows, columns
-            low_bit.few(k, *few, **sizes, most=3072)
+        else:
+            low_bit.few(k, k.w4a16_few, template, args, tokens, rows, columns, **sizes)
     else:
         low_bit.many(
             k, k.w4a16_many, template, args, tokens, rows, columns, step=group,

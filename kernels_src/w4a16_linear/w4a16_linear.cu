@@ -6,7 +6,7 @@ namespace low_bit = jitkern::low_bit;
 template <typename T, int GROUP, int ZEROS, bool EDGES> using Int4 = low_bit::Int4<T, GROUP, ZEROS, EDGES>;
 
 template <typename T, int GROUP, int ZEROS, bool EDGES, int NT, int WARPS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS * 32, 32 / WARPS)
     w4a16_few(T *y, const T *x, const int *q, const T *scale, const void *zero, const T *bias, int M, int N, int K) {
   using F = Int4<T, GROUP, ZEROS, EDGES>;
   const F f{(const uint4 *)q, scale, (const typename F::Zero *)zero, N, K / GROUP};

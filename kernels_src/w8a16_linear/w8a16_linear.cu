@@ -4,7 +4,7 @@
 namespace low_bit = jitkern::low_bit;
 
 template <typename T, typename S, int NT, int WARPS, int DEPTH>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS * 32, 32 / WARPS)
     w8a16_few(T *y, const T *x, const signed char *q, const S *scale, const T *bias, int M, int N, int K) {
   const low_bit::Result<T, S> result{y, scale, nullptr, bias, M, N};
   low_bit::few_tokens<low_bit::Int8<T>, NT, WARPS, DEPTH>(low_bit::Int8<T>{q, N, K}, result, x, K);
