@@ -156,7 +156,7 @@ class Target(NamedTuple):
         arch = self.arch
         base, _, level = arch.partition("_v")
         if self.device == "cpu":
-            arch = base if not native else arch if level else base + _isa_level()
+            arch = base if not native else arch if level else base + isa_level()
         machine = base if self.device == "cpu" else _machine()
         platform = self.platform or f"{sys.platform}_{machine}"
         return self._replace(arch=arch, platform=platform, abi=abi or self.abi)
@@ -205,7 +205,8 @@ def _processor() -> dict[str, str]:
 
 
 @functools.cache
-def _isa_level() -> str:
+def isa_level() -> str:
+    """Return the level of the instruction set here, e.g. `_v3`; "" for the lowest, or none."""
     level, flags = "", set(_processor().get("flags", "").split())
     for name, needed in _LEVELS:
         if not needed <= flags:

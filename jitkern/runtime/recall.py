@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import jitkern
 from jitkern import IMPORTED, config, jit, launch, runtime as room, source as sources
 from jitkern.cache import events, receipts, usage
 from jitkern.calls.call_class import class_of
@@ -86,15 +87,17 @@ def _name(
 ) -> str:  # fmt: skip
     """Return the name of the receipt of a class of calls; "" if such calls leave none."""
     declared = tuple(vars(source).items())
-    # The instruction set of the machine is not in a name.
-    native = getattr(source, "native", False) or any("=native" in f for f in source.every_flag)
-    followed = type(source) in _KINDS and not native and not source.environment
+    followed = type(source) in _KINDS and not source.environment
     if not followed or world.refusal or not world.kept or not _is_plain(declared):
         return ""
     model: tuple[Any, ...] = ()
     if device.type == "cuda":
         index = device.index
         model = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
+    elif getattr(source, "native", False):
+        model = (jitkern.target.isa_level(),)
+    if any("=native" in flag for flag in source.every_flag):
+        model += (jitkern.target.processor_for(source.every_flag),)
     parts = (
         _FORMAT, own_code.state(), slot.signature.schema, type(source).__qualname__, declared,
         world.identity, call, str(device), model, prefer,

@@ -284,7 +284,7 @@ def test_a_native_kernel_is_not_recalled_on_another_instruction_set(op, monkeypa
     source = op.sources["cpu"][0].replace(**native)
     keys = []
     for level in ("_v2", "_v4"):
-        monkeypatch.setattr(target_module, "_isa_level", lambda level=level: level)
+        monkeypatch.setattr(target_module, "isa_level", lambda level=level: level)
         monkeypatch.setattr(target_module, "_processor", lambda level=level: {"flags": level})
         made = plans.Plans(op.name, op.schema, plain, World([plain]), source, Target.current("cpu"))
         keys.append(made._key(("f32[1]", "int"), "", None).digest)

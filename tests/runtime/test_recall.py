@@ -231,13 +231,11 @@ def test_other_settings_do_not_share_a_receipt_where_they_matter(recalled):
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ('"kernels/k.cpp", include=["headers"], native=True', TEXT),
-        ('"kernels/k.cpp", include=["headers"], flags=["-march=native"]', TEXT),
         ('"kernels/k.cpp", include=["headers"], environment=["HOME"]', TEXT),
         ('"kernels/k.cpp", flags=["-I{folder}/headers"]', TEXT),
         ('"kernels/k.cpp", include=["headers"]', TEXT.replace('"factor.h"', "NAME").join(('#define NAME "factor.h"\n', ""))),
     ],
-    ids=["native", "a native flag", "environment", "a path in a flag", "a macro's include"],
+    ids=["environment", "a path in a flag", "a macro's include"],
 )  # fmt: skip
 def test_what_depends_on_more_than_a_receipt_tells_leaves_none(package, source, text):
     package.write(
@@ -247,6 +245,22 @@ def test_what_depends_on_more_than_a_receipt_tells_leaves_none(package, source, 
     for _ in range(3):
         assert package.call() == (2.0, False)
     assert package.receipts == []
+
+
+OTHER = """
+import jitkern
+from jitkern import target
+target.isa_level, target._processor = lambda: "_v2", lambda: {"flags": "none"}
+"""
+
+
+@pytest.mark.parametrize("native", ["native=True", 'flags=["-march=native"]'])
+def test_a_native_kernel_has_a_receipt_for_each_instruction_set(package, native):
+    source = f'"kernels/k.cpp", include=["headers"], {native}'
+    package.write("recalled.py", KERNEL.format(source=source))
+    assert package.call() == (2.0, False)
+    assert package.call() == (2.0, True)
+    assert package.call(OTHER) == (2.0, False), "this processor may not run that kernel"
 
 
 def test_entries_of_a_layer_are_served_by_receipts_of_the_user_root(package, tmp_path):
