@@ -1,13 +1,24 @@
 #!/bin/sh
-# Does what REAL does; what it made of recorder.cpp is kept, by the text and the options, and copied.
-case "$*" in
-*" -c "*/jitkern/op/recorder.cpp*) ;;
+# Does what REAL does. What it made of texts that include nothing that tests change is kept, by the text and the options,
+# and copied: of recorder.cpp, the launch runtime, stubs, and kernels that search the library's folders alone.
+kept=$*
+for argument; do
+  case "$argument" in
+  -I*) [ "${argument#-ILIBRARY/}" != "$argument" ] || kept= ;;
+  esac
+done
+[ -z "$CPATH$C_INCLUDE_PATH$CPLUS_INCLUDE_PATH" ] || kept=
+case "$kept" in
+*" -c "*/jitkern/op/recorder.cpp*) results='0.*' ;;
+*" -o out.so runtime.c" | *" -o out.so stub.c") results=out.so ;;
+*" -ILIBRARY/"*" -o out.so "*.cpp*) results='out.so *.d' ;;
 *) exec REAL "$@" ;;
 esac
 for argument; do
   case "$argument" in
-  */recorder.cpp) text=$argument ;;
   -ffile-prefix-map=*) continue ;;  # the folder of this build
+  -*) ;;
+  *.c | *.cpp) text=$argument ;;
   esac
   options="$options $argument"
 done
@@ -18,6 +29,6 @@ flock 9  # until this process ends
 if ! [ -d "$made" ]; then
   REAL "$@" || exit
   rm -rf "$made.new"  # of one that was killed
-  mkdir "$made.new" && cp 0.* "$made.new" && mv "$made.new" "$made"
+  mkdir "$made.new" && cp $results "$made.new" && mv "$made.new" "$made"
 fi
 cp "$made"/* .

@@ -98,16 +98,19 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compilers(common: Path) -> Path:
-    """A folder with a `c++` that compiles recorder.cpp once for all tests: that takes 20 s."""
+    """A folder with a `cc` and a `c++` that compile what most tests need once for all of them."""
     folder = common / "bin"
     folder.mkdir(exist_ok=True)
-    real = shutil.which("c++")
-    if real:
-        script = Path(__file__).with_name("compile_once.sh").read_text()
-        own = folder / f"{os.getpid()}"
-        own.write_text(script.replace("REAL", real).replace("STORE", str(common / "compiled")))
-        own.chmod(0o755)
-        own.replace(folder / "c++")
+    script = Path(__file__).with_name("compile_once.sh").read_text()
+    script = script.replace("STORE", str(common / "compiled"))
+    script = script.replace("LIBRARY", str(REPOSITORY / "kernels_src"))
+    for name in "cc", "c++":
+        real = shutil.which(name)
+        if real:
+            own = folder / f"{os.getpid()}"
+            own.write_text(script.replace("REAL", real))
+            own.chmod(0o755)
+            own.replace(folder / name)
     return folder
 
 
