@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,21 @@ class Child:
         self.folder = options.get("cwd")
         self._line: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        # Not while another thread forks: its child would keep the ends of our pipes open.
-        with _starting, contextlib.ExitStack() as undo:
-            read_end = self._begin_watch(undo) if guarded else None
-            self.process: subprocess.Popen[str] = subprocess.Popen(
-                command, text=True, start_new_session=True, **options
-            )
-            if read_end is not None:
-                self._watch(read_end)
-            _running.add(self)
-            undo.pop_all()
+        try:
+            # Not while another thread forks: its child would keep the ends of our pipes open.
+            with _uninterrupted(), _starting, contextlib.ExitStack() as undo:
+                read_end = self._begin_watch(undo) if guarded else None
+                self.process: subprocess.Popen[str] = subprocess.Popen(
+                    command, text=True, start_new_session=True, **options
+                )
+                if read_end is not None:
+                    self._watch(read_end)
+                _running.add(self)
+                undo.pop_all()
+        except BaseException:
+            if self in _running:
+                self.close()
+            raise
         if _ending.is_set():
             self.kill()
 
@@ -89,6 +94,25 @@ class Child:
                 start_new_session=True,
             )  # fmt: skip
         os.close(read_end)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let handlers of signals run after the block: if one raised in it, a child would be lost."""
+    came: list[int] = []
+    handlers: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # only there do handlers run
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for told in came:
+            signal.raise_signal(told)
 
 
 def show(text: str) -> None:

@@ -48,6 +48,29 @@ def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
     wait_until(lambda: not alive(grandchild))
 
 
+SLOW = """
+import subprocess, time
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        time.sleep(1)
+subprocess.Popen = Popen
+"""
+
+
+@pytest.mark.parametrize("raises", ["", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"])
+def test_a_signal_while_a_compiler_starts_does_not_lose_it(tmp_path, raises):
+    code = SLOW + PARENT.replace("child_process.run", f"{raises}child_process.run")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, TREE.format(tmp_path)], stderr=subprocess.DEVNULL
+    )
+    wait_until((tmp_path / "begun").exists)
+    grandchild = int((tmp_path / "grandchild").read_text())
+    parent.send_signal(signal.SIGTERM if raises else signal.SIGINT)
+    assert parent.wait() == (3 if raises else -signal.SIGINT)
+    wait_until(lambda: not alive(grandchild))
+
+
 def test_a_command_is_killed_at_its_limit_with_its_children(tmp_path):
     command = ["sh", "-c", f"echo said; {TREE.format(tmp_path)}"]
     status, output = child_process.run(command, limit=1.0)
