@@ -17,7 +17,8 @@ import types
 from ctypes import c_int, c_int64, c_uint64, c_void_p
 from typing import Any
 
-from jitkern.trace.world import ABSENT, World
+from jitkern.trace.values import ABSENT
+from jitkern.trace.world import World
 
 READ = 16  # namespaces that one world may read: READ in runtime.c
 _VERSION_AT = 24  # bytes into a dict: after its head and its size

@@ -10,6 +10,7 @@ from jitkern import on_first_use
 
 if TYPE_CHECKING:
     from jitkern.trace import (
+        copying as copying,
         description as description,
         lists as lists,
         quick as quick,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         stub_text as stub_text,
         tensor_proxy as tensor_proxy,
         trace as trace,
+        values as values,
         world as world,
     )
 else:

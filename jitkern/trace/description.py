@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from jitkern.trace.reads import reads_of
-from jitkern.trace.world import ABSENT, content_of, is_plain, spelled, spelled_code
+from jitkern.trace.values import ABSENT, is_plain, spelled, spelled_code
+from jitkern.trace.world import content_of
 
 _PROCESS = uuid.uuid4().hex  # for objects that mean something in this process alone
 _MOST = 10_000  # functions, containers and objects

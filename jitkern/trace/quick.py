@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from jitkern import trace
 from jitkern.launch.tuned import changed, parts_of
-from jitkern.trace.world import World, homes_of, is_plain, world_of
+from jitkern.trace.values import homes_of, is_plain
+from jitkern.trace.world import World, world_of
 
 COPIES = 16  # of a function whose world keeps changing, which then runs itself
 Function = Callable[..., Any]
@@ -58,8 +60,8 @@ class _Quick:
         world = world_of(parts_of(function))
         if not world.uses(torch._check) or not world.closed(_is_inert):
             return None, None
-        copies = iter(world.copies({id(torch._check): check}))
-        return world, changed(function, lambda _: next(copies))
+        copied = iter(trace.copying.copies(world, {id(torch._check): check}))
+        return world, changed(function, lambda _: next(copied))
 
 
 def _is_inert(value: Any) -> bool:

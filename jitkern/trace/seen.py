@@ -17,11 +17,13 @@ import torch
 
 from jitkern.launch.symbols import Unsupported, is_symbol
 from jitkern.launch.tuned import changed
+from jitkern.trace.copying import ReadOnlyDict, copies
 from jitkern.trace.lists import TensorList
 from jitkern.trace.quick import check
 from jitkern.trace.recorder import allocated, default_dtype
 from jitkern.trace.tensor_proxy import ANSWERED, Address, Shape, TensorProxy
-from jitkern.trace.world import ReadOnlyDict, World, is_plain, overrides_of_tensors
+from jitkern.trace.values import is_plain
+from jitkern.trace.world import World, overrides_of_tensors
 
 Function = Callable[..., Any]
 _SUMS_ROUND_ONCE = sys.version_info >= (3, 12)
@@ -34,8 +36,8 @@ def traceable(function: Function, world: World) -> Function:
         if name in ANSWERED and here and here is not getattr(torch._C.TensorBase, name, None):
             raise Unsupported(f"`Tensor.{name}`, which is not PyTorch's own, cannot be traced")
     seen = {id(value): _STAND_INS[n] for n, value in world.known.items() if n in _STAND_INS}
-    copies = iter(world.copies(seen, Trap))
-    return changed(function, lambda _: next(copies))
+    copied = iter(copies(world, seen, Trap))
+    return changed(function, lambda _: next(copied))
 
 
 class Trap:

@@ -14,46 +14,33 @@ functions, dicts and trapped values it tells which names mean one object.
 
 from __future__ import annotations
 
-import _operator
-import builtins
 import functools
 import gc
 import hashlib
-import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from jitkern.named_tuple import NamedTuple
 from jitkern.trace.reads import Read, Refusal, reads_of
+from jitkern.trace.values import (
+    ABSENT,
+    homes_of,
+    is_ordered,
+    is_plain,
+    known_name,
+    spelled,
+    spelled_code,
+)
 
 Function = Callable[..., Any]
-_IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
 _LARGEST = 128  # keys of a dict that is followed
-ABSENT: Any = object()  # stands for the value of a name that a namespace lacks
-_OF_TORCH = (  # beside its dtypes, layouts and memory formats
-    "Size", "Tensor", "_check", "clone", "device", "dtype", "empty", "empty_like", "empty_strided",
-    "finfo", "flatten", "iinfo", "is_complex", "is_floating_point", "is_tensor", "narrow", "numel",
-    "permute", "promote_types", "reshape", "select", "squeeze", "t", "transpose", "unsqueeze",
-    "zeros", "zeros_like",
-)  # fmt: skip
 _OF_A_DEVICE = ("get_device_capability", "get_device_properties")  # of torch.cuda
-_BUILTINS = (
-    "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate",
-    "filter", "float", "format", "frozenset", "hash", "hex", "int", "isinstance", "iter", "len",
-    "list", "map", "max", "min", "next", "oct", "ord", "pow", "range", "repr", "reversed", "round",
-    "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
-)  # fmt: skip
-_HEAP_TYPE = 1 << 9  # of a class that is made at run time
 _CHANGING = tuple((name,) for name in ("clear", "pop", "popitem", "setdefault", "update"))
-_PLAIN = (
-    bool, int, float, complex, str, bytes, range, type(None), type(...), type(NotImplemented),
-    torch.dtype, torch.layout, torch.memory_format, torch.device,
-)  # fmt: skip
 
 
 class Binding(NamedTuple):
@@ -72,19 +59,19 @@ class Member(NamedTuple):
     value: Any
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """A value that the closed copy shares with the original, unless `seen` replaces the value."""
 
     value: Any
 
 
-class _Module(NamedTuple):
+class Namespace(NamedTuple):
     """A module in the closed copy, with only the members that are read."""
 
     members: dict[str, Any]
 
 
-class _Trapped(NamedTuple):
+class Trapped(NamedTuple):
     """A value that can change unseen, or that no trace follows; `what`: the reason, for users."""
 
     value: Any
@@ -99,13 +86,13 @@ class Table(NamedTuple):
     members: dict[Any, Any]
 
 
-class _Called(NamedTuple):
+class Called(NamedTuple):
     """A function in the closed copy, by its place in `World.functions`."""
 
     number: int
 
 
-class _Node:
+class Node:
     """A function to copy, with the values of its names, enclosing variables and defaults."""
 
     def __init__(self, function: types.FunctionType) -> None:
@@ -136,7 +123,7 @@ class World:
         self.attributes: set[str] = set()
         self.compares = ""  # where a function may ask if two arguments are one object
         self.tensors = False  # whether a function reads a tensor, which may be an argument too
-        self._nodes: list[_Node] = []
+        self.nodes: list[Node] = []
         self._numbers: dict[int, int] = {}  # of functions, by their ids
         self._spelled: list[str] = []
         self.known: dict[str, Any] = {}  # the values that always answer alike, by their names
@@ -144,7 +131,7 @@ class World:
         self._modules: set[int] = set()  # whose class is among the members
         self._trapped: list[Any] = []
         self._numbered: dict[int, int] = {}  # dicts and trapped values, by their ids
-        self._entries = [self._entry(function) for function in functions]
+        self.entries = [self._entry(function) for function in functions]
         self._bind_attributes_of_tensors()
 
     @functools.cached_property
@@ -185,18 +172,6 @@ class World:
         """Whether the functions read this object by a name."""
         return id(value) in self._uses
 
-    def copies(
-        self, seen: Mapping[int, Any], trap: Callable[[Any, str], Any] | None = None
-    ) -> list[Function]:
-        """Return copies of the functions, over a closed copy of their world.
-
-        seen: the replacements of objects in the copy, by the ids of the objects.
-        trap: makes the stand-in for a value that is not followed, from the value and the reason;
-            without it the copy reads the value itself.
-        """
-        copying = _Copying(self._nodes, seen, trap)
-        return [copying.function(number) for number in self._entries]
-
     def _entry(self, function: Function) -> int:
         entry: Any = _no_function
         if not isinstance(function, types.FunctionType):
@@ -212,9 +187,9 @@ class World:
         """Return the number of a function; follows its reads when it is first met."""
         if id(function) in self._numbers:
             return self._numbers[id(function)]
-        number = self._numbers[id(function)] = len(self._nodes)
-        node = _Node(function)
-        self._nodes.append(node)
+        number = self._numbers[id(function)] = len(self.nodes)
+        node = Node(function)
+        self.nodes.append(node)
         code = function.__code__
         self.functions.append(
             (function, code, function.__defaults__, function.__kwdefaults__),
@@ -236,7 +211,7 @@ class World:
                 self._merge(node.names, read.name, self._global(function, read))
         return number
 
-    def _follow_cells(self, node: _Node, reads: Iterable[Read]) -> None:
+    def _follow_cells(self, node: Node, reads: Iterable[Read]) -> None:
         function = node.function
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             value = content_of(cell, "cell_contents")
@@ -251,10 +226,10 @@ class World:
     def _merge(self, names: dict[str, Any], name: str, part: Any) -> None:
         """Add the part that a name stands for; parts of one module are merged."""
         before = names.get(name)
-        if isinstance(before, _Module) and isinstance(part, _Module):
+        if isinstance(before, Namespace) and isinstance(part, Namespace):
             for member, value in part.members.items():
                 self._merge(before.members, member, value)
-        elif not isinstance(before, _Trapped):
+        elif not isinstance(before, Trapped):
             names[name] = part
 
     def _global(self, function: types.FunctionType, read: Read) -> Any:
@@ -285,7 +260,7 @@ class World:
 
     def _member(
         self, module: types.ModuleType, name: str, attributes: Sequence[str], *, tested: bool
-    ) -> _Module:
+    ) -> Namespace:
         """Return the part of a module that holds the attributes; the first one is bound."""
         first, inside = attributes[0], vars(module)
         if id(module) not in self._modules:
@@ -295,9 +270,9 @@ class World:
         self._bind(inside, first, member)
         if module is torch.cuda and first in _OF_A_DEVICE:
             self.kept = False
-            return _Module({first: _Known(member)})
+            return Namespace({first: Known(member)})
         inner = self._taken(member, f"{name}.{first}", attributes[1:], tested=tested)
-        part = _Module({first: inner})
+        part = Namespace({first: inner})
         if member is ABSENT:
             make = inside.get("__getattr__", ABSENT)
             self._bind(inside, "__getattr__", make)
@@ -308,20 +283,20 @@ class World:
 
     def _value(self, value: Any, name: str, *, tested: bool = False) -> Any:  # noqa: PLR0911  a table of cases
         if is_plain(value):
-            self.kept &= tested or _is_ordered(value)
+            self.kept &= tested or is_ordered(value)
             self._spelled.append(spelled(value))
-            return _Known(value)
-        if known := _known(value):
+            return Known(value)
+        if known := known_name(value):
             self._spelled.append(f"known {known}")
             self.known[known] = value
             self._uses.add(id(value))
             if value in (operator.is_, operator.is_not):
                 self.compares = self.compares or f"{name} cannot be traced beside a tensor"
             self.kept &= value not in (set, frozenset)
-            return _Known(value)
+            return Known(value)
         if value is ABSENT:
             self._spelled.append("absent")
-            return _Known(ABSENT)
+            return Known(ABSENT)
         if type(value) is types.FunctionType and not all(
             home.startswith("torch.") for home in homes_of(value)
         ):
@@ -329,7 +304,7 @@ class World:
             refusal = _refusal(value, reads.refusals + reads.handlers)
             if refusal:
                 return self._not_followed(value, refusal)
-            called = _Called(self._follow(value))
+            called = Called(self._follow(value))
             self._spelled.append(f"function {called.number}")
             return called
         if type(value) is dict and len(value) <= _LARGEST and all(map(is_plain, value)):
@@ -342,14 +317,14 @@ class World:
             what = f"{name}, of type {kind}, cannot be traced: it can change unseen"
         return self._not_followed(value, what)
 
-    def _not_followed(self, value: Any, what: str) -> _Trapped:
+    def _not_followed(self, value: Any, what: str) -> Trapped:
         """Return the part for a value that ends a trace that uses it. `what`: the reason.
 
         A trace that does not use the value depends on no more than which values are one object.
         """
         self._trapped.append(value)
         self._spelled.append(f"not followed {self._number(value)}")
-        return _Trapped(value, what)
+        return Trapped(value, what)
 
     def _number(self, value: Any) -> int:
         """Return the number of an object that this world keeps, in the order that they are met."""
@@ -361,7 +336,7 @@ class World:
             self.members.append(Member(value, "size", len(value)))
             self._spelled.append(f"dict of {len(value)}")
             for key, member in table.items:
-                self.kept &= _is_ordered(key)
+                self.kept &= is_ordered(key)
                 self._spelled.append(f"key {spelled(key)}")
                 table.members[key] = self._value(member, f"{name}[{key!r}]")
         self._spelled.append(f"dict {self._number(value)}")
@@ -385,85 +360,6 @@ class World:
         self.bindings[id(namespace), name] = Binding(namespace, name, value)
 
 
-class ReadOnlyDict(dict[Any, Any]):
-    """A dict as a trace sees it, read-only: a change would have to reach the real dict."""
-
-    def _refuse(self, *_: object, **__: object) -> Any:
-        raise TypeError("a change of a dict of the module cannot be traced")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-
-
-class _Copying:
-    """A maker of copies of a world's functions, each copied once, with scopes of their own."""
-
-    def __init__(
-        self,
-        nodes: Sequence[_Node],
-        seen: Mapping[int, Any],
-        trap: Callable[[Any, str], Any] | None,
-    ) -> None:
-        self._nodes = nodes
-        self._seen = seen
-        self._trap = trap
-        self._functions: dict[int, types.FunctionType] = {}
-        self._traps: dict[int, Any] = {}
-        self._tables: dict[int, ReadOnlyDict] = {}
-
-    def function(self, number: int) -> types.FunctionType:
-        """Return the copy of a function."""
-        if number in self._functions:
-            return self._functions[number]
-        node = self._nodes[number]
-        function = node.function
-        scope: dict[str, Any] = {
-            "__builtins__": vars(builtins) if self._trap is None else _IMPORT,
-            "__name__": function.__globals__.get("__name__"),
-        }
-        cells = tuple(types.CellType() for _ in node.cells)
-        copy = types.FunctionType(function.__code__, scope, function.__name__, None, cells)
-        self._functions[number] = copy
-        if self._trap is None:
-            copy.__dict__ = function.__dict__
-        for name, part in node.names.items():
-            if not _is_absent(part):
-                scope[name] = self._built(part)
-        for cell, part in zip(cells, node.cells):
-            if not _is_absent(part):
-                cell.cell_contents = self._built(part)
-        copy.__defaults__ = tuple(map(self._built, node.defaults)) or None
-        copy.__kwdefaults__ = {n: self._built(part) for n, part in node.keywords.items()} or None
-        return copy
-
-    def _built(self, part: Any) -> Any:
-        if isinstance(part, _Called):
-            return self.function(part.number)
-        if isinstance(part, _Module):
-            module = types.ModuleType("")
-            members = {n: self._built(v) for n, v in part.members.items() if not _is_absent(v)}
-            vars(module).update(members)
-            return module
-        value = part.value
-        if isinstance(part, Table) and self._trap is not None:
-            if id(value) not in self._tables:
-                table = self._tables[id(value)] = ReadOnlyDict()
-                for key, member in part.members.items():
-                    dict.__setitem__(table, key, self._built(member))
-            return self._tables[id(value)]
-        if id(value) in self._seen:
-            return self._seen[id(value)]
-        if not isinstance(part, _Trapped) or self._trap is None:
-            return value
-        if id(value) not in self._traps:
-            self._traps[id(value)] = self._trap(value, part.what)
-        return self._traps[id(value)]
-
-
-def _is_absent(part: Any) -> bool:
-    return isinstance(part, _Known) and part.value is ABSENT
-
-
 def _no_function() -> None:
     """Stand for an entry that is not a function, or that cannot be followed."""
 
@@ -479,25 +375,6 @@ def world_of(functions: tuple[Function, ...]) -> World:
     if not memo[0].holds():
         memo[0] = World(functions)
     return memo[0]
-
-
-def is_plain(value: object) -> bool:
-    """Whether a value cannot change and its repr determines it; false for subclasses of numbers."""
-    if type(value) in (tuple, frozenset):
-        return all(map(is_plain, value))  # type: ignore[call-overload]
-    return type(value) in _PLAIN
-
-
-def homes_of(function: types.FunctionType) -> tuple[str, str]:
-    """Return the module that a function names, which `wraps` copies, and that of its code."""
-    return str(function.__module__), str(function.__globals__.get("__name__"))
-
-
-def _is_ordered(value: Any) -> bool:
-    """Whether the sets in a plain value have one order in all processes: those of integers."""
-    if type(value) is frozenset:
-        return all(type(item) in (int, bool) for item in value)
-    return type(value) is not tuple or all(map(_is_ordered, value))
 
 
 def _refusal(function: types.FunctionType, refusals: Sequence[Refusal]) -> str:
@@ -519,69 +396,8 @@ def content_of(owner: Any, name: str) -> Any:
         return ABSENT
 
 
-def _known(value: object) -> str:
-    """Return the name of a function or type that always answers alike; "" for other values.
-
-    The value itself tells, as the modules may hold others: torch.export replaces `min`, and a
-    profiler `torch.empty`.
-    """
-    if isinstance(value, types.BuiltinFunctionType):
-        home, name = value.__self__, value.__name__
-        if home is math and name == "sumprod":  # which rounds a sum of floats once
-            return ""
-        if home is math or home is _operator or (home is builtins and name in _BUILTINS):
-            return f"{home.__name__}.{name}"
-    elif isinstance(value, type) and value.__module__ == "builtins":
-        is_own = value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE
-        if is_own or issubclass(value, BaseException):
-            return f"builtins.{value.__name__}"
-    elif isinstance(value, types.FunctionType):
-        name = value.__code__.co_name
-        if name in _OF_TORCH and value.__globals__ is vars(torch):
-            return f"torch.{name}"
-    return _of_torch().get(id(value), "")
-
-
-@functools.cache
-def _of_torch() -> dict[int, str]:
-    """Return the names of Torch's types and C functions that are known, by ids of those that last.
-
-    They come from where Torch defines them.
-    """
-    homes: Any = (torch._tensor, torch._C, torch._C._VariableFunctions)
-    return {
-        id(getattr(home, name)): f"torch.{name}"
-        for home in homes
-        for name in _OF_TORCH
-        if hasattr(home, name)
-    }
-
-
 @functools.cache
 def overrides_of_tensors() -> dict[str, Any]:
     """Return the attributes that Python gives to tensors, before those of C count."""
     (own,) = gc.get_referents(vars(torch._tensor.Tensor))
     return own  # type: ignore[no-any-return]
-
-
-def spelled(value: Any) -> str:
-    """Return a text of a plain value, different for different values, the same in each process."""
-    if type(value) is frozenset:
-        members = map(spelled, value)
-        return f"frozenset({[*members] if _is_ordered(value) else sorted(members)})"
-    if type(value) is tuple:
-        return f"({', '.join(map(spelled, value))})"
-    return f"{type(value).__name__} {value!r}"
-
-
-def spelled_code(code: types.CodeType) -> str:
-    """Return a digest of a code object without its file names and line numbers."""
-    constants = [
-        spelled_code(c) if isinstance(c, types.CodeType) else spelled(c) for c in code.co_consts
-    ]
-    parts = (
-        code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars,
-        code.co_cellvars, code.co_flags, code.co_argcount, code.co_posonlyargcount,
-        code.co_kwonlyargcount, getattr(code, "co_exceptiontable", b""),
-    )  # fmt: skip
-    return hashlib.sha256(repr(parts).encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,105 @@
+"""Closed copies of the functions of a world, for a trace, or for a run of their own code."""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jitkern.trace.values import ABSENT
+from jitkern.trace.world import Called, Function, Known, Namespace, Node, Table, Trapped, World
+
+_IMPORT = {"__import__": builtins.__import__}  # the only builtin that C code of a call may need
+
+
+def copies(
+    world: World, seen: Mapping[int, Any], trap: Callable[[Any, str], Any] | None = None
+) -> list[Function]:
+    """Return copies of the functions of a world, over a closed copy of it.
+
+    seen: the replacements of objects in the copy, by the ids of the objects.
+    trap: makes the stand-in for a value that is not followed, from the value and the reason;
+        without it the copy reads the value itself.
+    """
+    copying = _Copying(world.nodes, seen, trap)
+    return [copying.function(number) for number in world.entries]
+
+
+class ReadOnlyDict(dict[Any, Any]):
+    """A dict as a trace sees it, read-only: a change would have to reach the real dict."""
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise TypeError("a change of a dict of the module cannot be traced")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+
+class _Copying:
+    """A maker of copies of a world's functions, each copied once, with scopes of their own."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        seen: Mapping[int, Any],
+        trap: Callable[[Any, str], Any] | None,
+    ) -> None:
+        self._nodes = nodes
+        self._seen = seen
+        self._trap = trap
+        self._functions: dict[int, types.FunctionType] = {}
+        self._traps: dict[int, Any] = {}
+        self._tables: dict[int, ReadOnlyDict] = {}
+
+    def function(self, number: int) -> types.FunctionType:
+        """Return the copy of a function."""
+        if number in self._functions:
+            return self._functions[number]
+        node = self._nodes[number]
+        function = node.function
+        scope: dict[str, Any] = {
+            "__builtins__": vars(builtins) if self._trap is None else _IMPORT,
+            "__name__": function.__globals__.get("__name__"),
+        }
+        cells = tuple(types.CellType() for _ in node.cells)
+        copy = types.FunctionType(function.__code__, scope, function.__name__, None, cells)
+        self._functions[number] = copy
+        if self._trap is None:
+            copy.__dict__ = function.__dict__
+        for name, part in node.names.items():
+            if not _is_absent(part):
+                scope[name] = self._built(part)
+        for cell, part in zip(cells, node.cells):
+            if not _is_absent(part):
+                cell.cell_contents = self._built(part)
+        copy.__defaults__ = tuple(map(self._built, node.defaults)) or None
+        copy.__kwdefaults__ = {n: self._built(part) for n, part in node.keywords.items()} or None
+        return copy
+
+    def _built(self, part: Any) -> Any:
+        if isinstance(part, Called):
+            return self.function(part.number)
+        if isinstance(part, Namespace):
+            module = types.ModuleType("")
+            members = {n: self._built(v) for n, v in part.members.items() if not _is_absent(v)}
+            vars(module).update(members)
+            return module
+        value = part.value
+        if isinstance(part, Table) and self._trap is not None:
+            if id(value) not in self._tables:
+                table = self._tables[id(value)] = ReadOnlyDict()
+                for key, member in part.members.items():
+                    dict.__setitem__(table, key, self._built(member))
+            return self._tables[id(value)]
+        if id(value) in self._seen:
+            return self._seen[id(value)]
+        if not isinstance(part, Trapped) or self._trap is None:
+            return value
+        if id(value) not in self._traps:
+            self._traps[id(value)] = self._trap(value, part.what)
+        return self._traps[id(value)]
+
+
+def _is_absent(part: Any) -> bool:
+    return isinstance(part, Known) and part.value is ABSENT

@@ -1,0 +1,112 @@
+"""Values that mean the same in every process: plain ones, known functions, and known types."""
+
+from __future__ import annotations
+
+import _operator
+import builtins
+import functools
+import hashlib
+import math
+import types
+from typing import Any
+
+import torch
+
+ABSENT: Any = object()  # stands for the value of a name that a namespace lacks
+_OF_TORCH = (  # beside its dtypes, layouts and memory formats
+    "Size", "Tensor", "_check", "clone", "device", "dtype", "empty", "empty_like", "empty_strided",
+    "finfo", "flatten", "iinfo", "is_complex", "is_floating_point", "is_tensor", "narrow", "numel",
+    "permute", "promote_types", "reshape", "select", "squeeze", "t", "transpose", "unsqueeze",
+    "zeros", "zeros_like",
+)  # fmt: skip
+_BUILTINS = (
+    "abs", "all", "any", "bin", "bool", "bytes", "chr", "complex", "dict", "divmod", "enumerate",
+    "filter", "float", "format", "frozenset", "hash", "hex", "int", "isinstance", "iter", "len",
+    "list", "map", "max", "min", "next", "oct", "ord", "pow", "range", "repr", "reversed", "round",
+    "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip",
+)  # fmt: skip
+_HEAP_TYPE = 1 << 9  # of a class that is made at run time
+_PLAIN = (
+    bool, int, float, complex, str, bytes, range, type(None), type(...), type(NotImplemented),
+    torch.dtype, torch.layout, torch.memory_format, torch.device,
+)  # fmt: skip
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value cannot change and its repr determines it; false for subclasses of numbers."""
+    if type(value) in (tuple, frozenset):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return type(value) in _PLAIN
+
+
+def homes_of(function: types.FunctionType) -> tuple[str, str]:
+    """Return the module that a function names, which `wraps` copies, and that of its code."""
+    return str(function.__module__), str(function.__globals__.get("__name__"))
+
+
+def is_ordered(value: Any) -> bool:
+    """Whether the sets in a plain value have one order in all processes: those of integers."""
+    if type(value) is frozenset:
+        return all(type(item) in (int, bool) for item in value)
+    return type(value) is not tuple or all(map(is_ordered, value))
+
+
+def known_name(value: object) -> str:
+    """Return the name of a function or type that always answers alike; "" for other values.
+
+    The value itself tells, as the modules may hold others: torch.export replaces `min`, and a
+    profiler `torch.empty`.
+    """
+    if isinstance(value, types.BuiltinFunctionType):
+        home, name = value.__self__, value.__name__
+        if home is math and name == "sumprod":  # which rounds a sum of floats once
+            return ""
+        if home is math or home is _operator or (home is builtins and name in _BUILTINS):
+            return f"{home.__name__}.{name}"
+    elif isinstance(value, type) and value.__module__ == "builtins":
+        is_own = value.__name__ in _BUILTINS and not value.__flags__ & _HEAP_TYPE
+        if is_own or issubclass(value, BaseException):
+            return f"builtins.{value.__name__}"
+    elif isinstance(value, types.FunctionType):
+        name = value.__code__.co_name
+        if name in _OF_TORCH and value.__globals__ is vars(torch):
+            return f"torch.{name}"
+    return _of_torch().get(id(value), "")
+
+
+@functools.cache
+def _of_torch() -> dict[int, str]:
+    """Return the names of Torch's types and C functions that are known, by ids of those that last.
+
+    They come from where Torch defines them.
+    """
+    homes: Any = (torch._tensor, torch._C, torch._C._VariableFunctions)
+    return {
+        id(getattr(home, name)): f"torch.{name}"
+        for home in homes
+        for name in _OF_TORCH
+        if hasattr(home, name)
+    }
+
+
+def spelled(value: Any) -> str:
+    """Return a text of a plain value, different for different values, the same in each process."""
+    if type(value) is frozenset:
+        members = map(spelled, value)
+        return f"frozenset({[*members] if is_ordered(value) else sorted(members)})"
+    if type(value) is tuple:
+        return f"({', '.join(map(spelled, value))})"
+    return f"{type(value).__name__} {value!r}"
+
+
+def spelled_code(code: types.CodeType) -> str:
+    """Return a digest of a code object without its file names and line numbers."""
+    constants = [
+        spelled_code(c) if isinstance(c, types.CodeType) else spelled(c) for c in code.co_consts
+    ]
+    parts = (
+        code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars,
+        code.co_cellvars, code.co_flags, code.co_argcount, code.co_posonlyargcount,
+        code.co_kwonlyargcount, getattr(code, "co_exceptiontable", b""),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode(errors="surrogatepass")).hexdigest()
