@@ -333,6 +333,44 @@ def test_a_module_that_comes_or_goes_is_not_what_the_worker_imported_before(tmp_
     assert built() == without
 
 
+@pytest.mark.usefixtures("_new_worker")
+@pytest.mark.parametrize("change", ["edited", "comes", "goes"])
+def test_a_module_that_its_package_imported_for_another_kernel_is_not_taken_after_a_change(
+    tmp_path, monkeypatch, change
+):
+    folder = tmp_path / f"eager_{change}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from . import first, second\n")
+    choice = "try:\n    from .fast import V\nexcept ImportError:\n    V = tl.constexpr(2.0)\n"
+    text = HEAD + choice + COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
+    files = {
+        "first": HEAD + COPY,
+        "second": text,
+        "fast": "import triton.language as tl\nV = tl.constexpr(3.0)\n",
+    }
+    for name, content in files.items():
+        if (name, change) != ("fast", "comes"):
+            (folder / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def built(name):
+        source = Triton(f"{name}.py", folder=str(folder), package=folder.name)
+        signature = ("*f32:16", "*f32:16", "i32", "f32")
+        variant = Variant("test::eager", source, "k", (("B", 64),), signature)
+        return jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin")
+
+    built("first")
+    if change == "edited":
+        (folder / "second.py").write_text(text.replace("* V", "* V * 5.0"))
+    elif change == "comes":
+        (folder / "fast.py").write_text(files["fast"])
+    else:
+        (folder / "fast.py").unlink()
+    after = built("second")
+    monkeypatch.setattr(compiler, "_workers", threading.local())
+    assert after == built("second")
+
+
 def test_a_worker_that_died_is_an_error_with_its_status(build):
     with pytest.raises(CompileError, match="ended with status 7"):
         build("import os\nos._exit(7)\n")

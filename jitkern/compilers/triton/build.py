@@ -50,6 +50,7 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         "target": str(target),
         "staging": str(staging),
         "covered": sorted(map(str, closure.paths)),
+        "absent": sorted(closure.absent or ()),
     }
     command = _command()
     answer = _ask(command, request, variant, closure)
@@ -78,7 +79,8 @@ def _command() -> list[str]:
 class Worker:
     """A child process that runs Triton for one thread.
 
-    The process ends by itself when it is idle or its parent is gone.
+    The process ends by itself when it is idle or its parent is gone, and when it has imported
+    another state of the files of a request.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
@@ -155,7 +157,7 @@ def _ask(
         if isinstance(answer, dict):
             return answer
         _workers.worker = None
-        if answer != 0:  # 0: the worker was idle and ended just as we wrote
+        if answer != 0:  # 0: it was idle and ended just as we wrote, or had imported other states
             break
     raise CompileError(
         f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`",

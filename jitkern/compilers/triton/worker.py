@@ -25,6 +25,7 @@ from typing import Any
 
 from jitkern.compilers.cuda import ptx_signature
 from jitkern.compilers.triton.origins import Origins
+from jitkern.files import owned
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_text import scalar_fault
@@ -32,6 +33,8 @@ from jitkern.target import Target
 
 IDLE = 20.0  # seconds
 _covered: set[str] = set()  # the kernels' own files
+_packages: set[str] = set()  # and their packages
+_imported: dict[str, tuple[int, ...]] = {}  # the files of modules, and their states before that
 _kept_code = SourceFileLoader.get_code
 
 
@@ -44,6 +47,8 @@ def main() -> None:
     with contextlib.suppress(queue.Empty):
         while True:
             request = json.loads(requests.get(timeout=IDLE))
+            if _is_outdated(request["covered"], request["absent"]):
+                break  # the parent asks another process
             answers.write(json.dumps(_answer(request)) + "\n")
             answers.flush()
     os._exit(0)  # the other thread still reads
@@ -62,14 +67,28 @@ def _read(requests: queue.SimpleQueue[bytes]) -> None:
 
 
 def _code(loader: SourceFileLoader, name: str) -> CodeType | None:
-    """The code of a module, that of a kernel's own module always from its text.
+    """The code of a module, that of a module in a kernel's own package always from its text.
 
     Python takes bytecode for that of any text with the same size and the same second of its time.
     """
     path = loader.get_filename(name)
-    if os.path.realpath(path) in _covered:
+    file = os.path.realpath(path)
+    with contextlib.suppress(OSError):
+        _imported[file] = owned.state(os.stat(path))  # noqa: PTH116
+    if file in _covered or name.partition(".")[0] in _packages:
         return loader.source_to_code(loader.get_data(path), path)
     return _kept_code(loader, name)
+
+
+def _is_outdated(covered: list[str], absent: list[str]) -> bool:
+    """Whether a kernel's own file was imported as another one's, and may be another module by now.
+
+    The parent knows the states of the files that it asked for before, and of no others.
+    """
+    if all(path in _covered or path not in _imported for path in covered):
+        return False
+    changed = any(_imported.get(path) != owned.state(os.stat(path)) for path in covered)  # noqa: PTH116
+    return changed or any(os.path.realpath(path) in _imported for path in absent)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +96,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     log = io.StringIO()
     modules = {*sys.modules}
     _covered.update(request["covered"])
+    _packages.add(variant.source.package.partition(".")[0])
     try:
         with redirect_stdout(log), redirect_stderr(log):
             target, staging = Target.parse(request["target"]), Path(request["staging"])
