@@ -52,6 +52,7 @@ def expanded(
     """
     template, keywords = dict(call.template), call.keywords
     named: dict[str, Any] = {}
+    defaults: dict[str, Constant] = {}
     if source.kind == "triton":
         declared = declared_in(op, source, call.function)
         tuned = {name for config in declared.configs for name, _ in config.constexprs}
@@ -64,14 +65,14 @@ def expanded(
         ]
         named = dict(zip(passed, call.args))
         if declared.configs:
-            config = choose(declared, named)
+            config = choose(declared, {**template, **named})
             template |= dict(config.constexprs)
             keywords = {**dict(config.options), **keywords}
         for name, function in declared.heuristics:
             if name in computed:
                 template[name] = concrete(function({**defaults, **named, **template}))
     if callable(keywords.get("grid")):
-        keywords = {**keywords, "grid": keywords["grid"]({**named, **template})}
+        keywords = {**keywords, "grid": keywords["grid"]({**defaults, **named, **template})}
     return call._replace(template=tuple(template.items()), keywords=keywords)
 
 

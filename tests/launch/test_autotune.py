@@ -71,6 +71,29 @@ def test_a_grid_function_sees_the_arguments_and_the_configuration(source):
     ]
 
 
+def test_a_grid_function_sees_defaults_of_constexprs(source):
+    path = source.paths[0]
+    path.write_text(TEXT + "\n@triton.jit\ndef halves(x, SPLIT: tl.constexpr = 2): pass\n")
+    asked = Call("halves", (), (torch.empty(8),), {"grid": lambda meta: (meta["SPLIT"],)})
+    (one,) = every_expansion("test::k", source, asked)
+    assert one.keywords["grid"] == (2,)
+
+
+def test_a_constexpr_of_the_key_is_a_situation_of_its_own(source):
+    source.paths[0].write_text(
+        TEXT.replace('key=["n"]', 'key=["n", "D"]').replace("n, B:", "n, D: tl.constexpr, B:")
+    )
+    found = []
+
+    def choose(declared, named):
+        found.append(autotune.situation_of(declared, named))
+        return declared.configs[0]
+
+    for size in (64, 128):
+        expanded("test::k", source, call(192)._replace(template=(("D", size),)), choose)
+    assert [dict(situation)["D"] for situation in found] == [64, 128]
+
+
 def test_what_the_call_gives_wins_over_heuristics_and_options(source):
     asked = call(192, num_warps=8)._replace(template=(("EVEN", False),))
     one = expanded("test::k", source, asked, lambda declared, _: declared.configs[0])
