@@ -104,16 +104,58 @@ def test_what_the_call_gives_wins_over_heuristics_and_options(source):
     ("old", "new", "says"),
     [
         ("configs=configs()", "configs=unknown()", "NameError|KeyError"),
+        (
+            "SIZES = [64, 128]",
+            "SIZES = [64]\ntry:\n    import fast\n    SIZES = [128]\nexcept ImportError: pass",
+            "line 5 imports a module",
+        ),
         ('key=["n"]', 'key=["n"], prune_configs_by={}', "`prune_configs_by` of @triton.autotune"),
         ("num_warps=size // 32)", "num_warps=size // 32, pre_hook=print)", "pre_hook"),
     ],
-    ids=["unknown", "prune", "hook"],
+    ids=["unknown", "import", "prune", "hook"],
 )
 def test_what_cannot_be_read_names_file_and_line(source, old, new, says):
     path = source.paths[0]
     path.write_text(TEXT.replace(old, new))
     with pytest.raises(CompileError, match=rf"k\.py\(\d+\): error: .*({says})"):
         functions(path)["k"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ("SIZES = [16]\nSIZES = [*SIZES, 64]\nSIZES += [128]", [16, 64, 128]),
+        ("SIZES = []\nSIZES.append(64)\nSIZES[:0] = [32]", [32, 64]),
+        ("SIZES: list = [64]\nif len(SIZES) == 1:\n    SIZES = [128]", [128]),
+        ("OTHER = SIZES = [64]\nOTHER = [128]", [64]),
+        ("WIDTH = 64\nSIZES = [WIDTH]\nWIDTH = 128", [64]),
+        ("def configs(): pass\nSIZES = [64]\nif __name__ == '__main__':\n    SIZES = []", [64]),
+        ("EXTRA = unknown()\ndef extra(): return EXTRA\nSIZES = [64] if True else extra()", [64]),
+    ],
+    ids=["again", "changed", "condition", "chained", "order", "main", "fails"],
+)
+def test_names_have_the_values_that_an_import_gives_them(source, sizes, expected):
+    path = source.paths[0]
+    path.write_text(TEXT.replace("SIZES = [64, 128]", sizes))
+    configs = functions(path)["k"].configs
+    assert [dict(config.constexprs)["B"] for config in configs] == expected
+
+
+def test_a_function_that_is_defined_again_counts_as_it_is_in_the_end(source):
+    path = source.paths[0]
+    again = "EVEN = 1\ndef even(args): return EVEN\nEVEN = 2\ndef even(args): return EVEN + 1\nEVEN = 3\n"
+    text = TEXT.replace("\n@triton.autotune", f"\n{again}@triton.autotune")
+    path.write_text(text.replace('lambda args: args["n"] % args["B"] == 0', "even"))
+    assert dict(functions(path)["k"].heuristics)["EVEN"]({}) == 4
+
+
+def test_a_list_of_parameters_that_are_not_specialized_may_have_a_name(source):
+    path = source.paths[0]
+    path.write_text(TEXT.replace("@triton.jit", "@triton.jit(do_not_specialize=PLAIN)"))
+    with pytest.raises(CompileError, match="must evaluate this .*'PLAIN' is not defined"):
+        functions(path)["k"]
+    path.write_text(path.read_text().replace("SIZES =", 'PLAIN = ["n"]\nSIZES ='))
+    assert functions(path)["k"].plain == {"n"}
 
 
 def test_what_cannot_be_read_does_not_concern_other_functions(source):
