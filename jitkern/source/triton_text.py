@@ -59,16 +59,21 @@ class Functions(Mapping[str, Function]):
 
     def __init__(self, path: str, tree: ast.Module) -> None:
         self._module = _Module(path, tree)
-        self._nodes = {
-            node.name: (node, decorator)
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit"))
-        }
+        self._nodes: dict[str, list[tuple[ast.FunctionDef, ast.expr]]] = {}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit")):
+                self._nodes.setdefault(node.name, []).append((node, decorator))
         self._read: dict[str, Function] = {}
 
     def __getitem__(self, name: str) -> Function:
         if name not in self._read:
-            self._read[name] = _function(*self._nodes[name], self._module)
+            (first, decorator), *more = self._nodes[name]
+            if more:
+                raise CompileError(
+                    f"{self._module.path}({more[0][0].lineno}): error: `{name}` is defined in line "
+                    f"{first.lineno}, too, and kernels are found by their names: rename one of them"
+                )
+            self._read[name] = _function(first, decorator, self._module)
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:

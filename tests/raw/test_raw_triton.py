@@ -11,7 +11,7 @@ from helpers import H100, needs_triton
 
 import jitkern
 from jitkern import jit
-from jitkern.errors import DeclarationError, LaunchError
+from jitkern.errors import CompileError, DeclarationError, LaunchError
 
 TRITON = """
 import triton
@@ -97,6 +97,41 @@ def test_a_triton_function_object_and_a_file(package, tmp_path):
     assert (by_path.function, by_path.source.package) == ("add", "")
     (variant,) = by_object.variants(*tensors(), 1000, BLOCK=128, DTYPE=tl.int32)
     assert variant.template == (("BLOCK", 128), ("DTYPE", "i32"))
+
+
+@needs_triton
+def test_a_function_in_another_one_is_not_taken_for_that_of_the_file(package, tmp_path):
+    text = """
+import triton
+import triton.language as tl
+
+def made(number):
+    FACTOR = tl.constexpr(number)
+
+    @triton.jit
+    def scale(x):
+        tl.store(x, FACTOR)
+    return scale
+
+@triton.jit
+def scale(x):
+    tl.store(x, 5.0)
+"""
+    (tmp_path / "kernels_made.py").write_text(text)
+    import kernels_made
+
+    found = [kernels_made.scale, kernels_made.made(6.0), kernels_made.made(7.0)]
+    entries = [
+        e for f in found for e in jitkern.triton_kernel(f).compile(tensors()[0], target=H100)
+    ]
+    assert len({entry.read("kernel.cubin") for entry in entries}) == 3
+
+
+def test_a_name_that_two_functions_have_is_refused(package):
+    (package / "kernels.py").write_text(TRITON + TRITON.partition("common\n")[2])
+    says = r"kernels\.py\(12\): error: `add` is defined in line 7, too, .*: rename one of them"
+    with pytest.raises(CompileError, match=says):
+        jitkern.triton_kernel(f"{package}/kernels.py:add").variants(*tensors(), 1000, BLOCK=128)
 
 
 @needs_triton
