@@ -371,6 +371,35 @@ def test_a_module_that_its_package_imported_for_another_kernel_is_not_taken_afte
     assert after == built("second")
 
 
+def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypatch):
+    for name, text in {
+        "k": f"{HEAD}V = tl.constexpr(2.0)\n{COPY.removeprefix(HEAD)}",
+        "sub/k": f"{HEAD}from placed.k import V\n"
+        + COPY.removeprefix(HEAD).replace("* scale", "* scale * V"),
+    }.items():
+        path = tmp_path / "placed" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "placed" / "away").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    import placed.sub.k
+
+    declared = [
+        ("", "k.py"), ("", "sub/k.py"), ("away", "../sub/k.py"), ("away", placed.sub.k.k),
+        ("sub", placed.sub.k.k),
+    ]  # fmt: skip
+    cubins = []
+    for folder, file in declared:
+        package = f"placed.{folder}".rstrip(".")
+        source = Triton(file).placed(
+            str(tmp_path / "placed" / folder), ("decl.py", 1), package=package
+        )
+        variant = Variant("t::k", source, "k", (("B", 64),), ("*f32:16", "*f32:16", "i32", "f32"))
+        cubins.append(jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin"))
+    assert cubins[0] != cubins[1]
+    assert [*map(len, cubins[1:])] == [len(cubins[1])] * 4
+
+
 def test_a_worker_that_died_is_an_error_with_its_status(build):
     with pytest.raises(CompileError, match="ended with status 7"):
         build("import os\nos._exit(7)\n")
