@@ -163,6 +163,12 @@ class _Attempt:
             if failed:
                 return None, output
             assembly = program.text("PTX")
+            if not assembly:
+                raise CompileError(
+                    f"{variant.op}: by its flags {[*variant.source.flags]} NVRTC writes code for a "
+                    "linker, as `-dlto` asks for, and no kernel: remove that flag",
+                    op=variant.op,
+                )
             symbol, parameters = ptx_signature.signature(assembly, program.lowered(kernel.name))
             if not symbol:
                 raise no_kernel(variant)
@@ -243,7 +249,7 @@ def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
 
 
 def _refuse_arch(variant: Variant, target: Target) -> None:
-    if arch_flags.is_named(variant.source.flags):
+    if arch_flags.is_named(variant.source.compiler_words):
         raise CompileError(
             f"{variant.op} for {target}: its flags name an arch; remove the arch flag: the target "
             "sets it",
