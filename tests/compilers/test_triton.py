@@ -128,6 +128,8 @@ OTHER = "V = tl.constexpr(2)\n"
         ("globals()['V'] = tl.constexpr(2)", "no statement of .*k.py gives `V` its value"),
         ("exec('V = tl.constexpr(2)')", "no statement of .*k.py gives `V` its value"),
         ("class C: V = int(open(DATA).read())\nV = tl.constexpr(C.V)", "made by `open`"),
+        ("class C: pass\nC.v = int(open(DATA).read())\nV = tl.constexpr(C.v)", "made by `open`"),
+        ("V = tl.constexpr(2)\ndef read():\n    global V\n    V = tl.constexpr(int(open(DATA).read()))\nread()", "`open`"),
     ],
 )  # fmt: skip
 def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, says):
@@ -153,6 +155,9 @@ def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, 
         "import os\nV = tl.constexpr(int(os.environ.get('BLOCK', '2')))",
         "from packaging import version\nV = tl.constexpr(3 if version.parse(triton.__version__) > version.parse('2') else 2)",
         "def made(n):\n    open = n + 1\n    return open\nV = tl.constexpr(made(2))",
+        "class C: pass\nC.v = 2\nV = tl.constexpr(C.v)",
+        "V = tl.constexpr(2)\ndef chosen():\n    global V\n    V = tl.constexpr(3)\nchosen()",
+        "import os, torch\nos.environ['NOTHING'] = str(os.getpid())\ntorch.backends.cudnn.benchmark = True\nV = tl.constexpr(len(os.environ.get('BLOCK', '22')) if torch.float16 else 3)",
         "V = tl.constexpr(2)\nif __name__ == '__main__':\n    V = open('/nowhere').read()",
         "@triton.jit\ndef half(x):\n    return x / 2\nV = tl.constexpr(2)\nfor name in ('a', 'b'):\n    print(open)",
     ],
@@ -162,6 +167,12 @@ def test_a_constant_of_the_kernels_own_modules_may_be_computed(build, tmp_path, 
     kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
     head = f"{HEAD}import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\n"
     build(f"{head}{text}\n{kernel}")
+
+
+def test_a_file_that_asks_for_its_own_module_finds_it(build):
+    head = f"from __future__ import annotations\n{HEAD}from dataclasses import dataclass\n"
+    value = "@dataclass\nclass Sizes:\n    one: int = 2\nV = tl.constexpr(Sizes().one)\n"
+    build(head + value + COPY.removeprefix(HEAD).replace("* scale", "* scale * V"))
 
 
 @pytest.mark.parametrize(

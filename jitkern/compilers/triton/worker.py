@@ -226,7 +226,7 @@ def _module(source: Source) -> ModuleType:
         return importlib.import_module(f"{source.package}.{path.stem}")
     spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
