@@ -212,6 +212,18 @@ def test_an_error_in_a_function_that_the_kernel_calls_names_its_line_there(build
         build(text)
 
 
+def test_an_assertion_without_a_word_shows_the_line(build):
+    text = COPY.replace("    i = tl", "    tl.static_assert(B < 64)\n    i = tl", 1)
+    says = r"k\.py\(5\): error: CompileTimeAssertionFailure: tl\.static_assert\(B < 64\)\nfull log"
+    with pytest.raises(CompileError, match=says):
+        build(text)
+
+
+def test_a_refusal_shows_none_of_our_own_lines(build):
+    with pytest.raises(CompileError, match=r"as a constexpr argument\nfull log: "):
+        build(COPY.replace("* scale", "* scale * int(open('/nowhere'))"))
+
+
 def test_a_syntax_error_names_file_and_line(build):
     with pytest.raises(CompileError, match=r"kernels/k/k\.py\(\d\): error: "):
         build(COPY + "def broken(:\n")

@@ -57,7 +57,7 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
     log = json.dumps(request) + "\n" + answer.get("log", "")
     write_log(staging, command, log, unseen=True)
     if "error" in answer:
-        output = f"{answer['error']}\n{answer.get('log', '')}"
+        output = f"{answer['error']}\n\n{answer.get('log', '')}"
         if re.search(_UNKNOWN_ARCH, output):
             raise TargetError(
                 f"{variant.op}: Triton {compiler['version']} cannot build for {target}: its "

@@ -257,8 +257,11 @@ def _explain(e: Exception, variant: Variant) -> str:
         for number, row in enumerate(Path(path).read_text().splitlines()):
             if re.match(rf"\s*def {re.escape(function)}\b", row):
                 line = number + node.lineno
-    message = next((row for row in reversed(str(e).splitlines()) if row.strip()), type(e).__name__)
-    return f"{path}{f'({line})' if line else ''}: error: {message.strip()}"
+    rows = [type(e).__name__, *filter(None, map(str.strip, str(e).splitlines()))]
+    message = rows[-1]
+    if message.strip("^") == "":  # below a line of the kernel, with no word on it
+        message = f"{rows[0]}: {rows[-2]}"
+    return f"{path}{f'({line})' if line else ''}: error: {message}"
 
 
 if __name__ == "__main__":
