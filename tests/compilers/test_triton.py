@@ -423,6 +423,14 @@ def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypa
     assert [*map(len, cubins[1:])] == [len(cubins[1])] * 4
 
 
+def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_request(build):
+    def built(head):
+        return build(f"import os\n{head}\n{COPY}").manifest.meta["symbol"]
+
+    for head in ("os.system('echo no answer; cat')", "os.write(1, b'{}\\n')", ""):
+        assert built(head) == "k"
+
+
 def test_a_worker_that_died_is_an_error_with_its_status(build):
     with pytest.raises(CompileError, match="ended with status 7"):
         build("import os\nos._exit(7)\n")

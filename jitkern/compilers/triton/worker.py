@@ -39,11 +39,14 @@ _kept_code = SourceFileLoader.get_code
 
 
 def main() -> None:
-    # Whatever a kernel's module prints must not reach the pipe.
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # What a kernel's module prints must not reach the pipes, nor what processes print and read that
+    # it starts.
+    asked, answers = os.dup(0), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     setattr(SourceFileLoader, "get_code", _code)  # noqa: B010
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    threading.Thread(target=_read, args=(asked, requests), daemon=True).start()
     with contextlib.suppress(queue.Empty):
         while True:
             request = json.loads(requests.get(timeout=IDLE))
@@ -54,10 +57,10 @@ def main() -> None:
     os._exit(0)  # the other thread still reads
 
 
-def _read(requests: queue.SimpleQueue[bytes]) -> None:
-    """Queue the lines of stdin. At its end, kill this process and its children at once."""
+def _read(pipe: int, requests: queue.SimpleQueue[bytes]) -> None:
+    """Queue the lines of a pipe. At its end, kill this process and its children at once."""
     rest = b""
-    while data := os.read(0, 1 << 16):
+    while data := os.read(pipe, 1 << 16):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             requests.put(line)
