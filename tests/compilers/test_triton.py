@@ -2,6 +2,7 @@
 
 import os
 import py_compile
+import signal
 import sys
 import threading
 
@@ -429,6 +430,23 @@ def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_requ
 
     for head in ("os.system('echo no answer; cat')", "os.write(1, b'{}\\n')", ""):
         assert built(head) == "k"
+
+
+def test_a_compile_that_is_interrupted_leaves_no_answer_to_the_next(build):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    build()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            build(f"import time\ntime.sleep(5)\n{COPY}")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    build.folder = build.folder.parent / "next"
+    build.folder.mkdir()
+    assert build(COPY.replace("def k(", "def other("), "other").manifest.meta["symbol"] == "other"
 
 
 def test_a_worker_that_died_is_an_error_with_its_status(build):

@@ -112,6 +112,9 @@ class Worker:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        except BaseException:  # Ctrl-C: the answer would be taken for that of the next request
+            self.close()
+            raise
         if not line.endswith("\n"):  # the worker died, maybe within its answer
             self.close()
             return self._process.returncode
