@@ -53,6 +53,11 @@ class Function(NamedTuple):
     key: tuple[str, ...] = ()
     heuristics: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
 
+    def of_config(self, config: Config) -> dict[str, Constant]:
+        """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
+        options = {name: value for name, value in config.options if name in self.parameters}
+        return {**options, **dict(config.constexprs)}
+
 
 class Functions(Mapping[str, Function]):
     """The jit functions of a file; each is read when first asked for. Raises CompileError."""

@@ -94,6 +94,27 @@ def test_a_constexpr_of_the_key_is_a_situation_of_its_own(source):
     assert [dict(situation)["D"] for situation in found] == [64, 128]
 
 
+def test_an_option_of_a_configuration_is_a_constexpr_if_a_parameter_has_its_name(source):
+    path = source.paths[0]
+    path.write_text(TEXT.replace("P: tl.constexpr", "P: tl.constexpr, num_warps: tl.constexpr"))
+    found = [
+        variant_of("test::k", source, one)[0] for one in every_expansion("test::k", source, call(4))
+    ]
+    assert [dict(v.template)["num_warps"] for v in found] == [2, 4]
+    assert [dict(v.options)["num_warps"] for v in found] == [2, 4]
+
+
+def test_heuristics_may_give_options(source):
+    decorator = '@triton.heuristics({"num_warps": lambda args: 8 if args["n"] > 64 else 2})'
+    source.paths[0].write_text(
+        f"{TEXT}\n{decorator}\n@triton.jit\ndef h(n, B: tl.constexpr): pass\n"
+    )
+    for n, keywords, expected in ((64, {}, 2), (65, {}, 8), (65, {"num_warps": 1}, 1)):
+        asked = Call("h", (("B", 16),), (n,), {"grid": 1, **keywords})
+        (one,) = every_expansion("test::h", source, asked)
+        assert variant_of("test::h", source, one)[0].options == (("num_warps", expected),)
+
+
 def test_what_the_call_gives_wins_over_heuristics_and_options(source):
     asked = call(192, num_warps=8)._replace(template=(("EVEN", False),))
     one = expanded("test::k", source, asked, lambda declared, _: declared.configs[0])

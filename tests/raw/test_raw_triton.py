@@ -185,6 +185,15 @@ def heur(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, alpha=2.0, beta=-1, 
     assert other.signature == ("*f32:16", "i32:16", "f32", "i32:16", "None")
 
 
+def test_a_keyword_that_is_an_option_and_a_parameter_is_both(package):
+    path = package / "kernels.py"
+    path.write_text(TRITON.replace("DTYPE: tl.constexpr = 1", "num_stages: tl.constexpr"))
+    k = jitkern.triton_kernel(f"{path}:add")
+    (variant,) = k.variants(*tensors(), 1000, BLOCK=128, num_stages=4, num_warps=8)
+    assert dict(variant.template)["num_stages"] == 4
+    assert dict(variant.options) == {"num_stages": 4, "num_warps": 8}
+
+
 @pytest.mark.parametrize(
     ("args", "keywords", "says"),
     [
