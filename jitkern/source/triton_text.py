@@ -24,6 +24,7 @@ _TYPES = {  # the names of types in annotations, without `tl.`
 _NARROW = {  # floats that a launch passes only in a tensor
     name for code, dtype in DTYPES.items() if not dtype.ctype for name in (code, dtype.triton)
 }
+_LISTS = ("key", "reset_to_zero", "restore_value")  # of @triton.autotune
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -38,8 +39,9 @@ class Function(NamedTuple):
     """A `@triton.jit` function as its text declares it: all that a launch needs without Triton.
 
     configs, key: of `@triton.autotune`: the configurations, and the arguments for each value of
-    which one configuration is chosen. heuristics: of `@triton.heuristics`: constexprs computed from
-    the rest.
+    which one configuration is chosen. zeroed, restored: its `reset_to_zero` and `restore_value`:
+    the arguments that each measured run finds as zeros, or as they were. heuristics: of
+    `@triton.heuristics`: constexprs computed from the rest.
     """
 
     parameters: tuple[str, ...]
@@ -51,6 +53,8 @@ class Function(NamedTuple):
     annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever the argument
     configs: tuple[Config, ...] = ()
     key: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
     heuristics: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
 
     def of_config(self, config: Config) -> dict[str, Constant]:
@@ -160,9 +164,10 @@ def _annotated(annotation: ast.expr | None) -> str:
 
 def _tuning(
     decorator: ast.expr | None, module: _Module
-) -> tuple[tuple[Config, ...], tuple[str, ...]]:
+) -> tuple[tuple[Config, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The configurations, and the lists of names in `_LISTS`."""
     if not isinstance(decorator, ast.Call):
-        return (), ()
+        return (), (), (), ()
     arguments = dict(zip(("configs", "key"), decorator.args))
     arguments |= {item.arg: item.value for item in decorator.keywords if item.arg}
     refused = {"prune_configs_by", "pre_hook", "post_hook"}.intersection(arguments)
@@ -172,7 +177,10 @@ def _tuning(
             "not supported: remove it, and list the configurations that remain"
         )
     configs = tuple(module.value(arguments["configs"]))
-    return configs, tuple(module.value(arguments["key"]) if "key" in arguments else ())
+    key, zeroed, restored = (
+        tuple(module.value(arguments[name]) or ()) if name in arguments else () for name in _LISTS
+    )
+    return configs, key, zeroed, restored
 
 
 def _heuristics(

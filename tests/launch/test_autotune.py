@@ -9,6 +9,7 @@ from jitkern import config
 from jitkern.errors import CompileError, LaunchError
 from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call, every_expansion, expanded, variant_of
+from jitkern.launch.runner import Runner
 from jitkern.source.kinds import Triton
 from jitkern.source.triton_text import Config, functions
 from jitkern.target import Target
@@ -232,6 +233,26 @@ def test_one_configuration_is_not_measured(source, monkeypatch):
     source.paths[0].write_text(TEXT.replace("SIZES = [64, 128]", "SIZES = [64]"))
     assert dict(choose(source).constexprs) == {"B": 64}
     assert not clock.measured
+
+
+def test_measured_runs_find_what_reset_to_zero_and_restore_value_name(source, monkeypatch):
+    lists = 'key=["n"], reset_to_zero=["out"], restore_value=["x"]'
+    source.paths[0].write_text(TEXT.replace('key=["n"]', lists))
+    found = []
+
+    def start(runner, call):
+        out, x, _ = call.args
+        found.append((out.tolist(), x.tolist()))
+        out += 1
+        x += 1
+
+    monkeypatch.setattr(Runner, "_start", start)
+    out, x = torch.ones(2), torch.ones(2)
+    asked = Call("k", (), (out, x, 2), {"grid": 1})
+    Runner("test::reset", source, TARGET, CPU).expanded(asked)
+    assert len(found) == 2 * (measure.WARM_UPS + measure.REPEATS)
+    assert all(values == ([0, 0], [1, 1]) for values in found)
+    assert out.tolist() == x.tolist() == [1, 1]
 
 
 def test_what_another_process_published_meanwhile_is_taken(source, monkeypatch):
