@@ -84,15 +84,25 @@ def situation_of_call(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, An
     """Return what a choice of `.tune` is for: dtypes, the value of its key (guarded), `cold`."""
     arguments = (*args, *(value for _, value in sorted(kwargs.items())))
     dtypes = tuple(
-        codes_of_torch().get(value.dtype, str(value.dtype))
+        ",".join(sorted({codes_of_torch().get(dtype, str(dtype)) for dtype in found}))
         for value in arguments
-        if isinstance(value, torch.Tensor)
+        if (found := _dtypes_of(value))
     )
     situation: Situation = (("dtypes", dtypes),)
     tuning = tuned.tuning
     if tuning.key is not None:
         situation += (("key", _key_value(tuning.key, tuning.key(*args, **kwargs))),)
     return (*situation, ("cold", True)) if tuning.cold else situation
+
+
+def _dtypes_of(value: Any) -> Sequence[torch.dtype]:
+    """Return the dtype of a tensor, or those of the tensors of a list."""
+    if isinstance(value, torch.Tensor):
+        return (value.dtype,)
+    if not isinstance(value, (list, tuple)):
+        return ()
+    traced: Sequence[torch.dtype] | None = getattr(value, "dtypes", None)
+    return traced or [item.dtype for item in value if isinstance(item, torch.Tensor)]
 
 
 def _key_value(key: Callable[..., Any], value: Any) -> Any:

@@ -52,9 +52,10 @@ def expanded(
     """
     template, keywords = dict(call.template), call.keywords
     named: dict[str, Any] = {}
+    defaults: dict[str, Constant] = {}
     if source.kind == "triton":
         declared = declared_in(op, source, call.function)
-        tuned = {name for config in declared.configs for name, _ in config.constexprs}
+        tuned = {name for config in declared.configs for name in declared.of_config(config)}
         computed = {name for name, _ in declared.heuristics} - template.keys()
         defaults = dict(declared.defaults)
         passed = [
@@ -64,14 +65,18 @@ def expanded(
         ]
         named = dict(zip(passed, call.args))
         if declared.configs:
-            config = choose(declared, named)
-            template |= dict(config.constexprs)
+            config = choose(declared, {**template, **named})
+            template |= declared.of_config(config)
             keywords = {**dict(config.options), **keywords}
         for name, function in declared.heuristics:
             if name in computed:
-                template[name] = concrete(function({**defaults, **named, **template}))
+                value = concrete(function({**defaults, **named, **template}))
+                if name in declared.parameters or name not in TRITON_OPTIONS:
+                    template[name] = value
+                else:
+                    keywords = {name: value, **keywords}
     if callable(keywords.get("grid")):
-        keywords = {**keywords, "grid": keywords["grid"]({**named, **template})}
+        keywords = {**keywords, "grid": keywords["grid"]({**defaults, **named, **template})}
     return call._replace(template=tuple(template.items()), keywords=keywords)
 
 

@@ -93,8 +93,15 @@ class Runner:
             def launch_of(config: triton_text.Config) -> Launch:
                 copy = call._replace(args=args())
                 complete = expanded(self.where, self.source, copy, lambda *_: config)
+                pairs = list(zip(copy.args, call.args))
+                zeroed = [mine for mine, given in pairs if _is_among(declared.zeroed, given, named)]
+                restored = [pair for pair in pairs if _is_among(declared.restored, pair[1], named)]
 
                 def launch() -> None:
+                    for mine in zeroed:
+                        mine.zero_()
+                    for mine, given in restored:
+                        mine.copy_(given)
                     self._start(complete)
 
                 return launch
@@ -274,6 +281,11 @@ class CachedKernels:
         checked(what, compiled.parameters, args, torch.device("meta"), compiled.written)
         if self.source.runs != HOST:
             geometry_of(what, compiled, call.keywords)
+
+
+def _is_among(names: Sequence[str], value: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a value is a tensor that one of these names has."""
+    return isinstance(value, torch.Tensor) and any(named.get(name) is value for name in names)
 
 
 def _is_on(tensor: torch.Tensor, target: Target) -> bool:

@@ -70,7 +70,9 @@ class TritonKernel(RawKernel):
         """Return a Call, with the constexprs apart from the other arguments."""
         declared = declared_in(self.op, self.source, self.function)
         named = dict(zip(declared.parameters, args))
-        options = {name: keywords.pop(name) for name in _KEYWORDS & keywords.keys()}
+        options = {name: keywords[name] for name in _KEYWORDS & keywords.keys()}
+        for name in options.keys() - (declared.constexprs & {*TRITON_OPTIONS}):
+            del keywords[name]
         listed = f"`{self.function}({', '.join(declared.parameters)})` of {self.op}"
         if len(args) > len(declared.parameters):
             raise LaunchError(f"{listed} got {len(args)} arguments")
@@ -80,7 +82,7 @@ class TritonKernel(RawKernel):
             if name in named:
                 raise LaunchError(f"{listed} got two values for `{name}`")
         named = {**dict(declared.passed), **named, **keywords}
-        computed = {name for config in declared.configs for name, _ in config.constexprs}
+        computed = {name for config in declared.configs for name in declared.of_config(config)}
         computed |= {name for name, _ in declared.heuristics} | dict(declared.defaults).keys()
         missing = [n for n in declared.parameters if n not in named and n not in computed]
         if missing:

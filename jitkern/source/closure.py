@@ -296,7 +296,8 @@ def _module_files(source: Source, importer: Path, module: tuple[int, str]) -> li
         )
         if package and not shared:
             return []
-        base = Path(source.folder, *[".."] * (len(package) - shared))
+        beside = source.paths[0].parent if package else Path(source.folder)
+        base = beside.joinpath(*[".."] * (len(package) - shared))
         parts = parts[shared:]
     stem = Path(os.path.normpath(base.joinpath(*parts)))
     return [stem.with_name(stem.name + ".py"), stem / "__init__.py"]

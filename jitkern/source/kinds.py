@@ -388,14 +388,21 @@ class Triton(Source):
         super().__init__(files, **rest)
 
     def placed(self, folder: str, place: tuple[str, int], **fields: str) -> Source:
-        """A copy as the folder declares it; a function stays where it is, and in its package."""
+        """A copy as the folder declares it, in the package of its file.
+
+        A function stays where it is, and in its package.
+        """
         placed = super().placed(folder, place, **fields)
         if self.text:
             return placed.replace(written_at=self.written_at or placed.written_at, package="")
         if Path(self.files[0]).is_absolute():
             file = os.path.relpath(self.files[0], folder)
             return placed.replace(files=(file,), package=self.package)
-        return placed
+        parts = placed.package.split(".") if placed.package else []
+        if parts and os.sep in self.files[0]:
+            for folder_name in Path(os.path.normpath(self.files[0])).parent.parts:
+                parts = parts[:-1] if folder_name == ".." else [*parts, folder_name]
+        return placed.replace(package=".".join(parts))
 
 
 class Extension(Source):

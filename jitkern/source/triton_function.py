@@ -1,8 +1,9 @@
-"""A `@triton.jit` function of a cell, or of `exec`, as the text of a module.
+"""A `@triton.jit` function of a cell, of `exec`, or of another function, as the text of a module.
 
-Triton's functions are compiled from a module's file, in another process. A function that is in no
-file becomes a text: its source and that of the functions it calls, after statements that give its
-globals the values they have now. The source comes from `linecache`, as for tracebacks.
+Triton's functions are compiled from a module's file, in another process. A function that no file
+has at its top level becomes a text: its source and that of the functions it calls, after statements
+that give its globals the values they have now. The source comes from `linecache`, as for
+tracebacks.
 """
 
 from __future__ import annotations
@@ -164,9 +165,13 @@ class _Writer:
 
 
 def in_file(function: types.FunctionType) -> bool:
-    """Whether the function is in a file, rather than in a cell or in text given to `exec`."""
+    """Whether a file has the function at its top level.
+
+    Not so a function in a cell, in text given to `exec`, or in another function.
+    """
     file = function.__code__.co_filename
-    return os.path.isfile(file) and "ipykernel" not in file  # noqa: PTH113  a name may be `<cell>`
+    top = function.__qualname__ == function.__name__
+    return top and os.path.isfile(file) and "ipykernel" not in file  # noqa: PTH113  a name may be `<cell>`
 
 
 def _is_installed(value: Any) -> bool:

@@ -24,6 +24,8 @@ _TYPES = {  # the names of types in annotations, without `tl.`
 _NARROW = {  # floats that a launch passes only in a tensor
     name for code, dtype in DTYPES.items() if not dtype.ctype for name in (code, dtype.triton)
 }
+_LISTS = ("key", "reset_to_zero", "restore_value")  # of @triton.autotune
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Config(NamedTuple):
@@ -37,8 +39,9 @@ class Function(NamedTuple):
     """A `@triton.jit` function as its text declares it: all that a launch needs without Triton.
 
     configs, key: of `@triton.autotune`: the configurations, and the arguments for each value of
-    which one configuration is chosen. heuristics: of `@triton.heuristics`: constexprs computed from
-    the rest.
+    which one configuration is chosen. zeroed, restored: its `reset_to_zero` and `restore_value`:
+    the arguments that each measured run finds as zeros, or as they were. heuristics: of
+    `@triton.heuristics`: constexprs computed from the rest.
     """
 
     parameters: tuple[str, ...]
@@ -50,24 +53,36 @@ class Function(NamedTuple):
     annotated: tuple[tuple[str, str], ...] = ()  # `n: tl.int64`: the type, whatever the argument
     configs: tuple[Config, ...] = ()
     key: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
     heuristics: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
+
+    def of_config(self, config: Config) -> dict[str, Constant]:
+        """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
+        options = {name: value for name, value in config.options if name in self.parameters}
+        return {**options, **dict(config.constexprs)}
 
 
 class Functions(Mapping[str, Function]):
     """The jit functions of a file; each is read when first asked for. Raises CompileError."""
 
     def __init__(self, path: str, tree: ast.Module) -> None:
-        self._names = _Names(path, tree)
-        self._nodes = {
-            node.name: (node, decorator)
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit"))
-        }
+        self._module = _Module(path, tree)
+        self._nodes: dict[str, list[tuple[ast.FunctionDef, ast.expr]]] = {}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit")):
+                self._nodes.setdefault(node.name, []).append((node, decorator))
         self._read: dict[str, Function] = {}
 
     def __getitem__(self, name: str) -> Function:
         if name not in self._read:
-            self._read[name] = _function(*self._nodes[name], self._names)
+            (first, decorator), *more = self._nodes[name]
+            if more:
+                raise CompileError(
+                    f"{self._module.path}({more[0][0].lineno}): error: `{name}` is defined in line "
+                    f"{first.lineno}, too, and kernels are found by their names: rename one of them"
+                )
+            self._read[name] = _function(first, decorator, self._module)
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -91,7 +106,7 @@ def _functions(path: str, _state: tuple[int, ...]) -> Functions:
     return Functions(path, tree)
 
 
-def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Function:
+def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Module) -> Function:
     positional = [*node.args.posonlyargs, *node.args.args]
     parameters = [*positional, *node.args.kwonlyargs]
     names = [parameter.arg for parameter in parameters]
@@ -114,8 +129,8 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Names) -> Fun
         constexprs,
         tuple((n, v) for n, v in literals.items() if n in constexprs and v is not None),
         tuple((n, v) for n, v in literals.items() if n not in constexprs),
-        frozenset(_named(decorator, "do_not_specialize", names)),
-        frozenset(_named(decorator, "do_not_specialize_on_alignment", names)),
+        frozenset(_named(decorator, "do_not_specialize", names, module)),
+        frozenset(_named(decorator, "do_not_specialize_on_alignment", names, module)),
         annotated,
         *_tuning(_decorator(node, "autotune"), module),
         _heuristics(_decorator(node, "heuristics"), module),
@@ -148,10 +163,11 @@ def _annotated(annotation: ast.expr | None) -> str:
 
 
 def _tuning(
-    decorator: ast.expr | None, module: _Names
-) -> tuple[tuple[Config, ...], tuple[str, ...]]:
+    decorator: ast.expr | None, module: _Module
+) -> tuple[tuple[Config, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The configurations, and the lists of names in `_LISTS`."""
     if not isinstance(decorator, ast.Call):
-        return (), ()
+        return (), (), (), ()
     arguments = dict(zip(("configs", "key"), decorator.args))
     arguments |= {item.arg: item.value for item in decorator.keywords if item.arg}
     refused = {"prune_configs_by", "pre_hook", "post_hook"}.intersection(arguments)
@@ -161,11 +177,14 @@ def _tuning(
             "not supported: remove it, and list the configurations that remain"
         )
     configs = tuple(module.value(arguments["configs"]))
-    return configs, tuple(module.value(arguments["key"]) if "key" in arguments else ())
+    key, zeroed, restored = (
+        tuple(module.value(arguments[name]) or ()) if name in arguments else () for name in _LISTS
+    )
+    return configs, key, zeroed, restored
 
 
 def _heuristics(
-    decorator: ast.expr | None, module: _Names
+    decorator: ast.expr | None, module: _Module
 ) -> tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...]:
     if not isinstance(decorator, ast.Call):
         return ()
@@ -187,33 +206,90 @@ def _config(
 
 
 class _Names(dict[str, Any]):
-    """The names of a file for its decorators, each computed without Triton when first asked for."""
+    """The names that statements of a file gave a value; for a name that they failed to, why."""
 
-    def __init__(self, path: str, tree: ast.Module) -> None:
+    def __init__(self) -> None:
         light = SimpleNamespace(Config=_config, cdiv=cdiv, next_power_of_2=next_power_of_2)
         super().__init__(triton=light, Config=_config, math=math)
+        self._failures: dict[str, Exception] = {}
+
+    def run(self, node: ast.stmt, path: str) -> None:
+        """Run a statement, unless it imports modules; a failure counts where its names are read."""
+        failure: Exception = ImportError(f"line {node.lineno} imports a module")
+        if not _imports(node):
+            try:
+                exec(compile(ast.Module([node], []), path, "exec"), self)  # noqa: S102  the kernel author's own code
+            except Exception as e:  # noqa: BLE001
+                failure = e
+            else:
+                return
+        for name in _given_by(node):
+            self.pop(name, None)
+            self._failures[name] = failure
+
+    def __missing__(self, name: str) -> Any:
+        raise self._failures.get(name) or KeyError(name)
+
+
+class _Module:
+    """A file, of whose statements those are run, without Triton, that its decorators depend on."""
+
+    def __init__(self, path: str, tree: ast.Module) -> None:
         self.path = path
         self._tree = tree
 
     def value(self, expression: ast.expr) -> Any:
         """The value of an expression of the file. Raises CompileError."""
+        names = _Names()
+        for node in self._leading_to(expression, known=frozenset(names)):
+            names.run(node, self.path)
         try:
             code = compile(ast.Expression(expression), self.path, "eval")
-            return eval(code, self)  # noqa: S307  the kernel author's own code
+            return eval(code, names)  # noqa: S307  the kernel author's own code
         except Exception as e:
             raise CompileError(
                 f"{self.path}({expression.lineno}): error: a launch must evaluate this without "
                 f"importing Triton, and cannot: {type(e).__name__}: {e}"
             ) from e
 
-    def __missing__(self, name: str) -> Any:
-        for node in self._tree.body:
-            names = [t.id for t in getattr(node, "targets", ()) if isinstance(t, ast.Name)]
-            if name in names or getattr(node, "name", "") == name:
-                code = compile(ast.Module([node], []), self.path, "exec")
-                exec(code, self)  # noqa: S102  the kernel author's own code
-                return self[name]
-        raise KeyError(name)
+    def _leading_to(self, expression: ast.expr, known: frozenset[str]) -> list[ast.stmt]:
+        """The statements, in order, that the values of the names in an expression follow from."""
+        wanted = _names_in(expression) - known
+        needed: set[ast.stmt] = set()
+        while more := {n for n in self._tree.body if _given_by(n) & wanted} - needed:
+            needed |= more
+            wanted = wanted.union(*map(_names_in, more)) - known
+        return [node for node in self._tree.body if node in needed]
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _imports(node: ast.stmt) -> bool:
+    """Whether a statement, other than a definition, imports modules."""
+    parts = () if isinstance(node, _DEFINITIONS) else ast.walk(node)
+    return any(isinstance(part, (ast.Import, ast.ImportFrom)) for part in parts)
+
+
+def _given_by(node: ast.stmt) -> set[str]:
+    """The names whose values a statement gives or changes: `a = 1`, `a[0] = 1`, `a.append(1)`."""
+    if isinstance(node, _DEFINITIONS):
+        return {node.name}
+    found = set()
+    for part in ast.walk(node):
+        place: ast.AST | None = None
+        if isinstance(part, _DEFINITIONS):
+            found.add(part.name)
+        elif isinstance(getattr(part, "ctx", None), (ast.Store, ast.Del)):
+            place = part
+        elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
+            place = part.value.func if isinstance(part.value.func, ast.Attribute) else None
+        while isinstance(place, (ast.Attribute, ast.Subscript)):
+            place = place.value
+        if isinstance(place, ast.Name):
+            found.add(place.id)
+    return found
 
 
 def cdiv(a: int, b: int) -> int:
@@ -243,12 +319,10 @@ def _decorator(node: ast.FunctionDef, name: str) -> ast.expr | None:
     return None
 
 
-def _named(decorator: ast.expr, keyword: str, names: list[str]) -> list[str]:
+def _named(decorator: ast.expr, keyword: str, names: list[str], module: _Module) -> list[str]:
     """The parameters that a list keyword of the decorator names, by name or position."""
     for item in decorator.keywords if isinstance(decorator, ast.Call) else []:
         if item.arg == keyword:
-            with contextlib.suppress(ValueError):
-                return [
-                    names[v] if isinstance(v, int) else str(v) for v in ast.literal_eval(item.value)
-                ]
+            listed = module.value(item.value) or ()
+            return [names[v] if isinstance(v, int) else str(v) for v in listed]
     return []

@@ -68,7 +68,8 @@ def label_of(op: str, label: str, target: str, end: str = "") -> str:
 
 def _processor(source: Source) -> dict[str, str]:
     """This machine's processor for the key of host code, if a flag says `native`; else {}."""
-    processor = "" if source.runs == CUDA else processor_for(source.compiler_words)
+    flags = [*source.compiler_words, *getattr(source, "ldflags", ())]  # -flto compiles as it links
+    processor = "" if source.runs == CUDA else processor_for(flags)
     return {"processor": processor} if processor else {}
 
 

@@ -36,6 +36,11 @@ class TensorList:
     def __class__(self) -> type:
         return list
 
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtypes of its tensors; without a guard, as those that are used have one each."""
+        return [tensor.dtype for tensor in self._described]
+
     def _count(self) -> str:
         return f"call->lists[{self._place}].count"
 

@@ -2,6 +2,7 @@
 
 import os
 import py_compile
+import signal
 import sys
 import threading
 
@@ -128,6 +129,8 @@ OTHER = "V = tl.constexpr(2)\n"
         ("globals()['V'] = tl.constexpr(2)", "no statement of .*k.py gives `V` its value"),
         ("exec('V = tl.constexpr(2)')", "no statement of .*k.py gives `V` its value"),
         ("class C: V = int(open(DATA).read())\nV = tl.constexpr(C.V)", "made by `open`"),
+        ("class C: pass\nC.v = int(open(DATA).read())\nV = tl.constexpr(C.v)", "made by `open`"),
+        ("V = tl.constexpr(2)\ndef read():\n    global V\n    V = tl.constexpr(int(open(DATA).read()))\nread()", "`open`"),
     ],
 )  # fmt: skip
 def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, says):
@@ -153,6 +156,9 @@ def test_a_constant_that_comes_from_elsewhere_is_refused(build, tmp_path, text, 
         "import os\nV = tl.constexpr(int(os.environ.get('BLOCK', '2')))",
         "from packaging import version\nV = tl.constexpr(3 if version.parse(triton.__version__) > version.parse('2') else 2)",
         "def made(n):\n    open = n + 1\n    return open\nV = tl.constexpr(made(2))",
+        "class C: pass\nC.v = 2\nV = tl.constexpr(C.v)",
+        "V = tl.constexpr(2)\ndef chosen():\n    global V\n    V = tl.constexpr(3)\nchosen()",
+        "import os, torch\nos.environ['NOTHING'] = str(os.getpid())\ntorch.backends.cudnn.benchmark = True\nV = tl.constexpr(len(os.environ.get('BLOCK', '22')) if torch.float16 else 3)",
         "V = tl.constexpr(2)\nif __name__ == '__main__':\n    V = open('/nowhere').read()",
         "@triton.jit\ndef half(x):\n    return x / 2\nV = tl.constexpr(2)\nfor name in ('a', 'b'):\n    print(open)",
     ],
@@ -162,6 +168,12 @@ def test_a_constant_of_the_kernels_own_modules_may_be_computed(build, tmp_path, 
     kernel = COPY.replace(HEAD, "").replace("* scale", "* scale * V")
     head = f"{HEAD}import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\n"
     build(f"{head}{text}\n{kernel}")
+
+
+def test_a_file_that_asks_for_its_own_module_finds_it(build):
+    head = f"from __future__ import annotations\n{HEAD}from dataclasses import dataclass\n"
+    value = "@dataclass\nclass Sizes:\n    one: int = 2\nV = tl.constexpr(Sizes().one)\n"
+    build(head + value + COPY.removeprefix(HEAD).replace("* scale", "* scale * V"))
 
 
 @pytest.mark.parametrize(
@@ -199,6 +211,18 @@ def test_an_error_in_a_function_that_the_kernel_calls_names_its_line_there(build
     line = text.splitlines().index("    return y * FACTOR") + 1
     with pytest.raises(CompileError, match=rf"k\.py\({line}\): error: .*global variable FACTOR"):
         build(text)
+
+
+def test_an_assertion_without_a_word_shows_the_line(build):
+    text = COPY.replace("    i = tl", "    tl.static_assert(B < 64)\n    i = tl", 1)
+    says = r"k\.py\(5\): error: CompileTimeAssertionFailure: tl\.static_assert\(B < 64\)\nfull log"
+    with pytest.raises(CompileError, match=says):
+        build(text)
+
+
+def test_a_refusal_shows_none_of_our_own_lines(build):
+    with pytest.raises(CompileError, match=r"as a constexpr argument\nfull log: "):
+        build(COPY.replace("* scale", "* scale * int(open('/nowhere'))"))
 
 
 def test_a_syntax_error_names_file_and_line(build):
@@ -331,6 +355,98 @@ def test_a_module_that_comes_or_goes_is_not_what_the_worker_imported_before(tmp_
     assert built() != without
     (folder / "fast.py").unlink()
     assert built() == without
+
+
+@pytest.mark.usefixtures("_new_worker")
+@pytest.mark.parametrize("change", ["edited", "comes", "goes"])
+def test_a_module_that_its_package_imported_for_another_kernel_is_not_taken_after_a_change(
+    tmp_path, monkeypatch, change
+):
+    folder = tmp_path / f"eager_{change}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from . import first, second\n")
+    choice = "try:\n    from .fast import V\nexcept ImportError:\n    V = tl.constexpr(2.0)\n"
+    text = HEAD + choice + COPY.removeprefix(HEAD).replace("* scale", "* scale * V")
+    files = {
+        "first": HEAD + COPY,
+        "second": text,
+        "fast": "import triton.language as tl\nV = tl.constexpr(3.0)\n",
+    }
+    for name, content in files.items():
+        if (name, change) != ("fast", "comes"):
+            (folder / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def built(name):
+        source = Triton(f"{name}.py", folder=str(folder), package=folder.name)
+        signature = ("*f32:16", "*f32:16", "i32", "f32")
+        variant = Variant("test::eager", source, "k", (("B", 64),), signature)
+        return jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin")
+
+    built("first")
+    if change == "edited":
+        (folder / "second.py").write_text(text.replace("* V", "* V * 5.0"))
+    elif change == "comes":
+        (folder / "fast.py").write_text(files["fast"])
+    else:
+        (folder / "fast.py").unlink()
+    after = built("second")
+    monkeypatch.setattr(compiler, "_workers", threading.local())
+    assert after == built("second")
+
+
+def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypatch):
+    for name, text in {
+        "k": f"{HEAD}V = tl.constexpr(2.0)\n{COPY.removeprefix(HEAD)}",
+        "sub/k": f"{HEAD}from placed.k import V\n"
+        + COPY.removeprefix(HEAD).replace("* scale", "* scale * V"),
+    }.items():
+        path = tmp_path / "placed" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "placed" / "away").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    import placed.sub.k
+
+    declared = [
+        ("", "k.py"), ("", "sub/k.py"), ("away", "../sub/k.py"), ("away", placed.sub.k.k),
+        ("sub", placed.sub.k.k),
+    ]  # fmt: skip
+    cubins = []
+    for folder, file in declared:
+        package = f"placed.{folder}".rstrip(".")
+        source = Triton(file).placed(
+            str(tmp_path / "placed" / folder), ("decl.py", 1), package=package
+        )
+        variant = Variant("t::k", source, "k", (("B", 64),), ("*f32:16", "*f32:16", "i32", "f32"))
+        cubins.append(jit.ensure(variant, TARGET, refresh=True).read("kernel.cubin"))
+    assert cubins[0] != cubins[1]
+    assert [*map(len, cubins[1:])] == [len(cubins[1])] * 4
+
+
+def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_request(build):
+    def built(head):
+        return build(f"import os\n{head}\n{COPY}").manifest.meta["symbol"]
+
+    for head in ("os.system('echo no answer; cat')", "os.write(1, b'{}\\n')", ""):
+        assert built(head) == "k"
+
+
+def test_a_compile_that_is_interrupted_leaves_no_answer_to_the_next(build):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    build()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            build(f"import time\ntime.sleep(5)\n{COPY}")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    build.folder = build.folder.parent / "next"
+    build.folder.mkdir()
+    assert build(COPY.replace("def k(", "def other("), "other").manifest.meta["symbol"] == "other"
 
 
 def test_a_worker_that_died_is_an_error_with_its_status(build):

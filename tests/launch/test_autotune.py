@@ -9,6 +9,7 @@ from jitkern import config
 from jitkern.errors import CompileError, LaunchError
 from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call, every_expansion, expanded, variant_of
+from jitkern.launch.runner import Runner
 from jitkern.source.kinds import Triton
 from jitkern.source.triton_text import Config, functions
 from jitkern.target import Target
@@ -71,6 +72,50 @@ def test_a_grid_function_sees_the_arguments_and_the_configuration(source):
     ]
 
 
+def test_a_grid_function_sees_defaults_of_constexprs(source):
+    path = source.paths[0]
+    path.write_text(TEXT + "\n@triton.jit\ndef halves(x, SPLIT: tl.constexpr = 2): pass\n")
+    asked = Call("halves", (), (torch.empty(8),), {"grid": lambda meta: (meta["SPLIT"],)})
+    (one,) = every_expansion("test::k", source, asked)
+    assert one.keywords["grid"] == (2,)
+
+
+def test_a_constexpr_of_the_key_is_a_situation_of_its_own(source):
+    source.paths[0].write_text(
+        TEXT.replace('key=["n"]', 'key=["n", "D"]').replace("n, B:", "n, D: tl.constexpr, B:")
+    )
+    found = []
+
+    def choose(declared, named):
+        found.append(autotune.situation_of(declared, named))
+        return declared.configs[0]
+
+    for size in (64, 128):
+        expanded("test::k", source, call(192)._replace(template=(("D", size),)), choose)
+    assert [dict(situation)["D"] for situation in found] == [64, 128]
+
+
+def test_an_option_of_a_configuration_is_a_constexpr_if_a_parameter_has_its_name(source):
+    path = source.paths[0]
+    path.write_text(TEXT.replace("P: tl.constexpr", "P: tl.constexpr, num_warps: tl.constexpr"))
+    found = [
+        variant_of("test::k", source, one)[0] for one in every_expansion("test::k", source, call(4))
+    ]
+    assert [dict(v.template)["num_warps"] for v in found] == [2, 4]
+    assert [dict(v.options)["num_warps"] for v in found] == [2, 4]
+
+
+def test_heuristics_may_give_options(source):
+    decorator = '@triton.heuristics({"num_warps": lambda args: 8 if args["n"] > 64 else 2})'
+    source.paths[0].write_text(
+        f"{TEXT}\n{decorator}\n@triton.jit\ndef h(n, B: tl.constexpr): pass\n"
+    )
+    for n, keywords, expected in ((64, {}, 2), (65, {}, 8), (65, {"num_warps": 1}, 1)):
+        asked = Call("h", (("B", 16),), (n,), {"grid": 1, **keywords})
+        (one,) = every_expansion("test::h", source, asked)
+        assert variant_of("test::h", source, one)[0].options == (("num_warps", expected),)
+
+
 def test_what_the_call_gives_wins_over_heuristics_and_options(source):
     asked = call(192, num_warps=8)._replace(template=(("EVEN", False),))
     one = expanded("test::k", source, asked, lambda declared, _: declared.configs[0])
@@ -81,16 +126,58 @@ def test_what_the_call_gives_wins_over_heuristics_and_options(source):
     ("old", "new", "says"),
     [
         ("configs=configs()", "configs=unknown()", "NameError|KeyError"),
+        (
+            "SIZES = [64, 128]",
+            "SIZES = [64]\ntry:\n    import fast\n    SIZES = [128]\nexcept ImportError: pass",
+            "line 5 imports a module",
+        ),
         ('key=["n"]', 'key=["n"], prune_configs_by={}', "`prune_configs_by` of @triton.autotune"),
         ("num_warps=size // 32)", "num_warps=size // 32, pre_hook=print)", "pre_hook"),
     ],
-    ids=["unknown", "prune", "hook"],
+    ids=["unknown", "import", "prune", "hook"],
 )
 def test_what_cannot_be_read_names_file_and_line(source, old, new, says):
     path = source.paths[0]
     path.write_text(TEXT.replace(old, new))
     with pytest.raises(CompileError, match=rf"k\.py\(\d+\): error: .*({says})"):
         functions(path)["k"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ("SIZES = [16]\nSIZES = [*SIZES, 64]\nSIZES += [128]", [16, 64, 128]),
+        ("SIZES = []\nSIZES.append(64)\nSIZES[:0] = [32]", [32, 64]),
+        ("SIZES: list = [64]\nif len(SIZES) == 1:\n    SIZES = [128]", [128]),
+        ("OTHER = SIZES = [64]\nOTHER = [128]", [64]),
+        ("WIDTH = 64\nSIZES = [WIDTH]\nWIDTH = 128", [64]),
+        ("def configs(): pass\nSIZES = [64]\nif __name__ == '__main__':\n    SIZES = []", [64]),
+        ("EXTRA = unknown()\ndef extra(): return EXTRA\nSIZES = [64] if True else extra()", [64]),
+    ],
+    ids=["again", "changed", "condition", "chained", "order", "main", "fails"],
+)
+def test_names_have_the_values_that_an_import_gives_them(source, sizes, expected):
+    path = source.paths[0]
+    path.write_text(TEXT.replace("SIZES = [64, 128]", sizes))
+    configs = functions(path)["k"].configs
+    assert [dict(config.constexprs)["B"] for config in configs] == expected
+
+
+def test_a_function_that_is_defined_again_counts_as_it_is_in_the_end(source):
+    path = source.paths[0]
+    again = "EVEN = 1\ndef even(args): return EVEN\nEVEN = 2\ndef even(args): return EVEN + 1\nEVEN = 3\n"
+    text = TEXT.replace("\n@triton.autotune", f"\n{again}@triton.autotune")
+    path.write_text(text.replace('lambda args: args["n"] % args["B"] == 0', "even"))
+    assert dict(functions(path)["k"].heuristics)["EVEN"]({}) == 4
+
+
+def test_a_list_of_parameters_that_are_not_specialized_may_have_a_name(source):
+    path = source.paths[0]
+    path.write_text(TEXT.replace("@triton.jit", "@triton.jit(do_not_specialize=PLAIN)"))
+    with pytest.raises(CompileError, match="must evaluate this .*'PLAIN' is not defined"):
+        functions(path)["k"]
+    path.write_text(path.read_text().replace("SIZES =", 'PLAIN = ["n"]\nSIZES ='))
+    assert functions(path)["k"].plain == {"n"}
 
 
 def test_what_cannot_be_read_does_not_concern_other_functions(source):
@@ -146,6 +233,26 @@ def test_one_configuration_is_not_measured(source, monkeypatch):
     source.paths[0].write_text(TEXT.replace("SIZES = [64, 128]", "SIZES = [64]"))
     assert dict(choose(source).constexprs) == {"B": 64}
     assert not clock.measured
+
+
+def test_measured_runs_find_what_reset_to_zero_and_restore_value_name(source, monkeypatch):
+    lists = 'key=["n"], reset_to_zero=["out"], restore_value=["x"]'
+    source.paths[0].write_text(TEXT.replace('key=["n"]', lists))
+    found = []
+
+    def start(runner, call):
+        out, x, _ = call.args
+        found.append((out.tolist(), x.tolist()))
+        out += 1
+        x += 1
+
+    monkeypatch.setattr(Runner, "_start", start)
+    out, x = torch.ones(2), torch.ones(2)
+    asked = Call("k", (), (out, x, 2), {"grid": 1})
+    Runner("test::reset", source, TARGET, CPU).expanded(asked)
+    assert len(found) == 2 * (measure.WARM_UPS + measure.REPEATS)
+    assert all(values == ([0, 0], [1, 1]) for values in found)
+    assert out.tolist() == x.tolist() == [1, 1]
 
 
 def test_what_another_process_published_meanwhile_is_taken(source, monkeypatch):

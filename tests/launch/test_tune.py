@@ -58,6 +58,20 @@ def test_dtypes_and_what_key_returns_choose_anew(declare, clock):
 
 
 @needs_runtime
+def test_dtypes_of_a_list_choose_anew_and_its_length_does_not(declare, clock):
+    def launch(k, xs):
+        return double(k, xs[0])
+
+    op = declare(launch, ways, schema="(Tensor[] xs) -> Tensor")
+    for dtype in (torch.float32, torch.float64):
+        for count in (1, 2):
+            x = torch.ones(4, dtype=dtype)
+            assert torch.equal(served(op, [x] * count), 2 * x)
+    assert len(clock.measured) == 2 * 3
+    assert {c["situation"]["dtypes"] for c in choices(op)} == {"('f32',)", "('f64',)"}
+
+
+@needs_runtime
 def test_what_key_and_list_ask_is_guarded(declare, monkeypatch):
     Clock(monkeypatch, lambda config: 1.0 / config["factor"])
 

@@ -11,7 +11,7 @@ from helpers import H100, needs_triton
 
 import jitkern
 from jitkern import jit
-from jitkern.errors import DeclarationError, LaunchError
+from jitkern.errors import CompileError, DeclarationError, LaunchError
 
 TRITON = """
 import triton
@@ -100,6 +100,41 @@ def test_a_triton_function_object_and_a_file(package, tmp_path):
 
 
 @needs_triton
+def test_a_function_in_another_one_is_not_taken_for_that_of_the_file(package, tmp_path):
+    text = """
+import triton
+import triton.language as tl
+
+def made(number):
+    FACTOR = tl.constexpr(number)
+
+    @triton.jit
+    def scale(x):
+        tl.store(x, FACTOR)
+    return scale
+
+@triton.jit
+def scale(x):
+    tl.store(x, 5.0)
+"""
+    (tmp_path / "kernels_made.py").write_text(text)
+    import kernels_made
+
+    found = [kernels_made.scale, kernels_made.made(6.0), kernels_made.made(7.0)]
+    entries = [
+        e for f in found for e in jitkern.triton_kernel(f).compile(tensors()[0], target=H100)
+    ]
+    assert len({entry.read("kernel.cubin") for entry in entries}) == 3
+
+
+def test_a_name_that_two_functions_have_is_refused(package):
+    (package / "kernels.py").write_text(TRITON + TRITON.partition("common\n")[2])
+    says = r"kernels\.py\(12\): error: `add` is defined in line 7, too, .*: rename one of them"
+    with pytest.raises(CompileError, match=says):
+        jitkern.triton_kernel(f"{package}/kernels.py:add").variants(*tensors(), 1000, BLOCK=128)
+
+
+@needs_triton
 def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
     code = (
         "import sys, json, torch, jitkern; sys.path.insert(0, '.')\n"
@@ -148,6 +183,15 @@ def heur(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, alpha=2.0, beta=-1, 
     assert k.variants(x, 1024, 128, True, 2.0) == [variant]
     (other,) = k.variants(x, 1024, BLOCK=128, beta=32)
     assert other.signature == ("*f32:16", "i32:16", "f32", "i32:16", "None")
+
+
+def test_a_keyword_that_is_an_option_and_a_parameter_is_both(package):
+    path = package / "kernels.py"
+    path.write_text(TRITON.replace("DTYPE: tl.constexpr = 1", "num_stages: tl.constexpr"))
+    k = jitkern.triton_kernel(f"{path}:add")
+    (variant,) = k.variants(*tensors(), 1000, BLOCK=128, num_stages=4, num_warps=8)
+    assert dict(variant.template)["num_stages"] == 4
+    assert dict(variant.options) == {"num_stages": 4, "num_warps": 8}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import pytest
 
 from jitkern import config
 from jitkern.cache.key import canonical, digest_of
+from jitkern.compilers.torch_extension.inline_source import Inline
+from jitkern.jit import key_of
 from jitkern.source.closure import closure_of
-from jitkern.source.kinds import Cuda, Include, Unit, Variant
+from jitkern.source.kinds import Cuda, Extension, Include, Unit, Variant
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
@@ -104,6 +106,23 @@ def test_the_processor_is_in_the_key_where_a_flag_depends_on_it(
         keys.append([key(v, target).digest for v in (variant, native)])
     assert keys[0][0] == keys[1][0]
     assert keys[0][1] != keys[1][1]
+
+
+def test_the_processor_is_in_the_key_where_a_linkers_flag_depends_on_it(tmp_path, monkeypatch):
+    (tmp_path / "k.cpp").touch()
+    flags = {"flags": ["-flto"], "ldflags": ["-flto", "-march=native"]}
+    sources = [
+        Extension("k.cpp", folder=str(tmp_path), function="k", **flags),
+        Inline(
+            ["k.cpp"], name="k", texts=["int k;"], cflags=flags["flags"], ldflags=flags["ldflags"]
+        ),
+    ]
+    digests = []
+    for processor in ("sse4_2", "sse4_2 avx2"):
+        monkeypatch.setattr("jitkern.target._processor", lambda flags=processor: {"flags": flags})
+        variants = [Variant("test::k", source) for source in sources]
+        digests.append([key_of(v, Target.current("cpu")).digest for v in variants])
+    assert not {*digests[0]} & {*digests[1]}
 
 
 def test_the_processor_is_not_in_the_key_of_device_code(tmp_path):

@@ -32,12 +32,14 @@ from jitkern.source.kinds import Constant, Variant
 from jitkern.target import Target
 
 UNKNOWN_OPTION = r"unrecognized option (.+) found|requires (--extended-lambda) nvcc"
-# Flags of nvcc for host code, or for NVRTC's defaults; some take the next flag as their value.
-_NVCC_ONLY = (
+# Flags of nvcc for host code, or for NVRTC's defaults; some take the next flag as their value. And
+# of precompiled headers, since NVRTC takes one for all headers of the same time.
+_LEFT_OUT = (
     r"-O[0-3]|--optimize=.*|--?(?:expt-relaxed-constexpr|(?:expt-)?extended-lambda)"
     r"|(?:-Xcompiler|--compiler-options)=.*"
+    r"|--?(?:pch(?:-.*)?|(?:create-pch|use-pch|instantiate-templates-in-pch)=.*)"
 )
-_NVCC_ONLY_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
+_LEFT_OUT_PAIRS = {"-O", "--optimize", "-Xcompiler", "--compiler-options"}
 UNDEFINED = r'identifier "(\w+)" is undefined'
 _OTHER_INT64 = r'redeclaration of type name "u?int(?:64|ptr)_t"'
 _ERROR_LINE = r"(?m)^(.+?)\((\d+)\): (?:catastrophic )?error:"
@@ -123,7 +125,7 @@ class _Attempt:
         self.closure, self.staging = closure, staging
         self._library = library
         self._options = [f"-arch={target.arch}", "--no-cache"]
-        self._options += _without_nvcc_flags(flags)
+        self._options += _for_nvrtc(flags)
         directories = [*(Path(root.path) for root in source.roots), *toolkit.include_directories()]
         self._options += [f"-I{directory}" for directory in directories]
         self._headers = host_header_stand_ins.of_cub(directories)
@@ -163,6 +165,12 @@ class _Attempt:
             if failed:
                 return None, output
             assembly = program.text("PTX")
+            if not assembly:
+                raise CompileError(
+                    f"{variant.op}: by its flags {[*variant.source.flags]} NVRTC writes code for a "
+                    "linker, as `-dlto` asks for, and no kernel: remove that flag",
+                    op=variant.op,
+                )
             symbol, parameters = ptx_signature.signature(assembly, program.lowered(kernel.name))
             if not symbol:
                 raise no_kernel(variant)
@@ -233,17 +241,17 @@ def _error_lines(output: str) -> defaultdict[str, set[int]]:
     return lines
 
 
-def _without_nvcc_flags(flags: Sequence[str]) -> list[str]:
-    """The flags without those that only nvcc takes."""
+def _for_nvrtc(flags: Sequence[str]) -> list[str]:
+    """The flags without those that only nvcc takes, and those of precompiled headers."""
     before = ("", *flags)
     return [
         flag for flag, previous in zip(flags, before)
-        if not re.fullmatch(_NVCC_ONLY, flag) and not {flag, previous} & _NVCC_ONLY_PAIRS
+        if not re.fullmatch(_LEFT_OUT, flag) and not {flag, previous} & _LEFT_OUT_PAIRS
     ]  # fmt: skip
 
 
 def _refuse_arch(variant: Variant, target: Target) -> None:
-    if arch_flags.is_named(variant.source.flags):
+    if arch_flags.is_named(variant.source.compiler_words):
         raise CompileError(
             f"{variant.op} for {target}: its flags name an arch; remove the arch flag: the target "
             "sets it",

@@ -50,13 +50,14 @@ def build(variant: Variant, target: Target, closure: Closure, staging: Path) -> 
         "target": str(target),
         "staging": str(staging),
         "covered": sorted(map(str, closure.paths)),
+        "absent": sorted(closure.absent or ()),
     }
     command = _command()
     answer = _ask(command, request, variant, closure)
     log = json.dumps(request) + "\n" + answer.get("log", "")
     write_log(staging, command, log, unseen=True)
     if "error" in answer:
-        output = f"{answer['error']}\n{answer.get('log', '')}"
+        output = f"{answer['error']}\n\n{answer.get('log', '')}"
         if re.search(_UNKNOWN_ARCH, output):
             raise TargetError(
                 f"{variant.op}: Triton {compiler['version']} cannot build for {target}: its "
@@ -78,7 +79,8 @@ def _command() -> list[str]:
 class Worker:
     """A child process that runs Triton for one thread.
 
-    The process ends by itself when it is idle or its parent is gone.
+    The process ends by itself when it is idle or its parent is gone, and when it has imported
+    another state of the files of a request.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
@@ -110,6 +112,9 @@ class Worker:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        except BaseException:  # Ctrl-C: the answer would be taken for that of the next request
+            self.close()
+            raise
         if not line.endswith("\n"):  # the worker died, maybe within its answer
             self.close()
             return self._process.returncode
@@ -155,7 +160,7 @@ def _ask(
         if isinstance(answer, dict):
             return answer
         _workers.worker = None
-        if answer != 0:  # 0: the worker was idle and ended just as we wrote
+        if answer != 0:  # 0: it was idle and ended just as we wrote, or had imported other states
             break
     raise CompileError(
         f"{variant.op}: Triton's process ended with status {answer} on `{variant.function}`",

@@ -15,7 +15,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 # The results of these follow from their arguments, or from a version that the key has.
@@ -67,8 +67,15 @@ class Origins:
                 f"`{name}` comes from {path}, which the cache key does not cover: define it in the "
                 f"kernel's own file or package, or {_INSTEAD}"
             )
-        mutable = isinstance(names[name], (dict, list, set))
-        statements = [s for s in _statements(path.read_bytes()) if s.gives(name, mutable=mutable)]
+        value = names[name]
+        mutable = isinstance(value, (dict, list, set))
+        has_fields = not isinstance(value, (ModuleType, FunctionType)) and not hasattr(value, "fn")
+        statements = [
+            statement
+            for statement in _statements(path.read_bytes())
+            if statement.gives(name, mutable=mutable)
+            or (has_fields and name in _with_fields_set(statement.node))
+        ]
         if not statements:
             raise TypeError(f"no statement of {path} gives `{name}` its value: {_INSTEAD}")
         for statement in statements:
@@ -189,7 +196,8 @@ class _Statement(NamedTuple):
         """Whether the statement gives `name` its value, or may change that value."""
         node = self.node
         if isinstance(node, _DEFINITIONS):
-            return node.name == name
+            inside = (part for part in ast.walk(node) if isinstance(part, ast.Global))
+            return node.name == name or any(name in part.names for part in inside)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
             return name in names or "*" in names
@@ -237,6 +245,19 @@ def _stored(body: Iterable[ast.AST]) -> frozenset[str]:
     return frozenset(
         part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
     )
+
+
+def _with_fields_set(node: ast.AST) -> set[str]:
+    """The names of values whose attributes or items a statement sets: `a.b = 1`, `a[0].b = 1`."""
+    roots = set()
+    for part in ast.walk(node):
+        place: ast.AST = part
+        if isinstance(getattr(part, "ctx", None), ast.Store):
+            while isinstance(place, (ast.Attribute, ast.Subscript)):
+                place = place.value
+        if place is not part and isinstance(place, ast.Name):
+            roots.add(place.id)
+    return roots
 
 
 def _refuse(what: str) -> NoReturn:

@@ -25,6 +25,7 @@ from typing import Any
 
 from jitkern.compilers.cuda import ptx_signature
 from jitkern.compilers.triton.origins import Origins
+from jitkern.files import owned
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_text import scalar_fault
@@ -32,27 +33,34 @@ from jitkern.target import Target
 
 IDLE = 20.0  # seconds
 _covered: set[str] = set()  # the kernels' own files
+_packages: set[str] = set()  # and their packages
+_imported: dict[str, tuple[int, ...]] = {}  # the files of modules, and their states before that
 _kept_code = SourceFileLoader.get_code
 
 
 def main() -> None:
-    # Whatever a kernel's module prints must not reach the pipe.
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # What a kernel's module prints must not reach the pipes, nor what processes print and read that
+    # it starts.
+    asked, answers = os.dup(0), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     setattr(SourceFileLoader, "get_code", _code)  # noqa: B010
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    threading.Thread(target=_read, args=(asked, requests), daemon=True).start()
     with contextlib.suppress(queue.Empty):
         while True:
             request = json.loads(requests.get(timeout=IDLE))
+            if _is_outdated(request["covered"], request["absent"]):
+                break  # the parent asks another process
             answers.write(json.dumps(_answer(request)) + "\n")
             answers.flush()
     os._exit(0)  # the other thread still reads
 
 
-def _read(requests: queue.SimpleQueue[bytes]) -> None:
-    """Queue the lines of stdin. At its end, kill this process and its children at once."""
+def _read(pipe: int, requests: queue.SimpleQueue[bytes]) -> None:
+    """Queue the lines of a pipe. At its end, kill this process and its children at once."""
     rest = b""
-    while data := os.read(0, 1 << 16):
+    while data := os.read(pipe, 1 << 16):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             requests.put(line)
@@ -62,14 +70,28 @@ def _read(requests: queue.SimpleQueue[bytes]) -> None:
 
 
 def _code(loader: SourceFileLoader, name: str) -> CodeType | None:
-    """The code of a module, that of a kernel's own module always from its text.
+    """The code of a module, that of a module in a kernel's own package always from its text.
 
     Python takes bytecode for that of any text with the same size and the same second of its time.
     """
     path = loader.get_filename(name)
-    if os.path.realpath(path) in _covered:
+    file = os.path.realpath(path)
+    with contextlib.suppress(OSError):
+        _imported[file] = owned.state(os.stat(path))  # noqa: PTH116
+    if file in _covered or name.partition(".")[0] in _packages:
         return loader.source_to_code(loader.get_data(path), path)
     return _kept_code(loader, name)
+
+
+def _is_outdated(covered: list[str], absent: list[str]) -> bool:
+    """Whether a kernel's own file was imported as another one's, and may be another module by now.
+
+    The parent knows the states of the files that it asked for before, and of no others.
+    """
+    if all(path in _covered or path not in _imported for path in covered):
+        return False
+    changed = any(_imported.get(path) != owned.state(os.stat(path)) for path in covered)  # noqa: PTH116
+    return changed or any(os.path.realpath(path) in _imported for path in absent)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +99,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     log = io.StringIO()
     modules = {*sys.modules}
     _covered.update(request["covered"])
+    _packages.add(variant.source.package.partition(".")[0])
     try:
         with redirect_stdout(log), redirect_stderr(log):
             target, staging = Target.parse(request["target"]), Path(request["staging"])
@@ -206,7 +229,7 @@ def _module(source: Source) -> ModuleType:
         return importlib.import_module(f"{source.package}.{path.stem}")
     spec = importlib.util.spec_from_file_location(f"jitkern_source_{abs(hash(str(path)))}", path)
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -237,8 +260,11 @@ def _explain(e: Exception, variant: Variant) -> str:
         for number, row in enumerate(Path(path).read_text().splitlines()):
             if re.match(rf"\s*def {re.escape(function)}\b", row):
                 line = number + node.lineno
-    message = next((row for row in reversed(str(e).splitlines()) if row.strip()), type(e).__name__)
-    return f"{path}{f'({line})' if line else ''}: error: {message.strip()}"
+    rows = [type(e).__name__, *filter(None, map(str.strip, str(e).splitlines()))]
+    message = rows[-1]
+    if message.strip("^") == "":  # below a line of the kernel, with no word on it
+        message = f"{rows[0]}: {rows[-2]}"
+    return f"{path}{f'({line})' if line else ''}: error: {message}"
 
 
 if __name__ == "__main__":
