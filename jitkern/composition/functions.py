@@ -183,7 +183,7 @@ def mish(input: Any, inplace: bool = False) -> Any:
 @_function
 def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
     """Return input where positive, else alpha (exp(input) - 1)."""
-    return where(input > 0, input, alpha * torch.expm1(torch.clamp(input, max=0)))
+    return where(input > 0, input, alpha * torch.expm1(where(input > 0, 0, input)))
 
 
 @_function

@@ -58,8 +58,14 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of Torch that takes tensors alone, for numbers too."""
 
     def call(*values: Any) -> Any:
-        device = next(v.device for v in values if isinstance(v, torch.Tensor))
-        return function(*(torch.as_tensor(v, device=device) for v in values))
+        like = next(v for v in values if isinstance(v, torch.Tensor))
+        floating = like.dtype if like.is_floating_point() else None
+
+        def tensor(value: Any) -> torch.Tensor:
+            dtype = floating if isinstance(value, (float, torch.SymFloat)) else None
+            return torch.as_tensor(value, device=like.device, dtype=dtype)
+
+        return function(*(v if isinstance(v, torch.Tensor) else tensor(v) for v in values))
 
     return call
 
@@ -129,7 +135,7 @@ _ROWS = (
     Row("fmod", 2, "same", "fmod_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),
     Row("remainder", 2, "same", "remainder_({0}, {1})",
-        gradient=lambda g, x, y, out: (g, -g * torch.floor(x / y))),
+        gradient=lambda g, x, y, out: (g, -g * torch.div(x, y, rounding_mode="floor"))),
     Row("floor_divide", 2, "same", "floor_divide_({0}, {1})",
         eager=lambda x, y: torch.div(x, y, rounding_mode="floor")),  # floor_divide has no autograd
     Row("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (

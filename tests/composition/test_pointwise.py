@@ -202,6 +202,20 @@ def test_numbers_by_name_compile_under_dynamic_shapes():
         torch.testing.assert_close(compiled(x, alpha), x * (alpha + 3))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_number_in_place_of_a_tensor_compiles_to_one_graph(dynamic):
+    """Also one that no call before had there, whose function is made while Dynamo looks."""
+    fresh = pointwise(lambda x, y, z: x * y + z)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, n: fresh(x, n, x.shape[0] / 2), fullgraph=True, dynamic=dynamic,
+        backend="aot_eager",
+    )  # fmt: skip
+    for size, n in ((3, 2), (4, 5), (5, 0.5)):
+        x = randn(size)
+        torch.testing.assert_close(compiled(x, n), x * n + size / 2)
+
+
 def test_functions_of_torch_by_the_names_that_symbols_see():
     """Some functions of Torch are called otherwise than they are written."""
     x = randn(50)
@@ -344,6 +358,25 @@ def test_powers_have_the_dtypes_and_derivatives_of_torch(device):
 
 
 @on_each_device
+def test_elu_keeps_nan_and_the_sign_of_zero(device):
+    x = torch.tensor([math.nan, -math.inf, -1.0, -0.0, 2.0], device=device, requires_grad=True)
+    out, expected = pointwise(lambda x: F.elu(x, 0.5))(x), F.elu(x, 0.5)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    assert out[3].signbit()
+    (got,) = torch.autograd.grad(out.sum(), x)
+    (wanted,) = torch.autograd.grad(expected.sum(), x)
+    torch.testing.assert_close(got[1:], wanted[1:])
+    assert got[0].isnan()  # PyTorch's is NaN or 1, by the number of elements
+
+
+def test_the_reference_has_numbers_as_precise_as_the_kernel():
+    function = pointwise(lambda x: (x.maximum(0.1), x.hypot(0.3), x.atan2(0.7)))
+    x = torch.full((3,), 0.05, dtype=torch.float64)
+    for got, wanted in zip(function.op.run_reference(x), function(x)):
+        torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
+
+
+@on_each_device
 def test_transforms(device):
     x, b = randn(5, 7, device=device), randn(7, device=device)
     torch.testing.assert_close(torch.vmap(geglu, in_dims=(0, None))(x, b), F.gelu(x) * b)
@@ -384,6 +417,8 @@ def test_python_cannot_choose_by_a_value():
         pointwise(lambda x: x + torch.ones(3))
     with pytest.raises(TypeError, match=r"write relu\(\)"):
         pointwise(lambda x: x.relu_())
+    with pytest.raises(TypeError, match="integers of 64 bits, and got one of 71 bits"):
+        pointwise(lambda x: x * 2**70)
     with pytest.raises(DeclarationError, match="depend on its tensors"):
         pointwise(lambda x: 2.0)
     with pytest.raises(DeclarationError, match="round='twice'"):

@@ -119,6 +119,14 @@ def test_derivative(row):
     torch.testing.assert_close(tuple(got), wanted, equal_nan=True)
 
 
+def test_the_derivative_of_a_remainder_is_the_quotient_that_it_remains_of():
+    """1 % 0.1 leaves almost 0.1, of nine times 0.1, although 1 / 0.1 is 10."""
+    x = torch.tensor([1.0, 5.3, -7.0], dtype=torch.float64)
+    y = torch.full((3,), 0.1, dtype=torch.float64, requires_grad=True)
+    (got,) = torch.autograd.grad(named("rest", lambda x, y: x % y)(x, y).sum(), y)
+    assert torch.equal(got, torch.autograd.grad((x % y).sum(), y)[0])
+
+
 def test_the_derivative_of_an_angle_at_the_origin_is_zero():
     x, y = torch.zeros(2, requires_grad=True), torch.zeros(2)
     named("angle", lambda x, y: torch.atan2(x, y) * 2)(x, y).sum().backward()
