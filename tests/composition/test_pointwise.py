@@ -145,6 +145,55 @@ def test_the_order_of_promotions_matters(device, rounds):
         torch.testing.assert_close(got, want)
 
 
+def of_some_operands(a, b, c, alpha: float = 0.5):
+    return (
+        torch.add(a, b, alpha=alpha), torch.sub(a, b, alpha=2), torch.addcmul(a, b, c, value=alpha),
+        torch.addcdiv(a, b, c, value=3), torch.clamp(a, b, c), torch.nan_to_num(b, 0.5, 1.0, 2.0),
+    )  # fmt: skip
+
+
+@on_each_device
+@pytest.mark.parametrize("rounds", ["once", "eager"])
+def test_operands_that_scale_or_replace_decide_on_no_dtype(device, rounds):
+    """The factors of add, sub, addcmul and addcdiv, and the numbers of nan_to_num."""
+    function = pointwise(round=rounds)(of_some_operands)
+    for dtypes in (
+        (torch.float16, torch.int64, torch.float32), (torch.bfloat16, torch.uint8, torch.float64),
+    ):  # fmt: skip
+        for dims in range(8):
+            tensors = [
+                torch.tensor([3, 1] if dims >> i & 1 else 3, device=device).to(dtype)
+                for i, dtype in enumerate(dtypes)
+            ]
+            for got, wanted in zip(function(*tensors), of_some_operands(*tensors)):
+                torch.testing.assert_close(got, wanted)
+
+
+def test_integers_stay_integers():
+    def integers(x, flag):
+        return F.relu6(x), torch.nan_to_num(x, 0.5, 1.0, 2.0), torch.add(x, flag, alpha=2)
+
+    x, flag = torch.tensor([-3, 5, 100], dtype=torch.int8), torch.tensor([True, False, True])
+    for got, wanted in zip(pointwise(integers)(x, flag), integers(x, flag)):
+        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+    with pytest.raises(RuntimeError, match="int8 takes no alpha with a fraction"):
+        pointwise(lambda x: torch.add(x, x, alpha=0.5))(x)
+
+
+@on_each_device
+def test_the_dimensions_of_a_condition_count(device):
+    """A chosen number has them, although its dtype is that of the numbers without dimensions."""
+
+    def function(c, x, y, h):
+        return torch.where(c, x, y) + h, (x + y) + h
+
+    c = torch.tensor([True, False], device=device)
+    x, y = torch.tensor([100, 100], dtype=torch.int8, device=device)
+    h = torch.tensor(1000, dtype=torch.int32, device=device)
+    for got, wanted in zip(pointwise(function)(c, x, y, h), function(c, x, y, h)):
+        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+
+
 @on_each_device
 def test_numbers_are_arguments_of_one_kernel(device):
     x, y = randn(100, device=device), randn(100, device=device)
