@@ -65,11 +65,11 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*values: Any) -> Any:
         like = next(v for v in values if isinstance(v, torch.Tensor))
-        floating = like.dtype if like.is_floating_point() else None
 
         def tensor(value: Any) -> torch.Tensor:
-            dtype = floating if isinstance(value, (float, torch.SymFloat)) else None
-            return torch.as_tensor(value, device=like.device, dtype=dtype)
+            exact = torch.float64 if isinstance(value, (float, torch.SymFloat)) else None
+            made = torch.as_tensor(value, device=like.device, dtype=exact)
+            return made.to(torch.result_type(like, value))
 
         return function(*(v if isinstance(v, torch.Tensor) else tensor(v) for v in values))
 

@@ -423,6 +423,8 @@ def test_the_reference_has_numbers_as_precise_as_the_kernel():
     x = torch.full((3,), 0.05, dtype=torch.float64)
     for got, wanted in zip(function.op.run_reference(x), function(x)):
         torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
+    whole = pointwise(lambda x: torch.clamp(x, -1, 3))
+    assert whole.in_torch(torch.tensor(5, dtype=torch.int8)).dtype == torch.int8
 
 
 @on_each_device
