@@ -31,6 +31,11 @@ def _of_table(name: str, arity: int) -> Callable[..., Any]:
 FUNCTIONS.update({name: _of_table(name, row.arity) for name, row in TABLE.items()})
 
 
+def _is(number: float, value: Any) -> bool:
+    """Whether a value is this number, and no symbol."""
+    return not isinstance(value, Symbol) and value == number
+
+
 def _function(function: Callable[..., Any]) -> Callable[..., Any]:
     FUNCTIONS[function.__name__.strip("_")] = function
     return function
@@ -39,13 +44,13 @@ def _function(function: Callable[..., Any]) -> Callable[..., Any]:
 @_function
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input + alpha other."""
-    return apply("add", input, other if alpha == 1 else apply("mul", other, alpha))
+    return apply("add", input, other) if _is(1, alpha) else apply("add_scaled", input, other, alpha)
 
 
 @_function
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return input - alpha other."""
-    return apply("sub", input, other if alpha == 1 else apply("mul", other, alpha))
+    return apply("sub", input, other) if _is(1, alpha) else add(input, other, alpha=-alpha)
 
 
 @_function
@@ -102,8 +107,9 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     """Return input, at least `min` and at most `max`."""
     if min is None and max is None:
         raise TypeError("torch.clamp takes a minimum or a maximum")
-    raised = input if min is None else apply("clamp_min", input, min)
-    return raised if max is None else apply("clamp_max", raised, max)
+    if min is None or max is None:
+        return apply("clamp_max", input, max) if min is None else apply("clamp_min", input, min)
+    return apply("clamp", input, min, max)
 
 
 @_function
@@ -117,15 +123,13 @@ def lerp(input: Any, end: Any, weight: Any) -> Any:
 @_function
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
     """Return input + value tensor1 tensor2."""
-    product = tensor1 * tensor2
-    return input + (product if value == 1 else value * product)
+    return apply("addcmul", input, tensor1, tensor2, value)
 
 
 @_function
 def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
     """Return input + value tensor1 / tensor2."""
-    quotient = tensor1 / tensor2
-    return input + (quotient if value == 1 else value * quotient)
+    return apply("addcdiv", input, tensor1, tensor2, value)
 
 
 @_function
@@ -133,8 +137,7 @@ def nan_to_num(input: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = N
     """Return input, with these numbers for NaN and the infinities."""
     if posinf is None or neginf is None:
         raise TypeError("torch.nan_to_num in a pointwise function needs posinf= and neginf=")
-    finite = where(input == math.inf, posinf, where(input == -math.inf, neginf, input))
-    return where(torch.isnan(input), nan, finite)
+    return apply("nan_to_num", input, nan, posinf, neginf)
 
 
 @_function
@@ -163,9 +166,10 @@ def gelu(input: Any, approximate: str = "none") -> Any:
 @_function
 def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     """Return log(1 + exp(beta input)) / beta; `input` itself above the threshold."""
-    scaled = input if beta == 1 else input * beta
-    smooth = apply("softplus", scaled)
-    return where(scaled > threshold, input, smooth if beta == 1 else smooth / beta)
+    if _is(1, beta):
+        return where(input > threshold, input, apply("softplus", input))
+    scaled = input * beta
+    return where(scaled > threshold, input, apply("softplus", scaled) / beta)
 
 
 @_function
@@ -183,7 +187,7 @@ def mish(input: Any, inplace: bool = False) -> Any:
 @_function
 def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
     """Return input where positive, else alpha (exp(input) - 1)."""
-    return where(input > 0, input, alpha * torch.expm1(torch.clamp(input, max=0)))
+    return where(input > 0, input, alpha * torch.expm1(where(input > 0, 0, input)))
 
 
 @_function
@@ -206,7 +210,7 @@ def hardtanh(
 @_function
 def relu6(input: Any, inplace: bool = False) -> Any:
     """Return input between 0 and 6."""
-    return hardtanh(input, 0.0, 6.0)
+    return hardtanh(input, 0, 6)
 
 
 @_function

@@ -193,20 +193,27 @@ class Pointwise:
 
     def _of_numbers(self, args: Sequence[Any]) -> Pointwise:
         """Return the function whose parameters are numbers where these arguments are."""
-        kinds = tuple(_KINDS.get(type(arg), "") for arg in args)
-        changed = {i: kinds[i] for i in self.tensors if i < len(kinds) and kinds[i]}
-        if len(changed) == len(self.tensors):
+        given = [type(args[i]) if i < len(args) else None for i in self.tensors]
+        kinds = tuple([_KINDS.get(kind, "") for kind in given])
+        if all(kinds):
             raise TypeError(f"{self.name}() takes tensors, and got numbers alone")
-        key = tuple(changed.items())
-        if key not in self._derived:
+        assert self._is_derived(kinds)
+        return self._derived[kinds]
+
+    def _is_derived(self, kinds: tuple[str, ...]) -> bool:
+        """Make the function that has numbers of these kinds, or "", in place of its tensors."""
+        if kinds not in self._derived:
+            changed = {i: kind for i, kind in zip(self.tensors, kinds) if kind}
             values = {i: node(INPUT, value=(i, kind)) for i, kind in changed.items()}
             parameters = [
                 p._replace(kind=changed.get(i, p.kind)) for i, p in enumerate(self.parameters)
             ]
             likes = [-1 if like in changed else like for like in self.likes]
             outputs = replaced(self.outputs, values)
-            self._derived[key] = self.like(self.name, outputs, parameters, likes=likes)
-        return self._derived[key]
+            self._derived[kinds] = self.like(self.name, outputs, parameters, likes=likes)
+        return True
+
+    _is_derived._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as _is_declared
 
     def like(
         self, name: str, outputs: Sequence[Node], parameters: Sequence[Parameter], **rest: Any

@@ -1,8 +1,9 @@
 """Dtypes of expressions: what Torch promotes operands to, for each operation of a program.
 
 A program is an expression as plain data, for launch functions: a tuple of steps, operands first.
-A step is `(rule, operands, what)`: the rule of a row of the table, or `input`, `number` or `to`;
-the numbers of earlier steps; and the position of an input, or the dtype of a number or conversion.
+A step is `(rule, operands, deciding, what)`: the rule of a row of the table, or `input`, `number`
+or `to`; the numbers of earlier steps; those of them that decide on the dtype; and the name of the
+row, the position of an input, or the dtype of a number or conversion.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ def program_of(outputs: Sequence[Node]) -> tuple[Any, ...]:
         if one.op == INPUT:
             position, kind = one.value
             if kind == "tensor":
-                steps.append(("input", (), position))
+                steps.append(("input", (), (), position))
             else:
-                steps.append(("number", (), _OF_KIND[kind]))
+                steps.append(("number", (), (), _OF_KIND[kind]))
         elif one.op == CONST:
-            steps.append(("number", (), OF_PYTHON[type(one.value)]))
+            steps.append(("number", (), (), OF_PYTHON[type(one.value)]))
         elif one.op == TO:
-            steps.append(("to", operands, getattr(torch, DTYPES[one.value].torch)))
+            steps.append(("to", operands, (), getattr(torch, DTYPES[one.value].torch)))
         else:
-            steps.append((TABLE[one.op].rule, operands, one.op))
+            row = TABLE[one.op]
+            steps.append((row.rule, operands, row.deciding_of(operands), one.op))
     return tuple(steps)
 
 
@@ -53,7 +55,7 @@ def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
     Raises RuntimeError for what Torch refuses, as the difference of two bools.
     """
     found: list[Any] = []
-    for rule, operands, what in program:
+    for rule, operands, deciding, what in program:
         if rule == "input":
             value = values[what]
             found.append((value.dtype, 2 if value.dim() else 1))
@@ -61,7 +63,7 @@ def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
             found.append((what, 0))
         else:
             weight = max([found[i][1] for i in operands])  # that of numbers alone is a number's
-            given = [found[i] for i in (operands[1:] if rule == "where" else operands)]
+            given = [found[i] for i in deciding]
             if rule == "to":
                 dtype, weight = what, max(weight, 1)
             elif rule == "bool":
@@ -72,6 +74,9 @@ def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
                     dtype = torch.float32
                 if dtype.is_floating_point and what in _OF_INTEGERS:
                     raise RuntimeError(f"{what}() takes integers and conditions, got {dtype}")
+                whole = not dtype.is_floating_point
+                if whole and what == "add_scaled" and found[operands[2]][0].is_floating_point:
+                    raise RuntimeError(f"add() of {dtype} takes no alpha with a fraction")
                 if dtype == torch.bool and what in _NOT_OF_BOOL:
                     raise RuntimeError(f"{what}() takes no bools: write `^` or torch.logical_not")
             found.append((dtype, weight))
@@ -104,11 +109,11 @@ def promoted(kinds: Sequence[Any]) -> Any:
 
 def computed_in(program: Sequence[Any], kinds: Sequence[Any]) -> Any:
     """Return the dtype that floating-point numbers are computed in: float64 for float64."""
-    given = [kind for (rule, _, _), kind in zip(program, kinds) if rule == "input"]
+    given = [kind for (rule, *_), kind in zip(program, kinds) if rule == "input"]
     floating = [kind for kind in given if kind[0].is_floating_point]
     if floating and promoted(floating) == torch.float64:
         return torch.float64
-    for (rule, _, _), (dtype, _) in zip(program, kinds):
+    for (rule, *_), (dtype, _) in zip(program, kinds):
         if rule not in ("input", "number") and dtype == torch.float64:
             return torch.float64
     return torch.float32

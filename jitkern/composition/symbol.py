@@ -63,6 +63,11 @@ def node_of(value: Any) -> Node:
     """Return the node of a symbol or a number. Raises TypeError for anything else."""
     if isinstance(value, Symbol):
         return value.node
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise TypeError(
+            "a pointwise function computes with integers of 64 bits, and got one of "
+            f"{value.bit_length()} bits: write a floating-point number"
+        )
     if type(value) in (bool, int, float):
         return expression.const(value)
     if isinstance(value, torch.Tensor):

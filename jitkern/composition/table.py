@@ -6,7 +6,7 @@ A new operation is a row here, and a name in `functions.py` if it takes more tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,13 @@ class Row(NamedTuple):
     arity: the number of operands.
     rule: the dtype of the result: `same` as that to which Torch promotes the operands, `float` (the
         same, and float32 for integers), `bool` (operands are compared as what they are promoted
-        to), or `where` (as `same`, of the last two operands; the first is a condition).
+        to), or `where` (as `same`; the first operand is a condition).
     cuda, cpp: the text in each language, of operands `{0}`, …; cpp is "" where it is the same.
         Names that end in an underscore are functions of `helpers.py`.
     gradient: `f(g, *operands, out)` returns, for each operand, its part of the gradient, or None.
         It is written for symbols, and works on tensors as well.
     eager: the function of Torch, where it is not `torch.<name>`.
+    deciding: the places of the operands that decide on the dtype; all if none is given.
     """
 
     name: str
@@ -39,6 +40,11 @@ class Row(NamedTuple):
     cpp: str = ""
     gradient: Callable[..., Values] | None = None
     eager: Callable[..., Any] | None = None
+    deciding: tuple[int, ...] = ()
+
+    def deciding_of(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Return those of the operands that decide on the dtype of the result."""
+        return tuple(operands[i] for i in self.deciding or range(self.arity))
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -58,10 +64,37 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of Torch that takes tensors alone, for numbers too."""
 
     def call(*values: Any) -> Any:
-        device = next(v.device for v in values if isinstance(v, torch.Tensor))
-        return function(*(torch.as_tensor(v, device=device) for v in values))
+        like = next(v for v in values if isinstance(v, torch.Tensor))
+
+        def tensor(value: Any) -> torch.Tensor:
+            exact = torch.float64 if isinstance(value, (float, torch.SymFloat)) else None
+            made = torch.as_tensor(value, device=like.device, dtype=exact)
+            return made.to(torch.result_type(like, value))
+
+        return function(*(v if isinstance(v, torch.Tensor) else tensor(v) for v in values))
 
     return call
+
+
+def _add_scaled(x: Any, y: Any, alpha: Any) -> Any:
+    return x + alpha * y if isinstance(alpha, torch.Tensor) else torch.add(x, y, alpha=alpha)
+
+
+def _addcmul(x: Any, a: Any, b: Any, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return x + value * a * b
+    return _on_tensors(lambda x, a, b: torch.addcmul(x, a, b, value=value))(x, a, b)
+
+
+def _addcdiv(x: Any, a: Any, b: Any, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) or not torch.result_type(a, b).is_floating_point:
+        return x + torch.div(value * a, b)
+    return _on_tensors(lambda x, a, b: torch.addcdiv(x, a, b, value=value))(x, a, b)
+
+
+def _nan_to_num(x: Any, nan: Any, most: Any, least: Any) -> Any:
+    finite = torch.where(x == math.inf, most, torch.where(x == -math.inf, least, x))
+    return torch.where(torch.isnan(x), nan, finite).to(x.dtype)
 
 
 def _larger(g: Any, x: Any, y: Any) -> Values:
@@ -123,13 +156,29 @@ _ROWS = (
         gradient=lambda g, x, y, out: (_where(x >= y, g, 0), _where(x < y, g, 0))),
     Row("clamp_max", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
         gradient=lambda g, x, y, out: (_where(x <= y, g, 0), _where(x > y, g, 0))),
-    Row("where", 3, "where", "{0} ? {1} : {2}",
+    Row("clamp", 3, "same", "clamp_({0}, {1}, {2})", eager=_on_tensors(torch.clamp),
+        gradient=lambda g, x, low, high, out: (
+            _where((x >= low) & (x <= high), g, 0), _where((low < high) & (x < low), g, 0),
+            _where((x > high) | (high < low), g, 0))),
+    Row("where", 3, "where", "{0} ? {1} : {2}", deciding=(1, 2),
         gradient=lambda g, c, x, y, out: (None, _where(c, g, 0), _where(c, 0, g))),
+    Row("nan_to_num", 4, "same", deciding=(0,), eager=_nan_to_num,
+        cuda="{0} != {0} ? {1} : {0} - {0} == 0 ? {0} : {0} > 0 ? {2} : {3}",
+        gradient=lambda g, x, nan, most, least, out: (
+            _where(torch.isfinite(x), g, 0), _where(torch.isnan(x), g, 0),
+            _where(x == math.inf, g, 0), _where(x == -math.inf, g, 0))),
+    Row("add_scaled", 3, "same", "{0} + {2} * {1}", deciding=(0, 1), eager=_add_scaled,
+        gradient=lambda g, x, y, alpha, out: (g, g * alpha, g * y)),
+    Row("addcmul", 4, "same", "{0} + {3} * {1} * {2}", deciding=(0, 1, 2), eager=_addcmul,
+        gradient=lambda g, x, a, b, by, out: (g, g * (by * b), g * (by * a), g * (a * b))),
+    Row("addcdiv", 4, "float", "{0} + {3} * {1} / {2}", deciding=(0, 1, 2), eager=_addcdiv,
+        gradient=lambda g, x, a, b, by, out: (
+            g, g * (by / b), -g * (by * a / (b * b)), g * (a / b))),
     Row("pow", 2, "same", "pow_({0}, {1})", gradient=_power),
     Row("fmod", 2, "same", "fmod_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),
     Row("remainder", 2, "same", "remainder_({0}, {1})",
-        gradient=lambda g, x, y, out: (g, -g * torch.floor(x / y))),
+        gradient=lambda g, x, y, out: (g, -g * torch.div(x, y, rounding_mode="floor"))),
     Row("floor_divide", 2, "same", "floor_divide_({0}, {1})",
         eager=lambda x, y: torch.div(x, y, rounding_mode="floor")),  # floor_divide has no autograd
     Row("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (

@@ -16,10 +16,13 @@ from jitkern.composition.table import TABLE
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 
+SEVERAL = ("add_scaled", "addcmul", "addcdiv")  # steps, of which `with_errors` knows the result
 ROWS = [
     row
     for row in TABLE.values()
-    if row.rule in ("same", "float", "where") and not row.name.startswith("bitwise")
+    if row.rule in ("same", "float", "where")
+    and not row.name.startswith("bitwise")
+    and row.name not in SEVERAL
 ]
 CONDITIONS = [TABLE[name] for name in ("lt", "ge", "ne", "isfinite", "logical_and", "logical_not")]
 STEPS = 8  # operations of an expression

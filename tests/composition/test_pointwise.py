@@ -145,6 +145,55 @@ def test_the_order_of_promotions_matters(device, rounds):
         torch.testing.assert_close(got, want)
 
 
+def of_some_operands(a, b, c, alpha: float = 0.5):
+    return (
+        torch.add(a, b, alpha=alpha), torch.sub(a, b, alpha=2), torch.addcmul(a, b, c, value=alpha),
+        torch.addcdiv(a, b, c, value=3), torch.clamp(a, b, c), torch.nan_to_num(b, 0.5, 1.0, 2.0),
+    )  # fmt: skip
+
+
+@on_each_device
+@pytest.mark.parametrize("rounds", ["once", "eager"])
+def test_operands_that_scale_or_replace_decide_on_no_dtype(device, rounds):
+    """The factors of add, sub, addcmul and addcdiv, and the numbers of nan_to_num."""
+    function = pointwise(round=rounds)(of_some_operands)
+    for dtypes in (
+        (torch.float16, torch.int64, torch.float32), (torch.bfloat16, torch.uint8, torch.float64),
+    ):  # fmt: skip
+        for dims in range(8):
+            tensors = [
+                torch.tensor([3, 1] if dims >> i & 1 else 3, device=device).to(dtype)
+                for i, dtype in enumerate(dtypes)
+            ]
+            for got, wanted in zip(function(*tensors), of_some_operands(*tensors)):
+                torch.testing.assert_close(got, wanted)
+
+
+def test_integers_stay_integers():
+    def integers(x, flag):
+        return F.relu6(x), torch.nan_to_num(x, 0.5, 1.0, 2.0), torch.add(x, flag, alpha=2)
+
+    x, flag = torch.tensor([-3, 5, 100], dtype=torch.int8), torch.tensor([True, False, True])
+    for got, wanted in zip(pointwise(integers)(x, flag), integers(x, flag)):
+        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+    with pytest.raises(RuntimeError, match="int8 takes no alpha with a fraction"):
+        pointwise(lambda x: torch.add(x, x, alpha=0.5))(x)
+
+
+@on_each_device
+def test_the_dimensions_of_a_condition_count(device):
+    """A chosen number has them, although its dtype is that of the numbers without dimensions."""
+
+    def function(c, x, y, h):
+        return torch.where(c, x, y) + h, (x + y) + h
+
+    c = torch.tensor([True, False], device=device)
+    x, y = torch.tensor([100, 100], dtype=torch.int8, device=device)
+    h = torch.tensor(1000, dtype=torch.int32, device=device)
+    for got, wanted in zip(pointwise(function)(c, x, y, h), function(c, x, y, h)):
+        assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+
+
 @on_each_device
 def test_numbers_are_arguments_of_one_kernel(device):
     x, y = randn(100, device=device), randn(100, device=device)
@@ -200,6 +249,20 @@ def test_numbers_by_name_compile_under_dynamic_shapes():
     for size, alpha in ((2, 0.5), (3, 1.5)):
         x = torch.ones(size)
         torch.testing.assert_close(compiled(x, alpha), x * (alpha + 3))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_number_in_place_of_a_tensor_compiles_to_one_graph(dynamic):
+    """Also one that no call before had there, whose function is made while Dynamo looks."""
+    fresh = pointwise(lambda x, y, z: x * y + z)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, n: fresh(x, n, x.shape[0] / 2), fullgraph=True, dynamic=dynamic,
+        backend="aot_eager",
+    )  # fmt: skip
+    for size, n in ((3, 2), (4, 5), (5, 0.5)):
+        x = randn(size)
+        torch.testing.assert_close(compiled(x, n), x * n + size / 2)
 
 
 def test_functions_of_torch_by_the_names_that_symbols_see():
@@ -344,6 +407,27 @@ def test_powers_have_the_dtypes_and_derivatives_of_torch(device):
 
 
 @on_each_device
+def test_elu_keeps_nan_and_the_sign_of_zero(device):
+    x = torch.tensor([math.nan, -math.inf, -1.0, -0.0, 2.0], device=device, requires_grad=True)
+    out, expected = pointwise(lambda x: F.elu(x, 0.5))(x), F.elu(x, 0.5)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    assert out[3].signbit()
+    (got,) = torch.autograd.grad(out.sum(), x)
+    (wanted,) = torch.autograd.grad(expected.sum(), x)
+    torch.testing.assert_close(got[1:], wanted[1:])
+    assert got[0].isnan()  # PyTorch's is NaN or 1, by the number of elements
+
+
+def test_the_reference_has_numbers_as_precise_as_the_kernel():
+    function = pointwise(lambda x: (x.maximum(0.1), x.hypot(0.3), x.atan2(0.7)))
+    x = torch.full((3,), 0.05, dtype=torch.float64)
+    for got, wanted in zip(function.op.run_reference(x), function(x)):
+        torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
+    whole = pointwise(lambda x: torch.clamp(x, -1, 3))
+    assert whole.in_torch(torch.tensor(5, dtype=torch.int8)).dtype == torch.int8
+
+
+@on_each_device
 def test_transforms(device):
     x, b = randn(5, 7, device=device), randn(7, device=device)
     torch.testing.assert_close(torch.vmap(geglu, in_dims=(0, None))(x, b), F.gelu(x) * b)
@@ -384,6 +468,8 @@ def test_python_cannot_choose_by_a_value():
         pointwise(lambda x: x + torch.ones(3))
     with pytest.raises(TypeError, match=r"write relu\(\)"):
         pointwise(lambda x: x.relu_())
+    with pytest.raises(TypeError, match="integers of 64 bits, and got one of 71 bits"):
+        pointwise(lambda x: x * 2**70)
     with pytest.raises(DeclarationError, match="depend on its tensors"):
         pointwise(lambda x: 2.0)
     with pytest.raises(DeclarationError, match="round='twice'"):

@@ -28,12 +28,16 @@ EITHER_ZERO = {
 }
 
 
+def operands(row, x, y):
+    """Return as many operands as a row takes, of two."""
+    return (x > 0, x, y) if row.rule == "where" else (x, y, y, 0.5)[: row.arity]
+
+
 def of_rows(name, rows):
     """Return one pointwise function that has an output for each row."""
 
     def function(x, y):
-        operands = {1: (x,), 2: (x, y), 3: (x > 0, x, y)}
-        return tuple(apply(row.name, *operands[row.arity]) for row in rows)
+        return tuple(apply(row.name, *operands(row, x, y)) for row in rows)
 
     return named(name, function)
 
@@ -44,8 +48,7 @@ OF_INT = [of_rows(f"integers{i}", INTEGERS[i : i + 15]) for i in range(0, len(IN
 
 
 def expected(row, x, y):
-    operands = {1: (x,), 2: (x, y), 3: (x > 0, x, y)}
-    return row.function(*operands[row.arity])
+    return row.function(*operands(row, x, y))
 
 
 def pairs(device, dtype):
@@ -110,13 +113,21 @@ def test_derivative(row):
     x = torch.tensor([0.3, -0.7, 0.9, 0.0, 0.5, -0.2, 0.1], dtype=torch.float64)
     y = torch.tensor([0.4, 0.7, -0.6, 0.8, 0.5, -0.2, 2.0], dtype=torch.float64)
     x = x.abs() + 0.1 if row.name in ("log", "log2", "log10", "sqrt", "rsqrt", "pow") else x
-    operands = {1: (x,), 2: (x, y), 3: (x > 0, x, y)}[row.arity]
-    leaves = [v.clone().requires_grad_(v.is_floating_point()) for v in operands]
+    given = [torch.full_like(x, v) if isinstance(v, float) else v for v in operands(row, x, y)]
+    leaves = [v.clone().requires_grad_(v.is_floating_point()) for v in given]
     out = row.function(*leaves)
     g = torch.arange(1.0, 8.0, dtype=torch.float64)
     wanted = torch.autograd.grad(out, [v for v in leaves if v.requires_grad], g)
-    got = [part for part in row.gradient(g, *operands, out.detach()) if part is not None]
+    got = [part for part in row.gradient(g, *given, out.detach()) if part is not None]
     torch.testing.assert_close(tuple(got), wanted, equal_nan=True)
+
+
+def test_the_derivative_of_a_remainder_is_the_quotient_that_it_remains_of():
+    """1 % 0.1 leaves almost 0.1, of nine times 0.1, although 1 / 0.1 is 10."""
+    x = torch.tensor([1.0, 5.3, -7.0], dtype=torch.float64)
+    y = torch.full((3,), 0.1, dtype=torch.float64, requires_grad=True)
+    (got,) = torch.autograd.grad(named("rest", lambda x, y: x % y)(x, y).sum(), y)
+    assert torch.equal(got, torch.autograd.grad((x % y).sum(), y)[0])
 
 
 def test_the_derivative_of_an_angle_at_the_origin_is_zero():

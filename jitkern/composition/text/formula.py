@@ -144,12 +144,15 @@ class _Writer:
         inputs = tuple(expression.inputs_of(one))  # whether these have dimensions decides too
         if one.op == TO:
             return one.value in _FLOATS, frozenset([(one.value, inputs)])
-        rule = TABLE[one.op].rule
-        if rule == "bool":
+        row = TABLE[one.op]
+        if row.rule == "bool":
             return False, frozenset([(_CONDITION, inputs)])
-        floating, sources = self._union(one.args[1:] if rule == "where" else one.args)
-        if rule == "float" and not floating:
-            return True, frozenset([(rule, sources)])
+        deciding = row.deciding_of(one.args)
+        floating, sources = self._union(deciding)
+        if {*inputs} - {i for arg in deciding for i in expression.inputs_of(arg)}:
+            sources = frozenset([(sources, inputs)])
+        if row.rule == "float" and not floating:
+            return True, frozenset([(row.rule, sources)])
         return floating, sources
 
     def _union(self, args: Sequence[Node]) -> tuple[bool, frozenset[Any]]:

@@ -21,6 +21,10 @@ DEVICE double trunc_(double x) { return trunc(x); }
 template <typename T> DEVICE T round_(T x) { return x; }  // half to even
 DEVICE float round_(float x) { return rintf(x); }
 DEVICE double round_(double x) { return rint(x); }
+template <typename T> DEVICE T clamp_(T x, T low, T high) {  // a NaN among them is the result
+  const T raised = x != x || x > low ? x : low;
+  return raised != raised || raised < high ? raised : high;
+}
 template <typename T> DEVICE T not_(T x) { return T(~x); }
 DEVICE bool not_(bool x) { return !x; }
 template <typename T> DEVICE bool signbit_(T x) { return x < T(0); }
