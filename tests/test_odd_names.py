@@ -44,6 +44,19 @@ def test_a_folder_whose_name_is_no_text_has_kernels_too(tmp_path):
     assert "could not compile `one`" in str(e.value)
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "a\\n"], ids=["quote", "line end", "backslash"])
+def test_a_folder_whose_name_a_literal_must_escape_has_kernels_too(tmp_path, name):
+    (path := tmp_path / name / "k.cpp").parent.mkdir()
+    path.write_text('extern "C" void one(int* x) { *x = 1; }')
+    x = torch.zeros(1, dtype=torch.int32)
+    cpp_kernel(path, "one")(x)
+    assert x.item() == 1
+    path.write_text('extern "C" void one(int* x) { *x = 1 }')
+    with pytest.raises(CompileError) as e:
+        cpp_kernel(path, "one")(x)
+    assert "k.cpp:1:" in str(e.value)
+
+
 @needs_nvrtc
 def test_such_a_folder_has_gpu_kernels_too_but_no_headers_of_theirs(tmp_path):
     path = odd(tmp_path) / "k.cu"

@@ -18,6 +18,11 @@ _KINDS = {
     "List[Tensor]": "L", "List[int]": "n", "List[float]": "d", "List[bool]": "z",
     "Optional[List[int]]": "N", "Optional[List[float]]": "D", "Optional[List[bool]]": "Z",
 }  # fmt: skip
+_OWN = {  # the types of which Torch hands arguments on as they are
+    "Tensor": (torch.Tensor, torch.nn.Parameter), "int": (int,), "SymInt": (int,),
+    "float": (float,), "bool": (bool,), "str": (str,),
+}  # fmt: skip
+_OWN |= {f"Optional[{name}]": (*types, type(None)) for name, types in _OWN.items()}
 _CHANGED = {"T": "W", "t": "w", "L": "V"}
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by name
 
@@ -64,6 +69,7 @@ class Signature:
         tensors = {"Tensor": "T", "Optional[Tensor]": "t"}
         self.results = "".join(tensors.get(str(value.type), "?") for value in parsed.returns)
         self.parameters = self._parameters()
+        self._fitting: set[tuple[type, ...]] = set()  # found by `takes`
 
     def _parameters(self) -> list[Parameter] | None:
         kinds = [_KINDS.get(str(argument.type), "") for argument in self.arguments]
@@ -78,6 +84,24 @@ class Signature:
         for position, _ in self.changed:
             kinds[position] = _CHANGED[kinds[position]]
         return [Parameter(a.name, kind) for a, kind in zip(self.arguments, kinds)]
+
+    def takes(self, args: tuple[Any, ...]) -> bool:
+        """Return whether Torch would hand on arguments by position without converting any.
+
+        For all others its own rules count: it converts some, and says what is wrong with the rest.
+        """
+        types = (*map(type, args),)
+        if types in self._fitting:
+            return True
+        own = [_OWN.get(str(a.type), ()) for a in self.arguments[: self._positional]]
+        fits = (
+            len(types) <= len(own)
+            and all(type_ in expected for type_, expected in zip(types, own))
+            and not self.misfit(args)
+        )
+        if fits:
+            self._fitting.add(types)
+        return fits
 
     def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Return the arguments completed by the schema's defaults, which Torch leaves out.

@@ -36,6 +36,7 @@ DEPTH = _Depth()
 IN_C = _InC()
 ALL: list[Autograd] = []  # of all ops
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_OTHERS = (torch.Tensor, list, tuple)  # a list may hold tensors
 RECORDED = "recorded"
 _keys = torch._C._dispatch_keys
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -108,6 +109,6 @@ def plainly_on(args: Sequence[Any]) -> str:
                 return ""
             needed = needed or arg.requires_grad
             device = "cuda" if arg.is_cuda else device or "cpu"
-        elif isinstance(arg, (torch.Tensor, list, tuple)):
+        elif isinstance(arg, _OTHERS):
             return ""
     return RECORDED if needed and _gradients_enabled() else device

@@ -134,7 +134,8 @@ class Op:
         if _is_compiling():  # Dynamo knows the overload, and not the builtin inside
             return self.overload(*args, **kwargs)
         try:
-            if self._direct and not kwargs and (device := plainly_on(args)) in self._direct:
+            direct = self._direct and not kwargs and self.signature.takes(args)
+            if direct and (device := plainly_on(args)) in self._direct:
                 with torch._C._AutoDispatchBelowAutograd():  # Torch need not dispatch
                     return self._direct[device](*args)
             return self._builtin(*args, **kwargs)

@@ -78,6 +78,12 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
+def line_directive(path: Path) -> str:
+    """The directive behind which a compiler says that the text is the file at `path`."""
+    literal = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'#line 1 "{literal}"\n'
+
+
 def functions_in(text: str, macros: Iterable[str] = ()) -> list[Function]:
     """The functions that a file declares at namespace scope; for `macros` see `code_of`."""
     shown, declared = declared_in(text, macros)

@@ -6,6 +6,7 @@ import pickle
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from helpers import served
@@ -90,6 +91,33 @@ def test_a_call_without_a_tensor_is_one_node_of_a_compiled_graph(declare):
     f = torch.compile(lambda x: op(2) + x, fullgraph=True, backend="aot_eager")
     assert f(torch.ones(2, dtype=torch.float64)).tolist() == [8, 8]
     torch.library.opcheck(op.overload, (3,))
+
+
+# ------------------------------------------------------------------ arguments that Torch converts
+
+
+CONVERTED = [
+    (X, True), (X, 2), (X, torch.tensor(2.5)), (X, np.float32(2.5)), (X, 2.0, "cpu"), (X,),
+    (X, None), (X, "2"), (X, 2j), (X, 2.0, 3), (X, 2.0, None, 1), (2.0, X),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("args", CONVERTED, ids=lambda args: ", ".join(map(repr, args[1:])) or "-")
+def test_where_c_serves_no_call_torch_converts_and_refuses_arguments_all_the_same(declare, args):
+    def launch(k, x, value, device):
+        assert type(value) is float
+        out = torch.empty_like(x)
+        k.fill[{"T": x.dtype}](out, x.numel(), value)
+        return out
+
+    op = declare("(Tensor x, float value, Device? device=None) -> Tensor", launch)
+    results = []
+    for call in (op, op.overload):
+        try:
+            results.append(call(*args).tolist())
+        except RuntimeError as e:
+            results.append(str(e))
+    assert results[0] == results[1]
 
 
 # ------------------------------------------------------------------ arguments by name

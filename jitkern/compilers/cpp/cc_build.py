@@ -90,7 +90,7 @@ class _Unit:
     def compile(self, probe: str, macros: dict[str, str], *options: str) -> None:
         """Compile the file with `probe` appended. Raises CompileError."""
         variant = self._variant
-        head = f'{functions.TYPES}\n#line 1 "{self._source}"\n'
+        head = f"{functions.TYPES}\n{cpp_text.line_directive(self._source)}"
         cpp_text.write(self.path, f"{head}{self.text}{probe}")
         command = [*self._command, *_options(variant.source, macros, self.path), *options]
         command.append(opened.LINKERS_LIST)

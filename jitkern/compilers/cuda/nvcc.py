@@ -59,7 +59,7 @@ def compile_unit(
     source = variant.source
     build = staging / "build"
     build.mkdir()
-    unit = f'#line 1 "{source.paths[0]}"\n{text}\n{_using(used)}'
+    unit = f"{cpp_text.line_directive(source.paths[0])}{text}\n{_using(used)}"
     cpp_text.write(build / "kernel.cu", unit)
     command = [
         tool, "-cubin", f"-arch={target.arch}", *flags,
