@@ -18,7 +18,7 @@ _KINDS = {
     "List[Tensor]": "L", "List[int]": "n", "List[float]": "d", "List[bool]": "z",
     "Optional[List[int]]": "N", "Optional[List[float]]": "D", "Optional[List[bool]]": "Z",
 }  # fmt: skip
-_OWN = {  # the types of which Torch hands arguments on as they are
+_OWN: dict[str, tuple[type, ...]] = {  # the types of which Torch hands arguments on as they are
     "Tensor": (torch.Tensor, torch.nn.Parameter), "int": (int,), "SymInt": (int,),
     "float": (float,), "bool": (bool,), "str": (str,),
 }  # fmt: skip
