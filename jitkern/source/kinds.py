@@ -293,6 +293,11 @@ class Source:
             *beside,
         ]
 
+    @property
+    def searched(self) -> list[str]:
+        """The roots that are there: gcc refuses one inside of a file, as of a package in a zip."""
+        return [root.path for root in self.roots if Path(root.path).is_dir()]
+
 
 class Cuda(Source):
     """`.cu` files of `__global__` functions, compiled by NVRTC (nvcc if they need the host half).

@@ -34,6 +34,12 @@ def test_a_text_is_compiled_and_called():
     assert torch.equal(out, 2 * x)
 
 
+def test_a_text_of_a_package_in_an_archive_is_compiled(tmp_path):
+    (archive := tmp_path / "pack.zip").touch()
+    source = Cpp(text=_SCALE, folder=str(archive / "pack"))
+    assert jit.ensure(Variant("x::scale", source, "scale"), Target.current("cpu"))
+
+
 def test_a_text_has_one_key_wherever_it_is_declared(tmp_path):
     target = Target.current("cpu")
     keys = set()

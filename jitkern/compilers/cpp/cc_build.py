@@ -109,7 +109,7 @@ def _options(source: Source, macros: dict[str, str], unit: Path) -> list[str]:
     """Options for a build in the directory of `unit`; only the macros can change the artifact."""
     return [
         *(f"-D{name}={value}" for name, value in macros.items()),
-        *(f"-I{root.path}" for root in source.roots),
+        *(f"-I{root}" for root in source.searched),
         f"-ffile-prefix-map={source.folder}=.", f"-ffile-prefix-map={unit.parent}=.",
         "-o", "out.so", unit.name,
         *(["-Wl,-z,defs"] if source.others else []),

@@ -63,7 +63,7 @@ def compile_unit(
     cpp_text.write(build / "kernel.cu", unit)
     command = [
         tool, "-cubin", f"-arch={target.arch}", *flags,
-        *(f"-I{root.path}" for root in source.roots),
+        *(f"-I{root}" for root in source.searched),
         *(f"-isystem={prefix / 'include'}" for prefix in toolkit.wheel_prefixes()),
         *opened.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
         "-o", "out.cubin", "kernel.cu",

@@ -95,7 +95,7 @@ def _build_of(source: Extension, target: Target) -> torch_extension.commands.Bui
         output="module" if source.pybind else "library",
         units=[Unit(str(p.absolute()), flags(f)) for f, p in zip(source.files, source.paths)],
         texts={},
-        include=[root.path for root in source.roots],
+        include=source.searched,
         with_cuda=has_cuda(source.files),
         ldflags=_ldflags(source),
         environment=source.environment,
