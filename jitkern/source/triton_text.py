@@ -25,7 +25,7 @@ _NARROW = {  # floats that a launch passes only in a tensor
     name for code, dtype in DTYPES.items() if not dtype.ctype for name in (code, dtype.triton)
 }
 _LISTS = ("key", "reset_to_zero", "restore_value")  # of @triton.autotune
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Config(NamedTuple):
@@ -238,6 +238,11 @@ class _Module:
         self.path = path
         self._tree = tree
 
+    @functools.cached_property
+    def _given(self) -> list[tuple[ast.stmt, set[str]]]:
+        """The statements of the file, each with the names whose values it gives or changes."""
+        return [(node, _given_by(node)) for node in self._tree.body]
+
     def value(self, expression: ast.expr) -> Any:
         """The value of an expression of the file. Raises CompileError."""
         names = _Names()
@@ -256,7 +261,7 @@ class _Module:
         """The statements, in order, that the values of the names in an expression follow from."""
         wanted = _names_in(expression) - known
         needed: set[ast.stmt] = set()
-        while more := {n for n in self._tree.body if _given_by(n) & wanted} - needed:
+        while more := {node for node, given in self._given if given & wanted} - needed:
             needed |= more
             wanted = wanted.union(*map(_names_in, more)) - known
         return [node for node in self._tree.body if node in needed]
@@ -268,28 +273,30 @@ def _names_in(node: ast.AST) -> set[str]:
 
 def _imports(node: ast.stmt) -> bool:
     """Whether a statement, other than a definition, imports modules."""
-    parts = () if isinstance(node, _DEFINITIONS) else ast.walk(node)
+    parts = () if isinstance(node, DEFINITIONS) else ast.walk(node)
     return any(isinstance(part, (ast.Import, ast.ImportFrom)) for part in parts)
 
 
 def _given_by(node: ast.stmt) -> set[str]:
     """The names whose values a statement gives or changes: `a = 1`, `a[0] = 1`, `a.append(1)`."""
-    if isinstance(node, _DEFINITIONS):
+    if isinstance(node, DEFINITIONS):
         return {node.name}
     found = set()
     for part in ast.walk(node):
-        place: ast.AST | None = None
-        if isinstance(part, _DEFINITIONS):
+        if isinstance(part, DEFINITIONS):
             found.add(part.name)
         elif isinstance(getattr(part, "ctx", None), (ast.Store, ast.Del)):
-            place = part
-        elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
-            place = part.value.func if isinstance(part.value.func, ast.Attribute) else None
-        while isinstance(place, (ast.Attribute, ast.Subscript)):
-            place = place.value
-        if isinstance(place, ast.Name):
-            found.add(place.id)
-    return found
+            found.add(root_of(part))
+        elif isinstance(part, ast.Expr) and isinstance(call := part.value, ast.Call):
+            found.update({root_of(call.func)} if isinstance(call.func, ast.Attribute) else ())
+    return found - {""}
+
+
+def root_of(place: ast.AST) -> str:
+    """The name that `a`, `a.b` and `a[0].b` begin with; "" where a place begins with none."""
+    while isinstance(place, (ast.Attribute, ast.Subscript)):
+        place = place.value
+    return place.id if isinstance(place, ast.Name) else ""
 
 
 def cdiv(a: int, b: int) -> int:

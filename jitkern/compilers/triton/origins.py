@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
+from jitkern.source.triton_text import DEFINITIONS, root_of
+
 # The results of these follow from their arguments, or from a version that the key has.
 _FOLLOWED = frozenset((
     "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
@@ -33,7 +35,6 @@ _READING = frozenset((
     "__import__", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars",
 ))  # fmt: skip
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _INSTEAD = "write the value out in the kernel's own file, or pass it as a constexpr argument"
 
 
@@ -195,7 +196,7 @@ class _Statement(NamedTuple):
     def gives(self, name: str, *, mutable: bool) -> bool:
         """Whether the statement gives `name` its value, or may change that value."""
         node = self.node
-        if isinstance(node, _DEFINITIONS):
+        if isinstance(node, DEFINITIONS):
             inside = (part for part in ast.walk(node) if isinstance(part, ast.Global))
             return node.name == name or any(name in part.names for part in inside)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -216,7 +217,7 @@ def _statements(text: bytes) -> list[_Statement]:
 def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iterator[_Statement]:
     for node in body:
         blocks = [getattr(node, name, []) for name in _BLOCKS]
-        if isinstance(node, _DEFINITIONS) or not any(blocks):
+        if isinstance(node, DEFINITIONS) or not any(blocks):
             yield _Statement(node, conditions)
             continue
         inside = {id(part) for block in blocks for part in block}
@@ -249,15 +250,11 @@ def _stored(body: Iterable[ast.AST]) -> frozenset[str]:
 
 def _with_fields_set(node: ast.AST) -> set[str]:
     """The names of values whose attributes or items a statement sets: `a.b = 1`, `a[0].b = 1`."""
-    roots = set()
-    for part in ast.walk(node):
-        place: ast.AST = part
-        if isinstance(getattr(part, "ctx", None), ast.Store):
-            while isinstance(place, (ast.Attribute, ast.Subscript)):
-                place = place.value
-        if place is not part and isinstance(place, ast.Name):
-            roots.add(place.id)
-    return roots
+    return {
+        root_of(part)
+        for part in ast.walk(node)
+        if isinstance(part, (ast.Attribute, ast.Subscript)) and isinstance(part.ctx, ast.Store)
+    }
 
 
 def _refuse(what: str) -> NoReturn:
