@@ -1,57 +1,68 @@
-# make demo    set up, compile the kernels for this machine, check every op against PyTorch, print the table
-# make test    set up and run the tests
-# make stress  set up and run the long tests: races, kills, whole projects; STRESS_SECONDS=480: those begun in eight minutes
+# make demo    set up, compile a kernel of each kind that works here, and compare them with PyTorch
+# make test    set up and run the tests that each commit needs: 6 minutes of processor time
+# make test-all   run all tests that need neither a server nor a GPU: hours
+# make test-long  run those that make test leaves out; SECONDS=480: those begun in eight minutes
 # make check   set up and run the linter and the type checker
 # make conformance  set up and run the tests of remotes on every server that is installed; see CONTRIBUTING.md
 # make docs    set up and build the documentation in build/site, with any warning as an error
 #
-# Everything is installed into $(VENV); nothing else is touched. Another Torch: make test TORCH=2.15.0
+# Everything is installed into $(VENV); nothing else is touched. Another Torch or Python, whose environment replaces the
+# one in $(VENV): make test TORCH=2.15.0 PYTHON=python3.12
 PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)) * 3 // 2)")
-READY := $(VENV)/.ready-$(TORCH)
+CORES := $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))")
+PAIR := $(TORCH)-$(shell $(PYTHON) -c "import sys; print('%s%d.%d' % (sys.implementation.name, *sys.version_info[:2]))")
 
-.PHONY: demo test stress conformance check docs clean
+.PHONY: demo test test-all test-long conformance check docs clean
 
-demo: $(READY)
-	$(BIN)/jitkern prewarm --keep-going
-	$(BIN)/python -m benches.demo
+demo: $(VENV)/.base-$(PAIR)
+	$(BIN)/python -W ignore -m benches.demo
 
-test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS)
+test: $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m pytest -n $(CORES)
 
-stress: $(READY)
-	$(BIN)/python -m pytest -m "stress or slow" $(if $(STRESS_SECONDS),--stress-seconds $(STRESS_SECONDS))
+test-all: test test-long
 
-conformance: $(VENV)/.conformance-$(TORCH)
-	$(BIN)/python -m pytest tests/remote -m "not stress"
+test-long: $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m pytest -m "long and not conformance" $(if $(SECONDS),--seconds $(SECONDS))
 
-$(VENV)/.conformance-$(TORCH): $(READY)
-	$(BIN)/python -m pip install -q -e ".[conformance]"
-	touch $@
+conformance: $(VENV)/.conformance-$(PAIR)
+	$(BIN)/python -m pytest tests/remote -m "not long or conformance"
 
-check: $(READY)
+check: $(VENV)/.check-$(PAIR)
 	$(BIN)/ruff check jitkern cache_tools kernels_src tests benches examples
 	$(BIN)/ruff format --check jitkern cache_tools kernels_src tests benches examples
 	$(BIN)/mypy
 
 # The variable silences an advertisement of the theme.
-docs: $(VENV)/.docs-$(TORCH)
+docs: $(VENV)/.docs-$(PAIR)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-$(VENV)/.docs-$(TORCH): $(READY)
-	$(BIN)/python -m pip install -q -e ".[docs]"
+# What jitkern needs to run, and NumPy, without which Torch warns. Where there is a GPU, the extra with the CUDA
+# toolchain, too; it follows the CUDA version that Torch was built with.
+CUDA = $$($(BIN)/python -W ignore -c "import torch; print({'13.2': 'cu132'}.get(torch.version.cuda, 'cuda'))")
+$(VENV)/.base-$(PAIR): pyproject.toml
+	$(PYTHON) -m venv $(if $(wildcard $(VENV)/.base-$(PAIR)),,--clear) $(VENV)
+	$(BIN)/python -m pip install -q "torch==$(TORCH)" numpy setuptools
+	if [ -e /dev/nvidiactl ]; then extra="[$(CUDA)]"; fi; $(BIN)/python -m pip install -q --no-build-isolation -e ".$$extra"
 	touch $@
 
-# The extra with the CUDA toolchain follows the CUDA version that Torch was built with.
-$(READY): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q "torch==$(TORCH)"
-	extra=$$($(BIN)/python -W ignore -c "import torch; print({'13.2': 'cu132'}.get(torch.version.cuda, 'cuda'))") && \
-	$(BIN)/python -m pip install -q -e ".[test,check,$$extra]"
-	rm -f $(VENV)/.ready-*
+$(VENV)/.test-$(PAIR): $(VENV)/.base-$(PAIR)
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[test,$(CUDA)]"
+	touch $@
+
+$(VENV)/.check-$(PAIR): $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[check]"
+	touch $@
+
+$(VENV)/.docs-$(PAIR): $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[docs]"
+	touch $@
+
+$(VENV)/.conformance-$(PAIR): $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[conformance]"
 	touch $@
 
 clean:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import hashlib
 import itertools
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,16 +47,29 @@ import processes  # noqa: E402
 from helpers import REPOSITORY, FakeCompiler, replaced  # noqa: E402
 
 ENDS = pytest.StashKey[float]()  # a time of time.monotonic, after which no test begins
+LEFT_OUT = pytest.StashKey[collections.Counter[str]]()  # deselected tests, by their marker
+NO_GPU = "needs a CUDA device"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--stress-seconds", type=float, default=math.inf, metavar="N",
+        "--seconds", type=float, default=math.inf, metavar="N",
         help="begin tests for N seconds only; each commit begins with other modules",
     )  # fmt: skip
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = collections.Counter()
+    if not is_controller(config):
+        load_runtime()
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether this process runs no test itself, but has workers of pytest-xdist for them."""
+    return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def load_runtime() -> None:
     """Load the launch runtime before any op is declared, as a process with a warm cache does."""
     root = Path(tempfile.mkdtemp(prefix="jitkern-tests-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
@@ -65,7 +80,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--stress-seconds") < math.inf:
+    if config.getoption("--seconds") < math.inf:
         command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
@@ -77,16 +92,52 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+                item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        marker = next((m for m in ("conformance", "long") if item.get_closest_marker(m)), "")
+        item.config.stash[LEFT_OUT][marker] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take from a worker what it left out: all workers have collected the same tests."""
+    left_out = getattr(node, "workeroutput", {}).get("left out", {})
+    node.config.stash[LEFT_OUT] = collections.Counter(left_out)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Iterator[None]:
+    """Say what was left out, below all else, and how to run it."""
+    yield
+    left_out = config.stash[LEFT_OUT]
+    skipped = terminalreporter.stats.get("skipped", ())
+    counts = (
+        (left_out["long"], "long (make test-long)"),
+        (left_out["conformance"], "for servers (make conformance)"),
+        (
+            sum(NO_GPU in str(r.longrepr) for r in skipped),
+            "for a GPU (pytest -m gpu, where one is)",
+        ),
+    )
+    if parts := [f"{count} {what}" for count, what in counts if count]:
+        terminalreporter.write_line(f"Left out: {', '.join(parts)}.")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[ENDS] = time.monotonic() + session.config.getoption("--stress-seconds")
+    session.config.stash[ENDS] = time.monotonic() + session.config.getoption("--seconds")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if time.monotonic() > item.config.stash[ENDS]:
-        pytest.skip("the time of --stress-seconds is over")
+        pytest.skip("the time of --seconds is over")
 
 
 @pytest.fixture(scope="session")
@@ -193,7 +244,7 @@ def recorder_cache(common: Path) -> Path:
     return common / "cache"
 
 
-@pytest.fixture(params=["python", "c++"])
+@pytest.fixture(params=["python", pytest.param("c++", marks=pytest.mark.long)])
 def recorded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Calls that need a gradient are recorded by Python, and then by the node of recorder.cpp."""
     if request.param == "python" or not binding.runtime():

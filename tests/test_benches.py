@@ -45,7 +45,7 @@ def positive(numbers: dict[str, float]) -> bool:
     return bool(numbers) and all(number > 0 for number in numbers.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> None:
     output = printed(
         cache_dir, "benches.call_overhead", "--device", "cpu", "--json", "--rounds", "2"
@@ -64,7 +64,7 @@ def test_call_overhead_reports_every_contender_of_the_cpu(cache_dir: Path) -> No
         assert set(ratios) == {"jitkern.cpp", "jitkern.differentiable"} and positive(ratios)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_attention_reports_each_density_and_direction(cache_dir: Path) -> None:
     shape = ("--length", "300", "--heads", "2", "--key-heads", "1", "--head-size", "32")
     options = ("--device", "cpu", "--json", "--rounds", "1", "--densities", "1,0.3")
@@ -75,7 +75,7 @@ def test_attention_reports_each_density_and_direction(cache_dir: Path) -> None:
         assert row["of_bound"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
     kinds = ("--kinds", "jitkern.cpp,jitkern.cuda", "--rounds", "1")
     output = printed(cache_dir, "benches.first_call", "--device", "cpu", "--json", *kinds)
@@ -88,7 +88,7 @@ def test_first_call_reports_the_kinds_asked_for(cache_dir: Path) -> None:
     assert not cache_dir.exists(), "cold is only cold in a cache of its own"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_first_call_names_a_kind_that_fails_and_leaves_it_out(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +100,7 @@ def test_first_call_names_a_kind_that_fails_and_leaves_it_out(
     assert "jitkern.cpp is left out" in done.stderr and "no-such-compiler" in done.stderr
 
 
+@pytest.mark.long
 def test_first_call_refuses_a_kind_it_does_not_know(cache_dir: Path) -> None:
     done = run(
         cache_dir, "benches.first_call", "--device", "cpu", "--kinds", "jitkern.fortran", code=2
@@ -107,7 +108,7 @@ def test_first_call_refuses_a_kind_it_does_not_know(cache_dir: Path) -> None:
     assert "there is no kind `jitkern.fortran`" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cache_scale_reports_a_lookup_and_every_command(cache_dir: Path) -> None:
     output = printed(cache_dir, "benches.cache_scale", "--entries", "40", "--json", "--rounds", "1")
     assert output["entries"] == {"few": 10, "many": 40}
@@ -117,7 +118,7 @@ def test_cache_scale_reports_a_lookup_and_every_command(cache_dir: Path) -> None
     assert not cache_dir.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]")
 def test_prewarm_reports_throughput_for_each_count_of_jobs(cache_dir: Path) -> None:
     arguments = ("--ops", "vec_add", "--jobs", "1", "2", "--rounds", "1", "--json")
@@ -130,7 +131,7 @@ def test_prewarm_reports_throughput_for_each_count_of_jobs(cache_dir: Path) -> N
     assert not cache_dir.exists()
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_drop_in_reports_both_contenders_of_a_kind(cache_dir: Path) -> None:
     arguments = ("--device", "cpu", "--kinds", "stable", "--rounds", "1", "--json")
     output = printed(cache_dir, "benches.drop_in", *arguments)
@@ -140,7 +141,7 @@ def test_drop_in_reports_both_contenders_of_a_kind(cache_dir: Path) -> None:
     assert not cache_dir.exists()
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_kernels_compares_an_op_with_what_torch_compile_makes(
     cache_dir: Path, tmp_path: Path
 ) -> None:
@@ -169,7 +170,7 @@ def test_the_simulation_of_a_fleet_compares_ways_to_fetch(cache_dir: Path, tmp_p
     assert plot.read_text().count("hosts ready") == 1
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_the_page_shows_what_the_simulation_of_a_fleet_prints(cache_dir: Path) -> None:
     page = (REPOSITORY / "docs" / "performance.md").read_text()
     table = page.partition("| a host fetches |")[2].partition("\n\n")[0].splitlines()[2:]
@@ -187,7 +188,7 @@ def test_the_page_shows_what_the_simulation_of_a_fleet_prints(cache_dir: Path) -
     assert found == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_serve_reports_builds_and_requests(cache_dir: Path) -> None:
     output = printed(
         cache_dir, "benches.serve", "--json", "--rounds", "1", "--requests", "20",
@@ -200,7 +201,7 @@ def test_serve_reports_builds_and_requests(cache_dir: Path) -> None:
     assert positive(output["per_second"])
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_fleet_compares_a_compile_with_remotes_and_a_service(cache_dir: Path) -> None:
     output = printed(cache_dir, "benches.fleet", "--json", "--rounds", "1", "--delay", "0.001")
     ways = {"local compile", "warm", "by bundle", "by entry", "service", "service again"}

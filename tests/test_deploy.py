@@ -139,7 +139,7 @@ def read_only(root):
     return []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]")
 @pytest.mark.skipif(this_platform() != "linux_x86_64", reason="its targets are x86-64")
 def test_the_image_runs_with_no_compiler_no_home_and_nothing_to_write(image):
@@ -165,7 +165,7 @@ def test_the_image_runs_with_no_compiler_no_home_and_nothing_to_write(image):
     assert not Path("/nonexistent").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_run_called_is_recorded_and_packed(project):
     for containing in ("jitkern record", "-o kernels.tar\n"):
         (script,) = snippets("sh", containing)
@@ -175,7 +175,7 @@ def test_what_a_run_called_is_recorded_and_packed(project):
             assert " 0 failed, 0 skipped" in out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_ranks_compile_each_kernel_once(project, cache_dir):
     (line,) = snippets("sh", "torchrun")
     assert "--nproc-per-node 8" in line
@@ -190,7 +190,7 @@ def test_eight_ranks_compile_each_kernel_once(project, cache_dir):
     assert sum(rank["failures"] for rank in ranks) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_mega_cache_brings_the_kernels_along(project, tmp_path):
     pytest.importorskip("torch.compiler._cache")
     save, load = snippets("python")

@@ -26,7 +26,7 @@ TEXT = (EXAMPLE / "README.md").read_text()
 LINES = re.search(r"```sh\n(.*?)```", TEXT, re.DOTALL)[1].splitlines()
 
 needs_cxx = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-pytestmark = [pytest.mark.slow, needs_cxx]
+pytestmark = [pytest.mark.long, needs_cxx]
 
 
 def run(folder, lines, **more):
@@ -46,7 +46,7 @@ def example(tmp_path):
 
 
 DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.stress),  # half a minute or more of compilers
+    pytest.param("cpu", marks=pytest.mark.long),  # half a minute or more of compilers
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 
@@ -145,7 +145,7 @@ def of_ways(*arguments):
     ("device", "ways", "steps"),
     [
         ("cpu", ["eager", "jitkern"], 12),
-        pytest.param("cpu", ["eager", "torch.compile", "both"], 12, marks=pytest.mark.stress),
+        pytest.param("cpu", ["eager", "torch.compile", "both"], 12, marks=pytest.mark.long),
         pytest.param("cuda", ["eager", "jitkern"], 200, marks=pytest.mark.gpu),
     ],
 )
@@ -216,7 +216,7 @@ def decoded(*arguments):
     [
         ("cpu", "float32", ["jitkern-w4"]),
         pytest.param(
-            "cpu", "float32", ["eager", "torch.compile", "jitkern"], marks=pytest.mark.stress
+            "cpu", "float32", ["eager", "torch.compile", "jitkern"], marks=pytest.mark.long
         ),
         pytest.param(
             "cuda", "bfloat16", ["eager", "torch.compile", "jitkern", "jitkern-w4"],

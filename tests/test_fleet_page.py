@@ -55,7 +55,7 @@ def test_the_table_of_systems_is_that_of_the_code():
     assert listed == [(engine.number, engine.of) for engine in ENGINES]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pods_of_a_job_leave_bundles_that_are_the_whole(project, tmp_path):  # noqa: F811
     manifest = block("yaml", "completionMode")
     (count,) = {int(n) for n in re.findall(r"(?:completions|parallelism): (\d+)", manifest)}
@@ -74,7 +74,7 @@ def test_the_pods_of_a_job_leave_bundles_that_are_the_whole(project, tmp_path): 
     assert built(shell("jitkern prewarm mypkg", project, JITKERN_COMPILE="never")) == 0
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_the_ranks_of_torchrun_build_the_whole(project):  # noqa: F811
     shell(of_the_shell(block("sh", "--no-python")), project, OMP_NUM_THREADS="1")
     assert built(shell("jitkern prewarm mypkg", project, JITKERN_COMPILE="never")) == 0
@@ -104,7 +104,7 @@ def servers(commands, folder, log):
         yield
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.parametrize("line", lines_of_engines())
 def test_an_engine_of_the_page_builds(line, project, tmp_path):  # noqa: F811
     """Those with an address at servers that are started here."""
@@ -135,7 +135,7 @@ def test_an_engine_of_the_page_builds(line, project, tmp_path):  # noqa: F811
     assert built(shell("jitkern prewarm mypkg", project, JITKERN_COMPILE="never")) == 0
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @needs_slurm
 @pytest.mark.parametrize("containing", ["sbatch --wait", "--engine slurm"])
 def test_a_recipe_for_slurm_builds_the_whole(containing, project, node):  # noqa: F811
@@ -150,7 +150,7 @@ def test_a_recipe_for_slurm_builds_the_whole(containing, project, node):  # noqa
     assert built(shell("jitkern prewarm mypkg", project, JITKERN_COMPILE="never", **where)) == 0
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "module"),
     [("with_dask.py", "distributed"), ("with_ray.py", "ray"), pytest.param("with_submitit.py", "submitit", marks=needs_slurm)],

@@ -70,6 +70,7 @@ TWICE = "for (int64_t i = 0; i < n; i++) out[i] = 2 * x[i];"
 THRICE = "for (int64_t i = 0; i < n; i++) out[i] = 3 * x[i];"
 
 
+@pytest.mark.long
 @needs_compiler
 def test_an_op_and_its_reference_are_timed_forward_and_backward():
     result = measured(jitkern.ops.softmax)
@@ -87,6 +88,7 @@ def test_an_op_and_its_reference_are_timed_forward_and_backward():
     assert json.loads(json.dumps(result.as_json()))["ceilings"] == {"copy": 100e9, "read": 120e9}
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_softmax_of_a_whole_vocabulary_is_right(dtype):
@@ -97,6 +99,7 @@ def test_a_softmax_of_a_whole_vocabulary_is_right(dtype):
     assert [row.note for row in result.rows] == [""] * 4
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.parametrize("body", [THRICE, ""], ids=["wrong", "writes nothing"])
 def test_a_wrong_result_has_no_time_but_the_reason(times, body):
@@ -108,6 +111,7 @@ def test_a_wrong_result_has_no_time_but_the_reason(times, body):
     assert result.failed
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_wrong_gradient_has_no_time(times):
     op = times(TWICE)
@@ -119,6 +123,7 @@ def test_a_wrong_gradient_has_no_time(times):
     assert rows_of(result, "backward")["eager"].wall_us > 0
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_peer_that_fails_is_named_and_stops_no_other(times, monkeypatch):
     def broken(x):
@@ -148,6 +153,7 @@ class Overwriting(torch.autograd.Function):
         return x.detach().copy_(2 * grad)
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_peer_that_writes_over_its_arguments_disturbs_no_other(times, monkeypatch):
     op = times(TWICE)
@@ -164,6 +170,7 @@ def test_a_peer_that_writes_over_its_arguments_disturbs_no_other(times, monkeypa
     assert torch.equal(x, kept)
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_peer_that_takes_no_such_arguments_is_left_out(times, monkeypatch):
     def call(x):
@@ -174,6 +181,7 @@ def test_a_peer_that_takes_no_such_arguments_is_left_out(times, monkeypatch):
     assert result.rows == [] and result.left_out["cupy"] == "it has no float32"
 
 
+@pytest.mark.long
 @needs_compiler
 def test_without_a_cost_there_is_no_rate_and_it_is_said_what_to_add(times):
     op = times(TWICE)
@@ -184,6 +192,7 @@ def test_without_a_cost_there_is_no_rate_and_it_is_said_what_to_add(times):
     assert rows_of(measured(op))["jitkern"].bytes == 2 * 8 * 1000 * 4
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_function_with_an_op_is_called_itself(times):
     class Composed:
@@ -199,6 +208,7 @@ def test_a_function_with_an_op_is_called_itself(times):
     assert rows_of(result)["jitkern"].wall_us
 
 
+@pytest.mark.long
 @needs_compiler
 def test_what_an_op_changes_is_compared_and_its_arguments_are_kept(tmp_path):
     def launch(k, x, flag):
@@ -217,6 +227,7 @@ def test_what_an_op_changes_is_compared_and_its_arguments_are_kept(tmp_path):
     assert wrong == "wrong: other numbers than the reference"
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_reference_that_takes_no_float64_is_compared_with_itself(times):
     op = times(TWICE)
@@ -231,6 +242,7 @@ def test_a_reference_that_takes_no_float64_is_compared_with_itself(times):
     assert rows_of(measured(op))["jitkern"].note.startswith("wrong: ")
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_shape_that_the_reference_refuses_is_named_and_stops_no_other(times):
     op = times(TWICE)
@@ -281,6 +293,7 @@ def test_the_command_prints_json_and_writes_a_table_and_plots(tmp_path, capsys):
     assert "liger" not in err, "only eager was asked for"
 
 
+@pytest.mark.long
 @needs_compiler
 def test_the_command_prints_a_table_and_names_once_what_is_left_out(capsys, monkeypatch):
     monkeypatch.setattr(peers, "BUILT_IN", ("jitkern", "eager"))
@@ -292,6 +305,7 @@ def test_the_command_prints_a_table_and_names_once_what_is_left_out(capsys, monk
     assert "softmax forward f32[8, 100]" in err
 
 
+@pytest.mark.long
 @needs_compiler
 def test_the_exit_code_tells_of_a_wrong_kernel(times, monkeypatch, capsys):
     op = times(THRICE)
@@ -321,7 +335,7 @@ def test_mistakes_are_named(arguments, message, capsys):
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cold_first_call_is_timed_in_a_process_of_its_own():
     result = measured(jitkern.ops.vec_add, {"small": ("f32[100]", "f32[100]")}, cold=True)
     rows = rows_of(result)
@@ -329,6 +343,7 @@ def test_a_cold_first_call_is_timed_in_a_process_of_its_own():
     assert not rows["jitkern"].note
 
 
+@pytest.mark.long
 @needs_compiler
 def test_an_op_that_no_other_process_finds_has_no_first_call(times):
     result = measured(times(TWICE), cold=True)
@@ -533,7 +548,7 @@ def test_on_a_gpu_kernels_are_timed_apart_from_their_calls(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Inductor, about its own lowering
 def test_on_a_gpu_compiled_peers_are_captured_in_both_directions():
     only = ["eager", "torch.compile", "torch.compile-dynamic"]

@@ -44,7 +44,7 @@ def cases():
             for source in op.sources[device]:
                 marks = [pytest.mark.gpu] if device == "cuda" else []
                 if source.kind == "extension":
-                    marks.append(pytest.mark.slow)
+                    marks.append(pytest.mark.long)
                 yield pytest.param(
                     op, device, source, id=f"{op.name[9:]}-{device}-{source.kind}", marks=marks
                 )
@@ -89,10 +89,17 @@ def test_equals_the_reference(op, device, source):
                 assert not got.numel() or error.max() <= roundings * torch.finfo(got.dtype).eps
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("most", "device"),
+    [
+        pytest.param(1, "cpu", id="one-cpu"),
+        pytest.param(None, "cpu", marks=pytest.mark.long, id="all-cpu"),
+        pytest.param(None, "cuda", marks=pytest.mark.gpu, id="all-cuda"),
+    ],
+)
 @pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
-def test_opcheck(op, device):
-    for args in few(op.sample_inputs(device)):
+def test_opcheck(op, most, device):
+    for args in few(op.sample_inputs(device))[:most]:
         torch.library.opcheck(op.overload, args)
         if op.gradient:
             torch.library.opcheck(op.overload, leaves(op, args))
@@ -101,7 +108,7 @@ def test_opcheck(op, device):
 @pytest.mark.parametrize(
     ("dynamic", "device"),
     [
-        pytest.param(False, "cpu", marks=pytest.mark.slow, id="static-cpu"),
+        pytest.param(False, "cpu", marks=pytest.mark.long, id="static-cpu"),
         pytest.param(True, "cpu", id="dynamic-cpu"),
         pytest.param(False, "cuda", marks=pytest.mark.gpu, id="static-cuda"),
         pytest.param(True, "cuda", marks=pytest.mark.gpu, id="dynamic-cuda"),
@@ -148,6 +155,7 @@ def guards_of_fake(op, args, device):
     return {str(guard.expr) for guard in sizes.guards}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", [op for op in SHIPPED if op.sources["cpu"]], ids=lambda op: op.name)
 def test_sizes_that_choose_a_kernel_for_gpus_are_no_reason_to_compile_again(op):
     for args in few(op.sample_inputs("cpu")):
@@ -155,6 +163,7 @@ def test_sizes_that_choose_a_kernel_for_gpus_are_no_reason_to_compile_again(op):
         assert guards_of_fake(op, args, "meta") <= guards_of_fake(op, args, "cpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", [op for op in SHIPPED if op.gradient], ids=lambda op: op.name)
 def test_gradient(op, device):

@@ -9,10 +9,12 @@ from architecture import MODULES, ORDER, ROOT, TREES, circle, for_types, imports
 FILES = pytest.mark.parametrize("name", MODULES)
 
 
+@pytest.mark.long
 def test_imports_go_down_only():
     assert not upward()
 
 
+@pytest.mark.long
 def test_no_modules_import_each_other():
     assert not circle()
 

@@ -42,6 +42,7 @@ def _text_of(output):
     return output.get("text", "")
 
 
+@pytest.mark.long
 def test_a_notebook_from_the_first_cell_to_an_edited_kernel():
     _, _, first, _, second, _, error, schema, twice = _run(
         _IMPORTS,

@@ -12,13 +12,13 @@ import sys
 import pytest
 from helpers import REPOSITORY
 
-from jitkern import config, ops
+from jitkern import config
 from jitkern.config import Config
 
 SETTINGS = (REPOSITORY / "docs" / "settings.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_guide_from_cpp_extension_is_true(tmp_path, run_python):
     guide = (REPOSITORY / "docs" / "from_cuda_extension.md").read_text()
     ran = 0
@@ -38,7 +38,7 @@ def test_the_guide_from_cpp_extension_is_true(tmp_path, run_python):
     assert ran == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.common_cache
 def test_the_demo_runs():
     done = subprocess.run(
@@ -49,9 +49,10 @@ def test_the_demo_runs():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("jitkern::")]
-    assert {row[0] for row in rows} == {f"jitkern::{name}" for name in dir(ops)}
-    assert all(float(row[-1]) <= 4 for row in rows if row[2] != "reference")
+    assert "Each result is PyTorch's" in done.stdout
+    for kernel in ("softmax", "rms_norm", "gelu(gate) * up", "a * b + c"):
+        assert f"\n{kernel} " in done.stdout
+    assert done.stdout.endswith("make docs\n")
 
 
 def test_the_table_of_settings_is_that_of_the_code():

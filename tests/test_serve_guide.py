@@ -41,7 +41,7 @@ def run(*command, cwd, **environment):
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli("init", "mypkg")[0] == 0
@@ -132,6 +132,7 @@ def test_the_units_start_it_with_options_that_exist():
         assert _parser(arguments).parse_args(arguments).what == ["mypkg"]
 
 
+@pytest.mark.long
 def test_every_option_and_status_is_told():
     out = subprocess.run(
         [sys.executable, "-m", "jitkern", "serve", "--help"], capture_output=True, text=True, check=True

@@ -58,7 +58,7 @@ def files(text):
     return re.findall(rf'(?m)^  File "(?:{REPOSITORY}/|.*/)?(.*)", line', text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_traceback_names_the_lines_of_the_user_alone(tmp_path):
     short = printed(tmp_path)
     user = ["main.py", "shown_kernel.py"]

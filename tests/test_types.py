@@ -50,7 +50,7 @@ Extension("k.cpp", function="f", library=["m"])  # wrong
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_misspelt_name_is_an_error_of_mypy(tmp_path):
     pytest.importorskip("mypy")
     package = tmp_path / "jitkern"  # as an installation has it
@@ -70,6 +70,7 @@ def test_a_misspelt_name_is_an_error_of_mypy(tmp_path):
     assert found == wrong, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["jitkern", "jitkern.cache_tools"])
 def test_a_type_checker_is_told_of_each_public_name(name):
     told = {

@@ -321,6 +321,7 @@ def test_entries_of_a_label_are_found_in_every_layer_and_as_they_come(tmp_path, 
     assert names() == sorted(known)
 
 
+@pytest.mark.long
 def test_readers_never_see_part_of_an_entry(cache, key):
     seen, stop = set(), threading.Event()
 

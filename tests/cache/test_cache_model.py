@@ -293,11 +293,11 @@ def run(examples, steps, *, derandomize):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lookup_gives_what_was_published_or_nothing_where_it_may():
     run(300, 30, derandomize=True)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_a_lookup_gives_what_was_published_or_nothing_where_it_may_for_long():
     run(2000, 60, derandomize=False)

@@ -109,16 +109,18 @@ def check_every_damage_of_the_manifest(it, caplog, step):
         it.check_that_it_is_a_miss_and_heals()
 
 
+@pytest.mark.long
 def test_a_manifest_with_any_byte_changed_or_missing_is_a_miss_and_heals(subject, caplog):
     check_every_damage_of_the_manifest(subject("fake"), caplog, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["kernel", "stub", "plan"])
 def test_a_real_manifest_with_a_byte_changed_or_missing_is_a_miss_and_heals(kind, subject, caplog):
     check_every_damage_of_the_manifest(subject(kind), caplog, 13)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_manifest_with_any_byte_changed_or_missing_is_a_miss_and_heals(kind, subject, caplog):
     check_every_damage_of_the_manifest(subject(kind), caplog, 1)
@@ -165,6 +167,7 @@ def test_a_library_of_other_content_is_a_miss_and_heals(kind, damage, subject):
     it.check_that_it_is_a_miss_and_heals()
 
 
+@pytest.mark.long
 def test_a_plan_with_any_byte_changed_or_missing_is_a_miss_and_heals(subject, caplog):
     caplog.set_level(logging.CRITICAL, logger="jitkern")
     it = subject("plan")
@@ -395,6 +398,7 @@ def check_that_a_call_heals(root, kinds, **environment):
         assert it.look_up(cache).entry
 
 
+@pytest.mark.long
 def test_a_call_over_damage_everywhere_computes_and_heals(on_disk):
     for kind, damage in (
         ("kernel", "magic"),
@@ -408,13 +412,14 @@ def test_a_call_over_damage_everywhere_computes_and_heals(on_disk):
     assert len(names(it.root / "v1" / "bad")) == 4
 
 
+@pytest.mark.long
 def test_a_call_that_verifies_sizes_only_survives_a_library_that_does_not_load(on_disk):
     it = on_disk("kernel")
     it.artifact.write_bytes(bytes(it.artifact.stat().st_size))
     check_that_a_call_heals(it.root, ("kernel", "stub", "plan", "runtime"), JITKERN_VERIFY="size")
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["magic", "code", "empty", "a byte more"])
 @pytest.mark.parametrize("kind", LIBRARIES)
 def test_a_call_over_one_damaged_library_computes_and_heals(kind, damage, on_disk):
@@ -424,7 +429,7 @@ def test_a_call_over_one_damaged_library_computes_and_heals(kind, damage, on_dis
     assert len(names(it.root / "v1" / "bad")) == 1
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LIBRARIES)
 @pytest.mark.parametrize("damage", ["magic", "all zero"])
 def test_a_call_that_verifies_sizes_only_survives_any_library_that_does_not_load(

@@ -126,6 +126,7 @@ def test_an_odd_kernel_is_built_again_once(odd, variant, source, monkeypatch):
     assert load(source, jit.open_cache().find(jit.key_of(variant, target))).address
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", ["null", '["abc",[],"",false]', '[["../..","x","y"],[],"",false]'])
 def test_an_odd_plan_is_made_again(odd, warm, run_python):
     path = the_entry(warm, "vec_add.plan")
@@ -206,6 +207,7 @@ def test_what_cannot_be_shown_is_refused(inputs, warm, cli):
     assert cli("cache", "ls")[0] == 0
 
 
+@pytest.mark.long
 def test_what_no_reader_would_take_is_not_published(cache_dir, variant, target):
     files = {f"{n}.h": "0" * 64 for n in range(MAX_BYTES // 70)}
     key = make_key(variant, target, (), closure_of(variant.source)._replace(files=files))

@@ -116,6 +116,7 @@ class Dark(BaseException):
     """The machine is off."""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="pathlib took its calls from os when it was imported"
 )

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 def test_an_error_at_any_call_is_a_clear_cache_error_or_harmless(
     folder, monkeypatch, scenario, lasting
@@ -64,6 +64,7 @@ def check_that_it_is_clear(error, root):
         assert "free some" in says
 
 
+@pytest.mark.long
 def test_a_prune_that_cannot_read_the_pins_takes_no_pinned_entry(folder):
     scenario = SCENARIOS["prune"]
     for root, _ in failed_everywhere(
@@ -72,6 +73,7 @@ def test_a_prune_that_cannot_read_the_pins_takes_no_pinned_entry(folder):
         assert content_of(Cache(root), PINNED) == PINNED_CONTENT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("key", [KEY, OLDER, PINNED], ids=["in_the_root", "in_a_layer", "nowhere"])
 def test_a_lookup_that_meets_an_error_is_a_hit_or_a_miss(folder, key, lasting):
@@ -162,6 +164,7 @@ def test_a_cache_that_this_user_cannot_reach_is_a_miss(folder, as_a_user, place)
     closed.chmod(0o700)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 def test_a_disk_that_cannot_be_written_in_a_first_call_is_a_clear_error_or_harmless(
     folder, ensure, lasting

@@ -33,6 +33,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    ["first publish", *(pytest.param(name, marks=pytest.mark.long) for name in [*SCENARIOS][1:])],
+    indirect=True,
+)
 def test_a_kill_at_any_call_leaves_the_old_the_new_or_nothing(folder, scenario):
     roots = Roots(folder, scenario)
     for n in itertools.count(1):
@@ -51,6 +56,7 @@ def test_a_kill_at_any_call_leaves_the_old_the_new_or_nothing(folder, scenario):
     assert n > 8
 
 
+@pytest.mark.long
 def test_the_tag_is_whole_after_a_kill_at_any_call_and_the_next_publish(folder):
     for n in itertools.count(1):
         root = folder / str(n)
@@ -94,6 +100,7 @@ def changes_of(work):
     return len(seen)
 
 
+@pytest.mark.long
 def test_a_kill_in_a_first_call_leaves_the_next_process_to_succeed(folder, ensure):
     total = changes_of(lambda: ensure(folder / "whole"))
     for i in range(10):
@@ -162,7 +169,7 @@ def publish_under_strace(root, *options):
             return process.wait()
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_kill_at_any_system_call_leaves_a_whole_entry_or_none(folder, call):

@@ -40,6 +40,7 @@ def until(happened):
         time.sleep(0.002)
 
 
+@pytest.mark.long
 def test_64_processes_compile_one_key_once(tmp_path, cache_dir, compiler, ensure):
     here, compiles, answers = tmp_path / "here", tmp_path / "compiles", tmp_path / "answers"
 
@@ -131,11 +132,12 @@ def anything_may_go(monkeypatch, folder):
     monkeypatch.setattr(tempfile, "tempdir", str(folder))  # of losers that keep their own copy
 
 
+@pytest.mark.long
 def test_readers_writers_and_an_evictor_see_whole_entries_only(folder, anything_may_go):
     soak(folder / "cache", folder / "stop", 3, 4, 4)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_a_long_soak_of_readers_writers_and_an_evictor(folder, anything_may_go):
     soak(folder / "cache", folder / "stop", SECONDS, 16, 16)
 

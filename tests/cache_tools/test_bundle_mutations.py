@@ -123,10 +123,11 @@ def fuzz(count, seed, signed, public, tmp_path):
     assert taken < count / 4
 
 
+@pytest.mark.long
 def test_300_mutated_bundles_are_refused_or_whole(signed, public, tmp_path):
     fuzz(300, 0, signed, public, tmp_path)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_10000_mutated_bundles_are_refused_or_whole(signed, public, tmp_path):
     fuzz(10_000, 1_000_000, signed, public, tmp_path)

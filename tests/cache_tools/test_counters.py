@@ -23,6 +23,7 @@ def root(tmp_path):
     return tmp_path / "cache"
 
 
+@pytest.mark.long
 def test_the_counts_of_processes_that_ended_add_up(root, run_python):
     for _ in range(2):
         assert run_python(WORK.format(root=str(root))).returncode == 0

@@ -249,6 +249,7 @@ def test_a_damaged_entry_leaves_no_wheel(cache, tmp_path, publish, device):
 # --- installed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("umask", [0o022, 0o002], ids=oct)
 def test_pip_installs_it_into_a_python_that_finds_its_entries(
     cache, tmp_path, publish, device, host, umask
@@ -266,6 +267,7 @@ def test_pip_installs_it_into_a_python_that_finds_its_entries(
     assert not (tmp_path / "user").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("umask", "used"), [(0o022, True), (0o002, False)])
 def test_one_beside_the_python_installation_is_judged_by_its_owner(
     cache, tmp_path, publish, device, umask, used

@@ -59,6 +59,7 @@ def test_short_names_are_what_they_were():
     assert label_of("mine::f", "f32.N2", str(GPU)) == "mine.f.f32.N2"
 
 
+@pytest.mark.long
 def test_the_names_of_all_shipped_kernels_fit():
     assert jitkern.ops
     labels = [

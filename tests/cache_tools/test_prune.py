@@ -226,6 +226,7 @@ def test_stale_is_another_version_of_the_package_too(cache, put, monkeypatch, ta
     assert all(path.exists() for path in kept)
 
 
+@pytest.mark.long
 def test_the_installed_torch_is_found_without_importing_it(fresh_python):
     done = fresh_python(
         "import sys; from jitkern.cache_tools.installed import Installed; print(Installed.found().torch, 'torch' in sys.modules)\n"

@@ -88,9 +88,9 @@ def shipped():
 FEW = ("vec_add", "muladd", "softmax_backward")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_nvrtc
-@pytest.mark.parametrize("ops", [FEW, pytest.param(("jitkern",), marks=pytest.mark.stress)])
+@pytest.mark.parametrize("ops", [FEW, pytest.param(("jitkern",), marks=pytest.mark.long)])
 def test_prewarm_for_another_machines_gpu(cli, ops):
     wanted = shipped() if ops == ("jitkern",) else {f"jitkern::{name}" for name in ops}
     code, out, err = cli("prewarm", *ops, "--target", H100, "--json")
@@ -114,7 +114,7 @@ def test_prewarm_for_another_machines_gpu(cli, ops):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
     ops = ("vec_add", "muladd", "softmax", "softmax_backward")  # a call of which needs one kernel
     parts = []
@@ -145,6 +145,7 @@ def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
     assert "the fake refuses" in report["results"][0]["reason"]
 
 
+@pytest.mark.long
 def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monkeypatch):
     processes = multiprocessing.get_context("fork")
     ensure, linked, slow = jit.ensure_and_tell, processes.Event(), processes.Lock()
@@ -308,7 +309,7 @@ def test_of_the_current_directory_only_what_is_named_is_imported(cli, package, t
     assert sys.path == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["explain", "softmax"], ["prewarm", "vec_add"]])
 def test_the_command_takes_no_module_of_others_from_the_current_directory(tmp_path, command):
     (tmp_path / "numpy.py").write_text(
@@ -472,6 +473,7 @@ def test_another_machines_cpu_is_skipped(cli):
         assert "host code is built on its own platform" in report["results"][0]["reason"]
 
 
+@pytest.mark.long
 def test_clear_leaves_the_layers_alone(cli, cache_dir, tmp_path):
     cli("prewarm", "vec_add")
     with config.using(cache_dir=tmp_path / "user", system_cache=(cache_dir,)):
@@ -513,6 +515,7 @@ def test_cache_commands_load_no_torch(tmp_path):
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.long
 def test_the_wheel_is_pure_and_holds_the_kernels(tmp_path):
     command = [
         sys.executable,

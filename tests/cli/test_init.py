@@ -120,6 +120,7 @@ def test_a_kernel_name_that_its_files_use_is_refused(cli, here, name):
     assert cli("init", "--kernel", f"{name}::relu")[0] == 0
 
 
+@pytest.mark.long
 def test_a_kernel_folder_works_at_once(cli, here, run_python):
     assert cli("init", "--kernel", "twice")[0] == 0
     assert cli("init", "--kernel", "mylib::thrice")[0] == 0
@@ -143,7 +144,7 @@ def test_a_kernel_folder_works_at_once(cli, here, run_python):
     assert statuses == ["built"] * 4, done.stderr  # a kernel for each dtype of the samples
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_new_project_works_where_it_was_written(cli, here):
     assert cli("init", "mypkg")[0] == 0
     jitkern = (sys.executable, "-W", "ignore", "-m", "jitkern")
@@ -193,7 +194,7 @@ def install(wheel, root):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_its_wheel_holds_no_binary_and_works_in_a_fresh_environment(environment, here, monkeypatch):
     def run(*arguments):
         done = command(str(environment / arguments[0]), *arguments[1:], PYTHONWARNINGS="ignore")

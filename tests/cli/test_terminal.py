@@ -180,7 +180,7 @@ def test_a_shell_can_complete(tmp_path):
 # Prewarm
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_prewarm_draws_one_line_and_prints_one_for_each_op_and_target():
     code, text = in_terminal("prewarm", "vec_add", "softmax_backward", "--jobs", "1")
     assert code == 0, text
@@ -194,6 +194,7 @@ def test_prewarm_draws_one_line_and_prints_one_for_each_op_and_target():
     assert re.match(r"vec_add  cpu  4 kernels, \d+ stubs  cached\n0 built", shown(again)), again
 
 
+@pytest.mark.long
 def test_prewarm_is_quiet_in_a_pipe_and_has_rows_when_asked(cli, compiler):
     code, out, err = cli("prewarm", "vec_add")
     assert (code, len(out.splitlines()), err) == (0, 2, "")
@@ -203,7 +204,7 @@ def test_prewarm_is_quiet_in_a_pipe_and_has_rows_when_asked(cli, compiler):
     assert (code, len(out.splitlines()), err) == (0, 1, "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
     code, text = in_terminal("prewarm", package.parent.name, "--keep-going")
     assert code == 1
@@ -218,6 +219,7 @@ def test_a_failure_begins_with_the_line_of_the_file_and_is_told_once(package):
     assert f"{name}::add_relu  cpu  4 kernels" in shown(text)
 
 
+@pytest.mark.long
 def test_an_interrupted_prewarm_says_so_and_keeps_what_was_finished():
     code, text = in_terminal("prewarm", "vec_add", "--jobs", "1", interrupt="[2/")
     assert (code, "interrupted; what was finished is kept" in text) == (130, True), text
@@ -252,7 +254,7 @@ def test_not_cached_names_a_command_that_builds_the_call(cli, compiler):
 # Check
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_compares_every_kernel_with_the_reference(cli, package):
     code, out, _ = cli("check", f"{package.parent.name}.kernels.add_relu.kernel", "--json")
     report = last_json(out)
@@ -274,7 +276,7 @@ def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_says_what_it_cannot_try(cli):
     code, out, _ = cli("check", "softmax_backward")
     assert code == 0

@@ -39,6 +39,7 @@ def compiled(source, arch="sm_90"):
     return jit.ensure(Variant("t::hop", source, "hop"), TARGET._replace(arch=arch))
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_an_op_is_compiled_for_the_features_of_its_arch(tmp_path, cli):
     (tmp_path / "k.cu").write_text(CU)

@@ -79,6 +79,7 @@ def said(log, symbol):
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_a_cubin_tells_what_the_assembler_says(arch):
     binary, log = compiled(arch)
@@ -130,6 +131,7 @@ def test_nvrtc_keeps_them_and_a_hit_reads_no_cubin(source, monkeypatch):
     assert jit.ensure(variant, TARGET).manifest.meta["resources"] == wanted
 
 
+@pytest.mark.long
 @pytest.mark.skipif(toolkit.nvcc() is None, reason="needs nvcc")
 def test_nvcc_keeps_them(source):
     (source.paths[0]).write_text(
@@ -140,6 +142,7 @@ def test_nvcc_keeps_them(source):
     assert entry.manifest.meta["resources"]["shared"] == 1200
 
 
+@pytest.mark.long
 @needs_triton
 def test_triton_keeps_them(tmp_path):
     (tmp_path / "t.py").write_text(
@@ -177,6 +180,7 @@ def op(tmp_path):
     return op
 
 
+@pytest.mark.long
 def test_explain_shows_them_and_hints_at_spills(op, cli):
     variants = needs_of(op, op.sources["cuda"][0], "cuda").variants
     for variant in variants:

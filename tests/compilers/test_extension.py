@@ -64,7 +64,7 @@ def variant(tmp_path):
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_library_that_registers_itself(variant):
     v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=7"])
     function = jit.loaded(v, Target.current("cpu"))
@@ -75,6 +75,7 @@ def test_a_library_that_registers_itself(variant):
     ) == 3
 
 
+@pytest.mark.long
 def test_a_python_module_carries_the_python_tag(variant):
     v = variant(MODULE % "", "answer")
     assert jit.loaded(v, Target.current("cpu"))() == 42
@@ -129,6 +130,7 @@ def test_no_compiler_says_what_to_install(variant):
         jit.ensure(variant(MODULE % "", "answer"), CPU)
 
 
+@pytest.mark.long
 def test_the_manifest_names_the_compiler_and_a_version_may_be_asked_for(variant):
     compiler = jit.ensure(variant(MODULE % "", "answer"), CPU).manifest.compiler
     version = subprocess.check_output([config.current().cxx, "--version"], text=True)
@@ -147,6 +149,7 @@ def test_a_header_that_is_nowhere_has_a_hint(variant):
         jit.ensure(variant("#include <nothing.h>", "answer"), CPU)
 
 
+@pytest.mark.long
 def test_a_file_that_the_key_does_not_cover_is_refused(variant, tmp_path):
     header = tmp_path / "elsewhere" / "hidden.h"
     header.parent.mkdir()
@@ -156,6 +159,7 @@ def test_a_file_that_the_key_does_not_cover_is_refused(variant, tmp_path):
         jit.ensure(variant(text, "answer"), CPU)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("-g",)], ids=["plain", "debugged"])
 def test_an_artifact_holds_no_path_of_this_machine(variant, tmp_path, flags):
     v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=sizeof(where())", *flags])
@@ -171,6 +175,7 @@ def test_an_artifact_holds_no_path_of_this_machine(variant, tmp_path, flags):
     assert str(Path(torch.__file__).parent).encode() not in binary
 
 
+@pytest.mark.long
 def test_two_ops_may_take_functions_of_one_source(variant):
     text = STABLE.replace("jitkern_test_extension", "jitkern_test_shared")
     v = variant(text, "jitkern_test_shared::answer", flags=["-DVALUE=1"])
@@ -179,7 +184,7 @@ def test_two_ops_may_take_functions_of_one_source(variant):
     assert first(torch.zeros(3)) == second(torch.zeros(3)) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_namespace_registered_twice_is_an_error_and_no_abort(variant, run_python):
     v = variant(STABLE, "jitkern_test_extension::answer", flags=["-DVALUE=1"])
     code = f"""
@@ -253,10 +258,12 @@ def alive(pid):
         return False
 
 
+@pytest.mark.long
 def test_each_unit_has_its_own_flags(two):
     assert jit.loaded(two, CPU)() == 402
 
 
+@pytest.mark.long
 def test_units_of_one_name_in_several_folders(write):
     folder = write({"a/unit.cpp": TWO["main.cpp"], "b/unit.cpp": TWO["other.cpp"]})
     source = Extension(
@@ -265,6 +272,7 @@ def test_units_of_one_name_in_several_folders(write):
     assert jit.loaded(Variant("test::folders", source), CPU)() == 303
 
 
+@pytest.mark.long
 def test_units_are_compiled_at_once(two, compiler_script):
     script = """
 touch $unit.begun
@@ -276,6 +284,7 @@ for i in $(seq 600); do [ -e $theirs.begun ] && break; sleep 0.05; done
         assert jit.ensure(two, CPU)
 
 
+@pytest.mark.long
 def test_no_more_compilers_run_at_once_than_there_are_jobs(two, compiler_script):
     """Of all builds in this process together."""
     script = "mkdir running || { echo 'error: two at once'; exit 1; }; sleep 0.2; rmdir running"
@@ -315,6 +324,7 @@ for i in $(seq 600); do [ -e main.pid ] && break; sleep 0.05; done
     assert not alive(int((tmp_path / "main.pid").read_text()))
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_all_units(two, tmp_path, compiler_script):
     script = "echo $$ > $unit.new; mv $unit.new $unit.pid; sleep 1000"
     code = f"""
@@ -345,6 +355,7 @@ with config.using(jobs=2, cxx={compiler_script(script)!r}):
     assert not any(alive(int(pid.read_text())) for pid in pids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("edited", "changes"),
     [("other.h", True), ("../include/shared.h", True), ("unused.h", False)],
@@ -388,7 +399,7 @@ def cuda(write):
     return Variant("test::cuda", source)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not toolkit.nvcc(), reason="needs nvcc")
 def test_cpp_and_cuda_units_go_to_their_compilers(cuda, cuda_target, tmp_path):
     entry = jit.ensure(cuda, cuda_target)

@@ -251,6 +251,7 @@ int main() { printf("done\\n"); }
 """
 
 
+@pytest.mark.long
 @needs_nvcc
 def test_a_kernel_that_needs_host_headers_goes_to_nvcc(build):
     entry = build(HOSTED, template=(("T", "f32"),))
@@ -337,6 +338,7 @@ def test_where_nvcc_lacks_a_header_that_comes_before_what_nvrtc_says(build):
     assert "nvcc needs <c10/util/Half.h> to compile the whole file: declare" in rest[-2]
 
 
+@pytest.mark.long
 def test_cub_as_a_whole_needs_no_nvcc(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     text = """#include <cub/cub.cuh>
@@ -351,6 +353,7 @@ template <typename T> __global__ void k(T* out, const T* x) {
     assert parameters(entry) == ["*f32", "*f32"]
 
 
+@pytest.mark.long
 @needs_nvcc
 def test_nvcc_finds_the_headers_of_wheels(build, tmp_path, monkeypatch):
     wheel = tmp_path / "nvidia" / "cu13"
@@ -439,6 +442,7 @@ def test_a_byte_order_mark_and_bytes_that_are_no_utf8_are_taken(build, monkeypat
     assert jit.ensure(variant, TARGET)
 
 
+@pytest.mark.long
 @needs_nvcc
 def test_nvcc_is_given_the_bytes_of_the_file(build):
     (build.folder / "k.cu").write_bytes(b"\xef\xbb\xbf// caf\xe9\n" + HOSTED.encode())
@@ -460,6 +464,7 @@ def test_flags_of_nvcc_that_mean_nothing_to_nvrtc_are_left_out(build, monkeypatc
     assert build(text).path != entry.path
 
 
+@pytest.mark.long
 @needs_nvcc
 def test_a_kernel_for_nvcc_is_given_its_flags(build):
     entry = build(HOSTED, template=(("T", "f32"),), flags=NVCC_ONLY)
@@ -467,6 +472,7 @@ def test_a_kernel_for_nvcc_is_given_its_flags(build):
     assert " ".join(NVCC_ONLY) in (entry.path / "compile.log").read_text()
 
 
+@pytest.mark.long
 @needs_nvcc
 def test_an_extended_lambda_goes_to_nvcc(build, monkeypatch):
     text = "__global__ void k(int* o) { [=] __device__ { *o = 1; }(); }"
@@ -477,6 +483,7 @@ def test_an_extended_lambda_goes_to_nvcc(build, monkeypatch):
         build(text + " ", flags=("--extended-lambda",))
 
 
+@pytest.mark.long
 @needs_nvcc
 @pytest.mark.parametrize("text", [K, f"{K}\nint main() {{}}"])
 def test_another_flag_that_nvrtc_does_not_know_goes_to_nvcc(build, text):

@@ -61,6 +61,7 @@ def variant(folder, function="one", op="", **options):
     return Variant(op or f"t::{function}", source)
 
 
+@pytest.mark.long
 def test_two_ops_compile_once(folder, compiles):
     command, count = compiles
     with config.using(cxx=command):
@@ -69,7 +70,7 @@ def test_two_ops_compile_once(folder, compiles):
     assert jit.key_of(variant(folder), CPU) == jit.key_of(variant(folder, "two"), CPU)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ops_of_two_processes_compile_once(folder, compiles):
     command, count = compiles
     processes = [
@@ -83,6 +84,7 @@ def test_two_ops_of_two_processes_compile_once(folder, compiles):
     assert count() == 1
 
 
+@pytest.mark.long
 def test_two_ops_compile_once_in_a_prewarm(folder, compiles, tmp_path, run_python):
     command, count = compiles
     prewarm = ["prewarm", "shared_build", "--target", str(CPU), "--jobs", "2", "--json"]
@@ -98,6 +100,7 @@ def test_two_ops_compile_once_in_a_prewarm(folder, compiles, tmp_path, run_pytho
     assert (json.loads(again.stdout.splitlines()[-1])["hits"], count()) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_function_that_it_lacks_is_an_error_that_lists_and_no_build(folder, compiles):
     command, count = compiles
     with config.using(cxx=command):
@@ -109,6 +112,7 @@ def test_a_function_that_it_lacks_is_an_error_that_lists_and_no_build(folder, co
     assert count() == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "name"),
     [({}, "binding"), ({"name": "mylib.binding"}, "mylib.binding")],
@@ -136,6 +140,7 @@ USES = MODULE % 'extern "C" int foo();\n#define ONE foo()'
 LINKED = {"libraries": ["foo"], "library_dirs": ["lib"]}
 
 
+@pytest.mark.long
 def test_a_shared_library_of_its_directory_is_found_wherever_that_lies(
     folder, tmp_path, run_python
 ):
@@ -159,6 +164,7 @@ print(jit.loaded(Variant("t::one", source), Target.current("cpu"))())
     assert done.stdout == "5\n", done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["shared", "archive", "whole path", "flags"])
 def test_what_it_is_linked_with_is_in_the_key_by_content(folder, kind):
     (folder / "binding.cpp").write_text(USES)
@@ -182,11 +188,13 @@ def test_what_it_is_linked_with_is_in_the_key_by_content(folder, kind):
     assert (built(1), built(1), built(2)) == (True, False, True)
 
 
+@pytest.mark.long
 def test_a_library_that_lies_nowhere_has_a_hint(folder):
     with pytest.raises(CompileError, match="finds no -lfoo: name its directory, in library_dirs"):
         jit.ensure(variant(folder, libraries=["foo"]), CPU)
 
 
+@pytest.mark.long
 def test_a_library_without_a_name_of_its_own_has_a_hint(folder):
     (folder / "binding.cpp").write_text(USES.replace("foo", "bar"))
     library(folder, 5, "-Dfoo=bar", "-shared", "-o", "libbar.so")
@@ -195,6 +203,7 @@ def test_a_library_without_a_name_of_its_own_has_a_hint(folder):
     assert e.value.whole
 
 
+@pytest.mark.long
 def test_libraries_of_the_system_need_no_directory(folder):
     (folder / "binding.cpp").write_text(MODULE % "#define ONE 1")
     entry = jit.ensure(variant(folder, libraries=["m"]), CPU)

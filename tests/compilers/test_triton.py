@@ -60,6 +60,7 @@ def build(tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_cubin_metadata_and_signature_are_kept(build):
     meta = build().manifest.meta
     assert meta["parameters"] == ["*f32", "*f32", "i32", "f32"]
@@ -83,6 +84,7 @@ def test_options_reach_triton(build):
     assert build(options=(("num_warps", 8),)).manifest.meta["block"] == 256
 
 
+@pytest.mark.long
 def test_tritons_own_cache_is_not_used(build, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with config.using(environment={**config.current().environment, "HOME": str(tmp_path / "home")}):
@@ -257,6 +259,7 @@ def test_the_worker_survives_a_failure_and_serves_again(build):
     assert compiler._workers.worker is worker
 
 
+@pytest.mark.long
 def test_an_edit_is_compiled_and_not_what_the_worker_imported_before(build):
     (build.folder / "common.py").write_text("FACTOR = 2.0\n")
     head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nimport common\n"
@@ -287,6 +290,7 @@ def _new_worker(monkeypatch):
     monkeypatch.setattr(compiler, "_workers", threading.local())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 def test_no_file_of_the_current_directory_runs(build, tmp_path, monkeypatch):
     here = tmp_path / "downloads"
@@ -298,6 +302,7 @@ def test_no_file_of_the_current_directory_runs(build, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 @pytest.mark.parametrize("written", [True, False])
 def test_bytecode_is_written_where_this_process_would_write_it(build, monkeypatch, written):
@@ -311,6 +316,7 @@ def test_bytecode_is_written_where_this_process_would_write_it(build, monkeypatc
     assert not (build.folder / "__pycache__").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 @pytest.mark.parametrize("place", ["k", "own"])
 def test_bytecode_of_a_text_of_the_same_size_and_time_is_not_taken(build, monkeypatch, place):
@@ -334,6 +340,7 @@ def test_bytecode_of_a_text_of_the_same_size_and_time_is_not_taken(build, monkey
     assert cubins[0] != cubins[1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 def test_a_module_that_comes_or_goes_is_not_what_the_worker_imported_before(tmp_path, monkeypatch):
     folder = tmp_path / "comes_and_goes"
@@ -357,6 +364,7 @@ def test_a_module_that_comes_or_goes_is_not_what_the_worker_imported_before(tmp_
     assert built() == without
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_new_worker")
 @pytest.mark.parametrize("change", ["edited", "comes", "goes"])
 def test_a_module_that_its_package_imported_for_another_kernel_is_not_taken_after_a_change(
@@ -395,6 +403,7 @@ def test_a_module_that_its_package_imported_for_another_kernel_is_not_taken_afte
     assert after == built("second")
 
 
+@pytest.mark.long
 def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypatch):
     for name, text in {
         "k": f"{HEAD}V = tl.constexpr(2.0)\n{COPY.removeprefix(HEAD)}",
@@ -424,6 +433,7 @@ def test_a_file_of_another_folder_is_a_module_of_that_package(tmp_path, monkeypa
     assert [*map(len, cubins[1:])] == [len(cubins[1])] * 4
 
 
+@pytest.mark.long
 def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_request(build):
     def built(head):
         return build(f"import os\n{head}\n{COPY}").manifest.meta["symbol"]
@@ -432,6 +442,7 @@ def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_requ
         assert built(head) == "k"
 
 
+@pytest.mark.long
 def test_a_compile_that_is_interrupted_leaves_no_answer_to_the_next(build):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -449,6 +460,7 @@ def test_a_compile_that_is_interrupted_leaves_no_answer_to_the_next(build):
     assert build(COPY.replace("def k(", "def other("), "other").manifest.meta["symbol"] == "other"
 
 
+@pytest.mark.long
 def test_a_worker_that_died_is_an_error_with_its_status(build):
     with pytest.raises(CompileError, match="ended with status 7"):
         build("import os\nos._exit(7)\n")
@@ -521,6 +533,7 @@ def test_annotations_count_as_triton_has_them(tmp_path, annotation, value):
     assert (ours.replace("i1", "u1"), bool(aligned)) == (kind.replace("*k", "*"), attribute == "D")
 
 
+@pytest.mark.long
 def test_an_annotation_that_launches_cannot_read_is_refused(build):
     text = COPY.replace(
         "import triton.language as tl", "import triton.language as tl\nI = tl.int64"

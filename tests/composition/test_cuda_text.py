@@ -93,6 +93,7 @@ class Emulated:
             )
 
 
+@pytest.mark.long
 def test_every_element_is_computed_where_it_belongs(tmp_path):
     calls = [SHAPES[case](randn) for case in CASES]
     calls += [

@@ -201,6 +201,7 @@ def check_backward(function, numbers, layout, device):
         torch.testing.assert_close(got[known], expected[known], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @on_each_device
 @hypothesis.given(data=st.data())
 @settings(3)
@@ -208,6 +209,7 @@ def test_random_expressions(device, data):
     check(data, device, gradients=False)
 
 
+@pytest.mark.long
 @on_each_device
 @hypothesis.given(data=st.data())
 @settings(2)
@@ -215,7 +217,7 @@ def test_gradients_of_random_expressions(device, data):
     check(data, device, gradients=True)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @on_each_device
 @hypothesis.given(data=st.data())
 @settings(60)

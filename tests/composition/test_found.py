@@ -86,7 +86,7 @@ def test_samples_are_of_dtypes_that_fit():
         integers(torch.ones(2), torch.ones(2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_prewarmed_is_not_compiled_again(package, cli, run_python, tmp_path):
     code, out, err = cli("prewarm", "pointed")
     assert code == 0, err

@@ -54,6 +54,7 @@ def randn(*shape, device="cpu", dtype=torch.float32):
     return torch.randn(shape, device=device, dtype=torch.float64).to(dtype)
 
 
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
@@ -119,6 +120,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_promotes_as_torch(device, pair):
@@ -130,6 +132,7 @@ def test_promotes_as_torch(device, pair):
             assert torch.equal(got, expected)
 
 
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize("rounds", ["once", "eager"])
 def test_the_order_of_promotions_matters(device, rounds):
@@ -152,6 +155,7 @@ def of_some_operands(a, b, c, alpha: float = 0.5):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize("rounds", ["once", "eager"])
 def test_operands_that_scale_or_replace_decide_on_no_dtype(device, rounds):
@@ -169,6 +173,7 @@ def test_operands_that_scale_or_replace_decide_on_no_dtype(device, rounds):
                 torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.long
 def test_integers_stay_integers():
     def integers(x, flag):
         return F.relu6(x), torch.nan_to_num(x, 0.5, 1.0, 2.0), torch.add(x, flag, alpha=2)
@@ -194,6 +199,7 @@ def test_the_dimensions_of_a_condition_count(device):
         assert got.dtype == wanted.dtype and torch.equal(got, wanted)
 
 
+@pytest.mark.long
 @on_each_device
 def test_numbers_are_arguments_of_one_kernel(device):
     x, y = randn(100, device=device), randn(100, device=device)
@@ -206,6 +212,7 @@ def test_numbers_are_arguments_of_one_kernel(device):
     assert jitkern.stats()["compiles"] == before
 
 
+@pytest.mark.long
 @on_each_device
 def test_a_number_in_place_of_a_tensor(device):
     x = randn(100, device=device, dtype=torch.bfloat16)
@@ -222,6 +229,7 @@ def of_numbers(x, alpha: float, n: int):
     return x * (alpha * 2), x + 1 / alpha, x * (alpha + n), x + n * 2
 
 
+@pytest.mark.long
 @on_each_device
 def test_numbers_computed_from_numbers_are_numbers(device):
     """They decide no dtype, even of tensors without dimensions, and are exact in float64."""
@@ -241,6 +249,7 @@ def of_defaults(x, alpha: float = 1.0, n: int = 2):
     return x * (alpha + n)
 
 
+@pytest.mark.long
 def test_numbers_by_name_compile_under_dynamic_shapes():
     def step(x, alpha):
         return of_defaults(x, n=3, alpha=alpha)
@@ -251,6 +260,7 @@ def test_numbers_by_name_compile_under_dynamic_shapes():
         torch.testing.assert_close(compiled(x, alpha), x * (alpha + 3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_number_in_place_of_a_tensor_compiles_to_one_graph(dynamic):
     """Also one that no call before had there, whose function is made while Dynamo looks."""
@@ -265,12 +275,14 @@ def test_a_number_in_place_of_a_tensor_compiles_to_one_graph(dynamic):
         torch.testing.assert_close(compiled(x, n), x * n + size / 2)
 
 
+@pytest.mark.long
 def test_functions_of_torch_by_the_names_that_symbols_see():
     """Some functions of Torch are called otherwise than they are written."""
     x = randn(50)
     torch.testing.assert_close(pointwise(lambda x: F.logsigmoid(x) + x)(x), F.logsigmoid(x) + x)
 
 
+@pytest.mark.long
 @on_each_device
 def test_the_gradient_takes_numbers(device):
     d_out, y = randn(5, device=device), randn(5, device=device)
@@ -295,6 +307,7 @@ def test_composition_is_one_kernel(device):
         compose(square, torch.exp)
 
 
+@pytest.mark.long
 @on_each_device
 def test_gradients(device):
     x = randn(5, 7, device=device, dtype=torch.float64).requires_grad_()
@@ -313,6 +326,7 @@ def bias_(bias, grad, out, needs, k, größe):  # noqa: PLC2401  any name
     return bias * grad + out * k, needs * größe
 
 
+@pytest.mark.long
 def test_any_name_will_do():
     """Also those that a backward gives to gradients and results, and that of the function."""
     inputs = [randn(4, dtype=torch.float64).requires_grad_() for _ in range(6)]
@@ -334,6 +348,7 @@ def test_no_output_is_left_unwritten():
         function(torch.ones(1), torch.ones(2, 0))
 
 
+@pytest.mark.long
 @on_each_device
 def test_an_output_that_nothing_depends_on_has_no_part_in_the_gradient(device):
     """Zero times its derivative may be NaN."""
@@ -347,7 +362,7 @@ def test_an_output_that_nothing_depends_on_has_no_part_in_the_gradient(device):
 
 @pytest.mark.parametrize(
     "device",
-    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
+    [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)],
 )
 def test_gradients_of_powers(device):
     x = (randn(50, device=device, dtype=torch.float64).abs() + 0.1).requires_grad_()
@@ -369,6 +384,7 @@ def apart(x, b):
     return x * b, b * b
 
 
+@pytest.mark.long
 @on_each_device
 def test_outputs_have_the_shapes_of_what_they_depend_on(device):
     x = randn(5, 7, device=device, dtype=torch.float64).requires_grad_()
@@ -394,6 +410,7 @@ def whole_powers(x):
     return x**2.0, x**2, torch.square(x), x**-2
 
 
+@pytest.mark.long
 @on_each_device
 def test_powers_have_the_dtypes_and_derivatives_of_torch(device):
     for value in (torch.tensor([True, False]), torch.tensor([3, -2]), torch.tensor([0.5, -0.0])):
@@ -406,6 +423,7 @@ def test_powers_have_the_dtypes_and_derivatives_of_torch(device):
     assert torch.equal(got, torch.autograd.grad((x**-2).sum(), x)[0])
 
 
+@pytest.mark.long
 @on_each_device
 def test_elu_keeps_nan_and_the_sign_of_zero(device):
     x = torch.tensor([math.nan, -math.inf, -1.0, -0.0, 2.0], device=device, requires_grad=True)
@@ -418,6 +436,7 @@ def test_elu_keeps_nan_and_the_sign_of_zero(device):
     assert got[0].isnan()  # PyTorch's is NaN or 1, by the number of elements
 
 
+@pytest.mark.long
 def test_the_reference_has_numbers_as_precise_as_the_kernel():
     function = pointwise(lambda x: (x.maximum(0.1), x.hypot(0.3), x.atan2(0.7)))
     x = torch.full((3,), 0.05, dtype=torch.float64)
@@ -427,6 +446,7 @@ def test_the_reference_has_numbers_as_precise_as_the_kernel():
     assert whole.in_torch(torch.tensor(5, dtype=torch.int8)).dtype == torch.int8
 
 
+@pytest.mark.long
 @on_each_device
 def test_transforms(device):
     x, b = randn(5, 7, device=device), randn(7, device=device)
@@ -502,6 +522,7 @@ def test_the_launch_function_is_traced(case):
     assert first.stride() == again.stride()
 
 
+@pytest.mark.long
 @on_each_device
 def test_rounds_as_eager_does(device):
     """To the bit, where each operation is correctly rounded."""

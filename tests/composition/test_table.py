@@ -58,13 +58,14 @@ def pairs(device, dtype):
     return values[:, 0].to(dtype), values[:, 1].to(dtype)
 
 
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize(
     "dtype",
     [
         torch.float32,
         torch.bfloat16,
-        *(pytest.param(d, marks=pytest.mark.stress) for d in FLOATS[2:]),
+        *(pytest.param(d, marks=pytest.mark.long) for d in FLOATS[2:]),
     ],
     ids=str,
 )
@@ -89,6 +90,7 @@ def test_values(device, dtype):
             assert (got[zero].signbit() == exact[zero].signbit()).all(), row.name
 
 
+@pytest.mark.long
 @on_each_device
 def test_values_of_integers(device):
     """Exactly those of Torch, overflows included."""
@@ -122,6 +124,7 @@ def test_derivative(row):
     torch.testing.assert_close(tuple(got), wanted, equal_nan=True)
 
 
+@pytest.mark.long
 def test_the_derivative_of_a_remainder_is_the_quotient_that_it_remains_of():
     """1 % 0.1 leaves almost 0.1, of nine times 0.1, although 1 / 0.1 is 10."""
     x = torch.tensor([1.0, 5.3, -7.0], dtype=torch.float64)
@@ -130,6 +133,7 @@ def test_the_derivative_of_a_remainder_is_the_quotient_that_it_remains_of():
     assert torch.equal(got, torch.autograd.grad((x % y).sum(), y)[0])
 
 
+@pytest.mark.long
 def test_the_derivative_of_an_angle_at_the_origin_is_zero():
     x, y = torch.zeros(2, requires_grad=True), torch.zeros(2)
     named("angle", lambda x, y: torch.atan2(x, y) * 2)(x, y).sum().backward()
@@ -150,9 +154,9 @@ def test_each_row_is_a_function_and_a_method():
     assert len(TABLE) >= 45
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float32, marks=pytest.mark.stress), torch.float16]
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.float16]
 )
 def test_every_row_compiles_for_a_gpu(dtype):
     target = Target.parse("cuda-sm_90-cu130-torch2.11.0")

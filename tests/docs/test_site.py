@@ -36,7 +36,7 @@ class Page(html.parser.HTMLParser):
 
 
 @mkdocs
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_builds_without_a_warning_and_no_link_is_broken(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],

@@ -28,12 +28,20 @@ from jitkern.target import this_platform
 
 ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "CONTRIBUTING.md")
 COMPILE_MUCH = ("author_guide.md", "pointwise.md")
+PREWARM = ("author_guide.md", "cache.md")  # what they prewarm has the node of recorder.cpp
+QUICK = (
+    "README.md", "command_line.md", "kv_cache.md", "launch_functions.md", "notebook.md", "remote.md",
+    "settings.md", "troubleshooting.md",
+)  # fmt: skip
+
+
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    shared = [pytest.mark.common_cache] if page.name in COMPILE_MUCH else []
+    return shared if page.name in QUICK else [*shared, pytest.mark.long]
+
+
 RUN = [
-    pytest.param(
-        page,
-        marks=[pytest.mark.common_cache, pytest.mark.slow] if page.name in COMPILE_MUCH else [],
-        id=page.name,
-    )
+    pytest.param(page, marks=marks_of(page), id=page.name)
     for page in PAGES
     if page.name not in ELSEWHERE and blocks_of(page)
 ]
@@ -87,11 +95,13 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path, cache_dir, recorder_cache):
-    """A reader whose cache has the node of recorder.cpp from an earlier day, since it takes 20 s."""
-    recorder = cache_tools.chosen(Cache(recorder_cache), cache_tools.Wanted(op="jitkern_recorder"))
-    cache_tools.pack(Cache(recorder_cache), recorder, tmp_path / "recorder.tar")
-    cache_tools.unpack(Cache(cache_dir), tmp_path / "recorder.tar")
+def reader(tmp_path, cache_dir, request, page):
+    """A reader who finds the node of recorder.cpp in the cache, since its build takes 20 s."""
+    if page.name in PREWARM:
+        shared = Cache(request.getfixturevalue("recorder_cache"))
+        recorder = cache_tools.chosen(shared, cache_tools.Wanted(op="jitkern_recorder"))
+        cache_tools.pack(shared, recorder, tmp_path / "recorder.tar")
+        cache_tools.unpack(Cache(cache_dir), tmp_path / "recorder.tar")
     (tmp_path / "reader").mkdir()
     return Reader(tmp_path / "reader", cache_dir)
 

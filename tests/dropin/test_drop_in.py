@@ -1,28 +1,28 @@
 """`jitkern.load_inline` and `jitkern.load` against the promises of `torch.utils.cpp_extension`.
 
 The cases of PyTorch's test/test_cpp_extensions_jit.py (2.13, and what 2.14 added), written anew.
-Those marked `stress` build against torch/extension.h again and again: run them with `-m stress`.
+Those marked `long` build against torch/extension.h again and again: run them with `-m long`.
 
 | case of PyTorch's                                          | here   | where, or why not |
 |---|---|---|
-| jit_compile_extension                                      | passes | test_two_files_a_class_and_odd_include_paths (stress) |
-| inline_..._functions_as_list                               | passes | test_the_default_prelude (stress) |
+| jit_compile_extension                                      | passes | test_two_files_a_class_and_odd_include_paths (long) |
+| inline_..._functions_as_list                               | passes | test_the_default_prelude (long) |
 | inline_..._functions_as_dict                               | passes | test_functions_of_a_dict_have_its_docstrings |
-| inline_..._multiple_sources_and_no_functions               | passes | test_several_sources_and_no_functions (stress) |
+| inline_..._multiple_sources_and_no_functions               | passes | test_several_sources_and_no_functions (long) |
 | inline_..._throws_when_functions_is_bad                    | passes | test_functions_of_another_type_are_a_value_error |
-| lenient_flag_handling                                      | passes | test_the_default_prelude (stress) |
-| reload_jit_extension                                       | passes | test_a_changed_source_under_the_same_name, and test_reload (stress) |
-| set_default_type_also_changes_aten_default_type            | passes | test_the_default_prelude (stress) |
-| autograd_from_cpp                                          | passes | test_the_default_prelude (stress) |
-| custom_functorch_error                                     | passes | test_the_default_prelude (stress) |
-| custom_compound_op_autograd                                | passes | test_a_compound_op_has_gradients (stress) |
+| lenient_flag_handling                                      | passes | test_the_default_prelude (long) |
+| reload_jit_extension                                       | passes | test_a_changed_source_under_the_same_name, and test_reload (long) |
+| set_default_type_also_changes_aten_default_type            | passes | test_the_default_prelude (long) |
+| autograd_from_cpp                                          | passes | test_the_default_prelude (long) |
+| custom_functorch_error                                     | passes | test_the_default_prelude (long) |
+| custom_compound_op_autograd                                | passes | test_a_compound_op_has_gradients (long) |
 | compilation_error_formatting                               | passes | test_a_syntax_error_has_lines_file_and_log |
-| warning                                                    | passes | test_warnings_and_errors_are_translated (stress) |
-| cpp_frontend_module_has_same_output_as_python              | passes | test_a_module_of_the_cpp_frontend (stress) |
-| cpp_frontend_module_python_inter_op                        | passes | test_a_module_of_the_cpp_frontend (stress) |
-| cpp_frontend_module_has_up_to_date_attributes              | passes | test_a_module_of_the_cpp_frontend (stress) |
-| cpp_frontend_module_python_inter_op_with_cuda              | passes | test_a_module_of_the_cpp_frontend_on_a_gpu (gpu, stress) |
-| returns_shared_library_path_when_is_python_module_is_true  | passes | test_a_library_is_loaded_and_its_path_returned, test_register_operators (stress) |
+| warning                                                    | passes | test_warnings_and_errors_are_translated (long) |
+| cpp_frontend_module_has_same_output_as_python              | passes | test_a_module_of_the_cpp_frontend (long) |
+| cpp_frontend_module_python_inter_op                        | passes | test_a_module_of_the_cpp_frontend (long) |
+| cpp_frontend_module_has_up_to_date_attributes              | passes | test_a_module_of_the_cpp_frontend (long) |
+| cpp_frontend_module_python_inter_op_with_cuda              | passes | test_a_module_of_the_cpp_frontend_on_a_gpu (gpu, long) |
+| returns_shared_library_path_when_is_python_module_is_true  | passes | test_a_library_is_loaded_and_its_path_returned, test_register_operators (long) |
 | load_with_non_platform_default_encoding                    | passes | test_a_file_in_another_encoding |
 | gen_extension_h_pch                                        | n/a    | no header is precompiled into Torch's folder: test_use_pch_writes_nothing_into_torch |
 | pch_command_injection (2.14)                               | passes | test_no_shell_reads_the_flags |
@@ -63,7 +63,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ com
 # What comes back.
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_the_default_prelude(tmp_path):
     """One build for the cases of PyTorch's that differ in a function alone."""
     source = """
@@ -114,7 +114,7 @@ def test_the_default_prelude(tmp_path):
             transform(m.identity)(torch.randn(3, requires_grad=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_functions_of_a_dict_have_its_docstrings():
     doc = 'says "two"\nlines \\t and 100%'
 
@@ -133,6 +133,7 @@ def test_functions_of_a_dict_have_its_docstrings():
     assert m.two.__doc__.split("\n")[2:4] == ['says "two"', "lines \t and 100%"]
 
 
+@pytest.mark.long
 def test_a_library_is_loaded_and_its_path_returned(tmp_path):
     source = STABLE.replace("%s", "drop_in_stable")
     arguments = {"is_python_module": False, "no_implicit_headers": True}
@@ -185,6 +186,7 @@ def test_the_signatures_are_those_of_torch():
 # Files.
 
 
+@pytest.mark.long
 def test_several_files_with_headers_beside_them(files):
     files(
         a__main_dot_cpp='#include "n.h"\n'
@@ -199,6 +201,7 @@ def test_several_files_with_headers_beside_them(files):
     assert jitkern.load("drop_in_files", sources).answer() == 31, "a header is a part of the key"
 
 
+@pytest.mark.long
 def test_an_older_mtime_is_not_stale(files):
     folder = files(m_dot_cpp=MODULE % value(1))
     assert jitkern.load("drop_in_mtime", "m.cpp").answer() == 1
@@ -207,6 +210,7 @@ def test_an_older_mtime_is_not_stale(files):
     assert jitkern.load("drop_in_mtime", "m.cpp").answer() == 2
 
 
+@pytest.mark.long
 def test_include_roots_enter_the_key_by_content_alone(files, cache_dir):
     for name in ("one", "with space's"):
         files(**{f"{name}__n_dot_h": "#define VALUE 7\n"})
@@ -217,6 +221,7 @@ def test_include_roots_enter_the_key_by_content_alone(files, cache_dir):
     assert len(entries(cache_dir)) == 2, "one for the argument, one for the flag"
 
 
+@pytest.mark.long
 def test_a_file_in_another_encoding(files):
     folder = files()
     (folder / "m.cpp").write_bytes("// 你好\n".encode("gbk") + (MODULE % "").encode())
@@ -228,6 +233,7 @@ def test_a_missing_file_is_named(files):
         jitkern.load("x", ["nothing.cpp"])
 
 
+@pytest.mark.long
 def test_a_header_that_only_a_macro_names_is_watched(files):
     folder = files(hidden_dot_h="#define VALUE 1\n")
     define = f'#define HIDDEN "{folder / "hidden.h"}"\n#include HIDDEN'
@@ -239,12 +245,14 @@ def test_a_header_that_only_a_macro_names_is_watched(files):
 # The key.
 
 
+@pytest.mark.long
 def test_the_same_call_returns_the_same_module():
     before = compiles()
     m = module("drop_in_again")
     assert module("drop_in_again") is m and compiles() == before + 1
 
 
+@pytest.mark.long
 def test_a_changed_source_under_the_same_name(cache_dir):
     """PyTorch's reload_jit_extension, less its headers."""
     modules = [module("drop_in_reload", value(number)) for number in (123, 456, 456, 789)]
@@ -309,6 +317,7 @@ def test_moving_a_flag_from_one_compiler_to_another_changes_the_key():
     assert len(set(flags)) == 3
 
 
+@pytest.mark.long
 def test_an_archive_enters_the_key_by_content(files):
     folder = files(other_dot_cpp="int other() { return 1; }")
     sources = MODULE % "int other();\n#define VALUE other()"
@@ -339,6 +348,7 @@ def test_flags_are_read_as_a_shell_reads_them(files):
     assert list(words(["-L/a libx.a", "-I a"])) == ["-L/a", "libx.a", "-I", "a"]
 
 
+@pytest.mark.long
 def test_no_shell_reads_the_flags(files):
     folder = files()
     module(

@@ -111,7 +111,7 @@ def test_cudnn_home_is_searched(tmp_path):
     assert str(tmp_path / "include") in command
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not toolkit.nvcc(), reason="needs nvcc")
 def test_nvcc_compiles_for_the_archs_of_the_list(monkeypatch, cuda_torch, cache_dir, files):
     monkeypatch.setattr(torch.ops, "load_library", lambda path: None)
@@ -175,7 +175,7 @@ DECLARED = "torch::Tensor cos_add(torch::Tensor x, torch::Tensor y);"
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.long
 def test_cuda_texts(monkeypatch):
     """Functions of a CUDA text bound as a module's, half, and as a custom op."""
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
@@ -200,7 +200,7 @@ def test_cuda_texts(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.long
 def test_cuda_files(files):
     files(
         ext_dot_cpp="#include <torch/extension.h>\n"
@@ -219,7 +219,7 @@ def test_cuda_files(files):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("listed", "elf", "ptx"),
     [("", None, None), ("8.0;9.0+PTX", ["80", "90"], ["90"]), ("Turing 8.6", ["75", "86"], ["75"])],

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ com
 # Processes, locks, failures.
 
 
+@pytest.mark.long
 def test_a_failed_build_can_be_retried(monkeypatch):
     with pytest.raises(CompileError):
         module("drop_in_retry", "#error no")
@@ -31,7 +32,7 @@ def test_a_failed_build_can_be_retried(monkeypatch):
     assert module("drop_in_retry").answer() == 42
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_one_name_get_their_own(tmp_path):
     code = f"""
 import sys, jitkern
@@ -51,6 +52,7 @@ print(jitkern.load_inline("drop_in_race", source, no_implicit_headers=True).answ
     ]
 
 
+@pytest.mark.long
 def test_a_warm_start_needs_no_compiler_no_ninja_and_no_subprocess(run_python, cache_dir):
     module("drop_in_warm")
     code = f"""
@@ -73,6 +75,7 @@ print(json.dumps([m.answer(), sorted(unwanted & set(sys.modules)), jitkern.stats
     assert usage.total(cache_dir)["hits"] == {"user": 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", ["receipt", "artifact", "mode", "link", "entry", "other root"])
 def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     broken, cache_dir, tmp_path, monkeypatch
@@ -106,6 +109,7 @@ def test_a_receipt_that_is_odd_in_any_way_leads_to_the_lookup(
     assert memo.recall(receipt.name) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -121,6 +125,7 @@ def test_a_text_that_asks_for_files_leaves_no_receipt(cache_dir, files, text):
     assert not (cache_dir / "receipts").exists()
 
 
+@pytest.mark.long
 def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, files, monkeypatch):
     folder = files(keep="")
     monkeypatch.setattr("jitkern.source.includes.SITE", str(folder))
@@ -133,6 +138,7 @@ def test_a_receipt_serves_until_a_header_that_was_not_there_comes(cache_dir, fil
     assert memo.recall(receipt.name) is None
 
 
+@pytest.mark.long
 def test_calls_that_name_files_leave_no_receipt(cache_dir, files):
     files(n_dot_h="")
     module("drop_in_files_named", extra_include_paths=["."])
@@ -157,6 +163,7 @@ def test_a_lock_file_of_torch_is_nothing_to_us(tmp_path):
     assert module("drop_in_lock", build_directory=folder).answer() == 42
 
 
+@pytest.mark.long
 def test_the_build_directory_gets_copies_that_stay(tmp_path):
     folder = tmp_path / "new" / "build"
     m = module("drop_in_copies", build_directory=folder)
@@ -169,12 +176,13 @@ def test_the_build_directory_gets_copies_that_stay(tmp_path):
     assert (folder / "drop_in_copies.so").stat().st_ino != before.st_ino
 
 
+@pytest.mark.long
 def test_use_pch_writes_nothing_into_torch():
     assert module("drop_in_pch", use_pch=True, keep_intermediates=False).answer() == 42
     assert not list((Path(torch.__file__).parent / "include" / "torch").glob("extension.h.*"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_library_that_no_longer_links_is_built_again(files, caplog):
     folder = files(
         other_dot_cpp="int other() { return 1; }", renamed_dot_cpp="int renamed() { return 2; }"
@@ -194,6 +202,7 @@ print(jitkern.load_inline("drop_in_moved", {source!r}, no_implicit_headers=True,
     assert "undefined symbol" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_verbose_tells_what_was_compiled(capsys):
     module("drop_in_verbose", verbose=True)
     shown = capsys.readouterr().err.splitlines()
@@ -205,6 +214,7 @@ def test_verbose_tells_what_was_compiled(capsys):
     assert commands == [line for line in log if line.startswith("$ ")]
 
 
+@pytest.mark.long
 def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_path, monkeypatch):
     monkeypatch.setenv("CPATH", str(tmp_path))
     monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
@@ -213,6 +223,7 @@ def test_a_header_that_the_call_does_not_name_is_looked_at_in_every_call(tmp_pat
         assert module("drop_in_watched", '#include "drop_in_watched.h"').answer() == number
 
 
+@pytest.mark.long
 def test_the_environment_is_that_of_the_call(tmp_path, monkeypatch):
     for number in (1, 2):
         header = tmp_path / str(number) / "drop_in_environment.h"
@@ -226,6 +237,7 @@ def test_the_environment_is_that_of_the_call(tmp_path, monkeypatch):
         module("drop_in_environment", "#define X")
 
 
+@pytest.mark.long
 def test_relative_flags_and_quoted_includes_start_at_the_build_directory(files):
     files(
         out__n_dot_h="#define N 1",
@@ -247,6 +259,7 @@ def test_relative_flags_and_quoted_includes_start_at_the_build_directory(files):
         module("drop_in_relative", define)
 
 
+@pytest.mark.long
 def test_a_path_is_that_of_a_file(cache_dir):
     paths = []
     for _ in range(2):

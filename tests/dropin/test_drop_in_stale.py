@@ -136,6 +136,7 @@ def test_only_headers_of_the_toolkit_count_by_its_version(searched, files, monke
     assert searched("#include <cuda.h>", **told).versions == {"<0>": f"cuda {torch.version.cuda}"}
 
 
+@pytest.mark.long
 def test_a_folder_around_the_toolchain_makes_none_of_it_ours(cache_dir):
     text = MODULE % "#include <vector>\n#include <c10/macros/Macros.h>"
     around = [str(Path(torch.__file__).parents[2]), "/usr/include"]
@@ -145,6 +146,7 @@ def test_a_folder_around_the_toolchain_makes_none_of_it_ours(cache_dir):
     assert json.loads((entry / "manifest.json").read_text())["meta"]["opened"] == {}
 
 
+@pytest.mark.long
 def test_an_entry_that_watches_headers_of_another_place_stays_as_it_is(
     files, cache_dir, monkeypatch
 ):
@@ -162,6 +164,7 @@ def test_an_entry_that_watches_headers_of_another_place_stays_as_it_is(
     assert made == [(1, 1), (1, 2), (0, 2)]
 
 
+@pytest.mark.long
 def test_another_checkout_has_its_own_computed_header(files, cache_dir):
     for name in ("v1", "v2"):
         files(
@@ -175,6 +178,7 @@ def test_another_checkout_has_its_own_computed_header(files, cache_dir):
     assert len(entries(cache_dir)) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", [HEADER, "#pragma GCC system_header\n" + HEADER])
 def test_a_computed_header_that_appears_earlier_or_changes(text, files):
     folder = files(b__N__x_dot_h=value(1), a__keep="", c__outer_dot_h=text)
@@ -193,6 +197,7 @@ def test_a_computed_header_that_appears_earlier_or_changes(text, files):
     assert [build(), build()] == [(3, 1), (3, 0)]
 
 
+@pytest.mark.long
 def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, monkeypatch):
     folder = files(N__x_dot_h=value(1))
     make = compile_and_link.make
@@ -210,6 +215,7 @@ def test_a_header_that_was_edited_while_it_compiled_is_compiled_again(files, mon
     assert module("drop_in_edited", source, **flags).answer() == 2
 
 
+@pytest.mark.long
 def test_a_header_that_only_one_of_the_toolchain_names_is_that_of_the_place(files, monkeypatch):
     folder = files(known__outer_dot_h="#include <x.h>\n")
     monkeypatch.setattr(toolkit, "include_directories", lambda: [folder / "known"])
@@ -220,6 +226,7 @@ def test_a_header_that_only_one_of_the_toolchain_names_is_that_of_the_place(file
         assert module("drop_in_place", source, extra_include_paths=roots).answer() == int(name[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_file_that_incbin_reads_through_a_macro_is_watched(files, listed, monkeypatch, caplog):
     folder = files(data_dot_bin="1")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ com
 # The rest of PyTorch's cases, each a build against torch/extension.h or more.
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_two_files_a_class_and_odd_include_paths(files):
     files(
         **{
@@ -58,7 +58,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     assert (doubler.get().sum(), doubler.forward().sum()) == (4, 8)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_several_sources_and_no_functions():
     first = "torch::Tensor sin_add(torch::Tensor x, torch::Tensor y) { return x.sin() + y.sin(); }"
     second = """
@@ -71,7 +71,7 @@ def test_several_sources_and_no_functions():
     assert torch.equal(m.sin_add(x, y), x.sin() + y.sin())
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_reload():
     for number in (123, 456, 456, 789):
         m = jitkern.load_inline(
@@ -80,7 +80,7 @@ def test_reload():
         assert m.f() == number
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_register_operators():
     source = """
     #include <torch/script.h>
@@ -92,7 +92,7 @@ def test_register_operators():
     assert torch.equal(torch.ops.drop_in_test.func(torch.eye(5)), torch.eye(5))
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_a_compound_op_has_gradients():
     source = """
     #include <torch/library.h>
@@ -124,7 +124,7 @@ at::Tensor foo(at::Tensor x, int error_type) {
 """
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.parametrize("safe", [False, True])
 def test_warnings_and_errors_are_translated(safe):
     m = jitkern.load_inline(
@@ -183,7 +183,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 """
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_a_module_of_the_cpp_frontend(files):
     files(frontend_dot_cpp=FRONTEND)
     m = jitkern.load("drop_in_frontend", "frontend.cpp")
@@ -250,7 +250,7 @@ def check_between_python_modules(m):
 
 
 @pytest.mark.gpu
-@pytest.mark.stress
+@pytest.mark.long
 def test_a_module_of_the_cpp_frontend_on_a_gpu(files):
     files(frontend_dot_cpp=FRONTEND)
     net = jitkern.load("drop_in_frontend", "frontend.cpp").Net(5, 2)

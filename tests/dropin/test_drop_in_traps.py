@@ -41,6 +41,7 @@ def test_a_syntax_error_has_lines_file_and_log():
     assert "main.cpp:1:22" in log.read_text() and "-std=c++" in e.value.command
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -87,11 +88,13 @@ def test_flags_for_a_shell_are_named(flag):
         module("drop_in_shells", "#include <nothing.h>", extra_cflags=[flag])
 
 
+@pytest.mark.long
 def test_an_undefined_function_is_named():
     with pytest.raises(LoadError, match="undefined symbol.* is declared but not defined"):
         module("drop_in_undefined", "int nowhere();\n#define VALUE nowhere()")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_python_module", [True, False])
 def test_a_library_that_is_missing_is_named(files, is_python_module):
     folder = files(other_dot_cpp="int other() { return 1; }")
@@ -125,7 +128,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert done.stdout == "0\n", done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_namespace_registered_twice_is_an_error_and_no_abort(run_python):
     code = f"""
 import jitkern
@@ -149,7 +152,7 @@ for text in (source + "// changed", source + "// again"):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_op_of_a_fragment_defined_twice_is_an_error_and_no_abort(run_python):
     code = f"""
 import jitkern
@@ -177,7 +180,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(OPS, m) { m.def("drop_in_branch::" "second(Tensor 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_registered_is_what_the_preprocessor_leaves(run_python):
     code = f"""
 import jitkern
@@ -210,6 +213,7 @@ def test_no_compiler_says_what_to_install():
         module("drop_in_no_compiler")
 
 
+@pytest.mark.long
 def test_no_ninja_is_needed(monkeypatch):
     found = shutil.which
     monkeypatch.setattr(

@@ -342,7 +342,7 @@ def test_triton_scratch_memory_is_allocated(declare, tmp_path):
     assert any(any(meta.get("scratch", ())) for meta in metas)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compute_sanitizer_finds_nothing(tmp_path):
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(tool).exists():

@@ -219,6 +219,7 @@ def quantized(scheme, device="cpu", **options):
     return jitkern.quantize_linears(model, scheme, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["int4", "int8", "int8_dynamic"])
 def test_layers_are_replaced_and_their_state_comes_back(scheme, tmp_path):
     options = {"group": 64, "symmetric": False} if scheme == "int4" else {}
@@ -287,6 +288,7 @@ class Attention(nn.Module):
         return self.out(attention.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["int4", "int8", "int8_dynamic"])
 def test_layers_follow_autocast_as_those_that_they_replace(scheme):
     torch.manual_seed(0)
@@ -303,6 +305,7 @@ def test_layers_follow_autocast_as_those_that_they_replace(scheme):
     assert model(x).dtype == torch.float32
 
 
+@pytest.mark.long
 def test_ops_have_the_dtype_of_x_under_autocast():
     weight = int4.quantize(torch.randn(48, 256))
     for tokens in (3, 20):  # by a kernel, and by PyTorch
@@ -318,6 +321,7 @@ def test_an_encoder_layer_that_reads_its_weights_keeps_them():
     assert model.eval()(torch.randn(2, 3, 128)).shape == (2, 3, 128)
 
 
+@pytest.mark.long
 def test_a_layer_without_outputs_is_replaced():
     plain = nn.Linear(128, 1)
     plain.weight, plain.bias = (nn.Parameter(p[:0].detach()) for p in plain.parameters())

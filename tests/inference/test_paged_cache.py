@@ -149,7 +149,7 @@ TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_a_thousand_schedules():
     from hypothesis.stateful import run_state_machine_as_test
 

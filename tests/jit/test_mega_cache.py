@@ -42,7 +42,7 @@ def places(root):
     return sorted(f"{path.parent.name}/{path.name}" for path in Cache(root).paths())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("start", ["cold", "warm"])
 def test_the_first_call_after_loading_compiles_nothing(start, cache_dir, tmp_path, run_python):
     for _ in range(1 + (start == "warm")):
@@ -66,7 +66,7 @@ def test_the_first_call_after_loading_compiles_nothing(start, cache_dir, tmp_pat
     assert set(places(other)) >= set(listed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ops_that_are_imported_before_loading_find_the_kernels_too(tmp_path, run_python):
     assert run_python(f"import sys\n{SAVE}").returncode == 0
     done = run_python(

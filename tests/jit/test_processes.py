@@ -30,6 +30,7 @@ def start(code, *args, **environment):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_eight_processes_on_one_key_compile_once(tmp_path, cache_dir):
     go = tmp_path / "go"
     processes = [start(CALL, tmp_path / f"ready{i}", go) for i in range(8)]
@@ -53,6 +54,7 @@ def slow_compiler(tmp_path: Path, seconds: int = 2) -> str:
     return str(tool)
 
 
+@pytest.mark.long
 def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
     (tmp_path / "go").touch()
     victim = start(CALL, tmp_path / "ready", tmp_path / "go", CXX=slow_compiler(tmp_path))
@@ -66,6 +68,7 @@ def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
     assert out == "True 1\n", err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("jobs", "how", "code"),
     [(1, signal.SIGINT, 130), (3, signal.SIGINT, 130), (3, signal.SIGKILL, -signal.SIGKILL)],
@@ -132,6 +135,7 @@ def test_a_cache_without_write_permission_serves_when_warm_and_says_so_when_cold
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 def test_a_read_only_mount_serves_when_warm_and_says_so_when_cold(tmp_path, cache_dir, run_python):
     assert run_python(READ_ONLY_CALL.format("float32")).stdout == "True 1\n"
@@ -159,6 +163,7 @@ def test_a_read_only_mount_serves_when_warm_and_says_so_when_cold(tmp_path, cach
     assert "CacheError: jitkern::vec_add for cpu-" in strict.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 def test_a_full_disk_is_a_clear_error_and_space_mends_it(tmp_path, cache_dir, run_python):
     cache_dir.mkdir(mode=0o700)
@@ -195,6 +200,7 @@ print(jitkern.stats()["compiles"], [m for m in ("triton", "sympy", "filelock") i
     assert done.stdout == "0 []\n", done.stderr
 
 
+@pytest.mark.long
 def test_a_forked_child_computes(run_python):
     done = run_python(
         "import os, torch, jitkern.ops\nx = torch.ones(3)\njitkern.ops.vec_add(x, x)\n"

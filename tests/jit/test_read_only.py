@@ -46,6 +46,7 @@ HOMES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("home", HOMES)
 def test_a_layer_serves_and_is_neither_written_nor_touched(image, home, tmp_path, run_python):
     before = listing(image)
@@ -79,6 +80,7 @@ def test_what_the_layer_lacks_is_compiled_for_this_process_alone(image, home, tm
     assert listing(image) == before
 
 
+@pytest.mark.long
 def test_where_nothing_at_all_can_be_written_one_error_says_what_to_do(image, tmp_path):
     code = (
         "import tempfile, torch, jitkern, jitkern.ops\n"
@@ -96,6 +98,7 @@ def test_where_nothing_at_all_can_be_written_one_error_says_what_to_do(image, tm
     assert done.stdout.endswith("[2.0, 2.0, 2.0]\n"), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 def test_no_call_of_the_system_asks_to_change_a_layer(image, tmp_path):
     trace = tmp_path / "trace"

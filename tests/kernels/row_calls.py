@@ -16,7 +16,7 @@ each_device_and_dtype = pytest.mark.parametrize(
     ("device", "dtype"),
     [
         *(("cpu", dtype) for dtype in (torch.float32, torch.bfloat16)),
-        *(pytest.param("cpu", t, marks=pytest.mark.slow) for t in (torch.float16, torch.float64)),
+        *(pytest.param("cpu", t, marks=pytest.mark.long) for t in (torch.float16, torch.float64)),
         *(pytest.param("cuda", t, marks=pytest.mark.gpu) for t in (torch.bfloat16, torch.float32)),
     ],
     ids=str,

@@ -92,10 +92,11 @@ FORMS = [
 CASES = [
     *(pytest.param("cuda", *form, marks=pytest.mark.gpu) for form in FORMS),
     *(("cpu", *form) for form in FORMS[:2]),
-    *(pytest.param("cpu", *form, marks=pytest.mark.slow) for form in FORMS[2:]),
+    *(pytest.param("cpu", *form, marks=pytest.mark.long) for form in FORMS[2:]),
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("device", "dtype", "d"), CASES, ids=str)
 def test_causal_windows_and_elements(device, dtype, d):
     kinds = {"dtype": dtype, "device": device}
@@ -106,6 +107,7 @@ def test_causal_windows_and_elements(device, dtype, d):
         right(tensors, BlockSparseMask.from_dense(elements(2, 1, q_len, k_len)), 0.3)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("block", [32, 64, 256, (64, 128), (96, 160)], ids=str)
 def test_sizes_of_blocks(device, block):
@@ -114,6 +116,7 @@ def test_sizes_of_blocks(device, block):
     right(tensors, BlockSparseMask.causal(500, block=block))
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)], ids=str)
 def test_masks_of_batches_heads_and_all(device, heads):
@@ -127,6 +130,7 @@ def test_masks_of_batches_heads_and_all(device, heads):
         right(tensors, BlockSparseMask.from_blocks(blocks | True, 200, 200, causal=True))
 
 
+@pytest.mark.long
 @each_device
 def test_strides(device):
     packed = torch.randn(2, 150, 3, 4, 64, dtype=torch.bfloat16, device=device)
@@ -136,6 +140,7 @@ def test_strides(device):
     right([q, k.mT.contiguous().mT, v[:, :1].expand_as(v)], mask)
 
 
+@pytest.mark.long
 @each_device
 def test_scales(device):
     tensors = made((1, 2, 200, 64), dtype=torch.float16, device=device)
@@ -238,7 +243,7 @@ def test_what_does_not_fit_is_refused(device):
             attention(*args)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_launches_and_kernels_in_the_interpreter():
     """Without a GPU: results of launch functions and kernels, which Triton interprets."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -250,7 +255,7 @@ def test_launches_and_kernels_in_the_interpreter():
     assert int(done.stdout) > 60
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_it_is_prewarmed_without_a_gpu(arch):
     q, k, lists = "bf16[1, 4, 256, 128]", "bf16[1, 2, 256, 128]", "i32[1, 1, 5], i32[3]"

@@ -125,6 +125,7 @@ def combinations():
             )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("device", "dtype", "options", "reduction"), list(combinations()))
 def test_equals_pytorch_in_float64(device, dtype, options, reduction):
     torch.manual_seed(0)
@@ -143,6 +144,7 @@ LONG = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 @pytest.mark.parametrize("options", [{}, CASES["all"]], ids=["plain", "all"])
@@ -163,6 +165,7 @@ def test_rows_of_all_lengths_with_infinities_and_nan(device, dtype, options):
         assert not dlogits[9].any()
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 def test_strides_offsets_and_shapes(device, dtype):
@@ -261,6 +264,7 @@ def test_a_backward_of_with_grad_may_run_twice(device, reduction):
     assert torch.equal(dlogits, before)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_first_and_second_derivatives(device, options):
@@ -280,6 +284,7 @@ def test_first_and_second_derivatives(device, options):
     torch.testing.assert_close(batch, ops.cross_entropy(logits, target).expand(2))
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 def test_rescale(device, dtype):
@@ -325,6 +330,7 @@ def test_logits_that_are_not_dense_are_not_changed():
     assert torch.equal(logits, want[1])
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("name", ["with_grad_", "rescale_"])
 def test_ops_that_change_an_argument_pass_the_checks(device, name):

@@ -32,6 +32,7 @@ def exponential(x, native):
     return out
 
 
+@pytest.mark.long
 @DTYPES
 @LEVELS
 def test_is_within_two_units_of_the_last_place(dtype, native):

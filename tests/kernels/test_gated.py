@@ -35,6 +35,7 @@ def right(op, *args):
     assert Oracle("pointwise", [result], [precise])._error(result, precise) <= 1
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize(("name", "dtype"), KINDS, ids=str)
 def test_layouts(device, name, dtype):
@@ -61,6 +62,7 @@ def test_layouts(device, name, dtype):
         right(backward, grad[..., :1].expand(grad.shape), x)
 
 
+@pytest.mark.long
 @each_device
 @each_name
 def test_extreme_values(device, name):
@@ -77,6 +79,7 @@ def test_extreme_values(device, name):
     assert nan[0].isnan() and nan[1].isinf()
 
 
+@pytest.mark.long
 @each_device
 @each_name
 def test_gradients(device, name):
@@ -86,6 +89,7 @@ def test_gradients(device, name):
     assert torch.autograd.gradgradcheck(forward, (x,))
 
 
+@pytest.mark.long
 @each_device
 def test_calls_and_gradients_run_no_python(device):
     for forward, backward in OPS.values():

@@ -53,6 +53,7 @@ def test_tokens_go_to_their_slots_and_nothing_else_changes(device, layout, kind,
             assert torch.equal(bits(got), bits(expected))
 
 
+@pytest.mark.long
 @each_device
 def test_parts_of_a_packed_qkv_are_read_where_they_lie(device):
     qkv = torch.randn(5, 6, 16, dtype=torch.bfloat16, device=device)

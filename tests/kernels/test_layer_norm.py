@@ -11,6 +11,7 @@ import jitkern.ops as ops
 pytestmark = pytest.mark.common_cache
 
 
+@pytest.mark.long
 @each_device_and_dtype
 def test_layouts(device, dtype):
     for x in awkward(dtype, device):
@@ -51,6 +52,7 @@ def test_rows_far_from_zero_lose_nothing(device):
         assert (dx - of_x).norm() <= 5e-3 * of_x.norm()
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weight_and_bias_may_be_of_float32(device, dtype):
@@ -83,6 +85,7 @@ def test_extreme_values(device):
         torch.testing.assert_close(ours, wanted, equal_nan=True, rtol=1e-5, atol=1e-20)
 
 
+@pytest.mark.long
 @each_device
 def test_gradients(device):
     x = torch.randn(3, 6, dtype=torch.float64, device=device, requires_grad=True)

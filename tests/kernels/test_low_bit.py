@@ -71,6 +71,7 @@ def right(op, x, *weight):
     return got
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_weights_of_4_bits(device, kind, rows, columns, group):
     right(ops.w4a16_linear, numbers(3, columns, dtype=torch.float32, device=device), *weight, None)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize(("rows", "columns"), [(48, 384), (37, 320), (1, 64), (700, 1024)])
 def test_weights_of_8_bits(device, rows, columns):
@@ -99,6 +101,7 @@ def test_weights_of_8_bits(device, rows, columns):
                 right(ops.w8a16_linear, x, *weight, bias if tokens % 2 else None)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize(("rows", "columns"), [(48, 384), (37, 320), (1, 64), (700, 1024)])
 def test_both_factors_of_8_bits(device, rows, columns):
@@ -186,6 +189,7 @@ def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
     assert 0.001 < (got - exact).norm() / exact.norm() < 0.02
 
 
+@pytest.mark.long
 @each_device
 def test_rows_as_numbers_of_8_bits(device):
     for dtype in (torch.float32, torch.bfloat16):
@@ -215,6 +219,7 @@ def test_rows_of_zeros_nan_and_infinity_as_numbers_of_8_bits(device):
         assert q[3, 0].float() * scale[3] == 2
 
 
+@pytest.mark.long
 @each_device
 def test_rows_of_the_smallest_numbers_as_numbers_of_8_bits(device):
     x = torch.tensor([[1.0, -0.5, 0, 0.2]], device=device)
@@ -252,6 +257,7 @@ def test_a_token_does_not_see_others(device):
                 assert got[1].isnan().all()
 
 
+@pytest.mark.long
 @each_device
 def test_tensors_may_lie_anywhere(device):
     for op, x, weight in calls(device):

@@ -89,6 +89,7 @@ FORMS = [
 each_form = pytest.mark.parametrize(("dtype", "kind", "d"), FORMS, ids=str)
 
 
+@pytest.mark.long
 @each_device
 @each_form
 def test_groups_layouts_and_ragged_lengths(device, dtype, kind, d):
@@ -98,6 +99,7 @@ def test_groups_layouts_and_ragged_lengths(device, dtype, kind, d):
         right(made(lens, group=group, **form))
 
 
+@pytest.mark.long
 @each_device
 @each_form
 @pytest.mark.parametrize("q_len", [2, 5, 8])
@@ -107,6 +109,7 @@ def test_new_tokens_see_each_other_from_the_left(device, dtype, kind, d, q_len):
         right(made([q_len, q_len - 1, 0, 50], q_len=q_len, group=group, **form))
 
 
+@pytest.mark.long
 @each_device
 @each_form
 def test_what_changes_scores(device, dtype, kind, d):
@@ -130,6 +133,7 @@ def test_scales_of_float8(device):
     right(args, k_scale=one, v_scale=each)
 
 
+@pytest.mark.long
 @each_device
 def test_what_was_appended_is_seen(device):
     """A float8 cache that is written and read with a scale equals a cache of the scaled numbers."""
@@ -157,6 +161,7 @@ def test_a_length_beyond_the_table_ends_with_it(device):
     assert torch.equal(paged_decode(q, keys, values, table, long)[0], paged_decode(q, keys, values, table, full)[0])  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_page_that_there_is_not_gives_nan(dtype):
     """On the CPU, in its sequence alone, and only where its tokens are seen."""

@@ -30,6 +30,7 @@ def silu(value):
 activated = ops.rms_norm >> silu
 
 
+@pytest.mark.long
 @each_device_and_dtype
 def test_layouts(device, dtype):
     for x in awkward(dtype, device):
@@ -44,6 +45,7 @@ def test_layouts(device, dtype):
         right(ops.rms_norm_backward, grad, x, weight.contiguous(), None, 50.0)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_weight_may_be_of_float32(device, dtype):
@@ -98,6 +100,7 @@ def gradients(function, *leaves):
     return torch.autograd.grad(sum((r * w).sum() for r, w in zip(results, weights)), leaves)
 
 
+@pytest.mark.long
 @each_device
 def test_gradients(device):
     def make(*shape):
@@ -150,6 +153,7 @@ def test_an_epilogue_is_one_kernel(device):
         torch.testing.assert_close(activated(x, weight), wanted)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize(("dtype", "most"), [("int8", 127), ("float8_e4m3fn", 448)])
 def test_quantized(device, dtype, most):
@@ -190,6 +194,7 @@ def test_quantized_rows_of_zeros_and_of_nan(device):
         )
 
 
+@pytest.mark.long
 @each_device
 def test_calls_run_no_python(device):
     x = torch.randn(4, 64, dtype=torch.bfloat16, device=device)

@@ -34,6 +34,7 @@ def right(*args):
     return results
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each_order
@@ -65,6 +66,7 @@ def test_layouts(device, dtype, interleaved):
     right(q, k, cos[:, :1], sin[:, :1], None, interleaved)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_positions(device, dtype):
@@ -90,6 +92,7 @@ def test_a_position_that_the_tables_do_not_have_gives_nan_and_is_not_read(device
     right(q, k, *tables(0, 4, device), positions)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @each_order
@@ -102,6 +105,7 @@ def test_in_place(device, dtype, interleaved):
     assert torch.equal(qkv, torch.cat([*want, v], 1))
 
 
+@pytest.mark.long
 @each_device
 @each_order
 def test_the_gradient_turns_back(device, interleaved):
@@ -123,6 +127,7 @@ def test_the_gradient_turns_back(device, interleaved):
         rope(q, k, cos.requires_grad_(), sin)[0].sum().backward()
 
 
+@pytest.mark.long
 @each_device
 def test_calls_and_gradients_run_no_python(device):
     cos, sin = tables(8, 8, device)

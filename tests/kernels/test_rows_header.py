@@ -50,6 +50,7 @@ def same(a, b):
     assert torch.equal(a[~nan].view(bits), b[~nan].view(bits))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_conversions_are_those_of_torch(dtype, native):
@@ -72,6 +73,7 @@ def test_conversions_are_those_of_torch(dtype, native):
         same(out, x.to(dtype))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_sum_of_a_long_row_loses_nothing(dtype):
     for rows, n in ((1, 100_000), (3, 1025), (70, 1), (2, 0), (64, 4096)):
@@ -82,6 +84,7 @@ def test_a_sum_of_a_long_row_loses_nothing(dtype):
         assert error.max() <= {2: 0.51, 4: 4, 8: 64}[x.itemsize] * torch.finfo(dtype).eps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_maximum_counts_neither_nan_nor_what_lies_beyond_the_row(dtype, native):

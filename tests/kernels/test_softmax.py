@@ -46,6 +46,7 @@ def right_gradient(backward, grad, out, *rest):
     assert torch.equal(got.view(torch.uint8), again.view(torch.uint8))
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 @each_op
@@ -59,6 +60,7 @@ def test_layouts(device, dtype, op, backward):
         right_gradient(backward, same, out, -1, 2.0)
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 @each_op
@@ -74,6 +76,7 @@ def test_every_dimension(device, dtype, op, backward):
         backward(x, x[0])
 
 
+@pytest.mark.long
 @each_device
 @each_op
 def test_extreme_values(device, op, backward):

@@ -27,6 +27,7 @@ def check(x, *ks):
         assert torch.equal(got.nan_to_num(), x.gather(-1, at).nan_to_num())
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 def test_equals_a_stable_sort(device, dtype):

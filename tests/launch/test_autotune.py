@@ -235,6 +235,7 @@ def test_one_configuration_is_not_measured(source, monkeypatch):
     assert not clock.measured
 
 
+@pytest.mark.long
 def test_measured_runs_find_what_reset_to_zero_and_restore_value_name(source, monkeypatch):
     lists = 'key=["n"], reset_to_zero=["out"], restore_value=["x"]'
     source.paths[0].write_text(TEXT.replace('key=["n"]', lists))

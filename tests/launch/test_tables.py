@@ -88,6 +88,7 @@ __global__ void both(T *out, const __grid_constant__ jitkern::Table<const T, N> 
 """
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_stub_passes_tables_and_a_tensor_map_to_one_kernel(tmp_path, monkeypatch):
     op = kernel(

@@ -67,6 +67,7 @@ def made(noted):
     return noted[:6], noted[6 : 6 + rank], noted[9 : 9 + rank], noted[12 : 11 + rank]
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_stub_makes_the_map_of_each_call(on_cuda, gpu):
     text = gpu.learn(
@@ -87,6 +88,7 @@ def test_a_stub_makes_the_map_of_each_call(on_cuda, gpu):
         )  # fmt: skip
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_call_that_breaks_a_rule_of_tma_goes_to_python_for_the_message(on_cuda, gpu):
     gpu.learn(on_cuda(), (META,))
@@ -99,6 +101,7 @@ def test_a_call_that_breaks_a_rule_of_tma_goes_to_python_for_the_message(on_cuda
     assert gpu.call(wide) is None
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_map_of_a_view_and_of_an_allocation(on_cuda, gpu):
     def of(k, x):
@@ -159,6 +162,7 @@ def test_the_python_launcher_passes_the_bytes_that_the_driver_made(gpu):
         cuda_driver.encoded_map(options, x.data_ptr(), layout.sizes, layout.strides, (16, 8))
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_parameter_that_is_a_tensor_map_takes_nothing_else(on_cuda):
     op = on_cuda(lambda k, x: x)
@@ -169,6 +173,7 @@ def test_a_parameter_that_is_a_tensor_map_takes_nothing_else(on_cuda):
     assert "argument 2 (`const __grid_constant__ CUtensorMap map`) must be a tensor map" in reason
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_pointer_to_a_map_or_another_struct_is_no_map(tmp_path):
     (tmp_path / "k.cu").write_text(

@@ -45,6 +45,7 @@ def test_really_measured(declare):
     assert choice["choice"] == 1 and quick < slow
 
 
+@pytest.mark.long
 def test_dtypes_and_what_key_returns_choose_anew(declare, clock):
     op = declare(double, ways, key=length)
     for x in (torch.ones(4), torch.ones(3, 4), torch.ones(5), torch.ones(5, dtype=torch.float64)):
@@ -57,6 +58,7 @@ def test_dtypes_and_what_key_returns_choose_anew(declare, clock):
     }  # fmt: skip
 
 
+@pytest.mark.long
 @needs_runtime
 def test_dtypes_of_a_list_choose_anew_and_its_length_does_not(declare, clock):
     def launch(k, xs):
@@ -71,6 +73,7 @@ def test_dtypes_of_a_list_choose_anew_and_its_length_does_not(declare, clock):
     assert {c["situation"]["dtypes"] for c in choices(op)} == {"('f32',)", "('f64',)"}
 
 
+@pytest.mark.long
 @needs_runtime
 def test_what_key_and_list_ask_is_guarded(declare, monkeypatch):
     Clock(monkeypatch, lambda config: 1.0 / config["factor"])
@@ -299,6 +302,7 @@ def test_opcheck_compile_and_gradients(declare, clock):
     assert op(torch.empty(3, device="meta")).shape == (3,)
 
 
+@pytest.mark.long
 def test_fakes_may_have_sizes_in_their_configurations(declare, clock):
     op = declare(double, lambda x: [{"WAY": min(x.shape[0], n)} for n in (2, 3)], key=length)
     compiled = torch.compile(lambda x: op(x) * 1, fullgraph=True, backend="aot_eager", dynamic=True)

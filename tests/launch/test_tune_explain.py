@@ -24,6 +24,7 @@ def explained(cli, op, *arguments):
     return out, found
 
 
+@pytest.mark.long
 def test_explain_lists_what_was_chosen(declare, clock, cli):
     op = declare(double, ways, key=length)
     op.samples(lambda device: iter([torch.ones(4, device=device)]))

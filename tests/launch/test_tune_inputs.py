@@ -147,6 +147,7 @@ def test_the_memory_is_larger_than_the_cache():
     assert memory.numel() >= 2 << 20
 
 
+@pytest.mark.long
 def test_a_choice_for_a_cold_cache_is_another_choice(declare, clock, cli):
     op = declare(double, ways)
     op(torch.ones(4))
@@ -161,6 +162,7 @@ def test_a_choice_for_a_cold_cache_is_another_choice(declare, clock, cli):
 # ------------------------------------------------------------------ what is left out
 
 
+@pytest.mark.long
 def test_a_configuration_without_memory_is_left_out_with_a_note(declare, clock, cli):
     kept = []
 

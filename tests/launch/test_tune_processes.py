@@ -74,12 +74,14 @@ def process(tmp_path, run_python):
     return run
 
 
+@pytest.mark.long
 @needs_runtime
 def test_a_second_process_neither_measures_nor_traces_nor_compiles(process):
     assert process() == "[6.0, 6.0, 6.0] [5, 3]"
     assert process(warm=True, JITKERN_COMPILE="never", PATH="/nonexistent") == "[6.0, 6.0, 6.0] 0"
 
 
+@pytest.mark.long
 @needs_runtime
 @pytest.mark.parametrize(
     ("edit", "gives"),
@@ -95,6 +97,7 @@ def test_an_edit_is_tuned_anew(process, edit, gives):
     assert process() == before.replace("[5, 3]", "[]")
 
 
+@pytest.mark.long
 def test_prewarm_builds_every_configuration_and_says_that_none_is_chosen(
     process, run_python, tmp_path
 ):
@@ -111,6 +114,7 @@ def test_prewarm_builds_every_configuration_and_says_that_none_is_chosen(
     )
 
 
+@pytest.mark.long
 @needs_runtime
 @pytest.mark.parametrize("ways", ["(5, 3)", "(3,)"], ids=["chosen", "only one"])
 def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
@@ -125,6 +129,7 @@ def test_prewarm_with_a_choice_or_none_to_make_leaves_nothing_to_do(
     assert process(ways, warm=True, JITKERN_COMPILE="never") == "[6.0, 6.0, 6.0] 0"
 
 
+@pytest.mark.long
 def test_a_recorded_call_is_made_ready_in_every_configuration(process, run_python, tmp_path):
     calls = str(tmp_path / "calls")
     process(JITKERN_RECORD=calls)

@@ -113,6 +113,7 @@ def test_a_module_that_is_reloaded_declares_its_op_again(imported):
     assert first.CHANGED
 
 
+@pytest.mark.long
 def test_a_kernel_that_writes_too_far_is_found_in_the_launch_function(tmp_path):
     (right,) = [m for m in CALLS if m.name == "right_call"]
     mistake = right._replace(

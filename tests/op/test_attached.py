@@ -23,6 +23,7 @@ def _(x):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use",
     [
@@ -40,6 +41,7 @@ def test_an_op_is_declared_by_its_first_use(use, run_python):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode",
     [

@@ -80,12 +80,14 @@ def test_a_call_without_a_tensor_goes_to_torchs_default_device_where_there_is_a_
         torch.set_default_device(None)
 
 
+@pytest.mark.long
 def test_a_call_without_a_tensor_falls_back_to_its_reference(declare):
     op = declare("(int n) -> Tensor", filled, torch.ones)
     with config.using(cxx="no-such-compiler"):
         assert op(2).tolist() == [1, 1]
 
 
+@pytest.mark.long
 def test_a_call_without_a_tensor_is_one_node_of_a_compiled_graph(declare):
     op = declare("(int n) -> Tensor", filled)
     f = torch.compile(lambda x: op(2) + x, fullgraph=True, backend="aot_eager")
@@ -255,6 +257,7 @@ def test_an_error_that_a_launch_function_handles_does_not_replace_another(declar
     assert type(raised.value) is RuntimeError
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signature", ["(Tensor x) -> Tensor", "(Tensor x, int[] n=[]) -> Tensor"])
 def test_an_error_that_a_launch_function_handles_keeps_nothing_alive(declare, signature):
     def refuse(k, x):
@@ -331,6 +334,7 @@ op.reference(lambda x: x + 1)
 """
 
 
+@pytest.mark.long
 def test_a_pickle_imports_the_module_that_declares_the_op(run_python, tmp_path):
     (tmp_path / "declares.py").write_text(MODULE)
     done = run_python("import declares, pickle; print(pickle.dumps([declares.op]).hex())")
@@ -359,6 +363,7 @@ def test_an_op_that_is_not_declared_is_an_error_of_its_own():
         declared("jitkern_test::nowhere", __name__)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_launch_function_may_ask_for_the_alignment_of_an_address(declare, dynamic):
     def launch(k, x):
@@ -377,6 +382,7 @@ def test_a_launch_function_may_ask_for_the_alignment_of_an_address(declare, dyna
         assert torch.equal(compiled(tensor), 2 * tensor)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_fake_that_returns_before_a_kernel_is_chosen_is_compiled_once(declare, asks):
     def launch(k, x):

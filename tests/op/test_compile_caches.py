@@ -65,20 +65,21 @@ def compiled(tmp_path):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_edited_backward_is_not_answered_by_an_old_graph(compiled):
     assert compiled(backward=1.0) == (1.0, False)
     assert compiled(backward=1.0) == (1.0, True)
     assert compiled(backward=3.0) == (3.0, False)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_without_the_tag_an_old_graph_does_answer(compiled):
     """pytorch#144344; where this fails, Torch has mended it, and `key_compile_caches` can go."""
     assert compiled(backward=1.0, control=True) == (1.0, False)
     assert compiled(backward=3.0, control=True) == (1.0, True)
 
 
+@pytest.mark.long
 def test_the_tag_of_the_user_is_kept():
     assert jitkern.ops.vec_add  # there is an op
     before = torch.compiler.config.cache_key_tag
@@ -122,11 +123,12 @@ def test_it_costs_an_import_nothing(run_python):
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.long
 def test_all_declared_ops_count():
     assert compile_cache_key.digest(OPS) != compile_cache_key.digest(dict(list(OPS.items())[:1]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_value_of_a_name_is_not_answered_by_an_old_graph(compiled):
     assert compiled(backward="SLOPE", SLOPE="1") == (1.0, False)
     assert compiled(backward="SLOPE", SLOPE="1") == (1.0, True)
@@ -235,6 +237,7 @@ def digests_of_values(tmp_path_factory):
     return outputs
 
 
+@pytest.mark.long
 def test_the_digest_is_the_same_in_each_process(digests_of_values):
     first, second = digests_of_values
     assert first == second

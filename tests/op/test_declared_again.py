@@ -105,6 +105,7 @@ def test_a_gradient_of_the_new_declaration_counts(notebook):
     assert (x.grad.tolist(), y.grad.tolist()) == ([2.0] * 3, [5.0] * 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fusible", [False, True])
 def test_compiled_code_that_used_the_old_op_is_compiled_again(notebook, fusible):
     x = torch.arange(4.0)
@@ -146,6 +147,7 @@ def test_another_module_is_refused(notebook):
         other.declare("nb::other", 3)
 
 
+@pytest.mark.long
 def test_a_script_that_is_imported_declares_twice(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -212,6 +214,7 @@ assert torch.equal(reloaded.scale(x), x * 3)
 """
 
 
+@pytest.mark.long
 def test_reload_picks_up_edited_files(run_python):
     done = run_python(_RELOADING.format(module=_RELOADED.format(factor=2)))
     assert done.returncode == 0, done.stderr

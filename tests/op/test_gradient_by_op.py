@@ -113,6 +113,7 @@ def test_a_gradient_for_a_tensor_that_is_none_is_left_out(declare):
     assert x.grad.tolist() == [3.0, 3.0]
 
 
+@pytest.mark.long
 def test_a_gradient_is_differentiated_by_its_own_gradient_or_reference(declare):
     def launch(k, grad, x):
         return computed(k, grad * x, 2.0)
@@ -162,6 +163,7 @@ def test_an_error_of_the_gradient_is_raised_as_it_is(declare):
     forward(leaf(1.0), 1).backward()
 
 
+@pytest.mark.long
 def test_types_that_differ_are_converted_by_python(declare):
     forward = declare(
         "(Tensor x, Tensor? w, int n) -> Tensor", lambda k, x, w, n: computed(k, x, 3.0)

@@ -91,6 +91,7 @@ def refuses(op):
 # ------------------------------------------------------------------ a backward made of ops
 
 
+@pytest.mark.long
 def test_a_backward_that_fills_its_arguments_is_differentiated_through_its_reference(square):
     op, x, y = square(fill_reference), leaf(), leaf(X + 1)
     (g,) = torch.autograd.grad((op(x, y) + x**2).sum(), x, create_graph=True)
@@ -353,6 +354,7 @@ def compiled(function):
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
+@pytest.mark.long
 def test_torch_compile_takes_an_op_without_a_backward(triple, triple_):
     def f(x):
         y = triple(x) + 1
@@ -377,6 +379,7 @@ def test_torch_compile_refuses_a_gradient_through_an_op_without_a_backward(tripl
             compiled(function)(leaf()).sum().backward()
 
 
+@pytest.mark.long
 def test_opcheck_passes_for_ops_without_a_backward(triple, triple_):
     torch.library.opcheck(triple.overload, (X,))
     torch.library.opcheck(triple_.overload, (X.clone(),))
@@ -407,6 +410,7 @@ def test_symbolic_integers_stay_symbolic_at_the_autograd_key(declare):
     assert torch.equal(x.grad, torch.full_like(X, 3))
 
 
+@pytest.mark.long
 def test_without_the_runtime_gradients_are_the_same(run_python, tmp_path):
     (tmp_path / "kernels.cpp").write_text(KERNELS)
     done = run_python(

@@ -78,6 +78,7 @@ def wanted_of(x, weight, target):
     return total.detach(), torch.autograd.grad(total, weight)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["", "eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_gradient_takes_the_memory_of_the_logits(loss, data, backend, dynamic):
@@ -94,6 +95,7 @@ def test_the_gradient_takes_the_memory_of_the_logits(loss, data, backend, dynami
         linker.settle()
 
 
+@pytest.mark.long
 def test_no_second_buffer_of_the_size_of_the_logits_is_made(loss, data):
     x, weight, target = data
     logits = x @ weight
@@ -103,6 +105,7 @@ def test_no_second_buffer_of_the_size_of_the_logits_is_made(loss, data):
     assert gradient.data_ptr() == logits.data_ptr()
 
 
+@pytest.mark.long
 def test_uses_that_would_be_wrong_raise(loss, data):
     x, weight, target = data
     total = loss(x @ weight, target)
@@ -116,6 +119,7 @@ def test_uses_that_would_be_wrong_raise(loss, data):
         torch.autograd.grad(saved.sum(), weight)
 
 
+@pytest.mark.long
 def test_the_ops_below_pass_opcheck(ops, data):
     loss_, scale_ = ops
     x, weight, target = data

@@ -55,6 +55,7 @@ def test_an_op_with_lists_has_gradients_that_are_lists(weighted):
     assert torch.autograd.gradcheck(lambda a, b, w: (weighted([a, b], w)[0], *weighted([a, b], w)[1]), (first, second, w))  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_op_with_lists_and_a_backward_compiles(weighted):
     def loss(a, b, w):
         total, scaled = weighted([a, b], w)
@@ -69,6 +70,7 @@ def test_an_op_with_lists_and_a_backward_compiles(weighted):
     torch.library.opcheck(weighted.overload, (inputs[:2], inputs[2]))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Torch itself reads
 def test_the_first_backward_of_a_thread_may_be_traced_by_compiled_autograd(weighted):
     from torch._dynamo import compiled_autograd

@@ -101,6 +101,7 @@ def test_checks_of_torch_pass(squared):
     assert torch.autograd.gradcheck(lambda x: squared(x)[0], x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_code_agrees(squared, dynamic):
     def loss(x):

@@ -13,6 +13,7 @@ from jitkern.op import autograd, recorder
 from jitkern.runtime import binding, builds
 
 pytestmark = [
+    pytest.mark.long,  # the node takes 20 s to build
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
     pytest.mark.parametrize("recorded_by", ["c++"], indirect=True),
     pytest.mark.usefixtures("recorded_by"),
@@ -172,6 +173,7 @@ def test_an_error_of_the_call_itself_is_raised_as_it_is(declare):
     assert not autograd.recording()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_c")
 def test_a_call_that_cannot_be_recorded_leaves_no_tensor_behind(declare):
     op = declare("(Tensor x) -> Tensor", lambda k, x: scaled(k, x, 3.0))
@@ -208,6 +210,7 @@ def test_a_call_that_cannot_be_recorded_leaves_no_tensor_behind(declare):
     assert packed == [0, 1] and [tensor() for tensor in left] == [None] * 3
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_c")
 def test_threads_record_and_differentiate_side_by_side(scale):
     x, failed = leaf(1.0, 2.0), []
@@ -266,6 +269,7 @@ def test_an_op_that_is_declared_again_has_its_new_gradient(scale):
     assert x.grad.item() == 10, "a call keeps the gradient that it was recorded with"
 
 
+@pytest.mark.long
 def test_a_graph_is_differentiated_by_compiled_autograd_with_its_own_numbers(declare):
     from torch._dynamo import compiled_autograd
 
@@ -335,6 +339,7 @@ print(next(recorder._state.numbers) - 1, autograd.IN_C.recorder is not None)
 """
 
 
+@pytest.mark.long
 def test_a_process_looks_the_node_up_at_the_first_call_that_python_records(
     run_python, recorder_cache, tmp_path
 ):

@@ -209,6 +209,7 @@ def test_a_refusal_ends_with_the_settings_it_was_made_under(declare):
     assert events.stats()["compiles"] == compiles + 1
 
 
+@pytest.mark.long
 def test_a_remembered_refusal_keeps_no_call_alive(declare):
     op = declare()
     with config.using(cxx="no-such-compiler"):
@@ -390,7 +391,7 @@ def test_background_stays_with_the_reference_where_gradients_were_recorded(decla
         assert events.stats()["hits"] == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_threads_make_their_first_calls_together(declare):
     ops = [declare() for _ in range(100)]
     errors = []
@@ -436,6 +437,7 @@ def test_an_inplace_op(tmp_path):
         op(x)
 
 
+@pytest.mark.long
 def test_several_outputs_optional_tensors_and_their_gradient(tmp_path):
     (tmp_path / "two.cpp").write_text(
         'extern "C" void two(double* a, double* b, const double* x, const double* w, long n)'

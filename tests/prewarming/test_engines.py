@@ -12,7 +12,7 @@ import slurm
 from fleet_packages import DIES_ONCE, places
 from helpers import last_json
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.long
 needs_slurm = pytest.mark.skipif(bool(slurm.lacking()), reason=slurm.lacking())
 DRIVER = """
 import os, sys

@@ -40,6 +40,7 @@ def refuse(*_, **__):
     raise AssertionError("there is nothing to do")
 
 
+@pytest.mark.long
 def test_processes_build_the_whole_and_a_second_prewarm_nothing(
     cli, fleet_package, cache_dir, tmp_path, monkeypatch
 ):
@@ -61,7 +62,7 @@ def test_processes_build_the_whole_and_a_second_prewarm_nothing(
         assert rows(again) == rows(report)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_dies_is_replaced(cli, fleet_package, cache_dir, tmp_path):
     name = fleet_package(DIES_ONCE)
     code, out, err = cli("prewarm", name, "--engine", "processes:2", "--parts", "3", "--json")
@@ -71,7 +72,7 @@ def test_a_worker_that_dies_is_replaced(cli, fleet_package, cache_dir, tmp_path)
         assert last_json(cli("prewarm", name, "--json")[1])["failed"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_part_that_kills_twice_fails_alone(cli, fleet_package):
     name = fleet_package(inside="if AWAY and x.dtype == torch.int32: os.kill(os.getpid(), 9)")
     arguments = ("--engine", "processes:1", "--json", "--keep-going")
@@ -84,7 +85,7 @@ def test_a_part_that_kills_twice_fails_alone(cli, fleet_package):
     assert {row["variant"] for row in rows if row["status"] == "built"} >= {"f32", "f64"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package):
     name = fleet_package("if AWAY: import time; time.sleep(1); raise RuntimeError('broken here')")
     code, out, err = cli("prewarm", name, "--engine", "processes:1", "--parts", "3", "--json")
@@ -94,7 +95,7 @@ def test_without_keep_going_the_rest_is_not_tried(cli, fleet_package):
     assert "broken here" in err and f"install the same {name} there" in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_with_other_sources_builds_nothing(cli, fleet_package, cache_dir):
     name = fleet_package(flags="['-DOTHER'] if AWAY else []")
     code, out, err = cli("prewarm", name, "--engine", "processes:1", "--json", "--keep-going")
@@ -123,6 +124,7 @@ def declared(name):
     return OPS[f"{name}::f"]
 
 
+@pytest.mark.long
 def test_what_the_cache_has_is_built_by_no_worker(cli, fleet_package, cache_dir):
     name = fleet_package()
     cli("prewarm", name, "--call", "f32[3]")
@@ -137,7 +139,7 @@ def test_what_the_cache_has_is_built_by_no_worker(cli, fleet_package, cache_dir)
         assert executor.submitted == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_calls_and_recordings_are_sent(cli, fleet_package, tmp_path):
     name = fleet_package()
     op = declared(name)
@@ -188,7 +190,7 @@ class LikeSubmitit:
         return Later(self.threads.submit(function, *args), self.jobs <= self.losses)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("losses", "jobs", "status"), [(0, 1, "built"), (1, 2, "built"), (2, 2, "failed")]
 )
@@ -199,6 +201,7 @@ def test_a_lost_job_is_submitted_once_more(fleet_package, losses, jobs, status):
     assert status == "built" or "the node went away" in results[0].reason
 
 
+@pytest.mark.long
 def test_an_engine_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_dir):
     class Bad(ThreadPoolExecutor):
         def submit(self, function, /, *args):
@@ -212,6 +215,7 @@ def test_an_engine_that_returns_a_bad_bundle_adds_nothing(fleet_package, cache_d
     assert places(cache_dir) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [(lambda _: None, "returned None"), (lambda done: done._replace(known=[]), "results for 0 of")],
@@ -284,7 +288,7 @@ def test_an_executor_takes_no_refresh(fleet_package):
         jitkern.prewarm(executor=executor, refresh=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_ctrl_c_ends_the_processes(fleet_package, tmp_path):
     name = fleet_package(
         "if AWAY: import time; (HERE / f'pid-{os.getpid()}').touch(); time.sleep(600)"
@@ -313,7 +317,7 @@ def test_a_daemon_builds_in_its_own_process(monkeypatch):
     assert isinstance(workers.workers(2, refuse), workers.Alone)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_an_extension_that_the_cache_has_is_sent_to_nobody(cli, cache_dir):
     """It may be too large to be sent along, as what workers need not build is."""
     target = str(Target.current("cpu"))

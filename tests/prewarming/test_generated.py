@@ -96,7 +96,7 @@ def keys(cache_dir, pattern="v1/*/generated.*"):
     return {entry.name for entry in cache_dir.glob(pattern)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_process_compiles_and_traces_nothing_and_an_edit_changes_one_key(
     generated, cache_dir
 ):
@@ -114,7 +114,7 @@ def test_a_second_process_compiles_and_traces_nothing_and_an_edit_changes_one_ke
     assert generated() == [WANTED, 0, 0, [], "generated"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_of_a_prewarm_find_ops_that_a_factory_of_another_module_makes(
     generated, tmp_path, cache_dir
 ):
@@ -129,6 +129,7 @@ def test_workers_of_a_prewarm_find_ops_that_a_factory_of_another_module_makes(
     assert generated() == [WANTED, 0, 0, [], "generated"]
 
 
+@pytest.mark.long
 def test_what_is_not_plain_is_named(run_python):
     done = run_python(
         """

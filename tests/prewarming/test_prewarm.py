@@ -96,6 +96,7 @@ def rows(found):
     )
 
 
+@pytest.mark.long
 def test_many_jobs_build_what_one_builds_and_each_once(cli, package, told, cache_dir):
     code, one, _ = report(cli("prewarm", package, "--jobs", "1", "--json"))
     assert (code, one["built"]) == (0, len(one["results"])) and one["built"] >= 3 + 1 + 4 + 4
@@ -120,6 +121,7 @@ def forbid(monkeypatch):
     monkeypatch.setattr(tasks, "stubs_of", refuse)
 
 
+@pytest.mark.long
 def test_a_second_run_neither_traces_nor_compiles(cli, package, monkeypatch):
     first = report(cli("prewarm", package, "vec_add", "--json"))[1]
     forbid(monkeypatch)
@@ -131,7 +133,7 @@ def test_a_second_run_neither_traces_nor_compiles(cli, package, monkeypatch):
     assert rows(second) == rows(first)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_run_of_known_samples_draws_none(cli, monkeypatch):
     cli("prewarm", "vec_add", "softmax")
     monkeypatch.setattr(Op, "_draw", lambda self: pytest.fail("drawn"))
@@ -140,6 +142,7 @@ def test_a_second_run_of_known_samples_draws_none(cli, monkeypatch):
     assert report(cli("prewarm", "vec_add", "softmax", "--json"))[1]["built"] == 0
 
 
+@pytest.mark.long
 def test_a_recording_has_a_second_run_too(cli, package, monkeypatch, tmp_path):
     module = importlib.import_module(f"{package}.kernel")
     with config.using(record=tmp_path / "calls"):
@@ -189,6 +192,7 @@ def damage_an_entry(folder, module, cache_dir):
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "anew", "groups"),
     [
@@ -226,6 +230,7 @@ def test_what_is_skipped_or_failed_is_tried_again(cli, compiler):
         assert (code, found["failed"], len(compiler.compiles) - before) == (1, 4, 4)
 
 
+@pytest.mark.long
 def test_refresh_and_an_exact_compiler_take_no_record_for_it(cli, package, told):
     cli("prewarm", package)
     for settings, options in (({"compiler": "exact"}, ()), ({}, ("--refresh",))):
@@ -235,6 +240,7 @@ def test_refresh_and_an_exact_compiler_take_no_record_for_it(cli, package, told)
         assert len(told.read_text().splitlines()) >= 3
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler, package):
     parent = os.getpid()
 
@@ -387,6 +393,7 @@ def test_shapes_alone_are_those_of_torch(make):
         assert described() == wanted
 
 
+@pytest.mark.long
 def test_what_the_shipped_ops_need_is_found_without_sympy(run_python):
     done = run_python(
         "import sys, jitkern.ops; from jitkern.op.all_ops import all_ops; from jitkern.op.needed_kernels import needs_of\n"
@@ -398,6 +405,7 @@ def test_what_the_shipped_ops_need_is_found_without_sympy(run_python):
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.long
 def test_the_python_api_does_what_the_command_does(package, cache_dir):
     importlib.import_module(f"{package}.kernel")
     op, steps = OPS[f"{package}::f"], []
@@ -416,6 +424,7 @@ def test_the_python_api_does_what_the_command_does(package, cache_dir):
         jitkern.prewarm([op], ["cuda-sm_nothing"])
 
 
+@pytest.mark.long
 def test_the_python_api_shards_what_it_is_given(package, cache_dir):
     importlib.import_module(f"{package}.kernel")
     op = OPS[f"{package}::f"]

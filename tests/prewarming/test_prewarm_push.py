@@ -55,6 +55,7 @@ def test_without_a_key_it_says_who_will_use_what_is_pushed(cli, url):
     assert listed(url)
 
 
+@pytest.mark.long
 def test_the_shards_of_a_prewarm_count_as_one_push(cli, url, tmp_path):
     """An index keeps the last three pushes, and there are more shards."""
     found, shards = set(), 6

@@ -134,6 +134,7 @@ def test_a_misspelt_kernel_is_told_which_there_are(package, template):
     assert "f.cu has no function `g`; it has: f" in reason
 
 
+@pytest.mark.long
 @needs_nvrtc
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("template", ["", '[{"T": x.dtype}]'])

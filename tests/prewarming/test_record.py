@@ -37,6 +37,7 @@ def recorded(tmp_path, run_python):
     return path
 
 
+@pytest.mark.long
 def test_each_call_that_had_to_be_readied_is_a_line(recorded):
     calls = record.read(recorded)
     assert [(call.op, call.device, call.kind) for call in calls] == [
@@ -52,13 +53,14 @@ def test_each_call_that_had_to_be_readied_is_a_line(recorded):
     assert all(a.is_meta for call in calls for a in tensors_in(call.args))
 
 
+@pytest.mark.long
 def test_a_warm_process_records_the_same(recorded, tmp_path, run_python):
     again = tmp_path / "again.jsonl"
     assert run_python(APP, JITKERN_RECORD=str(again)).stdout == "0\n"
     assert again.read_bytes() == recorded.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
     recorded, cli, tmp_path, run_python
 ):
@@ -77,6 +79,7 @@ def test_prewarm_from_a_recording_builds_exactly_that_and_then_nothing_compiles(
     assert done.stdout == "0\nFalse\n", done.stderr
 
 
+@pytest.mark.long
 def test_the_node_for_gradients_is_wanted_if_the_run_needed_gradients(tmp_path, run_python):
     path = tmp_path / "calls.jsonl"
     app = """
@@ -99,7 +102,7 @@ jitkern.ops.silu_and_mul(x), jitkern.ops.silu_and_mul(x)
     assert [one.node for one in shard_of(wanted, 1, 1)] == [False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_record_command_runs_a_program_and_passes_its_status_on(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = APP + "raise SystemExit(3)"
@@ -211,6 +214,7 @@ def test_a_module_of_an_installed_package_is_imported(cli, tmp_path, monkeypatch
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 def test_a_bad_call_takes_no_good_one_away(cli, tmp_path, compiler):
     path = tmp_path / "calls"
     good, bad = recorded_line("jitkern::vec_add", 2), recorded_line("jitkern::vec_add", 1)
@@ -226,6 +230,7 @@ def test_a_bad_call_takes_no_good_one_away(cli, tmp_path, compiler):
     assert f"its launch function failed on {path}, line 3: " in failed[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("device", "kind", "says"),
     [
@@ -348,6 +353,7 @@ for v in range(1, 101):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
     [

@@ -115,6 +115,7 @@ def test_the_command_says_its_part_and_exits_2_without_one(cli, environment):
     assert (code, out, "without gaps" in err) == (2, "", True)
 
 
+@pytest.mark.long
 def test_the_shards_of_an_array_are_the_whole(cli, environment, cache_dir):
     built = 0
     for number in (0, 2):

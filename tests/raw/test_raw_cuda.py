@@ -29,6 +29,7 @@ FILES = [  # file, kernel, template arguments, parameters
 ids = [file for file, *_ in FILES]
 
 
+@pytest.mark.long
 @needs_nvrtc
 @pytest.mark.parametrize(("file", "name", "template", "parameters"), FILES, ids=ids)
 def test_a_teaching_file_compiles_without_nvcc(file, name, template, parameters, monkeypatch):
@@ -241,6 +242,7 @@ def test_what_a_kernel_uses_is_not_left_out(file, monkeypatch):
     assert jitkern.cuda_kernel(file(used), "k").compile(H100)
 
 
+@pytest.mark.long
 @needs_nvrtc
 @pytest.mark.parametrize("header", ["", "#include <cooperative_groups/reduce.h>\n"])
 def test_int64_is_long_as_on_linux_except_to_libcuxx(file, monkeypatch, header):
@@ -253,6 +255,7 @@ def test_int64_is_long_as_on_linux_except_to_libcuxx(file, monkeypatch, header):
 TEMPLATE = "template <typename T, int N> {} void k(T* x) {{ *x = N; }}"
 
 
+@pytest.mark.long
 @needs_nvrtc
 @pytest.mark.parametrize("nvcc", [True, False])
 def test_template_arguments_that_are_missing_are_asked_for(file, monkeypatch, nvcc):

@@ -70,6 +70,7 @@ def test_a_triton_function_compiles_through_the_cache(package):
     assert another.path != entry.path
 
 
+@pytest.mark.long
 @needs_triton
 def test_a_package_that_comes_to_the_path_after_another_was_compiled_is_found(
     package, tmp_path_factory, monkeypatch
@@ -99,6 +100,7 @@ def test_a_triton_function_object_and_a_file(package, tmp_path):
     assert variant.template == (("BLOCK", 128), ("DTYPE", "i32"))
 
 
+@pytest.mark.long
 @needs_triton
 def test_a_function_in_another_one_is_not_taken_for_that_of_the_file(package, tmp_path):
     text = """

@@ -104,6 +104,7 @@ def test_a_service_that_is_not_done_is_asked_again(service, op):
     assert len(service.posted) >= 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("status", "warns"), [(404, False), (405, False), (409, True), (413, True), (422, True)]
 )

@@ -108,6 +108,7 @@ def test_doctor_asks_nobody_without_a_remote(cli):
     assert not [c for c in json.loads(out)["checks"] if c["name"].startswith("remote ")]
 
 
+@pytest.mark.long
 def test_explain_says_where_a_remote_has_what_is_not_cached(tmp_path, cli, monkeypatch):
     x = jitkern.ops.vec_add
     assert x

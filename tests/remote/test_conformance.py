@@ -126,6 +126,7 @@ def test_a_missing_bucket_is_named_by_check_although_reads_call_it_a_miss(url, c
     assert code == 1 and "no such bucket" in err
 
 
+@pytest.mark.long
 def test_sixteen_pushes_at_once_lose_nothing(store, tmp_path):
     publish.push(
         stock(Cache(tmp_path / "0", fsync=False), "zero"),

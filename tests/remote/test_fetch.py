@@ -79,6 +79,7 @@ def test_all_entries_of_a_bundle_are_adopted_and_spare_later_misses_a_request(
     assert not compiler.compiles
 
 
+@pytest.mark.long
 def test_a_hundred_misses_of_what_no_bundle_lists_make_one_request(
     tmp_path, filled, compiler, source, target
 ):

@@ -31,6 +31,7 @@ def remote(tmp_path_factory):
     return folder / "remote"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
     [
@@ -65,6 +66,7 @@ def test_an_import_asks_nobody(tmp_path, remote):
         assert found == [] and not server.requests
 
 
+@pytest.mark.long
 def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
     with Server(static(remote)) as server:
         machine = Machine(tmp_path / "node", server.url)
@@ -82,8 +84,8 @@ def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
     assert found == 0 and "NoneType" not in stderr, stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.stress)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote, count):
     with Server(static(remote)) as server:
         machine = Machine(tmp_path / "node", server.url)
@@ -115,6 +117,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_asks_by_connections_of_its_own(tmp_path, remote):
     """It misses what no bundle lists, and compiles."""
     with Server(static(remote)) as server:
@@ -166,7 +169,8 @@ jitkern.ops.vec_add(x, x)
 """
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.stress)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.long)])
 def test_processes_that_end_right_after_a_fetch_end_well(tmp_path, remote, count):
     with Server(static(remote)) as server:
         for first in range(0, count, 4):
@@ -179,6 +183,7 @@ def test_processes_that_end_right_after_a_fetch_end_well(tmp_path, remote, count
                 assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.long
 def test_the_second_process_does_not_learn_again_that_a_store_is_down(tmp_path):
     machine = Machine(tmp_path / "node", f"http://127.0.0.1:{closed_port()}")
     code = (

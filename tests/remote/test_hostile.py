@@ -203,6 +203,7 @@ def test_an_index_that_names_other_places(tmp_path, place, refused, file):
     refused(f"file://{folder}", "it is not as jitkern writes it")
 
 
+@pytest.mark.long
 def test_an_index_of_a_million_entries(place, refused):
     folder, machine, key = place
     index = folder / "v1" / machine / "index.json"

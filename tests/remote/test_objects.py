@@ -192,7 +192,8 @@ def test_a_fork_after_use_is_unavailable_at_once_and_one_before_it_is_fine(stub,
     ], done.stderr
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.stress)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.long)])
 def test_processes_that_asked_just_before_their_exit_end_well(stub, count):
     """Asynchronous calls of obstore abort one process of seven there."""
     code = f"from jitkern.remote.store import opened; assert opened('s3://{BUCKET}').get('a', limit=1) is None"

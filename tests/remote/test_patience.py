@@ -232,7 +232,7 @@ def test_one_lost_request_is_tried_again(filled, compiler, variant, target, fail
         assert len(server.requests) >= 4
 
 
-@pytest.mark.stress
+@pytest.mark.long
 def test_a_crowd_that_gets_503_for_20_s_compiles_nothing_while_the_budget_lasts(
     filled, compiler, variant, target
 ):

@@ -129,7 +129,7 @@ def asked(stub, since):
         yield "DELETE" if removal else verb, name, headers, "list-type" in path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bucket_is_pushed_to_by_ci_and_read_by_nodes_as_its_policy_lets_them(release, tmp_path):
     pytest.importorskip("obstore")
     policy = json.loads(block("json", "Statement"))
@@ -266,7 +266,7 @@ def test_nginx_before_the_service_ends_tls_and_keeps_bundles(release, tmp_path):
         service.communicate(timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_shared_disk_is_a_signed_layer_or_a_remote(release, tmp_path):
     disk = tmp_path / "disk"
     shutil.copytree(release.cache, disk)
@@ -294,7 +294,7 @@ def test_the_settings_of_the_page_are_settings(tmp_path):
         assert settings_in(line, tmp_path).remote
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_init_container_fills_the_cache_of_its_pod(release, tmp_path):
     yaml = pytest.importorskip("yaml", reason="needs the extra docs: pip install jitkern[docs]")
     settings, pod = yaml.safe_load_all(block("yaml", "initContainers"))

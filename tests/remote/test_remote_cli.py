@@ -327,6 +327,7 @@ def test_a_push_has_more_patience_than_a_miss(cli, stocked, remote_url, monkeypa
     assert seen == [60.0, 5.0]
 
 
+@pytest.mark.long
 def test_a_pulled_cache_serves_a_machine_that_may_not_compile(
     cli, remote_url, key, public, trusting, tmp_path, run_python
 ):
@@ -351,6 +352,7 @@ def test_a_pulled_cache_serves_a_machine_that_may_not_compile(
     assert stats["hits"] >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["push --unsigned --to", "pull --from", "ls", "prune"])
 def test_ctrl_c_does_not_wait_for_a_server_that_hangs(stub, stocked, trusting, command):
     url = f"s3://{BUCKET}/team"

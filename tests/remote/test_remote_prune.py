@@ -270,7 +270,7 @@ def race(store, tmp_path, rounds, make_old):
     return missing
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hundred_rounds_of_push_against_prune_leave_no_index_that_names_what_is_missing(
     directory, tmp_path
 ):

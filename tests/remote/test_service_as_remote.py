@@ -18,7 +18,7 @@ BARE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_machine_has_it_built_and_the_second_gets_the_bundle(tmp_path):
     """The service has an empty cache; both machines compute by stubs in their first process."""
     here = {"JITKERN_CACHE_DIR": str(tmp_path / "service"), "PYTHONUNBUFFERED": "1"}

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 
+import pytest
 import torch
 from helpers import declared
 from web_servers import Server, fill, settings_file, static
@@ -51,6 +52,7 @@ print(json.dumps([measured, jitkern.stats()["compiles"]]))
 """
 
 
+@pytest.mark.long
 def test_a_choice_comes_from_a_remote_before_anything_is_measured(tmp_path, run_python):
     (tmp_path / "k.cpp").write_text(SOURCE)
     (tmp_path / "tuned.py").write_text(MODULE)

@@ -60,12 +60,14 @@ def test_without_a_compiler_for_stubs_calls_open_nothing_and_start_nothing(run_p
     assert "no C compiler" in stderr and len(stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_where_no_memory_may_be_made_executable_calls_go_through_python(run_python):
     found, stderr = counted(run_python, NO_CODE)
     assert (found["seen"], found["stubs"]) == ({}, 0)
     assert "this system allows no executable memory" in stderr
 
 
+@pytest.mark.long
 def test_errors_and_gradients_are_right_before_the_runtime_is_loaded(run_python):
     done = run_python(
         "import torch\n"
@@ -129,6 +131,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 def test_a_thousand_constants_make_few_stubs_by_one_thread_and_a_steady_one_is_served(run_python):
     for _ in range(2):
         done = run_python(CONSTANTS)

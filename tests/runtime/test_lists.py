@@ -186,6 +186,7 @@ def test_changed_lists_are_changed_and_their_versions_rise(declare):
     squared.backward()
 
 
+@pytest.mark.long
 def test_ops_with_lists_pass_opcheck_and_compile(total, maybe, declare):
     def launch(k, xs, a):
         for table in k.tables(xs):
@@ -233,6 +234,7 @@ print(len(traced), len(slot.known), slot.refused)
 """
 
 
+@pytest.mark.long
 def test_another_process_has_the_stub_of_a_list_by_its_plan(run_python):
     found = [run_python(f"TEXT = {SUM!r}\n{ANOTHER_PROCESS}") for _ in range(2)]
     assert [run.stdout for run in found] == ["2 2 {}\n", "0 2 {}\n"], found
@@ -308,6 +310,7 @@ def test_a_list_that_the_launch_function_changes_is_its_own(declare):
     assert misses(op) == 2, "the call by the reference, and the first by the kernel"
 
 
+@pytest.mark.long
 def test_numbers_strings_and_bools_in_lists_reach_the_kernel(declare):
     def launch(k, x, ns, fs, bs, mode, other, more):
         out = torch.empty(len(ns) + 1, dtype=torch.float64)
@@ -388,6 +391,7 @@ def test_none_for_a_result_that_is_no_option_is_an_error(declare):
         op(torch.ones(1))
 
 
+@pytest.mark.long
 def test_threads_call_with_lists_of_their_own(total):
     wrong = []
 

@@ -220,6 +220,7 @@ def test_which_keyword_has_which_default_is_part_of_the_identity(monkeypatch):
     assert World([with_keywords]).identity != before
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_a_process_in_which_a_name_means_another_function_has_its_own_plan(run_python, tmp_path):
     package = rounding_package(tmp_path)
@@ -230,6 +231,7 @@ def test_a_process_in_which_a_name_means_another_function_has_its_own_plan(run_p
             assert done.stdout.strip() == expected, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_calls_after_an_export_are_served(run_python, tmp_path):
     """While torch.export runs the op's fake, `min` is another object."""
@@ -324,6 +326,7 @@ print(jitkern.stats())
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_after_prewarm_a_process_neither_compiles_nor_traces(run_python):
     done = run_python("from jitkern.cli import main; main(['prewarm', 'vec_add', 'softmax'])")
@@ -362,6 +365,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 @pytest.mark.parametrize(
     "edit",
@@ -472,6 +476,7 @@ def test_prewarm_and_a_call_agree_on_the_stub(op):
         assert jit.ensure(stub.variant, Target.current("cpu")).manifest.inputs["op"] == op.name
 
 
+@pytest.mark.long
 def test_a_callback_may_call_the_op_it_is_told_of(run_python):
     code = (
         "import torch, jitkern, jitkern.ops\n"

@@ -89,6 +89,7 @@ def recalled(package) -> Package:
     return package
 
 
+@pytest.mark.long
 def test_the_second_process_needs_neither_a_search_nor_a_compiler(package):
     assert package.call() == (2.0, False)
     assert len(package.receipts) == 1
@@ -104,6 +105,7 @@ def test_the_second_process_needs_neither_a_search_nor_a_compiler(package):
     assert package.compiles == 0 and package.stderr == ""
 
 
+@pytest.mark.long
 def test_a_receipt_serves_calls_of_other_sizes_and_numbers_of_the_class(recalled):
     assert recalled.call(n=7) == (14.0, True)
     assert recalled.compiles == 0
@@ -147,6 +149,7 @@ EDITS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_is_never_answered_by_a_receipt(recalled, edit):
     wanted, change = EDITS[edit]
@@ -155,6 +158,7 @@ def test_an_edit_is_never_answered_by_a_receipt(recalled, edit):
     assert recalled.call() == (wanted, True), "and the new state has a receipt of its own"
 
 
+@pytest.mark.long
 def test_a_link_that_leads_elsewhere_is_never_answered_by_a_receipt(package):
     header = package.folder / "headers" / "factor.h"
     header.unlink()
@@ -166,6 +170,7 @@ def test_a_link_that_leads_elsewhere_is_never_answered_by_a_receipt(package):
     assert package.call() == (3.0, False)
 
 
+@pytest.mark.long
 def test_a_value_that_is_rebound_is_read_as_it_is_now(recalled):
     rebound = "import recalled; recalled.FACTOR = 10.0"
     assert recalled.call(rebound)[0] == 20.0
@@ -204,6 +209,7 @@ def damaged(package: Package, what: str) -> None:
             shutil.rmtree(runtime)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["receipt", "artifact", "mode", "entry", "plan", "runtime"])
 def test_what_is_odd_leads_to_the_search(recalled, what):
     damaged(recalled, what)
@@ -212,6 +218,7 @@ def test_what_is_odd_leads_to_the_search(recalled, what):
     assert recalled.call() == (2.0, True)
 
 
+@pytest.mark.long
 def test_another_state_of_jitkern_itself_has_receipts_of_its_own(recalled):
     other = "from jitkern.runtime import own_code; own_code.look = lambda: ('another', 0)"
     assert recalled.call(other) == (2.0, False)
@@ -221,6 +228,7 @@ def test_another_state_of_jitkern_itself_has_receipts_of_its_own(recalled):
     assert len(recalled.receipts) == 2, "code that was just changed may not be what runs"
 
 
+@pytest.mark.long
 def test_other_settings_do_not_share_a_receipt_where_they_matter(recalled):
     assert recalled.call(JITKERN_COMPILER="exact") == (2.0, False)
     assert recalled.call(JITKERN_RECORD=str(recalled.folder / "calls.jsonl")) == (2.0, False)
@@ -228,6 +236,7 @@ def test_other_settings_do_not_share_a_receipt_where_they_matter(recalled):
     assert recalled.call(JITKERN_VERIFY="size") == (2.0, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -254,6 +263,7 @@ target.isa_level, target._processor = lambda: "_v2", lambda: {"flags": "none"}
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("native", ["native=True", 'flags=["-march=native"]'])
 def test_a_native_kernel_has_a_receipt_for_each_instruction_set(package, native):
     source = f'"kernels/k.cpp", include=["headers"], {native}'
@@ -263,6 +273,7 @@ def test_a_native_kernel_has_a_receipt_for_each_instruction_set(package, native)
     assert package.call(OTHER) == (2.0, False), "this processor may not run that kernel"
 
 
+@pytest.mark.long
 def test_entries_of_a_layer_are_served_by_receipts_of_the_user_root(package, tmp_path):
     assert package.call() == (2.0, False)
     (receipt,) = package.receipts
@@ -281,6 +292,7 @@ def test_entries_of_a_layer_are_served_by_receipts_of_the_user_root(package, tmp
     assert package.call(JITKERN_SYSTEM_CACHE=str(layer)) == (2.0, False)
 
 
+@pytest.mark.long
 def test_a_text_has_a_receipt_too(package):
     package.write("recalled.py", KERNEL.format(source=f"text={TEXT!r}, include=['headers']"))
     assert package.call() == (2.0, False)
@@ -289,6 +301,7 @@ def test_a_text_has_a_receipt_too(package):
     assert package.call() == (9.0, False)
 
 
+@pytest.mark.long
 def test_many_threads_make_the_first_call_at_once(recalled):
     code = (
         "import threading, torch, recalled\n"
@@ -306,6 +319,7 @@ def test_many_threads_make_the_first_call_at_once(recalled):
     assert done.stdout == "[] 1\n", done.stderr
 
 
+@pytest.mark.long
 def test_a_cache_that_cannot_be_written_serves_by_its_receipts_and_gets_none(package):
     assert package.call() == (2.0, False)
     (receipt,) = package.receipts

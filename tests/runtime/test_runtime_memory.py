@@ -79,7 +79,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("args", ARGUMENTS.values(), ids=ARGUMENTS.keys())
 def test_failing_calls_leave_nothing_behind(many, way, args):
@@ -88,13 +88,13 @@ def test_failing_calls_leave_nothing_behind(many, way, args):
     assert_flat(failing(call, *args) if len(args) > 1 else failing(call, X, k=13))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_failing_calls_of_an_op_with_no_variant_yet_leave_nothing_behind(many, way):
     assert_flat(failing(through(many, way), X, X, 4, 2.5, True, 13, 0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
 def test_failing_calls_of_a_differentiable_op_leave_nothing_behind(square, way, needs_grad):
@@ -103,6 +103,7 @@ def test_failing_calls_of_a_differentiable_op_leave_nothing_behind(square, way, 
     assert_flat(failing(through(op, way), x))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "args", [ARGUMENTS["no optional"], ARGUMENTS["every optional"]], ids=list(ARGUMENTS)[:2]
 )
@@ -112,18 +113,21 @@ def test_calls_that_hit_leave_nothing_behind(many, args):
     assert_flat(lambda: many(*args))
 
 
+@pytest.mark.long
 def test_calls_that_python_serves_leave_nothing_behind(many, monkeypatch):
     monkeypatch.setattr(Slot, "wants_stub", lambda *_: False)
     assert_flat(lambda: many(X, X, 4, 2.5, True, 3, 0.5))
     assert misses(many) > CALLS
 
 
+@pytest.mark.long
 def test_recording_a_gradient_leaves_nothing_behind(square):
     op, x = square(), X.clone().requires_grad_()
     warmed(op, x).overload(x).sum().backward()
     assert_flat(lambda: op(x).sum().backward())
 
 
+@pytest.mark.long
 def test_an_inplace_op_leaves_nothing_behind(inc):
     x = torch.zeros(3)
     warmed(inc, x, 2)
@@ -173,7 +177,7 @@ def test_an_inplace_launch_is_not_repeated_where_an_allocation_after_it_fails(in
     assert x.tolist() == [1, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_after_a_launch_leaves_nothing_behind(inc):
     warmed(inc, torch.zeros(1), 1)
     assert_flat(failing(inc, torch.zeros(3), 2**46), 400)
@@ -196,6 +200,7 @@ extern "C" void total(double *out, T *const *data, const long *numel, long count
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["sum", "bad"], ids=["served", "refused"])
 def test_lists_strings_and_results_that_may_be_none_leave_nothing(declare, mode):
     def launch(k, xs, mode, more, want):

@@ -83,6 +83,7 @@ class Seen(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
 def test_a_dispatch_mode_sees_exactly_the_op(scale, square, warm, needs_grad):
@@ -197,6 +198,7 @@ def test_forward_mode_on_a_warm_op_has_the_tangent(square):
     assert torch.equal(result.tangent, 2 * X)
 
 
+@pytest.mark.long
 def test_a_backward_that_calls_another_op_is_differentiated_twice(square):
     op = square()
     warmed(op, X.double())
@@ -205,6 +207,7 @@ def test_a_backward_that_calls_another_op_is_differentiated_twice(square):
     assert torch.autograd.gradgradcheck(op, (x,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "odd", [torch._neg_view, lambda x: x.expand(2, 2, 3), lambda x: x[:, ::2], torch.nn.Parameter]
 )

@@ -111,7 +111,7 @@ VARIANTS = int(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
     declare, caplog, monkeypatch
 ):
@@ -192,6 +192,7 @@ print(binding.runtime() is not None, served, stats["compiles"], stats["stubs"])
 PYTHON, LINKED = "False False", "True True"  # who served the second call
 
 
+@pytest.mark.long
 def test_a_process_that_starts_before_the_runtime_exists_builds_it_for_itself_and_the_next(
     run_python,
 ):
@@ -202,6 +203,7 @@ def test_a_process_that_starts_before_the_runtime_exists_builds_it_for_itself_an
     assert first.stderr + second.stderr + third.stderr == ""
 
 
+@pytest.mark.long
 def test_without_a_c_compiler_the_python_launcher_serves_and_says_so_once(run_python):
     assert run_python(CALL, CC="/nonexistent").returncode == 0  # c++ compiles the kernel
     done = run_python(CALL, CC="/nonexistent")
@@ -210,6 +212,7 @@ def test_without_a_c_compiler_the_python_launcher_serves_and_says_so_once(run_py
     assert "no C compiler" in done.stderr
 
 
+@pytest.mark.long
 def test_a_runtime_without_a_c_compiler_for_stubs_says_so_once(with_runtime):
     code = CALL + "jitkern.ops.vec_add(torch.ones(2, 2), torch.ones(2, 2)); linker.settle()\n"
     done = with_runtime(code, CC="/nonexistent")
@@ -218,11 +221,13 @@ def test_a_runtime_without_a_c_compiler_for_stubs_says_so_once(with_runtime):
     assert "no C compiler" in done.stderr
 
 
+@pytest.mark.long
 def test_compiling_off_and_no_stub_cached_the_python_launcher_serves(with_runtime):
     done = with_runtime(CALL, JITKERN_COMPILE="never")
     assert (done.stdout, done.stderr) == ("True False 0 0\n", "")
 
 
+@pytest.mark.long
 def test_compiling_off_and_no_runtime_cached_the_python_launcher_serves(run_python):
     assert run_python(CALL, CC="/nonexistent").returncode == 0
     done = run_python(CALL, JITKERN_COMPILE="never")
@@ -246,6 +251,7 @@ DAMAGE = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @DAMAGE
 def test_a_damaged_stub_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, verify):
     assert with_runtime(CALL).stdout == f"{LINKED} 0 1\n"
@@ -255,6 +261,7 @@ def test_a_damaged_stub_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, v
     assert with_runtime(CALL).stdout == f"{LINKED} 0 0\n"
 
 
+@pytest.mark.long
 @DAMAGE
 def test_a_damaged_runtime_is_a_miss_and_is_rebuilt(with_runtime, cache_dir, how, verify):
     damage(cache_dir, "runtime-*", how)
@@ -297,6 +304,7 @@ def test_traces_that_fail_are_not_tried_without_end(declare, monkeypatch):
     assert slot.STRIKES < len(tried) <= slot.FUTILE + slot.AT_ONCE  # some were under way
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "error",
     [

@@ -61,6 +61,7 @@ def appended(monkeypatch):
     return slots
 
 
+@pytest.mark.long
 def test_eight_threads_from_cold_compute_right_and_make_each_variant_once(scale, square, appended):
     plain, differentiable = scale(), square()
     end = time.monotonic() + 2.5
@@ -146,6 +147,7 @@ serves(old, new)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "child"),
     [

@@ -24,7 +24,7 @@ def cases():
             for source in op.sources[device]:
                 if isinstance(source, Extension):
                     continue
-                marks = [pytest.mark.gpu if device == "cuda" else pytest.mark.slow]
+                marks = [pytest.mark.gpu if device == "cuda" else pytest.mark.long]
                 if source.kind == "triton":
                     marks.append(needs_triton)
                 case = f"{op.name[9:]}-{device}-{source.kind}"

@@ -57,6 +57,7 @@ def test_an_index_names_bundles_that_are_there_and_hold_what_it_lists(client):
     assert sorted(there) == sorted(packed.name[-16:] for packed in built)
 
 
+@pytest.mark.long
 def test_an_index_is_renewed_and_what_it_named_before_stays(client):
     client.build(VEC_ADD)
     before = client.get(INDEX)
@@ -123,7 +124,7 @@ def test_a_package_that_is_too_large_has_several_bundles(client, monkeypatch):
     assert [len(bundle.entries) for bundle in indexed(client).bundles] == [1, 1, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_only_entries_of_the_served_ops_are_handed_out(serve):
     jitkern.prewarm([jitkern.ops.softmax, jitkern.ops.vec_add], [HERE])
     rows = cache_tools.rows(jit.open_cache())
@@ -146,6 +147,7 @@ def test_a_damaged_entry_is_left_out(client, cache_dir):
     assert client.get(f"/v1/entries/{MACHINE}/{name}.tar").status == 404
 
 
+@pytest.mark.long
 def test_all_that_is_handed_out_is_signed(serve, tmp_path):
     jitkern.prewarm([jitkern.ops.vec_add], [HERE])
     public = signature.public_key(keygen(tmp_path / "key"))
@@ -218,6 +220,7 @@ def test_the_root_tells_a_remote_from_other_places(client):
     assert client.get("/jitkern.json").json == {"schema": 1}
 
 
+@pytest.mark.long
 def test_an_index_is_whole_while_entries_come(serve):
     server = serve(jobs=2)
     done = threading.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
 import torch
 from clients import HERE, MACHINE, VEC_ADD, Client, asked, at_once, figures, line, tensor
 from helpers import declared, needs_nvrtc
@@ -43,6 +44,7 @@ def test_an_answer_holds_kernel_stub_runtime_and_plan(client, tmp_path):
     assert sorted(unpacked(answer, tmp_path)) == ["f32", "jitkern::runtime", "plan", "stub"]
 
 
+@pytest.mark.long
 def test_60_clients_at_once_cause_one_build(serve):
     url = serve(jobs=2).url
     answers = at_once(60, lambda _: Client(url).build(VEC_ADD))
@@ -73,6 +75,7 @@ def test_an_undeclared_op_is_404(client):
     assert "jitkern::muladd" in answer.json["reason"]
 
 
+@pytest.mark.long
 def test_a_changed_source_is_409_and_names_the_file(serve, tmp_path):
     op = declared("served::twice(Tensor x) -> Tensor", tmp_path / "twice.cpp", TWICE, launch_twice)
     (source,) = op.sources["cpu"]
@@ -181,6 +184,7 @@ def test_a_body_over_1_mib_is_413(client):
     assert (answer.status, answer.headers["Connection"]) == (413, "close")
 
 
+@pytest.mark.long
 def test_the_target_of_the_client_decides(client, tmp_path):
     other = "cpu-x86_64-torch2.12.0"
     answer = client.build(VEC_ADD, [HERE, other])
@@ -192,6 +196,7 @@ def test_the_target_of_the_client_decides(client, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_service_without_a_gpu_builds_for_one(client, tmp_path, monkeypatch):
     target = f"cuda-sm_90-cu130-torch{Target.current('cpu').torch}"

@@ -69,11 +69,12 @@ def fuzz(serve, count, seed):
     assert client.get("/healthz").status == 200
 
 
+@pytest.mark.long
 def test_mutated_lines_compile_nothing_that_is_not_declared(serve):
     fuzz(serve, 400, seed=1)
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 7))
 def test_ten_thousand_mutated_lines_compile_nothing_that_is_not_declared(serve, seed):
     fuzz(serve, 2000, seed)

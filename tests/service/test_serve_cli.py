@@ -54,6 +54,7 @@ def jitkern(*arguments, cwd, **environment):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_machine_without_a_toolchain_computes_with_what_it_gets(tmp_path):
     other = {"JITKERN_CACHE_DIR": str(tmp_path / "other"), "PATH": "", "JITKERN_COMPILE": "never"}
     with serving("jitkern", cwd=tmp_path) as (process, url):
@@ -67,6 +68,7 @@ def test_a_machine_without_a_toolchain_computes_with_what_it_gets(tmp_path):
     assert done.stdout == "0 0\n", done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_builds_end_and_leaves_no_process_behind(tmp_path, number):
     slow = tmp_path / "slow"
@@ -136,6 +138,7 @@ def children_named(text):
                 yield int(path.name)
 
 
+@pytest.mark.long
 def test_it_serves_what_prewarm_built_and_warns_of_what_it_lacks(tmp_path, cli):
     assert cli("prewarm", "vec_add", "--call", "f32[8], f32[8]")[0] == 0
     with serving("vec_add", cwd=tmp_path, host="0.0.0.0") as (process, url):
@@ -148,6 +151,7 @@ def test_it_serves_what_prewarm_built_and_warns_of_what_it_lacks(tmp_path, cli):
     assert err.count("--token-file FILE asks for a token") == 1
 
 
+@pytest.mark.long
 def test_a_token_and_a_record_come_from_files(tmp_path):
     (tmp_path / "token").write_text("  secret\n")
     arguments = ("vec_add", "-q", "--token-file", "token", "--record", "calls")
@@ -192,7 +196,7 @@ def test_a_start_that_fails_says_why(cli, tmp_path, monkeypatch, arguments, code
     assert (done, says in " ".join(err.split())) == (code, True), err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_built_is_pushed_too(tmp_path, cli):
     assert cli("cache", "keygen", str(tmp_path / "key"))[0] == 0
     bucket = (tmp_path / "bucket").as_uri()

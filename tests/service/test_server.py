@@ -340,6 +340,7 @@ def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     assert len([name for name in found if name.startswith("socket:")]) == 1, found  # its pipe
 
 
+@pytest.mark.long
 def test_calls_are_recorded_once_and_prewarm_reads_them(serve, tmp_path, cli):
     path = tmp_path / "calls"
     path.write_text('{"schema":1,"op":"jitkern::vec_add"')  # cut off

@@ -157,6 +157,7 @@ def _compiled(variables, name="scale"):
     return scale.compile(x, x, 8, grid=1, BLOCK=16, target=_H100)[0]
 
 
+@pytest.mark.long
 def test_a_triton_function_of_a_cell_is_compiled_with_what_it_uses():
     pytest.importorskip("triton")
     variables = _cell("<triton 1>", _TRITON, {"__name__": "__main__"})

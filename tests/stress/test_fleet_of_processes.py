@@ -27,7 +27,7 @@ from jitkern.target import Target
 
 # The network of the test cuts connections, whose streams Python then calls unclosed.
 pytestmark = [
-    pytest.mark.stress,
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 HOSTS = 64

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 pytestmark = [
-    pytest.mark.stress,
+    pytest.mark.long,
     pytest.mark.skipif(not shutil.which("g++"), reason="needs g++"),
 ]
 DRIVER = """

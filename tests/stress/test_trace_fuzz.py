@@ -30,7 +30,7 @@ from jitkern.trace.trace import trace
 
 pytestmark = [
     pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform"),
-    pytest.mark.stress,
+    pytest.mark.long,
 ]
 FUNCTIONS = int(os.environ.get("JITKERN_FUZZ", "3000"))
 BATCH, NEAR, FAR = 100, 12, 3

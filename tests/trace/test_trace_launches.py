@@ -25,6 +25,7 @@ def present(k, x, y, n, f, b):
     return reals(k, first, n if n is not None else -2, -3.5 if f is None else f * 2, flag)
 
 
+@pytest.mark.long
 def test_none_is_told_from_what_is_given(subject):
     tested = subject(
         "(Tensor x, Tensor? y=None, int? n=None, float? f=None, bool? b=None) -> Tensor", present
@@ -186,6 +187,7 @@ def test_launches_run_in_order(subject):
         tested.serves(torch.ones(n))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("template", "signature", "values"),
     [
@@ -229,6 +231,7 @@ def test_a_negative_zero_is_a_template_argument_of_its_own(subject):
         linker.settle()
 
 
+@pytest.mark.long
 def test_a_value_that_is_looked_at_is_constant_in_a_variant(subject):
     names = {1: 10, 2: 20}
     tested = subject(

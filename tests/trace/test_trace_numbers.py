@@ -92,6 +92,7 @@ INTEGERS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers_are_computed_as_python_computes_them(subject, name):
     compute, served, odd = INTEGERS[name]

@@ -122,12 +122,14 @@ def normalised():
     return Shipped(softmax)
 
 
+@pytest.mark.long
 @settings(250)
 @hypothesis.given(pair=of_one_shape([torch.float32, torch.float64, torch.float16], 2))
 def test_vec_add_is_the_same_for_any_tensors(added, pair):
     agrees_with_its_reference(added, *pair)
 
 
+@pytest.mark.long
 @settings(80)
 @hypothesis.given(
     x=of_one_shape([torch.float32, torch.float64], 1),
@@ -140,6 +142,7 @@ def test_vec_add_refuses_tensors_that_differ_as_python_does(added, x, y):
     added.agrees(*x, *y)
 
 
+@pytest.mark.long
 @settings(200)
 @hypothesis.given(one=of_one_shape([torch.float32, torch.float64, torch.float16], 1, least=1))
 def test_softmax_is_the_same_for_any_tensor(normalised, one):
@@ -178,7 +181,7 @@ def mixed(tmp_path_factory):
     return Subject(tmp_path_factory.mktemp("mixed"), signature, launch, reference, SOURCE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(250)
 @hypothesis.given(
     pair=of_one_shape([torch.float32, torch.float64], 2, least=1),
@@ -196,6 +199,7 @@ def test_a_launch_function_of_everything_is_the_same_for_any_arguments(
     agrees_with_its_reference(mixed, total, x, w if weighted else None, n, a, b)
 
 
+@pytest.mark.long
 @settings(80)
 @hypothesis.given(
     x=of_one_shape([torch.float32, torch.float64], 1),

@@ -433,7 +433,7 @@ def exercised(tmp_path):
     "reverse",
     [
         pytest.param(False, id="forwards"),
-        pytest.param(True, id="backwards", marks=pytest.mark.stress),
+        pytest.param(True, id="backwards", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -24,6 +24,7 @@ def expected(x, factor, weight, eps, added):
     return F.silu(jitkern_norms.rms_norm.run_reference(x * factor, weight, eps) + added)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_kernel_computes_all_and_rounds_once(device):
     x, weight = torch.randn(6, 5, 32, device=device), torch.randn(32, device=device)
@@ -57,6 +58,7 @@ def test_compose_is_the_same_as_the_operator():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_are_those_of_the_parts(device):
     args = [
@@ -77,6 +79,7 @@ def test_gradients_are_those_of_the_parts(device):
     torch.testing.assert_close(plain[1].grad, wanted.grad)
 
 
+@pytest.mark.long
 def test_arguments_by_name_optional_ones_defaults_and_configurations():
     x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8)
     composed = jitkern_norms.by_name >> jitkern_norms.bias >> jitkern_norms.halved
@@ -100,6 +103,7 @@ def test_a_kernel_has_no_other_dtype_for_what_a_function_makes():
                 composed(x, weight)
 
 
+@pytest.mark.long
 def test_the_op_is_registered_as_any_other():
     x, weight = torch.randn(4, 8), torch.randn(8)
     torch.library.opcheck(jitkern_norms.activated.op.overload, (x, weight, 1e-6))
@@ -108,6 +112,7 @@ def test_the_op_is_registered_as_any_other():
     assert jitkern_norms.activated.op in ops_named("jitkern_norms")
 
 
+@pytest.mark.long
 def test_another_process_compiles_nothing(run_python):
     text = (
         "import json, torch, jitkern, jitkern_norms\nfrom jitkern.runtime import linker\n"
@@ -118,7 +123,7 @@ def test_another_process_compiles_nothing(run_python):
     assert [json.loads(run.stdout)["compiles"] > 0 for run in runs] == [True, False], runs[1].stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_nvrtc
 def test_kernels_are_prewarmed_for_a_gpu_that_is_not_here(cli, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))

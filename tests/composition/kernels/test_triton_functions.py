@@ -49,6 +49,7 @@ def test_parameters_may_be_called_like_functions_and_like_variables_of_the_kerne
     )
 
 
+@pytest.mark.long
 def test_it_is_prewarmed_without_a_gpu(cli, monkeypatch):
     monkeypatch.syspath_prepend(str(jitkern_chains.__file__).rpartition("/")[0])
     code, out, err = cli(
