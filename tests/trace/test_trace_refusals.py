@@ -429,6 +429,7 @@ def exercised(tmp_path):
     return make
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "reverse",
     [

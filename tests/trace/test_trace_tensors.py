@@ -159,6 +159,7 @@ def test_the_address_of_an_empty_view_is_that_of_python(subject, x):
     tested.agrees(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launch", "good", "bad"),
     [
@@ -248,6 +249,7 @@ ALLOCATED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALLOCATED)
 def test_an_output_has_the_dtype_sizes_and_strides_of_pythons(subject, name):
     tested = subject("(Tensor x) -> Tensor", ALLOCATED[name])
@@ -273,6 +275,7 @@ COPIED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COPIED)
 def test_a_copy_has_the_values_and_strides_of_pythons(subject, name):
     tested = subject("(Tensor x) -> Tensor", COPIED[name])

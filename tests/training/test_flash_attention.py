@@ -59,6 +59,7 @@ def test_full_blocks_have_no_elements():
     assert BlockSparseMask.from_dense(seen).bits.shape == (3, 128, 4)
 
 
+@pytest.mark.long
 @each_device
 def test_masks_of_flex_attention(device):
     document = torch.randint(0, 3, (300,), device=device).sort()[0]
@@ -91,6 +92,7 @@ def test_masks_of_flex_attention(device):
     )
 
 
+@pytest.mark.long
 @each_device
 def test_attention_with_a_mask_is_that_of_pytorch(device):
     q = torch.randn(2, 4, 200, 32, device=device, requires_grad=True)

@@ -24,6 +24,7 @@ each_op = pytest.mark.parametrize("op", IN_PLACE, ids=lambda op: op.name)
 each_dtype = pytest.mark.parametrize("dtype", HALVES_AND_WHOLES, ids=str)
 
 
+@pytest.mark.long
 @each_device
 @each_op
 def test_every_kernel_is_right_and_passes_opcheck(op, device):
