@@ -98,12 +98,13 @@ class Child:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let handlers of signals run after the block: if one raised in it, a child would be lost."""
+    """Let signals do what they do after the block: a child that one ended us in would be lost."""
     came: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():  # only there do handlers run
         for number in (signal.SIGINT, signal.SIGTERM):
-            if callable(handler := signal.getsignal(number)):
+            handler = signal.getsignal(number)
+            if callable(handler) or handler == signal.SIG_DFL:
                 handlers[number] = handler
                 signal.signal(number, lambda number, _: came.append(number))
     try:
