@@ -8,8 +8,9 @@ import importlib.util
 import json
 import os
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from jitkern.source.kinds import FUNCTION, Cpp, Source, Variant
 from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
+LONGEST = 300  # seconds, after which an event that a test waits for will never come
 H100 = "cuda-sm_90-cu130-torch2.11.0"
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
@@ -112,6 +114,28 @@ def by_python(op: Op, source: Source, device: str, *args: object) -> object:
     where = torch.empty(0, device=device).device
     runner = Runner(op.name, source, Target.current(device), where)
     return op.launcher(source, device)(Kernels(runner), *args)
+
+
+def until(happened: Callable[[], Any], *, of: Iterable[Any] = ()) -> Any:
+    """Wait for an event; return what `happened` returns once that is true.
+
+    of: started processes, all of which run as long as the event may come.
+    """
+    end = time.monotonic() + LONGEST
+    while not (found := happened()):
+        for process in of:
+            assert process.poll() is None or happened(), process.communicate()
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, of this one's children or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def last_json(out):

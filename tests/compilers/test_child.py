@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers import alive, until
 
 from jitkern.compilers import child_process
 
@@ -20,18 +20,9 @@ child_process.run(["sh", "-c", sys.argv[1]])
 """
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def children(pid):
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(child) for child in listed}
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
@@ -40,42 +31,66 @@ def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
         [sys.executable, "-c", PARENT, TREE.format(tmp_path)],
         stderr=subprocess.DEVNULL,
     )
-    wait_until((tmp_path / "begun").exists)
+    until((tmp_path / "begun").exists)
     grandchild = int((tmp_path / "grandchild").read_text())
     assert alive(grandchild)
+    if end == signal.SIGKILL:  # which nothing can put off until the guard is there
+        until(lambda: len(children(parent.pid)) == 2)
     parent.send_signal(end)
     parent.wait()
-    wait_until(lambda: not alive(grandchild))
+    until(lambda: not alive(grandchild))
 
 
 SLOW = """
-import subprocess, time
+import os, subprocess, sys, time
 class Popen(subprocess.Popen):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        time.sleep(1)
+        while not os.path.exists(sys.argv[2]):
+            time.sleep(0.01)
 subprocess.Popen = Popen
 """
 
 
-@pytest.mark.parametrize("raises", ["", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"])
-def test_a_signal_while_a_compiler_starts_does_not_lose_it(tmp_path, raises):
-    code = SLOW + PARENT.replace("child_process.run", f"{raises}child_process.run")
+@pytest.mark.parametrize(
+    ("number", "handler", "status"),
+    [
+        (signal.SIGINT, "", -signal.SIGINT),
+        (signal.SIGTERM, "", -signal.SIGTERM),
+        (signal.SIGTERM, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n", 3),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "handled SIGTERM"],
+)
+def test_a_signal_while_a_compiler_starts_does_not_lose_it(tmp_path, number, handler, status):
+    code = SLOW + PARENT.replace("child_process.run", f"{handler}child_process.run")
+    sent = tmp_path / "sent"
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, TREE.format(tmp_path)], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code, TREE.format(tmp_path), str(sent)], stderr=subprocess.DEVNULL
     )
-    wait_until((tmp_path / "begun").exists)
+    until((tmp_path / "begun").exists)
     grandchild = int((tmp_path / "grandchild").read_text())
-    parent.send_signal(signal.SIGTERM if raises else signal.SIGINT)
-    assert parent.wait() == (3 if raises else -signal.SIGINT)
-    wait_until(lambda: not alive(grandchild))
+    parent.send_signal(number)
+    sent.touch()
+    assert parent.wait() == status
+    until(lambda: not alive(grandchild))
 
 
-def test_a_command_is_killed_at_its_limit_with_its_children(tmp_path):
+def test_a_command_is_killed_at_its_limit_with_its_children(tmp_path, monkeypatch):
+    real, limits = subprocess.Popen.communicate, []
+
+    def once_begun(process, text=None, timeout=None):
+        if timeout is None:
+            return real(process, text)
+        limits.append(timeout)
+        until((tmp_path / "begun").exists)
+        return real(process, text, 0)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", once_begun)
     command = ["sh", "-c", f"echo said; {TREE.format(tmp_path)}"]
     status, output = child_process.run(command, limit=1.0)
     assert (status, output) == (-9, "said\n\nerror: it did not end within 1.0 seconds")
-    wait_until(lambda: not alive(int((tmp_path / "grandchild").read_text())))
+    assert limits == [1.0]
+    until(lambda: not alive(int((tmp_path / "grandchild").read_text())))
 
 
 def test_a_fork_of_the_parent_does_not_keep_them_alive(tmp_path):
@@ -89,25 +104,21 @@ def test_a_fork_of_the_parent_does_not_keep_them_alive(tmp_path):
     )
     parent = subprocess.Popen([sys.executable, "-c", code, TREE.format(tmp_path), str(tmp_path)])
     fork = tmp_path / "fork"
-    wait_until(lambda: fork.exists() and fork.read_text())
+    until(lambda: fork.exists() and fork.read_text())
     grandchild = int((tmp_path / "grandchild").read_text())
     parent.kill()
     parent.wait()
-    wait_until(lambda: not alive(grandchild))
+    until(lambda: not alive(grandchild))
     os.kill(int(fork.read_text()), signal.SIGKILL)
 
 
 def test_run_returns_status_and_output_and_leaves_no_process():
-    def children():
-        listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        return {int(pid) for pid in listed}
-
-    before, descriptors = children(), set(os.listdir("/proc/self/fd"))
+    before, descriptors = children(os.getpid()), set(os.listdir("/proc/self/fd"))
     assert child_process.run(["sh", "-c", "cat; echo err >&2; exit 3"], text="in ") == (
         3,
         "in err\n",
     )
-    assert children() <= before
+    assert children(os.getpid()) <= before
     assert set(os.listdir("/proc/self/fd")) <= descriptors | {str(max(map(int, descriptors)) + 1)}
 
 
@@ -144,16 +155,17 @@ def test_without_a_shell_commands_still_run(monkeypatch):
     assert not child_process._lines
 
 
-def test_a_child_whose_pipe_cannot_be_made_does_not_run(tmp_path, monkeypatch):
+def test_a_child_whose_pipe_cannot_be_made_does_not_run(monkeypatch):
     def no_pipe():
         raise OSError(24, "Too many open files")
 
+    started = []
     monkeypatch.setattr(child_process.os, "pipe", no_pipe)
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: started.append(args))
     before = set(child_process._running)
     with pytest.raises(OSError, match="Too many open files"):
-        child_process.Child(["touch", str(tmp_path / "ran")], stdin=subprocess.DEVNULL)
-    time.sleep(0.1)
-    assert not (tmp_path / "ran").exists()
+        child_process.Child(["true"], stdin=subprocess.DEVNULL)
+    assert not started
     assert child_process._running == before
 
 
