@@ -46,11 +46,13 @@ class Publisher:
 
     def _run(self) -> None:
         failed: set[str] = set()
-        while not self._closing.is_set():
+        last = False
+        while not last:
             machines = {self._machines.get()} | failed
             self._closing.wait(self._rest)
             while not self._machines.empty():
                 machines.add(self._machines.get())
+            last = "" in machines  # behind all others: whoever closes while this pushes is heard
             machines.discard("")
             failed = set() if not machines or self._is_pushed(sorted(machines)) else machines
 
