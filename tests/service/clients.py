@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from helpers import LONGEST
+
 from jitkern.service.build import Outcome
 from jitkern.target import Target
 
@@ -30,7 +32,7 @@ class Client:
     """A client with one connection."""
 
     def __init__(self, url: str) -> None:
-        self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+        self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=2 * LONGEST)
 
     def __del__(self) -> None:
         self.connection.close()
@@ -82,7 +84,7 @@ def at_once(count: int, work) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(LONGEST)
     return results
 
 

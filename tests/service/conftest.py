@@ -7,14 +7,25 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from clients import Client, Gate
+from helpers import LONGEST
 
 import jitkern.ops
-from jitkern.service import server as room
+from jitkern.service import connection, flights, publisher, server as room
 from jitkern.service.server import Options, Server
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch) -> None:
+    """No deadline of the service comes, unless a test sets it: this machine may be busy."""
+    for holder, name in (
+        (Server, "patience"), (room, "LAST"), (connection, "IDLE"), (connection, "READING"),
+        (flights, "KEPT"), (flights, "PATIENCE"), (publisher, "LAST"),
+    ):  # fmt: skip
+        monkeypatch.setattr(holder, name, 600.0)
+
+
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
+def serve(patient) -> Iterator[Callable[..., Server]]:
     """Start servers, of `vec_add` unless said; each is drained at the end."""
     running: list[tuple[Server, threading.Thread]] = []
 
@@ -30,14 +41,13 @@ def serve() -> Iterator[Callable[..., Server]]:
     for server, thread in running:
         if not server.draining:
             server.drain(0)
-        thread.join(60)
+        thread.join(LONGEST)
         assert not thread.is_alive()
 
 
 @pytest.fixture
-def client(serve, monkeypatch) -> Client:
-    """A client of a server of `vec_add`, which waits for builds on a busy machine too."""
-    monkeypatch.setattr(Server, "patience", 300.0)
+def client(serve) -> Client:
+    """A client of a server of `vec_add`."""
     return Client(serve().url)
 
 
@@ -45,5 +55,4 @@ def client(serve, monkeypatch) -> Client:
 def gated(serve, monkeypatch) -> Callable[..., Server]:
     """Start servers whose builds wait until the file `open` is in the folder of bundles."""
     monkeypatch.setattr(room, "Build", Gate)
-    monkeypatch.setattr(Server, "patience", 60.0)
     return serve

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from clients import HERE, MACHINE, VEC_ADD, Client, at_once, figures, line, tensor
+from helpers import LONGEST
 
 import jitkern.ops
 from jitkern import cache_tools, jit
@@ -85,7 +86,7 @@ def test_an_index_names_what_exists_whatever_is_evicted(client, cache_dir):
 
 
 def test_an_index_is_not_made_anew_at_each_request(client, monkeypatch):
-    monkeypatch.setattr(catalog, "REST", 60.0)
+    monkeypatch.setattr(catalog, "REST", 3600.0)
     client.build(VEC_ADD)
     first = indexed(client)
     client.build(line("jitkern::vec_add", tensor(8, dtype="float64"), tensor(8, dtype="float64")))
@@ -251,7 +252,7 @@ def test_an_index_is_whole_while_entries_come(serve):
         assert at_once(4, build) == [0] * 4
     finally:
         done.set()
-        follower.join(60)
+        follower.join(LONGEST)
     assert found == [None]
     assert sum(len(bundle.entries) for bundle in indexed(Client(url)).bundles) > 12
 

@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from clients import HERE, MACHINE, VEC_ADD, Client, asked, line, tensor
+from helpers import LONGEST, until
 from served import end, serving
 
 from jitkern.remote.index import Index
@@ -31,7 +31,7 @@ with config.using(fallback="reference", record="calls"):
 call = open("calls").read().strip()
 body = json.dumps({"schema": 1, "call": call, "targets": [str(Target.current("cpu"))], "want": []})
 request = urllib.request.Request(sys.argv[1] + "/v1/build", body.encode())
-open("answer.tar", "wb").write(urllib.request.urlopen(request, timeout=120).read())
+open("answer.tar", "wb").write(urllib.request.urlopen(request, timeout=250).read())
 """
 THEN = """
 import torch, jitkern.ops
@@ -81,20 +81,20 @@ def test_a_signal_lets_builds_end_and_leaves_no_process_behind(tmp_path, number)
         body = asked(line("slowpkg::slow", tensor(8)))
         head = f"POST /v1/build HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.connection.sock.sendall(head.encode() + body)
-        while not (tmp_path / "gate.begun").exists():
-            assert process.poll() is None
-            time.sleep(0.02)
+        until((tmp_path / "gate.begun").exists, of=[process])
         process.send_signal(number)
-        while True:  # it accepts no more
-            with contextlib.suppress(ConnectionError):
+
+        def refuses():
+            try:
                 Client(url).get("/healthz")
-                time.sleep(0.02)
-                continue
-            break
+            except ConnectionError:
+                return True
+
+        until(refuses)
         (tmp_path / "gate").touch()
         answer = client.connection.sock.recv(100)
         assert answer.startswith(b"HTTP/1.1 200 "), answer
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=LONGEST)
         assert (process.returncode, "POST /v1/build" in err) == (0, True), err
     assert not [p for p in children_named("slowpkg") if p != os.getpid()]
 

@@ -8,10 +8,10 @@ import os
 import signal
 import socket
 import threading
-import time
 
 import pytest
 from clients import VEC_ADD, Client, Gate, asked, figures, line, tensor
+from helpers import LONGEST, until
 
 import jitkern.ops
 from jitkern import config
@@ -24,19 +24,12 @@ from jitkern.service.publisher import Publisher
 
 def raw(server, data):
     """All that the server answers to bytes, until it closes."""
-    with socket.create_connection(server.server_address[:2], timeout=60) as client:
+    with socket.create_connection(server.server_address[:2], timeout=LONGEST) as client:
         client.sendall(data)
         answer = b""
         while part := client.recv(1 << 16):
             answer += part
         return answer
-
-
-def wait_for(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_token_is_asked_for_everywhere_but_for_health(serve):
@@ -138,7 +131,7 @@ def test_a_path_may_be_a_whole_url(serve):
 
 def test_who_waits_to_be_told_to_send_a_body_is_told(serve):
     head = b"POST /v1/build HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
-    with socket.create_connection(serve().server_address, timeout=60) as client:
+    with socket.create_connection(serve().server_address, timeout=LONGEST) as client:
         client.sendall(head)
         assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(b"{}")
@@ -152,21 +145,21 @@ def test_who_sends_slowly_is_left(serve, monkeypatch, begin):
     monkeypatch.setattr(connection, "IDLE", 0.2)
     monkeypatch.setattr(connection, "READING", 0.3)
     server = serve()
-    with socket.create_connection(server.server_address[:2], timeout=60) as client:
+    with socket.create_connection(server.server_address[:2], timeout=LONGEST) as client:
         client.sendall(begin)
-        for _ in range(200):
+        client.settimeout(0.05)
+
+        def left():
             try:
                 client.sendall(b"a" if begin else b"")
-                client.settimeout(0.05)
-                if client.recv(1000) == b"":
-                    break
+                return client.recv(1000) == b""
             except TimeoutError:
-                continue
+                return False
             except OSError:
-                break
-        else:
-            pytest.fail("the connection stays open")
-    wait_for(lambda: not server._open)
+                return True
+
+        until(left)
+    until(lambda: not server._open)
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
@@ -176,29 +169,33 @@ def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
 
 
 def test_who_reads_slowly_is_left(serve, monkeypatch):
-    monkeypatch.setattr(connection, "READING", 0.2)
     monkeypatch.setattr(connection, "SLOWEST", 1e12)
     server = serve()
     (server.shelf.folder / "large.tar").write_bytes(bytes(64 << 20))
     server.shelf.add("large.tar")
-    server.catalog.entry = lambda *_: server.shelf.opened("large.tar")
-    with socket.create_connection(server.server_address[:2], timeout=60) as client:
+
+    def entry(*_):
+        monkeypatch.setattr(connection, "READING", 0.2)  # the request itself was read
+        return server.shelf.opened("large.tar")
+
+    server.catalog.entry = entry
+    with socket.create_connection(server.server_address[:2], timeout=LONGEST) as client:
         path = "/v1/entries/cpu-x86_64-torch2.13.0-linux_x86_64/x-0123456789abcdef.tar"
         client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         assert client.recv(1000)
-        wait_for(lambda: not server._open)
+        until(lambda: not server._open)
 
 
 def test_connections_are_bounded(serve, monkeypatch):
     monkeypatch.setattr(room, "MOST_CONNECTIONS", 3)
     server = serve()
-    held = [socket.create_connection(server.server_address[:2], timeout=60) for _ in range(3)]
-    wait_for(lambda: len(server._open) == 3)
+    held = [socket.create_connection(server.server_address[:2], timeout=LONGEST) for _ in range(3)]
+    until(lambda: len(server._open) == 3)
     refused = raw(server, b"")
     assert refused.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1" in refused
     held.pop().close()
-    wait_for(lambda: len(server._open) == 2)
+    until(lambda: len(server._open) == 2)
     assert Client(server.url).get("/healthz").status == 200
     for client in held:
         client.close()
@@ -227,14 +224,14 @@ def test_a_line_is_told_for_each_request(serve):
     lines = []
     client = Client(serve(tell=lines.append).url)
     client.get("/healthz")
-    wait_for(lambda: lines)
+    until(lambda: lines)
     assert "'GET /healthz HTTP/1.1' 200 3 bytes" in lines[0]
 
 
 def test_no_request_can_write_a_line_of_the_log_or_a_code_of_the_terminal(serve):
     lines = []
     raw(serve(tell=lines.append), b"GET /\x1b[2J\rforged HTTP/1.0\r\n\r\n")
-    wait_for(lambda: lines)
+    until(lambda: lines)
     assert all(text.isprintable() for text in lines), lines
 
 
@@ -251,15 +248,15 @@ def test_a_drain_finishes_builds_and_begins_none(gated):
     assert idle.get("/healthz").status == 200
     threads = [threading.Thread(target=ask, args=(n,)) for n in calls]
     threads[0].start()
-    wait_for(lambda: server.flights.running == 1)
+    until(lambda: server.flights.running == 1)
     threads[1].start()
-    wait_for(lambda: server.flights.waiting == 1)
-    drain = threading.Thread(target=server.drain, args=(60.0,))
+    until(lambda: server.flights.waiting == 1)
+    drain = threading.Thread(target=server.drain, args=(600.0,))
     drain.start()
-    threads[1].join(60)
+    threads[1].join(LONGEST)
     (server.shelf.folder / "open").touch()
     for thread in (*threads, drain):
-        thread.join(60)
+        thread.join(LONGEST)
     assert answers[1][::2] == (200, b"bundle")
     assert (answers[2].status, answers[2].headers["Retry-After"]) == (503, "5")
     with pytest.raises(ConnectionError):
@@ -272,9 +269,9 @@ def drained_in_a_build(server):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(Client(server.url).build(VEC_ADD)))
     thread.start()
-    wait_for(lambda: [*server.shelf.folder.glob("begun-*")])
+    until(lambda: [*server.shelf.folder.glob("begun-*")])
     server.drain(0.1)
-    thread.join(60)
+    thread.join(LONGEST)
     return answers
 
 
@@ -403,9 +400,9 @@ def test_what_is_built_is_published_and_again_after_a_failure():
 
     publisher = Publisher(push, rest=0.01)
     publisher.note(["a", "b"])
-    wait_for(lambda: len(errors) == 1)
+    until(lambda: len(errors) == 1)
     publisher.note(["c"])
-    wait_for(lambda: not errors)
+    until(lambda: not errors)
     publisher.note(["a"])
     publisher.close()
     assert sorted({machine for machines in pushed for machine in machines}) == ["a", "b", "c"]
