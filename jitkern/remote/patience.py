@@ -10,6 +10,7 @@ import contextvars
 import hashlib
 import json
 import logging
+import math
 import queue
 import random
 import threading
@@ -34,6 +35,7 @@ from jitkern.remote.store import (
 FAILURES = 5  # in a row, after which a remote rests: of three, 30 % of lost requests make too many
 REST = 60.0  # seconds
 TRIES = 2  # requests for one object that may fail
+_WAIT = 0.5  # seconds; CPython misses an interrupt that comes just before a wait, until it ends
 LONGEST_NAP = 2.0  # seconds between two requests to a remote that is busy
 _SHORTEST = 0.2  # seconds: a shorter wait that ends without an answer says nothing of the remote
 _T = TypeVar("_T")
@@ -60,11 +62,18 @@ def within(seconds: float | None, work: Callable[[], _T]) -> _T:
 
     try:
         threading.Thread(target=run, name="jitkern remote", daemon=True).start()
-        answer, error = answers.get(timeout=seconds and max(0.0, seconds))
-    except queue.Empty:
-        raise Unavailable(f"no answer in {seconds:.3g} s") from None
     except RuntimeError as e:  # no more threads, or the interpreter is ending
         raise Forked(f"no thread for a request: {e}") from e
+    end = time.monotonic() + (math.inf if seconds is None else seconds)
+    while True:
+        left = max(0.0, end - time.monotonic())
+        try:
+            answer, error = answers.get(timeout=min(_WAIT, left))
+        except queue.Empty:
+            if left <= _WAIT:
+                raise Unavailable(f"no answer in {seconds:.3g} s") from None
+        else:
+            break
     if error:
         raise error
     result: _T = answer
