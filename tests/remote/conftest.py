@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import uuid
 from pathlib import Path
@@ -131,13 +132,19 @@ def public(key):
 
 @pytest.fixture(autouse=True)
 def fresh_remotes(monkeypatch, tmp_path):
-    """A process that has asked no remote yet, without proxies, and with breakers of its own."""
+    """A process that has asked no remote yet, without proxies, and with breakers of its own.
+
+    No deadline of a request or of a miss comes, unless a test sets it: this machine may be busy.
+    """
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    monkeypatch.setenv("JITKERN_REMOTE_TIMEOUT", "600")
+    monkeypatch.setenv("JITKERN_REMOTE_BUDGET", "600")
+    monkeypatch.setattr("jitkern.jit.download._expected", lambda *_: math.inf)
     monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
     monkeypatch.setattr(fetch, "_remotes", {})
 

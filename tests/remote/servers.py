@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import REPOSITORY
+from helpers import LONGEST, REPOSITORY
 
 BIN = Path(sys.executable).parent
 AZURE_ACCOUNT = "devstoreaccount1"  # Azurite's own, with its published key
@@ -50,13 +50,13 @@ def program(name: str, install: str) -> str:
 
 @contextlib.contextmanager
 def started(command: list[str], port: int, folder: Path) -> Iterator[None]:
-    """Run a server until the block ends. Fails where it does not listen within a minute."""
+    """Run a server until the block ends. Fails where it does not listen in time."""
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, cwd=folder, start_new_session=True
         )
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + LONGEST
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
                 break

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from helpers import last_json
+from helpers import LONGEST, last_json
 from stocked import CPU, everything, names, stock
 
 from jitkern.cache.store import Cache
@@ -78,7 +78,7 @@ def test_one_of_eight_wins_a_race(store):
         name, barrier, won = f"v1/race/{attempt}", threading.Barrier(8), []
 
         def write(number, name=name, barrier=barrier, won=won):
-            barrier.wait(60)
+            barrier.wait(LONGEST)
             if store.create(name, b"%d" % number):
                 won.append(b"%d" % number)
 
@@ -139,7 +139,7 @@ def test_sixteen_pushes_at_once_lose_nothing(store, tmp_path):
 
     def push(cache):
         chosen = everything(cache)
-        barrier.wait(60)
+        barrier.wait(LONGEST)
         try:
             publish.push(cache, chosen, store, unsigned=True)
         except Exception as e:

@@ -31,7 +31,7 @@ class Web:
 
     def get(self, name, *, limit, unless=None):
         try:
-            with urllib.request.urlopen(f"{self.url}/{name}", timeout=30) as answer:
+            with urllib.request.urlopen(f"{self.url}/{name}", timeout=250) as answer:
                 if int(answer.headers["Content-Length"]) > limit:
                     raise Unavailable("too large")
                 return Object(answer.read(), answer.headers.get("ETag"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from machines import Machine
+from machines import PATIENT, Machine
 from web_servers import Server, closed_port, fill, static
 
 from jitkern.cache.store import Cache
@@ -72,7 +72,7 @@ def test_a_plan_that_comes_with_the_kernels_spares_the_trace(tmp_path, remote):
         machine = Machine(tmp_path / "node", server.url)
         found, stderr = machine.run(
             "import json, torch, jitkern.ops\n"
-            "from jitkern.runtime import linker, slot\n"
+            f"from jitkern.runtime import linker, slot\n{PATIENT}"
             "linker.trace = None  # would be an error\n"
             "x = torch.ones(4)\n"
             "jitkern.ops.vec_add(x, x); linker.settle()\n"
@@ -98,8 +98,9 @@ def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote, count):
         assert sum(path.endswith(".zst") for path in server.paths) == 1
 
 
-FORKED = """
-import json, os, sys, time, torch, jitkern.ops
+FORKED = f"""
+import json, os, torch, jitkern.ops
+{PATIENT}
 from jitkern import jit, config
 from jitkern.runtime import binding, linker
 x = torch.ones(4)
@@ -107,11 +108,9 @@ jitkern.ops.vec_add(x, x); linker.settle()
 before = jitkern.stats()["compiles"]
 child = os.fork()
 if not child:
-    begin = time.perf_counter()
     got = jitkern.ops.vec_add(x.double(), x.double())
-    took = time.perf_counter() - begin
     assert torch.equal(got, 2 * x.double())
-    print(json.dumps([jitkern.stats()["compiles"] - before, took]), flush=True)
+    print(json.dumps(jitkern.stats()["compiles"] - before), flush=True)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
@@ -122,7 +121,7 @@ def test_a_forked_child_asks_by_connections_of_its_own(tmp_path, remote):
     """It misses what no bundle lists, and compiles."""
     with Server(static(remote)) as server:
         found, stderr = Machine(tmp_path / "node", server.url).run(FORKED)
-    assert found[0] == 1 and stderr == ""
+    assert found == 1 and stderr == ""
 
 
 def test_a_store_that_cannot_be_used_after_a_fork_is_not_waited_for(tmp_path):
@@ -162,8 +161,9 @@ def test_a_store_that_cannot_be_used_after_a_fork_is_not_waited_for(tmp_path):
     assert len(stderr.splitlines()) == 1
 
 
-ENDING = """
+ENDING = f"""
 import torch, jitkern.ops
+{PATIENT}
 x = torch.ones(4)
 jitkern.ops.vec_add(x, x)
 """

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import servers
 from bucket_stubs import BUCKET, serving
-from helpers import REPOSITORY
+from helpers import LONGEST, REPOSITORY
 from test_deploy import SERVE
 
 from jitkern.cli import _parser
@@ -263,7 +263,7 @@ def test_nginx_before_the_service_ends_tls_and_keeps_bundles(release, tmp_path):
             assert "POST /v1/build HTTP/1.0' 200" in (tmp_path / "log").read_text()
     finally:
         service.terminate()
-        service.communicate(timeout=60)
+        service.communicate(timeout=LONGEST)
 
 
 @pytest.mark.long

@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from bucket_stubs import BUCKET
-from helpers import last_json
+from helpers import LONGEST, last_json, until
 from stocked import add, names, stock
 
 from jitkern import config
@@ -322,8 +321,9 @@ def test_a_push_has_more_patience_than_a_miss(cli, stocked, remote_url, monkeypa
         "jitkern.remote.store.opened",
         lambda url: seen.append(config.current().remote_timeout) or opened(url),
     )
-    cli("remote", "push", "--unsigned")
-    cli("remote", "check")
+    with config.using(remote_timeout=5):
+        cli("remote", "push", "--unsigned")
+        cli("remote", "check")
     assert seen == [60.0, 5.0]
 
 
@@ -357,16 +357,13 @@ def test_a_pulled_cache_serves_a_machine_that_may_not_compile(
 def test_ctrl_c_does_not_wait_for_a_server_that_hangs(stub, stocked, trusting, command):
     url = f"s3://{BUCKET}/team"
     trusting(trusted_remotes=[url])
-    stub.delay = 300
+    stub.delay = 2 * LONGEST
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "jitkern", "remote", *command.split(), url],
         stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     )  # fmt: skip
-    end = time.monotonic() + 60
-    while not stub.requests and time.monotonic() < end:
-        time.sleep(0.01)
-    assert stub.requests
+    until(lambda: stub.requests, of=[process])
     process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=30)[1]  # its request would take a minute
+    err = process.communicate(timeout=LONGEST)[1]  # its request may take twice as long
     assert process.returncode == 130, err
     assert "interrupted" in err

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from helpers import LONGEST
 from odd_stores import Odd
 from stocked import CPU, add, everything, stock
 
@@ -225,7 +226,7 @@ def race(store, tmp_path, rounds, make_old):
         while not done.wait(0.001):
             index, tag = read_index(store, HERE)
             for bundle in index.bundles if index else ():
-                name, end = layout.bundle_of(HERE, bundle.file), time.monotonic() + 30
+                name, end = layout.bundle_of(HERE, bundle.file), time.monotonic() + LONGEST
                 while store.stat(name) is None and read_index(store, HERE)[1] == tag:
                     if time.monotonic() > end:
                         missing.append(name)
@@ -244,7 +245,7 @@ def race(store, tmp_path, rounds, make_old):
             barrier = threading.Barrier(2)
 
             def at_once(what, barrier=barrier):
-                barrier.wait(60)
+                barrier.wait(LONGEST)
                 try:
                     what()
                 except Exception as e:

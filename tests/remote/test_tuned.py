@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import pytest
 import torch
-from helpers import declared
+from helpers import LONGEST, declared, until
 from web_servers import Server, fill, settings_file, static
 
 from jitkern import config
@@ -84,7 +83,7 @@ def test_in_the_background_mode_no_call_waits_for_a_remote(tmp_path):
     returned, waited = threading.Event(), []
 
     def once_returned(connection, request):
-        if not returned.wait(20):
+        if not returned.wait(LONGEST):
             waited.append(request.path)
         return answer(connection, request)
 
@@ -106,8 +105,6 @@ def test_in_the_background_mode_no_call_waits_for_a_remote(tmp_path):
         Server(once_returned) as server,
         config.using(
             remote=server.url,
-            remote_timeout=60,
-            remote_budget=60,
             trusted_remotes=server.url,
             compile="background",
             cc="/nonexistent",
@@ -115,9 +112,5 @@ def test_in_the_background_mode_no_call_waits_for_a_remote(tmp_path):
     ):
         assert torch.equal(op(x), 2 * x)
         returned.set()
-        for _ in range(600):
-            if list(cache.paths()):
-                break
-            time.sleep(0.05)
-        assert list(cache.paths())
+        until(lambda: list(cache.paths()))
         assert not waited

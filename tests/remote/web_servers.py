@@ -179,7 +179,7 @@ def static(folder: Path, **headers: object) -> Callable[[socket.socket, Request]
 
 
 def hang(connection, request):
-    time.sleep(600)
+    time.sleep(1000)
 
 
 def drip(connection, request):
