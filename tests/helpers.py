@@ -20,7 +20,7 @@ import torch
 
 from jitkern import config
 from jitkern.cache.entry import Entry
-from jitkern.compilers import Compiler
+from jitkern.compilers import Compiler, child_process
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.result import Built
 from jitkern.declare import kernel
@@ -136,6 +136,20 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def children(pid: int) -> set[int]:
+    """The numbers of a process's children."""
+    return {int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def guarded(pid: int) -> bool:
+    """Whether a compiler that a process has started would end with it by now, after a kill -9 too."""
+    for child in children(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            if child_process._GUARD in Path(f"/proc/{child}/cmdline").read_text():
+                return True
+    return False
 
 
 def last_json(out):

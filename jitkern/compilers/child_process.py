@@ -2,7 +2,8 @@
 
 A compiler driver has children of its own, so each child leads a process group. A shell waits on a
 pipe whose other end only this process holds: when this process dies, by kill -9 too, the system
-closes the pipe, and the shell kills the group. (PR_SET_PDEATHSIG reaches only a direct child, and
+closes the pipe, and the shell kills the group. Only a kill -9 between the starts of the child and
+of that shell leaves the child alone. (PR_SET_PDEATHSIG reaches only a direct child, and
 is sent when the thread that started the child ends.)
 """
 

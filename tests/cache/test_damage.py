@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import processes
 import pytest
+from helpers import LONGEST
 from publishing import in_a_child, key_of, names, publish
 
 from jitkern.cache.manifest import NAME, Manifest
@@ -303,7 +304,7 @@ def test_what_is_no_folder_is_no_entry_to_remove(displace, subject, folder):
     cache = Cache(it.root, fsync=False)
 
     def remove():
-        signal.alarm(20)  # a pipe that is opened waits for its other end
+        signal.alarm(LONGEST)  # a pipe that is opened waits for its other end
         assert not cache.remove(it.path)
         assert it.path not in cache.paths()
 

@@ -23,10 +23,10 @@ os.wait()
 print(len([name for name in os.listdir(mine.parent) if name.startswith("jitkern-private-")]))
 """
 LASTING = """
-import time
+import sys
 from jitkern.cache.process_root import private_root
 print(private_root(), flush=True)
-time.sleep(100)
+sys.stdin.readline()
 """
 
 
@@ -38,6 +38,7 @@ def run(tmp_path):
         return subprocess.Popen(
             [sys.executable, "-c", code],
             env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -8,11 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from helpers import REPOSITORY
+from helpers import REPOSITORY, until
 from publishing import (
     KEY,
     SCENARIOS,
@@ -159,8 +158,7 @@ def publish_under_strace(root, *options):
             stderr=subprocess.DEVNULL,
         ) as tracer:
             status = Path(f"/proc/{process.pid}/status")
-            while "TracerPid:\t0\n" in status.read_text() and tracer.poll() is None:
-                time.sleep(0.002)
+            until(lambda: "TracerPid:\t0\n" not in status.read_text() or tracer.poll() is not None)
             if tracer.poll() is not None:
                 process.kill()
                 return None

@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from helpers import alive, until
+from helpers import alive, children, guarded, until
 
 from jitkern.compilers import child_process
 
@@ -20,11 +19,6 @@ child_process.run(["sh", "-c", sys.argv[1]])
 """
 
 
-def children(pid):
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return {int(child) for child in listed}
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
     parent = subprocess.Popen(
@@ -35,7 +29,7 @@ def test_a_compiler_and_its_children_die_with_their_parent(tmp_path, end):
     grandchild = int((tmp_path / "grandchild").read_text())
     assert alive(grandchild)
     if end == signal.SIGKILL:  # which nothing can put off until the guard is there
-        until(lambda: len(children(parent.pid)) == 2)
+        until(lambda: guarded(parent.pid))
     parent.send_signal(end)
     parent.wait()
     until(lambda: not alive(grandchild))

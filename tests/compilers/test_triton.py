@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from helpers import needs_triton
+from helpers import needs_triton, until
 
 import jitkern
 from jitkern import config, jit
@@ -443,17 +443,29 @@ def test_what_a_process_of_a_kernels_module_prints_or_reads_is_no_answer_or_requ
 
 
 @pytest.mark.long
-def test_a_compile_that_is_interrupted_leaves_no_answer_to_the_next(build):
+def test_a_compile_that_is_interrupted_leaves_no_answer_to_the_next(build, tmp_path):
+    interrupted = threading.Event()
+
     def interrupt(*_):
-        raise KeyboardInterrupt
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    def interrupt_the_compile():
+        until((tmp_path / "begun").exists)
+        while not interrupted.wait(0.1):  # a signal just before a wait is heard after it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     build()
+    begun = f"import pathlib, time\npathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+    interrupter = threading.Thread(target=interrupt_the_compile)
+    interrupter.start()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
-            build(f"import time\ntime.sleep(5)\n{COPY}")
+            build(f"{begun}time.sleep(1000)\n{COPY}")
     finally:
+        interrupter.join()
         signal.signal(signal.SIGALRM, before)
     build.folder = build.folder.parent / "next"
     build.folder.mkdir()

@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
 def test_output_is_shown_while_the_command_runs(tmp_path, monkeypatch):
     terminal = Terminal(tmp_path / "seen")
     monkeypatch.setattr(sys, "stderr", terminal)
-    wait = "echo first; for i in $(seq 3000); do [ -e seen ] && exit 3; sleep 0.01; done"
+    wait = "echo first; for i in $(seq 30000); do [ -e seen ] && exit 3; sleep 0.01; done"
     command = ["sh", "-c", f"{wait}; echo nobody looked"]
     assert child_process.run(command, shown=True, cwd=tmp_path) == (3, "first\n")
     assert terminal.getvalue() == f"$ sh -c '{command[2]}'\nfirst\n"

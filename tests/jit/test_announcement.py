@@ -1,8 +1,9 @@
 import io
 import logging
-import time
+import threading
 
 import pytest
+from helpers import until
 
 from jitkern import jit
 from jitkern.jit import announcement
@@ -20,31 +21,21 @@ def _terminal(monkeypatch):
     return stream
 
 
-def _compile_for_longer(compiler, monkeypatch, until):
-    """Let the compiler wait until the announcement is there (or 30 s, which then fails)."""
+def _compile_for_longer(compiler, monkeypatch, announced):
+    """Let the compiler wait until the announcement is there."""
     monkeypatch.setattr(announcement, "PATIENCE", 0.01)
     compile_ = compiler.compile
 
     def slowly(*args):
-        assert until()
+        until(announced)
         return compile_(*args)
 
     monkeypatch.setattr(compiler, "compile", slowly)
 
 
-def _waiting_for(text, stream):
-    def wait():
-        deadline = time.monotonic() + 20
-        while text not in stream() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return text in stream()
-
-    return wait
-
-
 def test_a_long_compile_is_announced_on_a_terminal(compiler, variant, target, monkeypatch):
     terminal = _terminal(monkeypatch)
-    _compile_for_longer(compiler, monkeypatch, _waiting_for("compiling", terminal.getvalue))
+    _compile_for_longer(compiler, monkeypatch, lambda: "compiling" in terminal.getvalue())
     entry = jit.ensure(variant, target)
     name = f"{variant.op} for {entry.manifest.inputs['target']}"
     first, last = terminal.getvalue().splitlines()
@@ -58,7 +49,7 @@ def test_elsewhere_a_long_compile_is_logged_at_info(
     compiler, variant, target, monkeypatch, caplog, capsys
 ):
     caplog.set_level(logging.INFO, logger="jitkern")
-    _compile_for_longer(compiler, monkeypatch, _waiting_for("compiling", lambda: caplog.text))
+    _compile_for_longer(compiler, monkeypatch, lambda: "compiling" in caplog.text)
     jit.ensure(variant, target)
     assert "once; cached afterwards" in caplog.text
     assert capsys.readouterr().err == ""
@@ -70,7 +61,7 @@ def test_a_failed_compile_is_not_said_to_be_done(monkeypatch):
 
     def fail():
         with announcement.announced("x for y"):
-            assert _waiting_for("x for y", terminal.getvalue)()
+            until(lambda: "x for y" in terminal.getvalue())
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -97,4 +88,4 @@ def test_a_terminal_that_is_gone_fails_no_compile(compiler, variant, target, mon
         if gone is None:
             terminal.close()
         with announcement.announced("x for y"):
-            time.sleep(0.05)
+            until(lambda: not any(isinstance(t, threading.Timer) for t in threading.enumerate()))

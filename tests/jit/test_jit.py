@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import LONGEST
 
 from jitkern import compilers, config, jit
 from jitkern.cache import events, lock
@@ -181,7 +182,7 @@ def test_threads_compile_once(compiler, variant, target):
 
 
 def test_variants_compile_side_by_side(compiler, variant, target):
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=LONGEST)
     compiler.during = meet.wait
     other = variant._replace(template=(("T", "f64"),))
     threads = [threading.Thread(target=jit.ensure, args=(v, target)) for v in (variant, other)]

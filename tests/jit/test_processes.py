@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers import LONGEST, guarded, until
 
 CALL = """
 import sys, time, pathlib
@@ -34,21 +34,19 @@ def start(code, *args, **environment):
 def test_eight_processes_on_one_key_compile_once(tmp_path, cache_dir):
     go = tmp_path / "go"
     processes = [start(CALL, tmp_path / f"ready{i}", go) for i in range(8)]
-    while len(list(tmp_path.glob("ready*"))) < 8:
-        assert all(p.poll() is None for p in processes)
-        time.sleep(0.01)
+    until(lambda: len(list(tmp_path.glob("ready*"))) == 8, of=processes)
     go.touch()
-    answers = [p.communicate(timeout=120) for p in processes]
+    answers = [p.communicate(timeout=LONGEST) for p in processes]
     assert all(out.startswith("True ") for out, _ in answers), answers
     assert sum(int(out.split()[1]) for out, _ in answers) == 1
     assert len(list(cache_dir.glob("v1/cpu-*/vec_add.f32-*"))) == 1
 
 
-def slow_compiler(tmp_path: Path, seconds: int = 2) -> str:
-    """A c++ that says it has begun, waits, and then does its work."""
+def slow_compiler(tmp_path: Path) -> str:
+    """A c++ that says it has begun, and takes longer than a test."""
     tool = tmp_path / "slow-c++"
     tool.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {tmp_path}/begun; sleep {seconds} ;; esac\nexec c++ "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {tmp_path}/begun; sleep 1000 ;; esac\nexec c++ "$@"\n'
     )
     tool.chmod(0o755)
     return str(tool)
@@ -58,13 +56,12 @@ def slow_compiler(tmp_path: Path, seconds: int = 2) -> str:
 def test_a_process_killed_in_mid_compile_hurts_nobody(tmp_path, cache_dir):
     (tmp_path / "go").touch()
     victim = start(CALL, tmp_path / "ready", tmp_path / "go", CXX=slow_compiler(tmp_path))
-    while not (tmp_path / "begun").exists():
-        assert victim.poll() is None, victim.communicate()
-        time.sleep(0.01)
+    until((tmp_path / "begun").exists, of=[victim])
+    until(lambda: guarded(victim.pid))
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
     assert not list(cache_dir.glob("v1/cpu-*/vec_add*"))
-    out, err = start(CALL, tmp_path / "ready", tmp_path / "go").communicate(timeout=60)
+    out, err = start(CALL, tmp_path / "ready", tmp_path / "go").communicate(timeout=LONGEST)
     assert out == "True 1\n", err
 
 
@@ -83,18 +80,16 @@ def test_a_prewarm_ended_in_mid_compile_ends_all_and_leaves_nothing_behind(
     )
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", command],
-        env={**os.environ, "CXX": slow_compiler(tmp_path, 500)},
+        env={**os.environ, "CXX": slow_compiler(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
     )
-    while not (tmp_path / "begun").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
+    until((tmp_path / "begun").exists, of=[process])
     process.send_signal(how)
     try:
-        _, err = process.communicate(timeout=60)  # no child holds its ends any more
+        _, err = process.communicate(timeout=LONGEST)  # no child holds its ends any more
     finally:
         process.kill()
     assert process.returncode == code, err
