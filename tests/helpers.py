@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -36,6 +37,15 @@ from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
 LONGEST = 300  # seconds, after which an event that a test waits for will never come
+PATIENT_SERVICE = """
+import sys
+from jitkern.cli import main
+from jitkern.service import connection, flights, publisher, server
+server.Server.patience = server.LAST = connection.IDLE = connection.READING = 600.0
+flights.KEPT = flights.PATIENCE = publisher.LAST = 600.0
+server.Server.drain.__defaults__ = (600.0,)
+sys.exit(main(["serve", *sys.argv[1:]]))
+"""  # `jitkern serve`, none of whose deadlines comes
 H100 = "cuda-sm_90-cu130-torch2.11.0"
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
@@ -192,6 +202,25 @@ class FakeCompiler(Compiler):
             raise CompileError("the fake refuses", op=variant.op)
         (staging / "out.so").write_bytes(f"code of {variant.label}".encode())
         return Built(self.identities(variant.source, target)[0], {"artifact": "out.so"})
+
+
+@contextlib.contextmanager
+def waiting_gpu():
+    """Within, the current stream waits: what comes there runs after the block, however long that takes."""
+    go_on = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+    assert (
+        wait(stream, ctypes.c_uint64(go_on.data_ptr()), ctypes.c_uint32(1), ctypes.c_uint(0)) == 0
+    )
+    given_up = threading.Timer(LONGEST, go_on.fill_, [1])  # somebody waits for the stream
+    given_up.start()
+    try:
+        yield
+    finally:
+        given_up.cancel()
+        go_on.fill_(1)
+        torch.cuda.current_stream().synchronize()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+from helpers import waiting_gpu
 
 import jitkern.ops
 from jitkern import config
@@ -71,11 +72,9 @@ def test_the_current_stream_is_used(launch):
     op, x = launch(fill), X.cuda()
     op(x)
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+    with torch.cuda.stream(stream), waiting_gpu():
         out = op(x)
-    assert not stream.query()
-    stream.synchronize()
+        assert not stream.query()
     assert (out == 5).all()
 
 

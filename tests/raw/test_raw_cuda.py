@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import H100
+from helpers import H100, waiting_gpu
 
 import jitkern
 from jitkern import config
@@ -383,11 +383,9 @@ def test_a_kernel_runs_on_the_current_stream():
     k(a, a, c, 10, grid=1, block=10)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+    with torch.cuda.stream(stream), waiting_gpu():
         k(a, c, c, 10, grid=1, block=10)
-    assert not stream.query()
-    stream.synchronize()
+        assert not stream.query()
     assert c.tolist() == [3] * 10
 
 

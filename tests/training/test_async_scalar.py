@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import refusing_to_wait, served
+from helpers import refusing_to_wait, served, waiting_gpu
 
 import jitkern
 from jitkern import ops
@@ -126,8 +126,7 @@ def test_nothing_waits_for_the_gpu():
             earlier.put(tensor)
         earlier.wait()
     torch.cuda.synchronize()
-    with refusing_to_wait():
-        torch.cuda._sleep(500_000_000)  # a quarter of a second
+    with waiting_gpu(), refusing_to_wait():
         ops.nonfinite_flag_tensor_(loss, flag)
         scalar.put(flag)
         meter.add(loss)
