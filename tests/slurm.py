@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from helpers import LONGEST
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 CONFIGURATION = """\
@@ -78,7 +80,7 @@ def slurm() -> Iterator[dict[str, str]]:
             started.callback(process.wait, 30)
             started.callback(process.terminate)
             time.sleep(0.5)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONGEST
         while True:
             state = subprocess.run(
                 ["sinfo", "--noheader", "--format=%t"], env=environment, capture_output=True, text=True, check=False,

@@ -12,12 +12,11 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import slurm
-from helpers import REPOSITORY, own_programs_first
+from helpers import REPOSITORY, own_programs_first, until
 from test_deploy import project, shell  # noqa: F401  a fixture, among others
 
 from jitkern.prewarming.shards import ENGINES
@@ -126,12 +125,8 @@ def test_an_engine_of_the_page_builds(line, project, tmp_path):  # noqa: F811
         ),
     }.get(re.sub("(?<=//).*", "", engine), ())
     with servers(commands, project, tmp_path / "log"):
-        deadline = time.monotonic() + 120
-        while (
-            not (out := shell(f"{line} || true", project, **OF_RAY)) and time.monotonic() < deadline
-        ):
-            time.sleep(2)  # the server starts
-        assert out and built(out) > 10, (tmp_path / "log").read_text()
+        out = until(lambda: shell(f"{line} || true", project, **OF_RAY))  # once the server runs
+        assert built(out) > 10, (tmp_path / "log").read_text()
     assert built(shell("jitkern prewarm mypkg", project, JITKERN_COMPILE="never")) == 0
 
 

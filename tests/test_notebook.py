@@ -32,7 +32,7 @@ _TWICE = (
 def _run(*cells):
     """Run cells in one process, which goes on after errors; returns what each cell printed."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nbclient.NotebookClient(notebook, timeout=300, allow_errors=True).execute()
+    nbclient.NotebookClient(notebook, timeout=300, startup_timeout=300, allow_errors=True).execute()
     return ["".join(map(_text_of, cell.outputs)) for cell in notebook.cells]
 
 

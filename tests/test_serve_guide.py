@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers import REPOSITORY
+from helpers import PATIENT_SERVICE, REPOSITORY
 
 from jitkern.cli import _parser
 from jitkern.config import Config
@@ -52,8 +52,9 @@ def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
     run("-m", *keygen, cwd=home)
     (home / "token").write_text("secret\n")
     serve[serve.index("--listen") + 1] = "127.0.0.1:0"
+    assert serve[:2] == ["jitkern", "serve"]
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", *serve], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-W", "ignore", "-c", PATIENT_SERVICE, *serve[2:]], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         url = re.search(r"http://\S+:\d+", process.stdout.readline())[0]
@@ -63,6 +64,8 @@ def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
         other = {
             "JITKERN_CACHE_DIR": str(tmp_path / "other"),
             "JITKERN_COMPILE": "never",
+            "JITKERN_REMOTE_TIMEOUT": "600",
+            "JITKERN_REMOTE_BUDGET": "600",
             "PATH": "",
         }
         for line in asking.splitlines():
@@ -70,7 +73,7 @@ def test_the_service_is_run_and_asked_as_written(tmp_path, cli, monkeypatch):
             run(*(command[1:] if command[0] == "python" else ("-m", *command)), cwd=home, **other)
         assert run("-c", THEN, cwd=home, **other) == "0\n"
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     finally:
         process.kill()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import H100, REPOSITORY, kernels, last_json, needs_nvrtc
+from helpers import H100, LONGEST, REPOSITORY, kernels, last_json, needs_nvrtc
 
 from jitkern import config, declare, jit
 from jitkern.cli import main, output
@@ -152,7 +152,7 @@ def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monke
 
     def waiting(variant, target, **options):
         if variant.op == "jitkern::muladd" and slow.acquire(block=False):  # the first one
-            assert linked.wait(60)
+            assert linked.wait(LONGEST)
         found = ensure(variant, target, **options)
         if variant.function == "stub" and variant.op == "jitkern::vec_add":
             linked.set()

@@ -55,6 +55,8 @@ class Reader:
         self.cache = cache
         path = own_programs_first()
         self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
+        for patience in "TIMEOUT", "BUDGET":
+            self.environment[f"JITKERN_REMOTE_{patience}"] = "600"
 
     def run(self, *command: str, shown: str) -> str:
         """What a command prints. It must succeed."""

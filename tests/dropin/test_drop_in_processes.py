@@ -47,7 +47,7 @@ print(jitkern.load_inline("drop_in_race", source, no_implicit_headers=True).answ
         )
         for n in range(6)
     ]
-    assert [process.communicate(timeout=120)[0].strip() for process in started] == [
+    assert [process.communicate(timeout=300)[0].strip() for process in started] == [
         str(n % 3) for n in range(6)
     ]
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import settings, strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import jitkern.ops
@@ -146,14 +146,15 @@ class Schedule(RuleBasedStateMachine):
 
 
 TestSchedule = Schedule.TestCase
-TestSchedule.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+TestSchedule.settings = settings(max_examples=40, stateful_step_count=25, **unhurried)
 
 
 @pytest.mark.long
 def test_a_thousand_schedules():
     from hypothesis.stateful import run_state_machine_as_test
 
-    many = settings(max_examples=1000, stateful_step_count=50, deadline=None)
+    many = settings(max_examples=1000, stateful_step_count=50, **unhurried)
     run_state_machine_as_test(Schedule, settings=many)
 
 

@@ -134,7 +134,7 @@ def test_cuda_kernels_are_tuned_and_served_by_stub(on_cuda):
     )
     assert choice["milliseconds"][2] is None  # no block has 2048 threads
     assert choice["choice"] in (0, 1) and choice["model"] == torch.cuda.get_device_name()
-    assert all(0 < time < 0.5 for time in choice["milliseconds"][:2])
+    assert all(time > 0 for time in choice["milliseconds"][:2])
     torch.library.opcheck(on_cuda.overload, (x,))
 
 

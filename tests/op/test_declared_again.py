@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from helpers import LONGEST
 
 from jitkern import config
 from jitkern.declare import kernel
@@ -243,7 +244,7 @@ def test_a_call_under_way_builds_nothing_for_the_new_declaration(notebook):
 
     def hook():
         inside.set()
-        go_on.wait(60)
+        go_on.wait(LONGEST)
 
     notebook.globals["hook"] = hook
     text = _CELL.format(name="nb::under_way", factor=2, fusible=False)
@@ -251,7 +252,7 @@ def test_a_call_under_way_builds_nothing_for_the_new_declaration(notebook):
     op, x, results = notebook.globals["scale"], torch.ones(3), []
     thread = threading.Thread(target=lambda: results.append(op(x)))
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(LONGEST)
     notebook.declare("nb::under_way", 3)
     go_on.set()
     thread.join()

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from helpers import LONGEST
 
 from jitkern import config
 from jitkern.cache import events
@@ -318,7 +319,7 @@ def test_background_serves_the_reference_until_the_kernel_is_there(declare, monk
     gate = threading.Event()
     cc = compiler_for(Cpp("x.cpp"))
     real = cc.compile
-    monkeypatch.setattr(cc, "compile", lambda *args: (gate.wait(20), real(*args))[1])
+    monkeypatch.setattr(cc, "compile", lambda *args: (gate.wait(LONGEST), real(*args))[1])
     op = declare()
     with config.using(compile="background"):
         assert torch.equal(op(X), 2 * X)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 import sys
 import threading
-import time
 
 import pytest
 import torch
 from calls_of_ops import WAYS, X, misses, through, warmed
-from helpers import slot_of
+from helpers import LONGEST, slot_of
 
 from jitkern.runtime import binding, linker
 
@@ -64,11 +63,10 @@ def appended(monkeypatch):
 @pytest.mark.long
 def test_eight_threads_from_cold_compute_right_and_make_each_variant_once(scale, square, appended):
     plain, differentiable = scale(), square()
-    end = time.monotonic() + 2.5
 
     def work(seed):
         chance = random.Random(seed)
-        while time.monotonic() < end:
+        for _ in range(40):
             shape = [chance.choice([0, 1, 2, 3, 8]) for _ in range(chance.choice([1, 2, 2, 3, 4]))]
             x = torch.ones(shape, dtype=chance.choice([torch.float32, torch.float64])) * 3
             x = x.t() if x.dim() == 2 and chance.random() < 0.3 else x
@@ -109,7 +107,7 @@ def test_two_threads_are_inside_a_kernel_at_once(declare, way):
     before, call = misses(op), through(op, way)
     results = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
     entered.zero_()
-    run_threads(*(lambda result=result: call(result, entered, 20) for result in results))
+    run_threads(*(lambda result=result: call(result, entered, LONGEST) for result in results))
     assert misses(op) == before
     assert [result.item() for result in results] == [1, 1]
 
@@ -132,7 +130,7 @@ def serves(*tensors):
 old, new = torch.ones(3), torch.ones(2, 3, dtype=torch.float64)
 {before}
 pid = os.fork()
-signal.alarm(60)  # what hangs is killed, and this test fails
+signal.alarm(250)  # what hangs is killed, and this test fails
 if not pid:
     try:
         {child}

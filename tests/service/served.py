@@ -8,23 +8,13 @@ import re
 import subprocess
 import sys
 
-from helpers import LONGEST
-
-PATIENT = """
-import sys
-from jitkern.cli import main
-from jitkern.service import connection, flights, publisher, server
-server.Server.patience = server.LAST = connection.IDLE = connection.READING = 600.0
-flights.KEPT = flights.PATIENCE = publisher.LAST = 600.0
-server.Server.drain.__defaults__ = (600.0,)
-sys.exit(main(["serve", *sys.argv[1:]]))
-"""
+from helpers import LONGEST, PATIENT_SERVICE
 
 
 @contextlib.contextmanager
 def serving(*arguments, cwd, host="127.0.0.1", **environment):
     """The process of a service, and its URL."""
-    command = [sys.executable, "-W", "ignore", "-c", PATIENT, *arguments]
+    command = [sys.executable, "-W", "ignore", "-c", PATIENT_SERVICE, *arguments]
     process = subprocess.Popen(
         [*command, "--listen", f"{host}:0"], cwd=cwd, env={**os.environ, **environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
