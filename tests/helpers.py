@@ -36,7 +36,7 @@ from jitkern.source.kinds import FUNCTION, Cpp, Source, Variant
 from jitkern.target import Target
 
 REPOSITORY = Path(__file__).parent.parent
-LONGEST = 300  # seconds, after which an event that a test waits for will never come
+LONGEST = 500  # seconds, after which an event that a test waits for will never come
 PATIENT_SERVICE = """
 import sys
 from jitkern.cli import main
