@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import logging
 import re
 import shlex
+import struct
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ _WIDEST = 200  # of a source line in a message
 _LONGEST = 2000  # characters of an error in a message
 _MOST = 1 << 19  # characters of the output of a compiler that are looked through and kept
 _NOT_THE_AUTHORS = ("jitkern probe:", "__nv_name_map(")  # files
+_SECTIONS = struct.Struct("=40xQ10x2H")  # of an ELF file: where they begin, their size, count
+_SECTION = struct.Struct("=4xI16x2Q")  # kind, offset, size
+_DYNAMIC_SYMBOLS = 11  # SHT_DYNSYM
+_SYMBOL = struct.Struct("=4x2BH16x")  # binding and type, visibility, section
+_GLOBAL, _UNIQUE = 1, 10  # STB_GLOBAL, STB_GNU_UNIQUE
+_PROTECTED = 3  # STV_PROTECTED
 _LINKER_FAILED = ("ld returned", "linker command failed")  # other lines of the linker say why
 
 
@@ -101,10 +109,45 @@ def _own_kind() -> bytes:
 
 
 def keep_binary(staging: Path, stem: str, binary: bytes, suffix: str = ".so") -> str:
-    """Write a binary beside the log, and return its file name: `stem` and a part of its hash."""
+    """Write a binary beside the log, and return its file name: `stem` and a part of its hash.
+
+    A library is bound to its own symbols before.
+    """
+    if suffix:
+        binary = bound_to_itself(binary)
     artifact = f"{stem}.{hashlib.sha256(binary).hexdigest()[:8]}{suffix}"
     (staging / artifact).write_bytes(binary)
     return artifact
+
+
+def bound_to_itself(library: bytes) -> bytes:
+    """Return a library whose references to symbols that it defines lead to its own definitions.
+
+    The loader of the system would take the first definition in the process: of an inline variable
+    or a static of a template (STB_GNU_UNIQUE) that of any library loaded before, and of each other
+    symbol that of the program, of libc, or of a library loaded with RTLD_GLOBAL. A variant would
+    read the tables of another one, of an earlier edit, or of another package. The symbols stay
+    exported. No flags do the same: -Bsymbolic leaves unique symbols out, and -fno-gnu-unique does
+    not reach archives.
+    """
+    bound = bytearray(library)
+    with contextlib.suppress(struct.error):  # the end is missing: the loader will say so
+        for at in _dynamic_symbols(library):
+            info, visibility, section = _SYMBOL.unpack_from(library, at)
+            binding, kind = divmod(info, 16)
+            if section and binding and not visibility % 4:
+                bound[at + 4] = kind + 16 * (_GLOBAL if binding == _UNIQUE else binding)
+                bound[at + 5] = visibility + _PROTECTED
+    return bytes(bound)
+
+
+def _dynamic_symbols(library: bytes) -> Iterator[int]:
+    """Yield the offsets of the symbols that the loader of the system sees in a 64-bit ELF file."""
+    start, size, count = _SECTIONS.unpack_from(library) if library[4:5] == b"\2" else (0, 1, 0)
+    for header in range(start, start + size * count, size):
+        kind, offset, length = _SECTION.unpack_from(library, header)
+        if kind == _DYNAMIC_SYMBOLS:
+            yield from range(offset, offset + length, _SYMBOL.size)
 
 
 def write_log(staging: Path, command: Sequence[str], output: str, *, unseen: bool = False) -> None:

@@ -23,7 +23,7 @@ from jitkern.loading import LOADED, library
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
 from jitkern.target import processor_for
 
-_SCHEMA = 3  # bump when the meaning of a request or of a receipt changes
+_SCHEMA = 4  # bump when the meaning of a request or of a receipt changes
 _CALL = "call "  # in the table of loaded code, before the digest of a call
 
 
