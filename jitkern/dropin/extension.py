@@ -57,17 +57,17 @@ def answer(call: Mapping[str, Any], digest: str, build_directory: str, *, verbos
         _log.warning("%s; compiling it again", e)
         entry, new = _again(variant, target), True
         result = _opened(source, entry)
-    if entry.manifest.meta["opened"]:  # files that the call does not name: read them each time
-        digest = ""
+    absent = _absent(source, entry) if digest else None
     if source.output == "program":
         result = str(_runnable(Path(result)))
-    else:
-        _leave_receipt(source, entry, digest, new=new)
+    elif absent is not None:
+        receipt = {"opens": _arguments(source, entry), "absent": absent}
+        receipts.leave(config.current(), digest, [entry], receipt, new=new)
     if build_directory:
         copy = _leave_copies(source, entry, Path(build_directory))
         # A library is loaded from the cache, and a second copy of it would register itself again.
         return str(copy) if source.output == "program" else result
-    return memo.remember(digest, result)
+    return result if absent is None else memo.remember(digest, result, absent)
 
 
 def _source(call: Mapping[str, Any], build_directory: str = "") -> Inline:
@@ -182,13 +182,14 @@ def _link_hint(message: str) -> str:
     return ""
 
 
-def _leave_receipt(source: Inline, entry: Entry, digest: str, *, new: bool) -> None:
-    closure = entry.manifest.inputs["source"]["closure"]
-    absent = inline_files.unread(source, closure) if digest else None
-    if absent is None:
-        return
-    receipt = {"opens": _arguments(source, entry), "absent": absent}
-    receipts.leave(config.current(), digest, [entry], receipt, new=new)
+def _absent(source: Inline, entry: Entry) -> list[str] | None:
+    """The paths that must stay absent, if the call alone determines all else; None if it does not.
+
+    None says that the entry depends on files, which must be read at each call.
+    """
+    if entry.manifest.meta["opened"]:
+        return None
+    return inline_files.unread(source, entry.manifest.inputs["source"]["closure"])
 
 
 def _runnable(path: Path) -> Path:

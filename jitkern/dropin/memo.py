@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitkern import config
@@ -71,9 +71,10 @@ def _archs() -> list[Any] | None:
 
 def recall(digest: str) -> Any:
     """The loaded result of an earlier call with this digest; None if no receipt gives it."""
-    known = LOADED.get(_CALL + digest)
-    if known is not None and (not isinstance(known, str) or os.path.exists(known)):  # noqa: PTH110
-        return known
+    answer, absent = LOADED.get(_CALL + digest, (None, ()))
+    gone = isinstance(answer, str) and not os.path.exists(answer)  # noqa: PTH110
+    if answer is not None and not gone and not any(map(os.path.lexists, absent)):
+        return answer
     settings = config.current()
     if events.heard() or settings.compiler == "exact":
         return None  # a listener wants the event, or the compiler must be compared
@@ -86,11 +87,13 @@ def recall(digest: str) -> Any:
         return None  # the lookup will find the error, and report it
     events.count_hit()
     usage.hit(settings.cache_dir, settings.cache_dir, opened.described["seconds"])
-    return remember(digest, answer)
+    return remember(digest, answer, receipt["absent"])
 
 
-def remember(digest: str, answer: Any) -> Any:
-    """Keep the answer of a call for later calls in this process; returns the answer."""
-    if digest:
-        LOADED[_CALL + digest] = answer
+def remember(digest: str, answer: Any, absent: Sequence[str]) -> Any:
+    """Keep the answer of a call for later calls in this process; returns the answer.
+
+    absent: the paths that must not be there, or the call has another answer.
+    """
+    LOADED[_CALL + digest] = answer, absent
     return answer

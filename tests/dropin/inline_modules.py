@@ -28,9 +28,14 @@ STABLE_TORCH_LIBRARY_IMPL(%s, CPU, m) { m.impl("answer", TORCH_BOX(&answer)); }
 """
 
 
+def answers():
+    """The calls that this process answers without asking the cache."""
+    return [key for key in LOADED if key.startswith(memo._CALL)]
+
+
 def forget_answers():
     """Have calls ask the cache again, as in a new process."""
-    for key in [key for key in LOADED if key.startswith(memo._CALL)]:
+    for key in answers():
         del LOADED[key]
 
 

@@ -244,6 +244,16 @@ def test_a_file_that_incbin_reads_through_a_macro_is_watched(files, listed, monk
     assert listed != ("compiled again at each start" in caplog.text)
 
 
+@pytest.mark.long
+def test_a_header_of_an_absolute_path_is_read_at_each_call(files):
+    """By way of a link, which leads elsewhere the second time."""
+    folder = files(v1_dot_h=value(1), v2_dot_h=value(2))
+    for number in (1, 2):
+        (folder / "x.h").unlink(missing_ok=True)
+        (folder / "x.h").symlink_to(f"v{number}.h")
+        assert module("drop_in_absolute", f'#include "{folder}/x.h"').answer() == number
+
+
 def test_a_path_is_read_from_a_list_as_gcc_writes_it(tmp_path):
     folder = tmp_path / "a b#c$d$$e: f"
     folder.mkdir()
