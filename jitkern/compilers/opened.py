@@ -16,8 +16,9 @@ from jitkern.source.closure import Closure
 from jitkern.source.kinds import Source
 
 UNTOLD = (
-    "it uses .incbin, and this compiler does not list the files that .incbin reads, so the cache "
-    "key cannot cover them: write out their names in the text, or compile with g++ and no -flto"
+    "it uses .incbin or .include of the assembler, and this compiler does not list the files that "
+    "these read, so the cache key cannot cover them: write out their names in the text, or compile "
+    "with g++ and no -flto"
 )
 _LINKED = "linked.d"
 LINKERS_LIST = f"-Wl,--dependency-file={_LINKED}"

@@ -35,7 +35,8 @@ _PROBE_OF_A_MACRO = (  # all but `__has_include("name")`, `#ifdef __has_include`
     rb"(?<!ifdef )(?<!ifndef )(?<!defined )(?<!defined\()" + _PROBE + rb'(?![ \t]*\([ \t]*["<])'
 )
 _ABSOLUTE = rb'(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b.*[ \t(,"<]/[\w.]'
-_BINARY = rb'\.incbin[ \t]*\\?"()()([^"\\\n]+)'
+_ASSEMBLED = rb'\.inc(?:bin|lude)(?:[ \t]|\\t)*(\\?)"([^"\\\s][^"\\\n]*)\1"'  # in a literal, or not
+_READ = rb'incbin|\.include(?:[ \t]|\\t)*\\?"'  # by the assembler, also where a macro names it
 _CONDITION = rb"(?m)^[ \t]*(?:#|%:)[ \t]*(?:define|if|elif)\b(?:\\\r?\n|[^\n])*"
 _IN_MACRO = rb'(")([^"\n]{1,200})"|(<)([^<>\n]{1,200})>'
 _CONTINUED = rb"\\\r?\n"
@@ -99,7 +100,7 @@ def included(text: bytes, *, macros: bool = False) -> tuple[list[Name], bool]:
 
     macros: add the names in the values of macros, except absolute paths, which may be any files.
     """
-    if b"\0" in text[:4096]:  # an object, or a file for `.incbin`
+    if b"\0" in text[:4096]:  # an object, or a file that the assembler pastes
         return [], False
     joined = _joined(text)
     matches = re.findall(_INCLUDE, joined)
@@ -108,8 +109,8 @@ def included(text: bytes, *, macros: bool = False) -> tuple[list[Name], bool]:
     if b"__has_" in joined:
         names += re.findall(_PROBED, joined)
         computed = computed or bool(re.search(_PROBE_OF_A_MACRO, joined))
-    if b".incbin" in joined:
-        names += re.findall(_BINARY, joined)
+    if b".inc" in joined:
+        names += [(b"", b"", name) for *_, name in re.findall(_ASSEMBLED, joined)]
         computed = computed or pastes_unnamed(joined)
     for line in re.findall(_CONDITION, text) if macros else ():
         values = [(b"", a or b, x or y) for a, x, b, y in re.findall(_IN_MACRO, line)]
@@ -134,8 +135,8 @@ def probes_anywhere(text: bytes) -> bool:
 
 
 def pastes_unnamed(text: bytes) -> bool:
-    """Whether the text has an `.incbin` whose file name is not written out."""
-    return text.count(b"incbin") > len(re.findall(_BINARY, text))
+    """Whether the text has an `.incbin` or `.include` whose file name is not written out."""
+    return len(re.findall(_READ, text)) > len(re.findall(_ASSEMBLED, text))
 
 
 def _joined(text: bytes) -> bytes:

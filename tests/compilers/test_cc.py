@@ -414,7 +414,7 @@ def test_libraries_of_the_system_may_be_linked(build):
     assert build('extern "C" void k(int* x) {}', flags=["-lm", "-static-libgcc"])
 
 
-@pytest.mark.parametrize("read", ['.inc" "bin', ".include", '.incbin \\"" FILE "\\"\\n#'])
+@pytest.mark.parametrize("read", ['.inc" "bin', '.incl" "ude', '.incbin \\"" FILE "\\"\\n#'])
 def test_what_the_assembler_reads_is_in_the_key_or_refused(build, tmp_path, read):
     (tmp_path / "data").write_text("# 1\n")
     head = f'#define FILE "{tmp_path}/data"\n'
@@ -432,12 +432,13 @@ def test_what_the_assembler_reads_is_in_the_key_or_refused(build, tmp_path, read
 def test_incbin_is_refused_where_the_compiler_does_not_tell_what_it_reads(
     build, tmp_path, compiler_that, lines
 ):
-    (tmp_path / "data").write_text("1")
-    text = f'#define FILE "{tmp_path}/data"\n' + ASM % ('.incbin \\"" FILE "\\"\\n#', "")
+    (tmp_path / "data").write_text("# 1\n")
+    head = f'#define FILE "{tmp_path}/data"\n'
     with compiler_that(lines):
         assert build('extern "C" void k(int* x) {}')
-        with pytest.raises(CompileError, match="does not list the files that .incbin reads"):
-            build(text)
+        for read in ('.incbin \\"" FILE "\\"\\n#', '.include " "\\"" FILE "\\"\\n#'):
+            with pytest.raises(CompileError, match="does not list the files that these read"):
+                build(head + ASM % (read, ""))
 
 
 def test_flags_for_a_linker_that_does_not_tell_what_it_reads_are_refused(build, compiler_that):

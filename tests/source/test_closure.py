@@ -105,15 +105,17 @@ def test_a_shared_library_that_a_flag_names_is_not_read_and_a_plugin_is(folder, 
     assert str(tmp_path / "x.so") not in library
 
 
-def test_what_incbin_names_is_in(folder, tmp_path):
+def test_what_the_assembler_reads_is_in(folder, tmp_path):
     (folder / "table.bin").write_text("")
     (tmp_path / "far.bin").write_text("")
-    text = f'asm(".incbin \\"table.bin\\"\\n.incbin \\"{tmp_path}/far.bin\\"");'
+    (folder / "more.s").write_text(f'  .incbin "{tmp_path}/far.bin"\n')
+    text = 'asm(".incbin \\"table.bin\\"\\n.include\\t\\"more.s\\"");'
     (folder / "near.cuh").write_text(text)
     found = labels(Cuda("k.cu", folder=str(folder)))
     assert sorted(Path(label).name for label in found) == [
         "far.bin",
         "k.cu",
+        "more.s",
         "near.cuh",
         "table.bin",
     ]

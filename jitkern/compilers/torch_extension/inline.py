@@ -71,7 +71,7 @@ class InlineCompiler(Compiler):
             _log.warning("%s: write out the names in __has_include: %s", variant.op, _ALWAYS)
             watched["__has_include"] = CHANGED
         if torch_extension.compile_and_link.hides_binaries(build, staging, texts):
-            _log.warning("%s: write out the names in .incbin: %s", variant.op, _ALWAYS)
+            _log.warning("%s: write out the names in .incbin and .include: %s", variant.op, _ALWAYS)
             watched[".incbin"] = CHANGED
         watching = {"opened": watched, "searched": searched, "place": place_of(source)}
         return built._replace(meta={**built.meta, **watching})
