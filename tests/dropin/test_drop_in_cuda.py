@@ -97,9 +97,20 @@ def test_flags_that_name_an_arch_take_the_place_of_the_list():
         assert arch_flags.arch_flags("8.0", [other])
 
 
-def test_an_unknown_arch_is_a_value_error():
-    with pytest.raises(ValueError, match=r"Unknown CUDA arch \(Hoper\)"):
-        arch_flags.arch_flags("Hoper", ())
+@pytest.mark.parametrize(
+    ("listed", "named"),
+    [("Hoper", "Hoper"), *dict.fromkeys(("9.0;", "9.0 ", "; 9.0", "8.0; 9.0", ";", " "), "").items(),
+     ("8.0, 9.0", "8.0,"), ("9.0\n", "9.0\n"), (" native", "")],
+)  # fmt: skip
+def test_an_unknown_arch_is_a_value_error_as_with_torch(listed, named, monkeypatch):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
+    said = re.escape(f"Unknown CUDA arch ({named}) or GPU not supported")
+    with pytest.raises(ValueError, match=said):
+        arch_flags.arch_flags(config.cuda_arch_list(), ())
+    with pytest.raises(ValueError, match=said):
+        cpp_extension._get_cuda_arch_flags()
 
 
 def test_cudnn_home_is_searched(tmp_path):

@@ -34,8 +34,8 @@ _WITHOUT = (
 def arch_flags(listed: str | None, cuda_cflags: Sequence[str]) -> tuple[str, ...]:
     """nvcc's flags for the archs of `listed` (TORCH_CUDA_ARCH_LIST), or of the visible GPUs.
 
-    No flags if `cuda_cflags` name an arch. Raises TargetError for a name that is no arch, and if
-    there is neither a list nor a GPU.
+    No flags if `cuda_cflags` name an arch. Raises TargetError for a name that is no arch, as an
+    empty one behind the last `;` is none, and if there is neither a list nor a GPU.
     """
     if is_named(cuda_cflags):
         return ()
@@ -43,7 +43,7 @@ def arch_flags(listed: str | None, cuda_cflags: Sequence[str]) -> tuple[str, ...
         archs = listed.replace(" ", ";")
         for name, numbers in _NAMED.items():
             archs = archs.replace(name, numbers)
-        selected = [arch for arch in archs.split(";") if arch]
+        selected = archs.split(";")
     else:
         selected = _visible()
     return tuple(sorted({flag for arch in selected for flag in _flags(arch)}))
@@ -63,7 +63,8 @@ def named_arch(flags: Sequence[str]) -> str:
 def _flags(arch: str) -> tuple[str, ...]:
     match = re.fullmatch(r"(\d+)\.(\d[af]?)(\+PTX)?", arch)
     if not match:
-        raise TargetError(f"Unknown CUDA arch ({arch}) or GPU not supported; {_WITHOUT}")
+        empty = "" if arch else ": the list has a `;` or a space too many"
+        raise TargetError(f"Unknown CUDA arch ({arch}) or GPU not supported{empty}; {_WITHOUT}")
     number = match.group(1) + match.group(2)
     binary = f"-gencode=arch=compute_{number},code=sm_{number}"
     text = f"-gencode=arch=compute_{number},code=compute_{number}"
