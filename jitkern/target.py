@@ -35,6 +35,7 @@ _LEVELS = (  # x86-64 psABI levels; each level includes the levels before
     ("v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}),
     ("v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
 )
+_NATIVE_GPUS = r"(?:^|(?<=\s))(?:-arch|--gpu-architecture)[=\s]native\b"  # in the flags of nvcc
 _TELLING = frozenset((  # of /proc/cpuinfo: what `native` may depend on, for x86, Arm, Power, RISC-V
     "vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU architecture",
     "CPU variant", "CPU part", "Features", "cpu", "isa", "uarch",
@@ -186,10 +187,20 @@ def _machine() -> str:
 
 def processor_for(flags: Iterable[str]) -> str:
     """Return a digest of this machine's processor for flags like `-march=native`; "" for others."""
-    if not any("=native" in flag for flag in flags):
+    if "=native" not in re.sub(_NATIVE_GPUS, "", " ".join(flags)):
         return ""
     told = [f"{name}:{value}" for name, value in _processor().items() if name in _TELLING]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def gpus_for(flags: Iterable[str]) -> tuple[str, ...]:
+    """Return the archs of this machine's GPUs for flags of nvcc like `-arch=native`.
+
+    "none" stands for no GPU, where nvcc takes an arch of its own choice; () is for other flags.
+    """
+    if not re.search(_NATIVE_GPUS, " ".join(flags)):
+        return ()
+    return tuple(sorted({t.arch for t in Target.visible() if t.device == "cuda"})) or ("none",)
 
 
 @functools.cache

@@ -219,8 +219,11 @@ class Source:
 
     @property
     def compiler_words(self) -> list[str]:
-        """All flags of the compilers, with those in response files."""
-        return list(room.includes.expanded(self.every_flag))
+        """All flags of the compilers, with those in response files and in variables."""
+        told = config.current().environment
+        read = [n for n in self.environment if n in room.build_environment.NVCC_FLAGS and n in told]
+        more = room.includes.words([told[name] for name in read])
+        return list(room.includes.expanded((*self.every_flag, *more)))
 
     def unit(self, file: str) -> Source:
         """One of the files, as a source of its own; `others` names the rest, for messages."""

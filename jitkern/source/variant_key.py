@@ -9,8 +9,9 @@ from jitkern import config
 from jitkern.cache.key import Key, digest_of
 from jitkern.cache.layout import LONGEST_PLACE
 from jitkern.source.closure import Closure
+from jitkern.source.includes import expanded
 from jitkern.source.kinds import CUDA, Source, Variant
-from jitkern.target import Target, processor_for
+from jitkern.target import Target, gpus_for, processor_for
 
 _LONGEST = 100  # letters of an op's name in that of a folder
 _SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long
@@ -48,7 +49,7 @@ def source_inputs(source: Source, closure: Closure) -> dict[str, Any]:
             "versions": closure.versions,
             "min_compiler": source.min_compiler,
             **_unit_flags(source),
-            **_processor(source),
+            **_machine(source),
         },
         "environment": {name: environment.get(name) for name in source.environment},
     }
@@ -66,11 +67,14 @@ def label_of(op: str, label: str, target: str, end: str = "") -> str:
     return re.sub(r"\.\.+", ".", plain).strip(".-")[: max(room, _SHORTEST)].rstrip(".-") + end
 
 
-def _processor(source: Source) -> dict[str, str]:
-    """This machine's processor for the key of host code, if a flag says `native`; else {}."""
-    flags = [*source.compiler_words, *getattr(source, "ldflags", ())]  # -flto compiles as it links
-    processor = "" if source.runs == CUDA else processor_for(flags)
-    return {"processor": processor} if processor else {}
+def _machine(source: Source) -> dict[str, Any]:
+    """This machine's processor and GPUs for the key of host code, where flags say `native`."""
+    if source.runs == CUDA:
+        return {}
+    linking = expanded(getattr(source, "ldflags", ()))  # -flto compiles as it links
+    flags = [*source.compiler_words, *linking]
+    machine = {"processor": processor_for(flags), "gpus": list(gpus_for(flags))}
+    return {name: value for name, value in machine.items() if value}
 
 
 def _unit_flags(source: Source) -> dict[str, Any]:

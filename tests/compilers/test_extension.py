@@ -413,12 +413,15 @@ def test_flags_that_name_an_arch_take_the_place_of_the_targets(cuda, cuda_target
     monkeypatch.setattr(
         compile_and_link, "_run", lambda build, steps, *rest: made.append(steps) or 1 / 0
     )
+    monkeypatch.setattr(Target, "visible", lambda: [CPU, cuda_target._replace(arch="sm_90")])
     native = cuda._replace(source=cuda.source.replace(flags=("-arch=native",)))
     for v in (cuda, native):
         with pytest.raises(ZeroDivisionError):
             jit.ensure(v, cuda_target._replace(arch="sm_90a"))
     named = [[word for word in steps[1].command if "arch=" in word] for steps in made]
     assert named == [["-gencode=arch=compute_90a,code=sm_90a"], ["-arch=native"]]
+    with pytest.raises(TargetError, match=r"say -arch=native, which means .* \(sm_90\): leave it"):
+        jit.ensure(native, cuda_target._replace(arch="sm_80"))
 
 
 def test_without_nvcc_the_error_says_what_to_install(cuda, cuda_target, monkeypatch):

@@ -125,6 +125,51 @@ def test_the_processor_is_in_the_key_where_a_linkers_flag_depends_on_it(tmp_path
     assert not {*digests[0]} & {*digests[1]}
 
 
+@pytest.mark.parametrize(
+    ("flags", "elsewhere", "changed"),
+    [
+        ("-arch=native", "", "gpus"),
+        ("-arch native", "", "gpus"),
+        ("-O3 --gpu-architecture=native", "", "gpus"),
+        ("--gpu-architecture native -g", "", "gpus"),
+        ("--options-file {file}", "-arch=native", "gpus"),
+        ("", "-arch=native", "gpus"),
+        ("-Xcompiler -march=native", "", "processor"),
+        ("-optf {file}", "-O3 -Xcompiler=-mtune=native", "processor"),
+        ("-Xcompiler @{file}", "-march=native", "processor"),
+        ("-Xcompiler=-march=native -arch=native", "", "gpus processor"),
+        ("", "-Xcompiler=-march=native", "processor"),
+        ("-arch=sm_90 -Dnative", "", ""),
+    ],
+)
+def test_the_gpus_and_the_processor_are_in_the_key_where_nvccs_flags_depend_on_them(
+    flags, elsewhere, changed, tmp_path, monkeypatch
+):
+    """What stands elsewhere is in a response file, or without one in a variable."""
+    (tmp_path / "k.cu").touch()
+    (tmp_path / "response").write_text(elsewhere)
+    words = flags.format(file=tmp_path / "response").split()
+    variable = "" if "{file}" in flags else elsewhere
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", variable)
+    monkeypatch.setattr("jitkern.config._current", config.Config.from_env())
+    told = {"folder": str(tmp_path), "environment": ["NVCC_APPEND_FLAGS"]}
+    sources = [
+        Extension("k.cu", function="k", flags=words, **told),
+        Inline(["k.cu"], name="k", texts=["int k;"], with_cuda=True, cuda_cflags=words),
+    ]
+    cpu = Target.current("cpu")
+    inputs = []
+    for processor, arch in (("sse4_2", "sm_80"), ("sse4_2 avx2", "sm_90")):
+        monkeypatch.setattr("jitkern.target._processor", lambda flags=processor: {"flags": flags})
+        gpu = Target("cuda", arch, "130", "2.13.0")
+        monkeypatch.setattr(Target, "visible", lambda gpu=gpu: [cpu, gpu, gpu])
+        keys = [key_of(Variant("test::k", source), cpu) for source in sources]
+        inputs.append([one.inputs["source"] for one in keys])
+    for one, other in zip(*inputs):
+        differing = [name for name in ("gpus", "processor") if one.get(name) != other.get(name)]
+        assert " ".join(differing) == changed
+
+
 def test_the_processor_is_not_in_the_key_of_device_code(tmp_path):
     (tmp_path / "k.cu").touch()
     source = Cuda("k.cu", folder=str(tmp_path), flags=["-Xcompiler=-march=native"])

@@ -14,8 +14,9 @@ from jitkern.compilers.cuda import arch_flags
 from jitkern.compilers.torch_extension.inline_source import has_cuda
 from jitkern.errors import CompileError, TargetError
 from jitkern.source.closure import Closure
+from jitkern.source.includes import expanded
 from jitkern.source.kinds import Extension, Source, Unit, Variant
-from jitkern.target import Target, this_abi
+from jitkern.target import Target, gpus_for, this_abi
 
 if TYPE_CHECKING:
     from jitkern.compilers.result import Built
@@ -63,6 +64,12 @@ class ExtensionCompiler(Compiler):
         )
         if with_cuda and not target.cuda:
             raise TargetError(f"{variant.op}: it has CUDA files, and {target} is no CUDA target")
+        gpus = gpus_for(source.compiler_words) if with_cuda else ()
+        if gpus and target.arch.rstrip("af") not in gpus:
+            raise TargetError(
+                f"{variant.op} for {target}: its flags say -arch=native, which means the GPUs of "
+                f"this machine ({', '.join(gpus)}): leave it out, and the target sets the arch"
+            )
         build = _build_of(source, target)
         compilers.opened.refuse_profiles(
             [flag for unit in build.units for flag in unit.flags], variant.op
@@ -86,7 +93,7 @@ def _build_of(source: Extension, target: Target) -> torch_extension.commands.Bui
 
     def flags(file: str) -> tuple[str, ...]:
         words = (_OPTIMIZED, *source.flags_of(file))
-        own_arch = not has_cuda((file,)) or arch_flags.is_named(words)
+        own_arch = not has_cuda((file,)) or arch_flags.is_named(list(expanded(words)))
         return words if own_arch else (machine_code, *words)
 
     return torch_extension.commands.Build(

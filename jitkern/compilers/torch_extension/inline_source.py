@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from jitkern import config
 from jitkern.compilers.cuda import toolkit
-from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
-from jitkern.source.includes import SEARCHING, expanded, searched, words
+from jitkern.source.build_environment import ENVIRONMENT
+from jitkern.source.includes import SEARCHING, searched
 from jitkern.source.kinds import ITSELF, Include, Source
 from jitkern.target import Target, this_abi
 
@@ -72,11 +72,9 @@ class Inline(Source):
         return [Path(place) for place in self.places]
 
     @property
-    def compiler_words(self) -> list[str]:
-        """All flags of the compilers, with those in response files and in variables."""
-        environment = config.current().environment
-        more = words([environment[name] for name in NVCC_FLAGS if environment.get(name)])
-        return list(expanded((*self.cflags, *self.cuda_cflags, *more)))
+    def every_flag(self) -> tuple[str, ...]:
+        """The flags of the compilers."""
+        return (*self.cflags, *self.cuda_cflags)
 
     @property
     def roots(self) -> list[Include]:
