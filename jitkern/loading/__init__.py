@@ -18,6 +18,7 @@ else:
 
 # The code that this process has loaded: by the digest of its entry; for a library, by what makes it
 # this library and no other (see `library.open_library`); for `load_inline`, by its call as well.
+# The digest of a shared library that an Extension is linked with, by the loader's handle.
 LOADED: dict[str, Any] = {}
 
 

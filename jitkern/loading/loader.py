@@ -7,12 +7,16 @@ runtime, which each process loads, needs none of them.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jitkern import loading, source as sources
 from jitkern.errors import DeclarationError, LoadError
+from jitkern.loading import LOADED
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import CUDA, FUNCTION, Extension, Generated, Source
 
@@ -108,13 +112,38 @@ def _shared_libraries(source: Extension) -> Iterator[str]:
             yield found
 
 
+def _load_shared(path: str, op: str) -> None:
+    """Load a shared library that an Extension is linked with, for as long as the process lives.
+
+    The loader of the system finds it by its SONAME then. Raises LoadError where the loader takes a
+    library with other content, which an Extension before was linked with.
+    """
+    with open(path, "rb") as file:
+        content = file.read()
+    digest = hashlib.sha256(content).hexdigest()
+    file_name = os.path.basename(path)  # noqa: PTH119  imports less
+    names = re.findall(rb"\0(%s[.\d]*)(?=\0)" % re.escape(os.fsencode(file_name)), content)
+    taken = [ctypes.CDLL(path)]  # an earlier one of this path, if it is loaded
+    LOADED.setdefault(f"shared {taken[0]._handle}", digest)
+    for name in {*names}:
+        with suppress(OSError):  # no SONAME
+            taken.append(ctypes.CDLL(os.fsdecode(name), os.RTLD_NOLOAD | os.RTLD_NOW))
+    if any(LOADED.get(f"shared {library._handle}", digest) != digest for library in taken):
+        raise LoadError(
+            f"the Extension of {op} is linked with {path}, and this process has loaded another "
+            f"{file_name} for an Extension before, which the system takes in its place: start a "
+            "new process, or rename one of the two libraries",
+            whole=True,
+        )
+
+
 def _extension(source: Extension, entry: Entry, op: str) -> Callable[..., Any]:
     import torch
 
     meta = entry.manifest.meta
     path, output = str(entry.path / meta["artifact"]), "module" if meta["module"] else "library"
     for library in _shared_libraries(source):
-        ctypes.CDLL(library)  # stays, and the system's loader knows it by its SONAME
+        _load_shared(library, op)
     try:
         with entry.loadable() as place:
             opened = loading.library.open_library(

@@ -165,6 +165,23 @@ print(jit.loaded(Variant("t::one", source), Target.current("cpu"))())
 
 
 @pytest.mark.long
+def test_a_process_takes_no_other_shared_library_of_the_same_name(folder, tmp_path):
+    (folder / "binding.cpp").write_text(USES)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    library(folder, 5, *SHARED, "-Wl,-soname,libfoo.so.2")
+    shutil.copytree(folder / "lib", copy / "lib")
+    for place in (folder, copy):
+        assert jit.loaded(variant(place, op=f"t::{place.name}", **LINKED), CPU)() == 5
+    for place in (folder, copy):
+        library(place, 7, *SHARED, "-Wl,-soname,libfoo.so.2")
+        with pytest.raises(
+            LoadError, match=r"another libfoo\.so .*: start a new process, or "
+        ) as e:
+            jit.loaded(variant(place, **LINKED), CPU)
+    assert e.value.whole
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["shared", "archive", "whole path", "flags"])
 def test_what_it_is_linked_with_is_in_the_key_by_content(folder, kind):
     (folder / "binding.cpp").write_text(USES)
