@@ -15,7 +15,8 @@ from jitkern.launch.symbols import concrete
 from jitkern.source.defining_file import unit_of
 from jitkern.source.dtypes import codes_of_torch
 from jitkern.source.kinds import TRITON_OPTIONS, Constant, Source, Variant
-from jitkern.source.triton_text import Config, Function, functions
+from jitkern.source.triton_decorators import Config, Heuristic
+from jitkern.source.triton_text import Function, functions
 
 
 class Call(NamedTuple):
@@ -47,6 +48,9 @@ def expanded(
 ) -> Call:
     """Return the call with what the decorators of its kernel add: a configuration, heuristics.
 
+    The decorators count from above, as in Triton: `@triton.heuristics` above `@triton.autotune` may
+    give what its key names, and below it sees the configuration.
+
     choose: picks one of the function's configurations for these arguments by name. A `grid` that is
     a function is called here.
     """
@@ -64,12 +68,17 @@ def expanded(
             if name not in {*template, *tuned, *computed, *defaults}
         ]
         named = dict(zip(passed, call.args))
+
+        steps: list[Heuristic | None] = [*declared.heuristics]
         if declared.configs:
-            config = choose(declared, {**template, **named})
-            template |= declared.of_config(config)
-            keywords = {**dict(config.options), **keywords}
-        for name, function in declared.heuristics:
-            if name in computed:
+            steps.insert(declared.before, None)
+        for step in steps:
+            if step is None:
+                config = choose(declared, {**template, **named})
+                template |= declared.of_config(config)
+                keywords = {**dict(config.options), **keywords}
+            elif step[0] in computed:
+                name, function = step
                 value = concrete(function({**defaults, **named, **template}))
                 if name in declared.parameters or name not in TRITON_OPTIONS:
                     template[name] = value

@@ -26,7 +26,7 @@ from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.launch.resources.tensor_maps import TensorMap
 from jitkern.launch.symbols import Unsupported
 from jitkern.launch.tuned import Launch, Tuned
-from jitkern.source import triton_text
+from jitkern.source import triton_decorators, triton_text
 from jitkern.source.dtypes import table_of
 from jitkern.source.kinds import HOST, Source, Variant
 from jitkern.target import Target
@@ -87,10 +87,12 @@ class Runner:
     def expanded(self, call: Call) -> Call:
         """Return the call with what its kernel's decorators add; may measure configurations."""
 
-        def choose(declared: triton_text.Function, named: dict[str, Any]) -> triton_text.Config:
+        def choose(
+            declared: triton_text.Function, named: dict[str, Any]
+        ) -> triton_decorators.Config:
             args = functools.cache(lambda: launch.measure.copies_for(call.args))
 
-            def launch_of(config: triton_text.Config) -> Launch:
+            def launch_of(config: triton_decorators.Config) -> Launch:
                 copy = call._replace(args=args())
                 complete = expanded(self.where, self.source, copy, lambda *_: config)
                 pairs = list(zip(copy.args, call.args))

@@ -125,6 +125,8 @@ def triton_kernel(
             return TritonKernel(cell, name, target_of(target))
         path = definition
     declared = functions(path)
+    if not isinstance(function, str):
+        source.triton_function.check(function, declared)
     if name not in declared:
         raise DeclarationError(
             f"{path} has no function `{name}` below `@triton.jit` at its top level; "
@@ -160,7 +162,8 @@ def _definition_of(function: Any) -> tuple[Path | None, str, str]:
         return None, "", plain.__name__
     module = sys.modules.get(plain.__module__)
     path = Path(plain.__code__.co_filename).absolute()
-    return path, getattr(module, "__package__", "") or "", plain.__name__
+    name = source.triton_function.name_of(function)
+    return path, getattr(module, "__package__", "") or "", name
 
 
 def _plain(value: Any) -> Any:

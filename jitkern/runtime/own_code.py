@@ -13,7 +13,8 @@ from jitkern.files import owned
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  imports less
 _OF_A_TRACE = (  # beside the rooms launch and trace
     "calls/call_class.py", "calls/signature.py", "runtime/linker.py", "runtime/plans.py",
-    "source/defining_file.py", "source/dtypes.py", "source/kinds.py", "source/triton_text.py",
+    "source/defining_file.py", "source/dtypes.py", "source/kinds.py",
+    "source/triton_decorators.py", "source/triton_text.py",
 )  # fmt: skip
 _OF_A_KEY = (  # what turns sources, the machine and the text of the runtime into names of entries
     "cache/facts.py", "cache/key.py", "cache/receipts.py", "compilers/__init__.py",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         kinds as kinds,
         provenance as provenance,
         texts as texts,
+        triton_decorators as triton_decorators,
         triton_function as triton_function,
         triton_text as triton_text,
         variant_key as variant_key,

@@ -9,6 +9,7 @@ tracebacks.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import math
 import os
@@ -17,10 +18,11 @@ import sysconfig
 import textwrap
 import types
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from jitkern.errors import DeclarationError
-from jitkern.source import texts
+from jitkern.errors import CompileError, DeclarationError
+from jitkern.source import texts, triton_decorators, triton_text
 from jitkern.source.kinds import TRITON_OPTIONS
 
 _PLAIN = (int, float, str, bool, type(None))
@@ -46,9 +48,47 @@ def source_of(function: Any) -> tuple[str, dict[str, Any]]:
     if in_file(plain):
         package = plain.__globals__.get("__package__") or ""
         path = os.path.abspath(plain.__code__.co_filename)  # noqa: PTH100  as the code has it
+        check(function, triton_text.functions(Path(path)))
         return path, {"package": package}
     text, written_at = text_of([plain])
-    return f"{plain.__name__}.py", {"text": text, "written_at": written_at}
+    path = f"{plain.__name__}.py"
+    check(function, triton_text.Functions(path, ast.parse(text)))
+    return path, {"text": text, "written_at": written_at}
+
+
+def name_of(function: Any) -> str:
+    """Return the name by which its module has a JITFunction, or what decorators make of one."""
+    plain = inner(function)
+    own: str = plain.__name__
+    names: dict[str, Any] = plain.__globals__
+    others = (name for name, value in names.items() if value is function)
+    return own if names.get(own) is function else next(others, own)
+
+
+def check(function: Any, declared: triton_text.Functions) -> None:
+    """Raise DeclarationError for decorators that a launch would not find in the text.
+
+    Such are those that another module, a cell or a call has put over a function, and those of a
+    file that was edited since its import. What the text cannot tell is for the launch to say.
+    """
+    name = name_of(function)
+    with contextlib.suppress(CompileError):
+        if type(function).__name__ == "InterpretedFunction":
+            return  # for TRITON_INTERPRET=1, which compilers do not see
+        try:
+            real = triton_decorators.read(function)
+            found = declared.decorators(name)
+        except (TypeError, triton_decorators.Unsupported) as e:
+            raise DeclarationError(f"`{name}`: {e}") from e
+        except KeyError:
+            told = f"the text has no function `{name}`"
+        else:
+            told = triton_decorators.difference(found, real)
+        if told:
+            raise DeclarationError(
+                f"`{name}` has other decorators than its text, which is what a launch reads "
+                f"({told}): write them above the function, and reload an edited file"
+            )
 
 
 def text_of(functions: Iterable[types.FunctionType]) -> tuple[str, list[texts.Span]]:

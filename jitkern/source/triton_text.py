@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
+import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from jitkern.errors import CompileError
@@ -16,6 +18,16 @@ from jitkern.files import owned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import Constant
+from jitkern.source.triton_decorators import (
+    KNOWN,
+    Config,
+    Decorators,
+    Heuristic,
+    Standin,
+    Unsupported,
+    read,
+    unwrapped,
+)
 
 _TYPES = {  # the names of types in annotations, without `tl.`
     "int": "i32", "float": "f32", "double": "f64", "half": "f16", "u1": "bool", "uint1": "bool",
@@ -24,15 +36,11 @@ _TYPES = {  # the names of types in annotations, without `tl.`
 _NARROW = {  # floats that a launch passes only in a tensor
     name for code, dtype in DTYPES.items() if not dtype.ctype for name in (code, dtype.triton)
 }
-_LISTS = ("key", "reset_to_zero", "restore_value")  # of @triton.autotune
+PURE = frozenset((  # modules whose results follow from arguments alone
+    "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
+    "itertools", "math", "operator", "types", "typing", "typing_extensions",
+))  # fmt: skip
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-class Config(NamedTuple):
-    """A `triton.Config`: constexprs, and compile options such as num_warps."""
-
-    constexprs: tuple[tuple[str, Constant], ...]
-    options: tuple[tuple[str, int], ...]
 
 
 class Function(NamedTuple):
@@ -41,7 +49,8 @@ class Function(NamedTuple):
     configs, key: of `@triton.autotune`: the configurations, and the arguments for each value of
     which one configuration is chosen. zeroed, restored: its `reset_to_zero` and `restore_value`:
     the arguments that each measured run finds as zeros, or as they were. heuristics: of
-    `@triton.heuristics`: constexprs computed from the rest.
+    `@triton.heuristics`: constexprs computed from the rest; the first `before` of them before a
+    configuration is chosen.
     """
 
     parameters: tuple[str, ...]
@@ -55,7 +64,8 @@ class Function(NamedTuple):
     key: tuple[str, ...] = ()
     zeroed: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
-    heuristics: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
+    heuristics: tuple[Heuristic, ...] = ()
+    before: int = 0
 
     def of_config(self, config: Config) -> dict[str, Constant]:
         """The constexprs of a configuration; an option is one, too, if a parameter has its name."""
@@ -68,28 +78,22 @@ class Functions(Mapping[str, Function]):
 
     def __init__(self, path: str, tree: ast.Module) -> None:
         self._module = _Module(path, tree)
-        self._nodes: dict[str, list[tuple[ast.FunctionDef, ast.expr]]] = {}
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and (decorator := _decorator(node, "jit")):
-                self._nodes.setdefault(node.name, []).append((node, decorator))
         self._read: dict[str, Function] = {}
 
     def __getitem__(self, name: str) -> Function:
         if name not in self._read:
-            (first, decorator), *more = self._nodes[name]
-            if more:
-                raise CompileError(
-                    f"{self._module.path}({more[0][0].lineno}): error: `{name}` is defined in line "
-                    f"{first.lineno}, too, and kernels are found by their names: rename one of them"
-                )
-            self._read[name] = _function(first, decorator, self._module)
+            self._read[name] = self._module.function(name)
         return self._read[name]
 
+    def decorators(self, name: str) -> Decorators:
+        """What the decorators of a function say. Raises KeyError and CompileError."""
+        return self._module.decorators(name)
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._nodes)
+        return iter(self._module.listed)
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._module.listed)
 
 
 def functions(path: Path) -> Functions:
@@ -106,7 +110,7 @@ def _functions(path: str, _state: tuple[int, ...]) -> Functions:
     return Functions(path, tree)
 
 
-def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Module) -> Function:
+def _function(node: ast.FunctionDef, found: Decorators, path: str) -> Function:
     positional = [*node.args.posonlyargs, *node.args.args]
     parameters = [*positional, *node.args.kwonlyargs]
     names = [parameter.arg for parameter in parameters]
@@ -116,7 +120,7 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Module) -> Fu
     annotated = tuple((p.arg, kind) for p in parameters if (kind := _annotated(p.annotation)))
     for name, kind in annotated:
         if fault := scalar_fault(name, kind):
-            raise CompileError(f"{module.path}({node.lineno}): error: {fault}")
+            raise CompileError(f"{path}({node.lineno}): error: {fault}")
     values = [None] * (len(positional) - len(node.args.defaults)) + node.args.defaults
     literals = {
         name: value
@@ -129,11 +133,15 @@ def _function(node: ast.FunctionDef, decorator: ast.expr, module: _Module) -> Fu
         constexprs,
         tuple((n, v) for n, v in literals.items() if n in constexprs and v is not None),
         tuple((n, v) for n, v in literals.items() if n not in constexprs),
-        frozenset(_named(decorator, "do_not_specialize", names, module)),
-        frozenset(_named(decorator, "do_not_specialize_on_alignment", names, module)),
+        found.plain,
+        found.unaligned,
         annotated,
-        *_tuning(_decorator(node, "autotune"), module),
-        _heuristics(_decorator(node, "heuristics"), module),
+        found.configs,
+        found.key,
+        found.zeroed,
+        found.restored,
+        found.heuristics,
+        found.before,
     )
 
 
@@ -162,73 +170,113 @@ def _annotated(annotation: ast.expr | None) -> str:
     return kind and f"{'*' if pointer else ''}{kind}"
 
 
-def _tuning(
-    decorator: ast.expr | None, module: _Module
-) -> tuple[tuple[Config, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The configurations, and the lists of names in `_LISTS`."""
-    if not isinstance(decorator, ast.Call):
-        return (), (), (), ()
-    arguments = dict(zip(("configs", "key"), decorator.args))
-    arguments |= {item.arg: item.value for item in decorator.keywords if item.arg}
-    refused = {"prune_configs_by", "pre_hook", "post_hook"}.intersection(arguments)
-    if refused:
-        raise CompileError(
-            f"{module.path}({decorator.lineno}): error: `{min(refused)}` of @triton.autotune is "
-            "not supported: remove it, and list the configurations that remain"
-        )
-    configs = tuple(module.value(arguments["configs"]))
-    key, zeroed, restored = (
-        tuple(module.value(arguments[name]) or ()) if name in arguments else () for name in _LISTS
-    )
-    return configs, key, zeroed, restored
-
-
-def _heuristics(
-    decorator: ast.expr | None, module: _Module
-) -> tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...]:
-    if not isinstance(decorator, ast.Call):
-        return ()
-    (values,) = (*decorator.args, *(item.value for item in decorator.keywords))
-    return tuple(module.value(values).items())
-
-
-def _config(
-    kwargs: dict[str, Constant], num_warps: int = 4, num_stages: int = 3, num_ctas: int = 1,
-    maxnreg: int | None = None, **unsupported: object,
-) -> Config:  # fmt: skip
-    """Make a Config from the arguments of `triton.Config`, with its defaults."""
-    if any(value is not None for value in unsupported.values()):
-        raise ValueError(f"triton.Config({', '.join(unsupported)}=...) is not supported")
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    options |= {"num_ctas": num_ctas} if num_ctas != 1 else {}
-    options |= {"maxnreg": maxnreg} if maxnreg else {}
-    return Config(tuple(kwargs.items()), tuple(options.items()))
-
-
 class _Names(dict[str, Any]):
-    """The names that statements of a file gave a value; for a name that they failed to, why."""
+    """The names that statements of a file gave a value; for a name that they failed to, why.
 
-    def __init__(self) -> None:
-        light = SimpleNamespace(Config=_config, cdiv=cdiv, next_power_of_2=next_power_of_2)
-        super().__init__(triton=light, Config=_config, math=math)
+    Triton's own names are given to begin with: packages import them from elsewhere, too.
+    """
+
+    def __init__(self, path: str) -> None:
+        given = {**KNOWN, "triton": Standin("triton"), "tl": Standin("triton.language")}
+        builtin = {**vars(builtins), "__import__": _imported}
+        super().__init__(given, math=math, __name__=Path(path).stem, __builtins__=builtin)
+        self._path = path
+        self._known = given.keys()
         self._failures: dict[str, Exception] = {}
+        self._not_imported: set[str] = set()
 
-    def run(self, node: ast.stmt, path: str) -> None:
-        """Run a statement, unless it imports modules; a failure counts where its names are read."""
-        failure: Exception = ImportError(f"line {node.lineno} imports a module")
-        if not _imports(node):
-            try:
-                exec(compile(ast.Module([node], []), path, "exec"), self)  # noqa: S102  the kernel author's own code
-            except Exception as e:  # noqa: BLE001
-                failure = e
+    def run(self, statement: _Statement) -> None:
+        """Run a statement; a failure counts where the names that it gives are read."""
+        node = statement.node
+        try:
+            if isinstance(node, ast.FunctionDef) and node.decorator_list:
+                self[node.name] = self._decorated(node)
             else:
-                return
-        for name in _given_by(node):
-            self.pop(name, None)
-            self._failures[name] = failure
+                self._exec(node)
+        except Exception as e:  # noqa: BLE001
+            imports = isinstance(node, (ast.Import, ast.ImportFrom))
+            for name in statement.gives - (self._known if imports else set()):
+                self.pop(name, None)
+                self._failures[name] = e
+            self._not_imported |= statement.gives if imports else set()
+
+    def _decorated(self, node: ast.FunctionDef) -> Any:
+        """The value of a decorated function.
+
+        A decorator that the file imports from elsewhere is Triton's if it has a name of Triton's,
+        and else does nothing: the process that compiles sees whether that is so.
+        """
+        plain = copy.copy(node)
+        plain.decorator_list = []
+        if _is_kernel(node):  # it is never called
+            plain.body, plain.args = [ast.Pass()], copy.deepcopy(node.args)
+            none = ast.Constant(None)
+            plain.args.defaults = [none for _ in node.args.defaults]
+            plain.args.kw_defaults = [default and none for default in node.args.kw_defaults]
+        self._exec(ast.fix_missing_locations(plain))
+        value = self[node.name]
+        for decorator in reversed(node.decorator_list):
+            called = decorator.func if isinstance(decorator, ast.Call) else decorator
+            expression = decorator
+            if root_of(called) in self._not_imported - self.keys():
+                if (name := ast.unparse(called).rpartition(".")[2]) not in KNOWN:
+                    continue
+                expression = ast.Name(name, ast.Load())
+                if isinstance(decorator, ast.Call):
+                    expression = ast.Call(expression, decorator.args, decorator.keywords)
+                expression = ast.copy_location(expression, decorator)
+            with _explained(self._path, decorator.lineno):
+                body = ast.fix_missing_locations(ast.Expression(expression))
+                value = eval(compile(body, self._path, "eval"), self)(value)  # noqa: S307  the kernel author's own code
+        return value
+
+    def _exec(self, node: ast.stmt) -> None:
+        exec(compile(ast.Module([node], []), self._path, "exec"), self)  # noqa: S102  the kernel author's own code
 
     def __missing__(self, name: str) -> Any:
         raise self._failures.get(name) or KeyError(name)
+
+
+def _imported(
+    name: str, names: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+) -> Any:
+    """Import for a text that is read: modules whose results follow from arguments alone."""
+    top = name.partition(".")[0]
+    if top == "triton" and not level:
+        return Standin(name if fromlist else top)
+    if top in PURE and not level:
+        return __import__(name, names, local, fromlist)
+    line = sys._getframe(1).f_lineno
+    raise NotImported(f"line {line} imports a module, {'.' * level}{name}, which a launch does not")
+
+
+class NotImported(Exception):
+    """A text that is read imports a module; no `except ImportError` of the text is to catch it."""
+
+
+@contextlib.contextmanager
+def _explained(path: str, line: int) -> Iterator[None]:
+    """Give an error of a text that is run its place. Raises CompileError."""
+    try:
+        yield
+    except CompileError:
+        raise
+    except Unsupported as e:
+        raise CompileError(f"{path}({line}): error: {e}") from e
+    except Exception as e:
+        raise CompileError(
+            f"{path}({line}): error: a launch must evaluate this without importing Triton, and "
+            f"cannot: {type(e).__name__}: {e}"
+        ) from e
+
+
+class _Statement(NamedTuple):
+    """A statement of a file: the names whose values it gives, changes or may change, and reads."""
+
+    node: ast.stmt
+    gives: set[str]
+    touches: set[str]
+    reads: set[str]
 
 
 class _Module:
@@ -237,44 +285,113 @@ class _Module:
     def __init__(self, path: str, tree: ast.Module) -> None:
         self.path = path
         self._tree = tree
+        nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        self.listed = list(dict.fromkeys(node.name for node in nodes if _is_kernel(node)))
 
     @functools.cached_property
-    def _given(self) -> list[tuple[ast.stmt, set[str]]]:
-        """The statements of the file, each with the names whose values it gives or changes."""
-        return [(node, _given_by(node)) for node in self._tree.body]
+    def _statements(self) -> list[_Statement]:
+        """The statements of the file."""
+        changes = _changes(self._tree)
+        found = []
+        for node in self._tree.body:
+            read = _names_in(node)
+            gives = _given_by(node)
+            if not isinstance(node, DEFINITIONS):
+                gives = gives.union(*(changes[name] for name in read if name in changes))
+            elif isinstance(node, ast.FunctionDef):
+                called = set().union(*map(_names_in, node.decorator_list))
+                gives = gives.union(*(changes[name] for name in called if name in changes))
+            found.append(_Statement(node, gives, _passed_in(node), read))
+        return found
 
-    def value(self, expression: ast.expr) -> Any:
-        """The value of an expression of the file. Raises CompileError."""
-        names = _Names()
-        for node in self._leading_to(expression, known=frozenset(names)):
-            names.run(node, self.path)
+    def decorators(self, name: str) -> Decorators:
+        """What the decorators of a function say. Raises KeyError and CompileError."""
+        givers = [s.node.lineno for s in self._statements if name in s.gives]
+        if not givers:
+            raise KeyError(name)
+        names = _Names(self.path)
+        for statement in self._leading_to(name):
+            names.run(statement)
+        with _explained(self.path, givers[-1]):
+            value = names[name]
         try:
-            code = compile(ast.Expression(expression), self.path, "eval")
-            return eval(code, names)  # noqa: S307  the kernel author's own code
-        except Exception as e:
-            raise CompileError(
-                f"{self.path}({expression.lineno}): error: a launch must evaluate this without "
-                f"importing Triton, and cannot: {type(e).__name__}: {e}"
-            ) from e
+            return read(value)
+        except Unsupported as e:
+            raise CompileError(f"{self.path}({givers[-1]}): error: {e}") from e
+        except TypeError:
+            raise KeyError(name) from None
 
-    def _leading_to(self, expression: ast.expr, known: frozenset[str]) -> list[ast.stmt]:
-        """The statements, in order, that the values of the names in an expression follow from."""
-        wanted = _names_in(expression) - known
+    def function(self, name: str) -> Function:
+        """A function, as its text declares it. Raises KeyError and CompileError."""
+        found = self.decorators(name)
+        code = unwrapped(found.function).__code__
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+                lines = {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}
+                if code.co_firstlineno in lines:
+                    return _function(node, found, self.path)
+        raise CompileError(f"{self.path}: error: `{name}` is no function of this file")
+
+    def _leading_to(self, name: str) -> list[_Statement]:
+        """The statements, in order, that the value of a name follows from."""
+        wanted = {name}
         needed: set[ast.stmt] = set()
-        while more := {node for node, given in self._given if given & wanted} - needed:
-            needed |= more
-            wanted = wanted.union(*map(_names_in, more)) - known
-        return [node for node in self._tree.body if node in needed]
+        while more := [
+            s for s in self._statements if s.node not in needed and (s.gives | s.touches) & wanted
+        ]:
+            needed |= {s.node for s in more}
+            wanted = wanted.union(*(s.reads for s in more))
+        return [s for s in self._statements if s.node in needed]
+
+
+def _is_kernel(node: ast.FunctionDef) -> bool:
+    """Whether a function is below a decorator that is spelt as Triton's `jit`."""
+    called = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
+    return any(ast.unparse(function).split(".")[-1] == "jit" for function in called)
 
 
 def _names_in(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    """The names that a statement reads; of a kernel, those that its decorators read."""
+    parts = [node]
+    if isinstance(node, ast.FunctionDef) and _is_kernel(node):
+        parts = [*node.decorator_list]
+    return {p.id for part in parts for p in ast.walk(part) if isinstance(p, ast.Name)}
 
 
-def _imports(node: ast.stmt) -> bool:
-    """Whether a statement, other than a definition, imports modules."""
-    parts = () if isinstance(node, DEFINITIONS) else ast.walk(node)
-    return any(isinstance(part, (ast.Import, ast.ImportFrom)) for part in parts)
+def _changes(tree: ast.Module) -> dict[str, set[str]]:
+    """The global names that each function of a file changes, itself or by what it calls."""
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    changes = {name: _changed_by(node) for name, node in defined.items()}
+    calls = {name: _names_in(node) & defined.keys() for name, node in defined.items()}
+    while True:
+        more = {n: changes[n].union(*(changes[called] for called in calls[n])) for n in defined}
+        if more == changes:
+            return changes
+        changes = more
+
+
+def _changed_by(node: ast.FunctionDef) -> set[str]:
+    """The global names that a function's own statements change."""
+    parts = [*ast.walk(node)]
+    stated = {name for part in parts if isinstance(part, ast.Global) for name in part.names}
+    local = {part.arg for part in parts if isinstance(part, ast.arg)} | {
+        part.id
+        for part in parts
+        if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)
+    }
+    changed = set().union(*map(_given_by, node.body)) | {
+        r for s in node.body for r in _passed_in(s)
+    }
+    return stated | (changed - local)
+
+
+def _passed_in(node: ast.stmt) -> set[str]:
+    """The names whose values a statement passes to a call of which it takes no result."""
+    if isinstance(node, DEFINITIONS):
+        return set()
+    calls = [p.value for p in ast.walk(node) if isinstance(p, ast.Expr)]
+    passed = [a for c in calls if isinstance(c, ast.Call) for a in (*c.args, *c.keywords)]
+    return {root_of(a.value if isinstance(a, ast.keyword) else a) for a in passed} - {""}
 
 
 def _given_by(node: ast.stmt) -> set[str]:
@@ -285,6 +402,8 @@ def _given_by(node: ast.stmt) -> set[str]:
     for part in ast.walk(node):
         if isinstance(part, DEFINITIONS):
             found.add(part.name)
+        elif isinstance(part, ast.alias):
+            found.add(part.asname or part.name.partition(".")[0])
         elif isinstance(getattr(part, "ctx", None), (ast.Store, ast.Del)):
             found.add(root_of(part))
         elif isinstance(part, ast.Expr) and isinstance(call := part.value, ast.Call):
@@ -299,37 +418,10 @@ def root_of(place: ast.AST) -> str:
     return place.id if isinstance(place, ast.Name) else ""
 
 
-def cdiv(a: int, b: int) -> int:
-    """The quotient a / b, rounded up."""
-    return -(-a // b)
-
-
-def next_power_of_2(n: int) -> int:
-    """The smallest power of 2 that is at least n, for n >= 1."""
-    return 1 << (n - 1).bit_length()
-
-
 def _literal(expression: ast.expr) -> list[Constant | None]:
     """The number or None that an expression spells, in a list; [] for any other expression."""
     with contextlib.suppress(ValueError):
         value = ast.literal_eval(expression)
         if value is None or isinstance(value, (bool, int, float)):
             return [value]
-    return []
-
-
-def _decorator(node: ast.FunctionDef, name: str) -> ast.expr | None:
-    for decorator in node.decorator_list:
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if ast.unparse(called).split(".")[-1] == name:
-            return decorator
-    return None
-
-
-def _named(decorator: ast.expr, keyword: str, names: list[str], module: _Module) -> list[str]:
-    """The parameters that a list keyword of the decorator names, by name or position."""
-    for item in decorator.keywords if isinstance(decorator, ast.Call) else []:
-        if item.arg == keyword:
-            listed = module.value(item.value) or ()
-            return [names[v] if isinstance(v, int) else str(v) for v in listed]
     return []

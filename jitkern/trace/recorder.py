@@ -30,7 +30,7 @@ from jitkern.launch.symbols import (
 )
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
-from jitkern.source import triton_text
+from jitkern.source import triton_decorators, triton_text
 from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch, table_of
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
@@ -411,7 +411,7 @@ class Recorder:
 
     def _autotuned(
         self, function: str, declared: triton_text.Function, named: dict[str, Any]
-    ) -> triton_text.Config:
+    ) -> triton_decorators.Config:
         situation = autotune.situation_of(declared, named)
         return declared.configs[self._choice(function, declared.configs, situation)]
 

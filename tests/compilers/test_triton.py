@@ -251,6 +251,51 @@ def test_decorators_over_jit_leave_the_kernel_as_it_is(build):
     assert build(text, template=(("B", 64), ("EVEN", True))).manifest.meta["symbol"] == "k"
 
 
+DECORATED = "C = [triton.Config({'B': 64})]\nLIMIT = 9\n"
+TUNED = "@triton.autotune(C, key=['n'])\n@triton.jit"
+
+
+@pytest.mark.parametrize(
+    ("text", "decorators", "says"),
+    [
+        ("exec('C = [triton.Config({\"B\": 32})]')", TUNED, "configs: .*64.* and .*32"),
+        ("globals()['C'] = [triton.Config({'B': 32})]", TUNED, "configs"),
+        ("import sys\nsetattr(sys.modules[__name__], 'C', [triton.Config({'B': 64}, num_warps=8)])", TUNED, "configs"),
+        ("import sys\nsys.modules[__name__].LIMIT = 8", "@triton.heuristics({'B': lambda a: LIMIT})\n@triton.jit", "the heuristic of `B`"),
+        ("vars()['f'] = lambda a: 64\ndef g(a): return f(a)\nf = lambda a: 32\nexec('f = lambda a: 64')", "@triton.heuristics({'B': g})\n@triton.jit", "the heuristic of `B`"),
+        ("from own import heuristics as more", "@more({'B': lambda a: 64})\n@triton.jit", "heuristics: none and B"),
+        ("from own import jit", "@jit", "key: .'n',. and ..: write|plain: .* and .'n'"),
+        ("class Mine(triton.runtime.autotuner.Autotuner): pass", "@(lambda f: Mine(f, f.arg_names, C, [], None, None))\n@triton.jit", "Mine, not a plain"),
+        ("import functools\ndef logged(f): return functools.wraps(f.fn)(lambda *a: f)", "@logged\n@triton.jit", "`k` in .* is a function, not a plain"),
+        ("I = tl.constexpr", "@triton.jit", "`B` is annotated by a name of the file's own"),
+    ],
+)  # fmt: skip
+def test_decorators_that_an_import_gives_and_the_text_does_not_are_refused(
+    build, text, decorators, says
+):
+    (build.folder / "own.py").write_text(
+        "import triton\nfrom triton import heuristics\n"
+        "def jit(f): return triton.jit(f, do_not_specialize=['n'])\n"
+    )
+    head = "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\n"
+    kernel = COPY.removeprefix(HEAD).replace("@triton.jit", decorators)
+    kernel = kernel.replace("B: tl.constexpr", "B: I") if text.startswith("I =") else kernel
+    with pytest.raises(CompileError, match=f"(?s)k.py: error: .*{says}"):
+        build(f"{HEAD}{DECORATED}{head}{text}\n{kernel}")
+
+
+def test_decorators_that_an_import_gives_as_the_text_does_compile(build):
+    build(
+        f"{HEAD}import functools\nfrom enum import Enum\n{DECORATED}"
+        "class Limits(Enum): LOW = 1\ndef more(b): C.append(triton.Config({'B': b}))\nmore(32)\n"
+        "def limit(a, low=Limits.LOW): return triton.cdiv(a['n'], LIMIT) + low.value\n"
+        "def tuned(f): return triton.autotune(C, key=['n'])(triton.heuristics({'S': half})(f))\n"
+        "half = functools.partial(limit, low=Limits.LOW)\n@tuned\n"
+        + COPY.removeprefix(HEAD).replace("B: tl", "S: tl.constexpr, B: tl"),
+        template=(("S", 1), ("B", 64)),
+    )
+
+
 def test_the_worker_survives_a_failure_and_serves_again(build):
     with pytest.raises(CompileError):
         build(function="other")

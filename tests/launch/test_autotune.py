@@ -11,7 +11,8 @@ from jitkern.launch import autotune, measure
 from jitkern.launch.call import Call, every_expansion, expanded, variant_of
 from jitkern.launch.runner import Runner
 from jitkern.source.kinds import Triton
-from jitkern.source.triton_text import Config, functions
+from jitkern.source.triton_decorators import Config
+from jitkern.source.triton_text import functions
 from jitkern.target import Target
 
 TEXT = """
@@ -129,7 +130,7 @@ def test_what_the_call_gives_wins_over_heuristics_and_options(source):
         (
             "SIZES = [64, 128]",
             "SIZES = [64]\ntry:\n    import fast\n    SIZES = [128]\nexcept ImportError: pass",
-            "line 5 imports a module",
+            "line 6 imports a module",
         ),
         ('key=["n"]', 'key=["n"], prune_configs_by={}', "`prune_configs_by` of @triton.autotune"),
         ("num_warps=size // 32)", "num_warps=size // 32, pre_hook=print)", "pre_hook"),
@@ -169,6 +170,98 @@ def test_a_function_that_is_defined_again_counts_as_it_is_in_the_end(source):
     text = TEXT.replace("\n@triton.autotune", f"\n{again}@triton.autotune")
     path.write_text(text.replace('lambda args: args["n"] % args["B"] == 0', "even"))
     assert dict(functions(path)["k"].heuristics)["EVEN"]({}) == 4
+
+
+DECORATED = """
+@triton.jit
+def k(out, x, n, B: tl.constexpr = 16, EVEN: tl.constexpr = False, BIG: tl.constexpr = False):
+    pass
+"""
+EVEN = '{"EVEN": lambda args: args["n"] % 16 == 0}'
+BIG = '{"BIG": lambda args: args["n"] > 100}'
+ONE = '[triton.Config({"B": 64}, num_warps=2)]'
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "expected"),
+    [
+        (f"@triton.heuristics({EVEN})\n@triton.heuristics({BIG})", "", {"EVEN": True, "BIG": True}),
+        (f"import triton as t\nfrom triton import autotune as at, heuristics as h\n@h({EVEN})\n@at({ONE}, [])", "", {"B": 64, "EVEN": True}),
+        ("from triton.runtime.autotuner import autotune, Config\n@autotune([Config({'B': 64})], key=[])", "", {"B": 64}),
+        (f"tune = triton.autotune\ndef tuned(c): return tune(configs=c, key=[])\n@tuned({ONE})", "", {"B": 64}),
+        (f"both = [triton.heuristics({EVEN}), triton.heuristics({BIG})]\n@both[0]\n@both[1]", "", {"EVEN": True, "BIG": True}),
+        ("", f"k = triton.heuristics({EVEN})(k)\nk = triton.autotune({ONE}, key=[])(k)", {"B": 64, "EVEN": True}),
+        ("", f"for d in (triton.heuristics({EVEN}), triton.heuristics({BIG})): k = d(k)", {"EVEN": True, "BIG": True}),
+        ("", f"made = k\nk = triton.heuristics({EVEN})(made)", {"EVEN": True}),
+        (f"def both(f): return triton.heuristics({EVEN})(triton.heuristics({BIG})(f))\n@both", "", {"EVEN": True, "BIG": True}),
+        ("import functools\ndef same(f):\n    functools.update_wrapper(same, f.fn)\n    return f\n@same", "", {}),
+        ("from elsewhere import register\n@register('k')", "", {}),
+        (f"C = {ONE}\ndef more(b): C[0] = triton.Config({{'B': b}})\nmore(32)\n@triton.autotune(C, key=[])", "", {"B": 32}),
+        (f"C = []\ndef more(c): c.extend({ONE})\nmore(C)\n@triton.autotune(C, key=[])", "", {"B": 64}),
+        (f"C = []\ndef inner():\n    global C\n    C = {ONE}\ndef setup(): inner()\nsetup()\n@triton.autotune(C, key=[])", "", {"B": 64}),
+        (f"def keep(c): return c.kwargs['B'] * c.num_warps > 64\n@triton.autotune(list(filter(keep, {ONE})), key=[])", "", {"B": 64}),
+        ("import itertools\n@triton.autotune([triton.Config({'B': a * b}) for a, b in itertools.product((2,), (8,))], [])", "", {"B": 16}),
+        (f"from elsewhere import triton, tl\n@triton.autotune({ONE}, key=[])", "", {"B": 64}),
+        (f"try:\n    import triton\nexcept ImportError: pass\n@triton.heuristics({EVEN})", "", {"EVEN": True}),
+    ],
+)  # fmt: skip
+def test_decorators_count_however_they_are_applied(source, above, below, expected):
+    head = "import triton\nimport triton.language as tl\n"
+    source.paths[0].write_text(f"{head}{above}{DECORATED}{below}\n")
+    for one in every_expansion("test::k", source, call(192)):
+        assert dict(one.template) == expected
+
+
+def test_a_definition_under_a_condition_counts_as_an_import_has_it(source):
+    both = f"FAST = True\nif FAST:\n    @triton.heuristics({BIG})\n    @triton.jit\n    def k(n, BIG: tl.constexpr): pass\nelse:\n    def k(): pass\n"
+    source.paths[0].write_text(f"import triton\n{both}")
+    assert functions(source.paths[0])["k"].parameters == ("n", "BIG")
+
+
+@pytest.mark.parametrize(
+    ("decorators", "seen"),
+    [
+        (f"@triton.heuristics({BIG})\n@triton.autotune(C, key=['BIG'])", [("BIG", False), ("BIG", True)]),
+        (f"@triton.autotune(C, key=['BIG'])\n@triton.heuristics({BIG})", []),
+        ("@triton.heuristics({'BIG': lambda a: a['n'] > 9})\n@triton.heuristics({'EVEN': lambda a: not a['BIG']})\n@triton.autotune(C, key=['EVEN'])", [("EVEN", True), ("EVEN", False)]),
+    ],
+    ids=["above", "below", "after another"],
+)  # fmt: skip
+def test_the_key_may_name_what_heuristics_above_it_compute(source, decorators, seen):
+    configs = "C = [triton.Config({'B': b}) for b in (32, 64)]\n"
+    source.paths[0].write_text(f"import triton\n{configs}{decorators}{DECORATED}")
+    found = []
+
+    def choose(declared, named):
+        found.extend(item for item in autotune.situation_of(declared, named) if item[0].isupper())
+        return declared.configs[1]
+
+    last = [expanded("test::k", source, call(n), choose) for n in (8, 200)][1]
+    assert (found, dict(last.template)["B"]) == (seen, 64)
+
+
+def test_heuristics_see_a_configuration_only_below_it(source):
+    text = "import triton\n@triton.heuristics({'EVEN': lambda a: 'B' in {**a}})\n@triton.autotune([triton.Config({'B': 2})], [])\n@triton.heuristics({'BIG': lambda a: a['B'] == 2})\n"
+    source.paths[0].write_text(text + DECORATED.replace("tl.constexpr = 16", "tl.constexpr"))
+    (one,) = every_expansion("test::k", source, call(192))
+    assert dict(one.template) == {"EVEN": False, "B": 2, "BIG": True}
+
+
+@pytest.mark.parametrize(
+    ("decorators", "says"),
+    [
+        (f"@triton.autotune({ONE}, key=[])\n@triton.autotune({ONE}, key=[])", "two `@triton.autotune`"),
+        (f"@triton.autotune({ONE}, [], {{'top_k': 1}})", "`prune_configs_by` of @triton.autotune"),
+        (f"@triton.autotune({ONE}, key=[], new_keyword=1)", "`new_keyword` of @triton.autotune"),
+        ("@triton.autotune([triton.Config({}, ir_override='f')], [])", "`ir_override` of triton.Config"),
+        ("import torch\ndef made(): return triton.autotune([torch.cuda], [])\n@made()", "line 2 imports a module, torch"),
+        ("@triton.heuristics({'EVEN': lambda a: True} if tl.float32 == 1 else {})", "known to Triton alone"),
+    ],
+)  # fmt: skip
+def test_a_decorator_that_a_launch_cannot_follow_is_refused_by_its_name(source, decorators, says):
+    source.paths[0].write_text(f"import triton, triton.language as tl\n{decorators}{DECORATED}")
+    with pytest.raises(CompileError, match=rf"k\.py\(\d+\): error: .*{says}"):
+        functions(source.paths[0])["k"]
 
 
 def test_a_list_of_parameters_that_are_not_specialized_may_have_a_name(source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import sys
 
 import pytest
@@ -11,7 +12,8 @@ from helpers import H100, needs_triton
 
 import jitkern
 from jitkern import jit
-from jitkern.errors import CompileError, DeclarationError, LaunchError
+from jitkern.errors import DeclarationError, LaunchError
+from jitkern.source.kinds import Triton
 
 TRITON = """
 import triton
@@ -129,11 +131,48 @@ def scale(x):
     assert len({entry.read("kernel.cubin") for entry in entries}) == 3
 
 
-def test_a_name_that_two_functions_have_is_refused(package):
-    (package / "kernels.py").write_text(TRITON + TRITON.partition("common\n")[2])
-    says = r"kernels\.py\(12\): error: `add` is defined in line 7, too, .*: rename one of them"
-    with pytest.raises(CompileError, match=says):
-        jitkern.triton_kernel(f"{package}/kernels.py:add").variants(*tensors(), 1000, BLOCK=128)
+def test_of_two_functions_of_a_name_the_last_counts(package):
+    other = TRITON.partition("common\n")[2].replace("BLOCK", "WIDTH")
+    (package / "kernels.py").write_text(TRITON + other)
+    k = jitkern.triton_kernel(f"{package}/kernels.py:add")
+    (variant,) = k.variants(*tensors(), 1000, WIDTH=128)
+    assert dict(variant.template)["WIDTH"] == 128
+
+
+@needs_triton
+def test_a_function_object_has_the_decorators_of_its_text(package, tmp_path):
+    (tmp_path / "kernels_decorated.py").write_text(
+        """
+import triton
+import triton.language as tl
+
+@triton.jit
+def k(x, n, BLOCK: tl.constexpr = 32):
+    tl.store(x, n)
+
+wide = triton.heuristics({"BLOCK": lambda args: 64})(k)
+"""
+    )
+    import kernels_decorated as module
+    import triton
+
+    x = tensors()[0]
+    for function, block in ((module.k, 32), (module.wide, 64)):
+        (variant,) = jitkern.triton_kernel(function).variants(x, 9)
+        assert dict(variant.template) == {"BLOCK": block}
+    elsewhere = triton.heuristics({"BLOCK": lambda args: 128})(module.k)
+    for make in (jitkern.triton_kernel, Triton):
+        with pytest.raises(
+            DeclarationError, match="`k` has other decorators than its text, .*BLOCK"
+        ):
+            make(elsewhere)
+    scope = {"triton": triton, "tl": module.tl}
+    text = (tmp_path / "kernels_decorated.py").read_text()
+    linecache.cache["<a cell>"] = len(text), None, text.splitlines(keepends=True), "<a cell>"
+    exec(compile(text, "<a cell>", "exec"), scope)
+    jitkern.triton_kernel(scope["k"])
+    with pytest.raises(DeclarationError, match="`wide` has other decorators than its text"):
+        jitkern.triton_kernel(scope["wide"])
 
 
 @needs_triton

@@ -18,14 +18,10 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from jitkern.source.triton_text import DEFINITIONS, root_of
+from jitkern.source.triton_text import DEFINITIONS, PURE, root_of
 
 # The results of these follow from their arguments, or from a version that the key has.
-_FOLLOWED = frozenset((
-    "__future__", "cmath", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
-    "itertools", "math", "operator", "packaging", "sys", "torch", "triton", "types", "typing",
-    "typing_extensions",
-))  # fmt: skip
+_FOLLOWED = PURE | {"packaging", "sys", "torch", "triton"}
 _OF_THE_MACHINE = (  # or of files
     "torch.backends", "torch.cuda", "torch.from_file", "torch.hub", "torch.jit", "torch.load",
     "triton.runtime",

@@ -26,6 +26,7 @@ from typing import Any
 from jitkern.compilers.cuda import ptx_signature
 from jitkern.compilers.triton.origins import Origins
 from jitkern.files import owned
+from jitkern.source import triton_decorators, triton_text
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_text import scalar_fault
@@ -165,9 +166,8 @@ def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]
         parameters.append(kind)
     source = ASTSource(fn, signature, constants, attributes)
     arch = int(re.sub(r"\D", "", target.arch))
-    kernel = triton.compile(
-        source, target=GPUTarget("cuda", arch, 32), options=dict(variant.options)
-    )
+    options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
+    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
     return _meta(kernel, parameters)
 
@@ -204,23 +204,39 @@ def _meta(kernel: Any, parameters: list[str]) -> dict[str, Any]:
 
 
 def _function(module: ModuleType, variant: Variant) -> Any:
+    """The JITFunction of a variant, if its decorators say what launches read in its text."""
     from triton.runtime.jit import JITFunction
 
-    fn: Any = getattr(module, variant.function, None)
-    while type(fn).__name__ in ("Autotuner", "Heuristics"):  # the variant has their choices
-        fn = fn.fn
-    if isinstance(fn, JITFunction):
-        return fn
-    path = variant.source.paths[0]
-    if fn is not None:
-        raise TypeError(
-            f"`{variant.function}` in {path} is a {type(fn).__name__}, "
-            "not a plain @triton.jit function"
+    path, name = variant.source.paths[0], variant.function
+    fn: Any = getattr(module, name, None)
+    if fn is None:
+        names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
+        raise AttributeError(
+            f"{path} has no function `{name}`; it has: {', '.join(names) or 'none'}"
         )
-    names = [name for name, value in vars(module).items() if isinstance(value, JITFunction)]
-    raise AttributeError(
-        f"{path} has no function `{variant.function}`; it has: {', '.join(names) or 'none'}"
-    )
+    try:
+        real = triton_decorators.read(fn)
+    except TypeError as e:
+        raise TypeError(f"`{name}` in {path} {e}") from e
+    found = triton_text.functions(path)
+    known = name in found
+    if not known or (told := triton_decorators.difference(found.decorators(name), real)):
+        raise TypeError(
+            f"a launch reads the decorators of `{name}` in the text, without Triton, and "
+            + (f"an import gives something else ({told})" if known else "finds none there")
+            + ": write them above the function, with values that statements of this file give"
+        )
+    while not isinstance(fn, JITFunction):  # the variant has the choices of the others
+        fn = fn.fn
+    declared = found[name]
+    theirs = {p.name for p in fn.params if p.is_constexpr}
+    if declared.constexprs != theirs:
+        wrong = min(declared.constexprs ^ theirs)
+        raise TypeError(
+            f"`{wrong}` is annotated by a name of the file's own: write `{wrong}: tl.constexpr` "
+            "for a constexpr, as launches read the text, and no other annotation so"
+        )
+    return fn
 
 
 def _module(source: Source) -> ModuleType:

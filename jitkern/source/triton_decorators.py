@@ -1,0 +1,344 @@
+"""What the decorators over a Triton function say, read from Triton's objects or from stand-ins.
+
+The stand-ins have the names and attributes of Triton's objects, so one function reads both: a
+launch has the text run with the stand-ins, and the process that compiles imports Triton.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from jitkern.named_tuple import NamedTuple
+from jitkern.source.kinds import TRITON_OPTIONS, Constant
+
+Heuristic = tuple[str, Callable[[dict[str, Any]], Any]]
+# Keywords that concern no launch: of @triton.jit, and of @triton.autotune.
+_OF_COMPILING = {"version", "repr", "launch_metadata", "debug", "noinline"}
+_OF_MEASURING = {"warmup", "rep", "use_cuda_graph", "do_bench", "cache_results"}
+
+
+class Unsupported(Exception):
+    """A decorator says what launches do not do; the message names it."""
+
+
+class Config(NamedTuple):
+    """A `triton.Config`: constexprs, and compile options such as num_warps."""
+
+    constexprs: tuple[tuple[str, Constant], ...]
+    options: tuple[tuple[str, int], ...]
+
+
+class Decorators(NamedTuple):
+    """What the decorators over a Python function say.
+
+    plain, unaligned: the parameters that `@triton.jit` is not to specialise, or not on alignment.
+    configs, key, zeroed, restored: of `@triton.autotune`. heuristics: of all `@triton.heuristics`,
+    in the order in which they run; the first `before` of them run before a configuration is chosen.
+    """
+
+    function: Any
+    plain: frozenset[str]
+    unaligned: frozenset[str]
+    configs: tuple[Config, ...] = ()
+    key: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    heuristics: tuple[Heuristic, ...] = ()
+    before: int = 0
+
+
+# ------------------------------------------------------------------ stand-ins
+
+
+class _JITFunction:
+    def __init__(self, fn: Any, plain: Iterable[Any], unaligned: Iterable[Any]) -> None:
+        self.fn = fn
+        self.do_not_specialize = [*plain]
+        self.do_not_specialize_on_alignment = [*unaligned]
+
+
+class _Autotuner:
+    early_config_prune = perf_model = None
+
+    def __init__(self, fn: Any, configs: Any, key: Any, zeroed: Any, restored: Any) -> None:
+        self.fn = fn
+        self.configs = [*configs] or [_Config({})]
+        self.keys = [*key]
+        self.reset_to_zero = [*(zeroed or ())]
+        self.restore_value = [*(restored or ())]
+
+
+class _Heuristics:
+    def __init__(self, fn: Any, values: dict[str, Any]) -> None:
+        self.fn = fn
+        self.values = values
+
+
+class _Config:
+    def __init__(
+        self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, num_ctas: int = 1,
+        maxnreg: int | None = None, pre_hook: Any = None, ir_override: Any = None,
+    ) -> None:  # fmt: skip
+        _refuse("triton.Config", pre_hook=pre_hook, ir_override=ir_override)
+        self.kwargs = kwargs
+        self.num_warps = num_warps
+        self.num_stages = num_stages
+        self.num_ctas = num_ctas
+        self.maxnreg = maxnreg
+        self.pre_hook = self.ir_override = None
+
+
+def _jit(
+    fn: Any = None, *, do_not_specialize: Any = None, do_not_specialize_on_alignment: Any = None,
+    **rest: object,
+) -> Any:  # fmt: skip
+    _refuse("@triton.jit", **{name: rest[name] for name in rest.keys() - _OF_COMPILING})
+    lists = do_not_specialize or (), do_not_specialize_on_alignment or ()
+    return (lambda fn: _JITFunction(fn, *lists)) if fn is None else _JITFunction(fn, *lists)
+
+
+def _autotune(
+    configs: Any, key: Any, prune_configs_by: Any = None, reset_to_zero: Any = None,
+    restore_value: Any = None, pre_hook: Any = None, post_hook: Any = None, *_: object,
+    **rest: object,
+) -> Any:  # fmt: skip
+    _refuse(
+        "@triton.autotune",
+        prune_configs_by=prune_configs_by, pre_hook=pre_hook, post_hook=post_hook,
+        **{name: rest[name] for name in rest.keys() - _OF_MEASURING},
+    )  # fmt: skip
+    return lambda fn: _Autotuner(fn, configs, key, reset_to_zero, restore_value)
+
+
+def _heuristics(values: dict[str, Any]) -> Any:
+    return lambda fn: _Heuristics(fn, values)
+
+
+def _refuse(what: str, **unsupported: object) -> None:
+    for name, value in unsupported.items():
+        if value is not None:
+            raise Unsupported(
+                f"`{name}` of {what} is not supported: remove it, and list the configurations that "
+                "remain, with `reset_to_zero` or `restore_value` for what a hook prepares"
+            )
+
+
+def cdiv(a: int, b: int) -> int:
+    """The quotient a / b, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of 2 that is at least n, for n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
+class Standin:
+    """A module of Triton, or anything in it, that has none of Triton's values."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return [*KNOWN]
+        if name.startswith("__"):
+            raise AttributeError(f"`{self._name}.{name}` is known to Triton alone")
+        return KNOWN.get(name) or Standin(f"{self._name}.{name}")
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def _unknown(self, *_: object, **__: object) -> Any:
+        raise TypeError(f"the value of `{self._name}` is known to Triton alone")
+
+    __bool__ = __call__ = __eq__ = _unknown
+    __hash__ = None  # type: ignore[assignment]
+
+
+KNOWN: dict[str, Any] = {  # by their names in `triton`
+    "jit": _jit, "autotune": _autotune, "heuristics": _heuristics, "Config": _Config,
+    "cdiv": cdiv, "next_power_of_2": next_power_of_2,
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------ one reading of both
+
+
+def read(value: Any) -> Decorators:
+    """What the decorators say that made `value` of a Python function.
+
+    Raises Unsupported for what launches do not do, TypeError for what is no Triton function.
+    """
+    heuristics: list[Heuristic] = []
+    tuner, before = None, 0
+    while (kind := _kind(value)) in ("Autotuner", "Heuristics"):
+        if kind == "Heuristics":
+            heuristics += value.values.items()
+        elif tuner:
+            raise Unsupported("two `@triton.autotune` above one function are not supported")
+        else:
+            tuner, before = value, len(heuristics)
+        value = value.fn
+    if kind != "JITFunction":
+        raise TypeError(f"is a {type(value).__name__}, not a plain @triton.jit function")
+    names = parameters_of(value.fn)
+    plain = _named(value.do_not_specialize, names)
+    found = Decorators(value.fn, plain, _named(value.do_not_specialize_on_alignment, names))
+    if tuner:
+        hooks = ("pre_hook", "post_hook")
+        _refuse(
+            "@triton.autotune",
+            prune_configs_by=tuner.early_config_prune or tuner.perf_model,
+            **{hook: getattr(tuner, f"user_defined_{hook}", False) or None for hook in hooks},
+        )
+        lists = tuner.keys, tuner.reset_to_zero, tuner.restore_value
+        key, zeroed, restored = map(tuple, lists)
+        found = Decorators(*found[:3], tuple(map(_config, tuner.configs)), key, zeroed, restored)
+    return found._replace(heuristics=tuple(heuristics), before=before)
+
+
+def _kind(value: Any) -> str:
+    """The name of the class of a value, if the class is Triton's or stands for it."""
+    kind = type(value)
+    ours = kind.__module__ == __name__
+    return kind.__name__.removeprefix("_") if ours or kind.__module__.startswith("triton.") else ""
+
+
+def _config(config: Any) -> Config:
+    _refuse("triton.Config", pre_hook=config.pre_hook, ir_override=config.ir_override)
+    options = {name: getattr(config, name) for name in TRITON_OPTIONS}
+    if options["num_ctas"] == 1:
+        del options["num_ctas"]
+    if not options["maxnreg"]:
+        del options["maxnreg"]
+    return Config(tuple(config.kwargs.items()), tuple(options.items()))
+
+
+def _named(listed: Iterable[Any], names: list[str]) -> frozenset[str]:
+    """The parameters that a list names, by name or position."""
+    return frozenset(names[v] if isinstance(v, int) else str(v) for v in listed)
+
+
+def unwrapped(function: Any) -> Any:
+    """The function that `functools.wraps` was given, as `inspect` finds its source."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def parameters_of(function: Any) -> list[str]:
+    """The names of a function's parameters."""
+    code: CodeType = unwrapped(function).__code__
+    return [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
+
+
+# ------------------------------------------------------------------ one reading against the other
+
+
+def difference(read: Decorators, real: Decorators) -> str:
+    """What two readings of the decorators of one function tell apart, in words; else ""."""
+    mine, theirs = (
+        f"{unwrapped(f).__name__}({', '.join(parameters_of(f))})"
+        for f in (read.function, real.function)
+    )
+    if mine != theirs:
+        return f"over `{mine}` and over `{theirs}`"
+    for name, ours, other in zip(read._fields, read, real):
+        if name == "heuristics":
+            if [n for n, _ in ours] != [n for n, _ in other]:
+                return f"heuristics: {_listed(ours)} and {_listed(other)}"
+            for (key, f), (_, g) in zip(ours, other):
+                if not _alike(f, g, set()):
+                    return f"the heuristic of `{key}`, or a value that it reads"
+        elif name != "function":
+            shown = [repr(sorted(v) if isinstance(v, frozenset) else v) for v in (ours, other)]
+            if shown[0] != shown[1]:  # 1 == 1.0 == True
+                return f"{name}: {' and '.join(shown)}"
+    return ""
+
+
+def _listed(heuristics: Iterable[Heuristic]) -> str:
+    return ", ".join(name for name, _ in heuristics) or "none"
+
+
+def _alike(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
+    """Whether a value of a text that was run with stand-ins is what an import makes of it."""
+    if (id(a), id(b)) in seen or isinstance(a, Standin) or any(a is k for k in KNOWN.values()):
+        return True
+    seen.add((id(a), id(b)))
+    if isinstance(a, type) or isinstance(b, type):
+        return getattr(a, "__qualname__", "") == getattr(b, "__qualname__", "")
+    mine, theirs = _parts_of(a), _parts_of(b)
+    if type(a).__qualname__ != type(b).__qualname__ or len(mine) != len(theirs):
+        return False
+    pairs = [*zip(mine, theirs)]
+    if isinstance(a, FunctionType):
+        if not _alike_code(a.__code__, b.__code__):
+            return False
+        pairs += _globals_of(a, b, a.__code__)
+    return all(_alike(x, y, seen) for x, y in pairs) and (bool(pairs) or _shown(a) == _shown(b))
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """The values that a value is made of, as long as it is kept; [] of a plain value."""
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__defaults__, value.__kwdefaults__, *cells]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, (list, tuple)):
+        return [*value]
+    return [*getattr(value, "__dict__", {}).values()] if not isinstance(value, ModuleType) else []
+
+
+def _shown(value: Any) -> str:
+    """The text of a value, without its address."""
+    return re.sub(r"<.* at 0x\w+>", "", repr(value))
+
+
+def _globals_of(a: FunctionType, b: FunctionType, code: CodeType) -> Iterator[tuple[Any, Any]]:
+    """The global values that two functions of the same code read."""
+    for name in code.co_names:
+        if name in a.__globals__ and name in b.__globals__:
+            yield a.__globals__[name], b.__globals__[name]
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _globals_of(a, b, part)
+
+
+def _alike_code(a: CodeType, b: CodeType) -> bool:
+    """Whether two codes of one text do the same."""
+    if any(name.startswith("@") for name in b.co_names):
+        return True  # pytest has rewritten its assertions
+    fields = ("co_names", "co_varnames", "co_freevars", "co_cellvars")
+    return (
+        all(getattr(a, name) == getattr(b, name) for name in fields)
+        and _operations(a) == _operations(b)
+        and len(a.co_consts) == len(b.co_consts)
+        and all(
+            _alike_code(x, y)
+            if isinstance(x, CodeType) and isinstance(y, CodeType)
+            else repr(x) == repr(y)
+            for x, y in zip(a.co_consts, b.co_consts)
+        )
+    )
+
+
+def _operations(code: CodeType) -> list[tuple[str, Any]]:
+    """The operations of a code, without calls and attributes.
+
+    The bytecode of `a.b()` depends on whether the text that is compiled with it imports `a`.
+    """
+    return [
+        (step.opname, None if "JUMP" in step.opname else step.arg)
+        for step in dis.get_instructions(code)
+        if not re.match("PUSH_NULL|PRECALL|LOAD_(ATTR|METHOD|GLOBAL|NAME)|CALL", step.opname)
+    ]
