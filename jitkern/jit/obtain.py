@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 
-from jitkern import cache, config, jit
+from jitkern import cache, config, jit, source
 from jitkern.cache import events
 from jitkern.cache.events import Event
 from jitkern.cache.key import Key
@@ -59,11 +59,15 @@ def ensure_and_tell(
     started = time.perf_counter()
     request = Request.of(variant, target)
     result = REFRESH if refresh else _look_up(request)
-    if result.entry is None:
-        return _missed(request, started, result.reason, may_wait=may_compile)
-    report(variant, request.key, "hit", started, result.entry)
-    cache_in_use.count_hit(result.entry)
-    return result.entry, False
+    entry, new = result.entry, False
+    if entry is None:
+        entry, new = _missed(request, started, result.reason, may_wait=may_compile)
+    else:
+        report(variant, request.key, "hit", started, entry)
+        cache_in_use.count_hit(entry)
+    if used := entry.manifest.meta.get("globals"):
+        source.triton_globals.check(variant.source, used)
+    return entry, new
 
 
 def _missed(request: Request, started: float, reason: str, *, may_wait: bool) -> tuple[Entry, bool]:

@@ -94,6 +94,8 @@ def code_of(
 
     meta, reference: of the entry that holds them.
     """
+    if used := meta.get("globals"):  # of a Triton kernel
+        sources.triton_globals.check(source, used)
     if source.runs == CUDA:
         name = f"`{meta['symbol']}`"
         return loading.cuda_driver.CudaFunction(data, meta, name, reference)

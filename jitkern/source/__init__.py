@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         texts as texts,
         triton_decorators as triton_decorators,
         triton_function as triton_function,
+        triton_globals as triton_globals,
         triton_text as triton_text,
         variant_key as variant_key,
     )

@@ -9,7 +9,7 @@ import copy
 import functools
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -291,15 +291,15 @@ class _Module:
     @functools.cached_property
     def _statements(self) -> list[_Statement]:
         """The statements of the file."""
-        changes = _changes(self._tree)
+        changes = by_function(self._tree, _changed_by)
         found = []
         for node in self._tree.body:
-            read = _names_in(node)
+            read = names_in(node)
             gives = _given_by(node)
             if not isinstance(node, DEFINITIONS):
                 gives = gives.union(*(changes[name] for name in read if name in changes))
             elif isinstance(node, ast.FunctionDef):
-                called = set().union(*map(_names_in, node.decorator_list))
+                called = set().union(*map(names_in, node.decorator_list))
                 gives = gives.union(*(changes[name] for name in called if name in changes))
             found.append(_Statement(node, gives, _passed_in(node), read))
         return found
@@ -350,7 +350,7 @@ def _is_kernel(node: ast.FunctionDef) -> bool:
     return any(ast.unparse(function).split(".")[-1] == "jit" for function in called)
 
 
-def _names_in(node: ast.AST) -> set[str]:
+def names_in(node: ast.AST) -> set[str]:
     """The names that a statement reads; of a kernel, those that its decorators read."""
     parts = [node]
     if isinstance(node, ast.FunctionDef) and _is_kernel(node):
@@ -358,11 +358,13 @@ def _names_in(node: ast.AST) -> set[str]:
     return {p.id for part in parts for p in ast.walk(part) if isinstance(p, ast.Name)}
 
 
-def _changes(tree: ast.Module) -> dict[str, set[str]]:
-    """The global names that each function of a file changes, itself or by what it calls."""
+def by_function(
+    tree: ast.Module, direct: Callable[[ast.FunctionDef], set[str]]
+) -> dict[str, set[str]]:
+    """What `direct` gives for each function of a file, with that of the functions it calls."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    changes = {name: _changed_by(node) for name, node in defined.items()}
-    calls = {name: _names_in(node) & defined.keys() for name, node in defined.items()}
+    changes = {name: direct(node) for name, node in defined.items()}
+    calls = {name: names_in(node) & defined.keys() for name, node in defined.items()}
     while True:
         more = {n: changes[n].union(*(changes[called] for called in calls[n])) for n in defined}
         if more == changes:

@@ -176,6 +176,49 @@ wide = triton.heuristics({"BLOCK": lambda args: 64})(k)
 
 
 @needs_triton
+def test_a_global_that_the_program_has_patched_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "patchlib"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "shared.py").write_text(
+        "import triton\nimport triton.language as tl\nW = tl.constexpr(2)\n"
+        "@triton.jit\ndef half(x):\n    return x * W\n@triton.jit\ndef same(x):\n    return x\n"
+    )
+    (folder / "kernels.py").write_text(
+        "import triton\nimport triton.language as tl\nfrom . import shared\n"
+        "from .shared import half\nV = tl.constexpr(4)\nT = tl.constexpr((1, tl.float32))\n"
+        "UNUSED = tl.constexpr(1)\n"
+        "@triton.jit\ndef k(x):\n    tl.store(x, half(V + T[0]) + shared.W)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import patchlib.kernels as module
+    import triton.language as tl
+    from patchlib import shared
+
+    def entries(kernel):
+        return jitkern.triton_kernel(kernel).compile(tensors()[0], target=H100)
+
+    def refused(where, name, value, says):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            with pytest.raises(DeclarationError, match=says):
+                entries(module.k)
+
+    for _ in range(2):  # compiled, and then from the cache
+        refused(module, "V", tl.constexpr(8), "`V` of .*kernels.py is 8 in this .* and 4 by")
+    refused(shared, "W", tl.constexpr(3), "`W` of .*shared.py is 3")
+    refused(module, "T", tl.constexpr((1.0, tl.float32)), r"`T` of .* is \(1.0, fp32\)")
+    refused(module, "half", shared.same, "`half` of .* is same of line")
+    (entry,) = entries("patchlib.kernels:k")
+    monkeypatch.setattr(module, "UNUSED", 5)
+    assert entries(module.k) == [entry]
+    monkeypatch.setattr(module, "V", 5)
+    monkeypatch.delitem(sys.modules, "patchlib.kernels")  # nobody has imported it
+    assert entries("patchlib.kernels:k") == [entry]
+    monkeypatch.undo()
+
+
+@needs_triton
 def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
     code = (
         "import sys, json, torch, jitkern; sys.path.insert(0, '.')\n"

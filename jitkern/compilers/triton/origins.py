@@ -12,13 +12,14 @@ import builtins
 import contextlib
 import functools
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from jitkern.source.triton_text import DEFINITIONS, PURE, root_of
+from jitkern.source.triton_text import DEFINITIONS, PURE, by_function, names_in, root_of
 
 # The results of these follow from their arguments, or from a version that the key has.
 _FOLLOWED = PURE | {"packaging", "sys", "torch", "triton"}
@@ -31,6 +32,7 @@ _READING = frozenset((
     "__import__", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars",
 ))  # fmt: skip
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+ANY = "*"  # in place of a name
 _INSTEAD = "write the value out in the kernel's own file, or pass it as a constexpr argument"
 
 
@@ -72,6 +74,9 @@ class Origins:
             for statement in _statements(path.read_bytes())
             if statement.gives(name, mutable=mutable)
             or (has_fields and name in _with_fields_set(statement.node))
+            or name in statement.hidden
+            or (has_fields and ANY in statement.hidden)
+            or _sets_member(statement.node, names, name)
         ]
         if not statements:
             raise TypeError(f"no statement of {path} gives `{name}` its value: {_INSTEAD}")
@@ -184,10 +189,14 @@ class _Reader(ast.NodeVisitor):
 
 
 class _Statement(NamedTuple):
-    """A statement of a module, and the conditions and loops that it stands under."""
+    """A statement of a module, and the conditions and loops that it stands under.
+
+    hidden: the names that it may give by other ways than assignments; ANY for any name.
+    """
 
     node: ast.AST
     conditions: tuple[ast.AST, ...]
+    hidden: frozenset[str] = frozenset()
 
     def gives(self, name: str, *, mutable: bool) -> bool:
         """Whether the statement gives `name` its value, or may change that value."""
@@ -207,7 +216,77 @@ class _Statement(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def _statements(text: bytes) -> list[_Statement]:
     """The statements of a module that run when it is imported."""
-    return list(_flattened(ast.parse(text).body, ()))
+    tree = ast.parse(text)
+    called = by_function(tree, _hidden_in)
+    found = []
+    for statement in _flattened(tree.body, ()):
+        node = statement.node
+        runs = getattr(node, "decorator_list", []) if isinstance(node, DEFINITIONS) else [node]
+        hidden = {name for part in runs for name in _hidden_in(part)}
+        hidden = hidden.union(*(called.get(n, ()) for part in runs for n in names_in(part)))
+        found.append(statement._replace(hidden=frozenset(hidden)))
+    return found
+
+
+def _hidden_in(node: ast.AST) -> set[str]:
+    """The global names that a statement may give by `exec`, `globals()[...]` and the like."""
+    found: set[str] = set()
+    for above in ast.walk(node):
+        for part in ast.iter_child_nodes(above):
+            called = _called(part)
+            arguments = part.args if isinstance(part, ast.Call) else []
+            if called in ("exec", "eval") and len(arguments) == 1:
+                found.add(ANY)
+            elif called == "setattr" and not isinstance(arguments[0], ast.Name):
+                found.add(_constant(arguments[1]))
+            elif called in ("globals", "vars", "locals") or _is_own_module(part):
+                found |= _written_through(part, above)
+            elif isinstance(part, ast.Attribute) and part.attr == "__dict__":
+                found |= _written_through(part, above) if _is_own_module(part.value) else set()
+    return found
+
+
+def _written_through(place: ast.AST, above: ast.AST) -> set[str]:
+    """The names that are given through a module or its dictionary, whose use is `above`."""
+    loads = isinstance(getattr(above, "ctx", None), ast.Load)
+    if isinstance(above, ast.Subscript) and above.value is place:
+        return set() if loads else {_constant(above.slice)}
+    if isinstance(above, ast.Attribute):
+        reads = _is_own_module(place) or above.attr in ("copy", "get", "items", "keys", "values")
+        return {above.attr} if not loads else set() if reads else {ANY}
+    reads = isinstance(above, (ast.Compare, ast.For, ast.comprehension))
+    reads = reads or _called(above) in ("dict", "getattr", "hasattr", "len", "list", "setattr")
+    return set() if reads else {ANY}
+
+
+def _called(node: ast.AST) -> str:
+    """The name of the function that a call calls."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+def _constant(node: ast.AST) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else ANY
+
+
+def _is_own_module(node: ast.AST) -> bool:
+    """Whether an expression spells the module itself: `sys.modules[__name__]`."""
+    text = ast.unparse(node) if isinstance(node, (ast.Call, ast.Subscript)) else ""
+    return bool(
+        re.fullmatch(r"(sys\.)?modules(\[|\.get\()__name__[])]|.*import\w*\(__name__\)", text)
+    )
+
+
+def _sets_member(node: ast.AST, names: dict[str, Any], name: str) -> bool:
+    """Whether a statement sets `name` by a name of the module itself: `import me; me.V = 1`."""
+    return any(
+        isinstance(part, ast.Name)
+        and isinstance(module := names.get(part.id), ModuleType)
+        and vars(module) is names
+        for part in ast.walk(node)
+    ) and name in {
+        *(p.attr for p in ast.walk(node) if isinstance(p, ast.Attribute)),
+        *(p.value for p in ast.walk(node) if isinstance(p, ast.Constant)),
+    }
 
 
 def _flattened(body: Iterable[ast.AST], conditions: tuple[ast.AST, ...]) -> Iterator[_Statement]:

@@ -5,6 +5,7 @@ The process ends when its parent closes the pipe (or dies), or after being idle 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
@@ -26,7 +27,7 @@ from typing import Any
 from jitkern.compilers.cuda import ptx_signature
 from jitkern.compilers.triton.origins import Origins
 from jitkern.files import owned
-from jitkern.source import triton_decorators, triton_text
+from jitkern.source import triton_decorators, triton_globals, triton_text
 from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import SOURCES, Source, Variant
 from jitkern.source.triton_text import scalar_fault
@@ -169,7 +170,8 @@ def _compile(variant: Variant, target: Target, staging: Path, covered: list[str]
     options = {**dict(variant.options), **({"debug": True} if fn.debug else {})}
     kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     (staging / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-    return _meta(kernel, parameters)
+    used = _globals_of(fn, variant.source.folder, {*covered})
+    return {**_meta(kernel, parameters), **({"globals": used} if used else {})}
 
 
 def _check_annotation(parameter: Any, passed: str) -> None:
@@ -237,6 +239,38 @@ def _function(module: ModuleType, variant: Variant) -> Any:
             "for a constexpr, as launches read the text, and no other annotation so"
         )
     return fn
+
+
+def _globals_of(fn: Any, folder: str, covered: set[str]) -> list[tuple[str, str, str]]:
+    """The global names of covered files that a function and those it calls use, with values."""
+    from triton.runtime.jit import JITFunction
+
+    found: dict[tuple[str, str], str] = {}
+    functions = [fn]
+    for function in functions:  # it grows
+        names = function.fn.__globals__
+        for node in ast.walk(function.parse()):
+            holder, name = _place_of(node, names)
+            value = holder.get(name)
+            path = os.path.realpath(holder.get("__file__") or "")
+            if path not in covered or name.startswith("__"):
+                continue
+            if isinstance(value, JITFunction) and value not in functions:
+                functions.append(value)
+            if text := triton_globals.text_of(value):
+                found[os.path.relpath(path, os.path.realpath(folder)), name] = text
+    return [(*place, text) for place, text in found.items()]
+
+
+def _place_of(node: ast.AST, names: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The names of the module that a `name` or `module.name` belongs to, and the name there."""
+    if isinstance(node, ast.Name) and node.id in names:
+        return names, node.id
+    if isinstance(node, ast.Attribute):
+        above, name = _place_of(node.value, names)
+        if isinstance(module := above.get(name), ModuleType):
+            return vars(module), node.attr
+    return {}, ""
 
 
 def _module(source: Source) -> ModuleType:

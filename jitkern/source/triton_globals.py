@@ -1,0 +1,60 @@
+"""Values of the global names that a Triton kernel was compiled with.
+
+The process that compiles imports the kernel's file, and does not see what a program has since
+assigned to a name of it. So the entry lists the values, and a process that has imported the file,
+too, compares them with its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jitkern.errors import DeclarationError
+from jitkern.source.kinds import Source
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def text_of(value: Any) -> str:
+    """The text of a value that a kernel may read; "" of others. Triton need not be imported."""
+    while hasattr(value, "fn") and not hasattr(value, "__code__"):
+        value = value.fn
+    if code := getattr(value, "__code__", None):
+        return f"{code.co_name} of line {code.co_firstlineno}"
+    if type(value).__name__ == "constexpr":
+        return text_of(value.value)
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(text_of, value))})"
+    is_dtype = type(value).__name__ == "dtype"
+    return str(value) if is_dtype else repr(value) if isinstance(value, _PLAIN) else ""
+
+
+def check(source: Source, used: Iterable[tuple[str, str, str]]) -> None:
+    """Raise DeclarationError if this process has given another value to a name that a kernel uses.
+
+    used: the file relative to the source's folder, the name, and the text of its value.
+    """
+    for file, name, compiled in used:
+        path = os.path.normpath(Path(os.path.realpath(source.folder), file))
+        for names in _of_file(path):
+            if name in names and (present := text_of(names[name])) not in ("", compiled):
+                raise DeclarationError(
+                    f"`{name}` of {path} is {present} in this process, and {compiled} by the text "
+                    "of the file, from which its kernels are compiled: write the value into the "
+                    "file, or pass it as a constexpr argument; reload a file that was edited"
+                )
+
+
+def _of_file(path: str) -> Iterator[dict[str, Any]]:
+    """The names of each module that this process has imported from a file."""
+    last = os.path.basename(path)  # noqa: PTH119  of each imported module
+    for module in [*sys.modules.values()]:
+        names = vars(module) if isinstance(module, ModuleType) else {}
+        file = names.get("__file__")
+        if isinstance(file, str) and file.endswith(last) and os.path.realpath(file) == path:
+            yield names
