@@ -13,7 +13,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from jitkern import __version__, config
 from jitkern.cli.output import say, use_color
@@ -52,9 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = _parse(arguments)
             use_color(args.color)
             if getattr(args, "cache_dir", None):
-                path = Path(args.cache_dir).expanduser().absolute()
                 origins = {"cache_dir": "--cache-dir"}
-                settings.enter_context(config.using(cache_dir=path, origins=origins))
+                settings.enter_context(config.using(cache_dir=args.cache_dir, origins=origins))
             code: int = args.run(args)
             sys.stdout.flush()
             return code

@@ -208,7 +208,8 @@ class Config:
 
     def _refusal(self, name: str, value: object, why: object) -> SettingError:
         origin = self.origins.get(name, "")
-        where = {"": name, "environment": _variable(name)}.get(origin, f"{origin}: {name}")
+        unset = "CUDA_HOME" if name == "cuda_home" else name
+        where = {"": unset, "environment": _variable(name)}.get(origin, f"{origin}: {name}")
         shown = repr(value) if isinstance(value, (list, tuple)) else f"`{value}`"
         return SettingError(f"{where}={v.without_password(shown)} is not usable: {why}")
 
@@ -302,8 +303,8 @@ def user_file(environment: Mapping[str, str]) -> Path:
     """The path of the user's settings file, which need not exist."""
     base = environment.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # noqa: PTH117  the XDG specification ignores relative paths
-        base = "~/.config"
-    return v.path(f"{base}/jitkern/config.toml")
+        base = os.path.expanduser("~/.config")  # noqa: PTH111  raises nothing without a home
+    return Path(base, "jitkern", "config.toml").absolute()
 
 
 def tools_in(environment: Mapping[str, str]) -> dict[str, Any]:

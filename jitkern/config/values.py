@@ -153,10 +153,15 @@ def word(value: object) -> str:
 
 
 def path(value: object) -> Path:
-    """Check a path, and make it absolute."""
+    """Check a path, and make it absolute, with `~` and `~user` as a shell reads them."""
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError("expected a path")  # noqa: TRY004
-    return Path(os.path.expanduser(value)).absolute()  # noqa: PTH111  raises nothing without a home
+    expanded = os.path.expanduser(value)  # noqa: PTH111  raises nothing without a home
+    first = str(expanded).partition("/")[0]
+    if first.startswith("~"):
+        who = f"no user `{first[1:]}`" if first[1:] else "no home of this user"
+        raise ValueError(f"there is {who}: write a path from /, or ./{first} for a folder here")
+    return Path(expanded).absolute()
 
 
 def path_or_none(value: object) -> Path | None:

@@ -1,6 +1,7 @@
 import ast
 import asyncio
 import os
+import pwd
 import re
 import threading
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import jitkern
-from jitkern import config, jit
+from jitkern import cli, config, jit
 from jitkern.config import Config
 from jitkern.errors import SettingError
 from jitkern.runtime import builds
@@ -156,6 +157,42 @@ def test_using_takes_what_the_environment_does():
         assert (now.max_size, now.max_age) == (1 << 30, 2 * 86400)
         assert (now.jobs, now.fsync, now.lock_timeout) == (3, False, 1.0)
         assert now.record == Path("~/calls").expanduser()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("JITKERN_CACHE_DIR", "~no-such-user/x"),
+        ("JITKERN_RECORD", "~no-such-user"),
+        ("JITKERN_SYSTEM_CACHE", "/a:~no-such-user/x"),
+        ("CUDA_HOME", "~no-such-user/cuda"),
+    ],
+)
+def test_a_path_of_a_user_who_does_not_exist_is_refused(variable, text):
+    says = f"{variable}=.*no-such-user.* is not usable: there is no user `no-such-user`"
+    with pytest.raises(SettingError, match=says):
+        Config.from_env({variable: text})
+
+
+def test_the_home_of_any_user_is_found_in_paths_of_every_origin(monkeypatch, tmp_path, capsys):
+    root = Path(pwd.getpwnam("root").pw_dir)
+    found = Config.from_env({"JITKERN_CACHE_DIR": "~root/x", "JITKERN_SYSTEM_CACHE": "~root:/a"})
+    assert (found.cache_dir, found.system_cache) == (root / "x", (root, Path("/a")))
+    file = tmp_path / "config.toml"
+    file.write_text('cache_dir = "~root"\ntrusted = ["~/t", "./~x"]\n')
+    monkeypatch.setenv("HOME", "/home/me")
+    found = Config.from_env({}, [file])
+    assert (found.cache_dir, found.trusted) == (root, (Path("/home/me/t"), Path("~x").absolute()))
+    file.write_text('sign_key = "~no-such-user/k"\n')
+    with pytest.raises(SettingError, match=f"{file}: sign_key=.*: there is no user"):
+        Config.from_env({}, [file])
+    with pytest.raises(SettingError, match="cache_dir=.*: there is no user"):
+        Config(cache_dir="~no-such-user")
+    assert cli.main(["--cache-dir", "~no-such-user/x", "cache", "dir"]) == 1
+    assert "--cache-dir: cache_dir=`~no-such-user/x` is not usable" in capsys.readouterr().err
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(SettingError, match="there is no home of this user"):
+        Config(cache_dir="~/x")
 
 
 def test_using_counts_in_its_own_thread_alone():
