@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,13 +120,29 @@ def _folders_for(package: str, name: str) -> list[str]:
 
 
 def _folders_of_kernels(root: str) -> list[tuple[str, ...]]:
-    """Return the folders with a `kernel.py` as tuples of names, folders near the root first."""
-    paths = []
+    """Return the folders with a `kernel.py` as tuples of names, folders near the root first.
+
+    A package may lie in a zip file, whose members are imported as files are.
+    """
+    archive = next((path for path in Path(root).parents if path.is_file()), None)
+    if archive:
+        import zipfile  # 5 ms, for such a package alone
+
+        with zipfile.ZipFile(archive) as file:
+            members = [archive / name for name in file.namelist()]
+        found = [m.parent for m in members if m.name == "kernel.py" and m.is_relative_to(root)]
+    else:
+        found = [Path(path) for path, files in _walked(root) if "kernel.py" in files]
+    paths = [path.relative_to(root).parts for path in found]
+    named = [names for names in paths if all(map(str.isidentifier, names))]
+    return sorted(named, key=lambda names: (len(names), names))
+
+
+def _walked(root: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the folders that a package may have, each with its files."""
     for path, folders, files in os.walk(root):
         folders[:] = filter(str.isidentifier, folders)
-        if "kernel.py" in files:
-            paths.append(Path(path).relative_to(root).parts)
-    return sorted(paths, key=lambda names: (len(names), names))
+        yield path, files
 
 
 def all_ops() -> dict[str, Op]:

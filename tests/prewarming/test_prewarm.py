@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -435,3 +436,36 @@ def test_the_python_api_shards_what_it_is_given(package, cache_dir):
     assert all(kernels) and not kernels[0] & kernels[1]
     whole = jitkern.prewarm([op])
     assert {result.status for result in whole} == {"hit"}
+
+
+def test_a_package_in_a_zip_file_is_prewarmed_and_called(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "all.zip"), *sys.path])
+    module = (
+        "import torch\nfrom jitkern.declare import Cpp, kernel\n"
+        "op = kernel('zipped::{name}(Tensor x) -> Tensor', cpu=Cpp({source}))\n"
+        "@op.launch('cpu')\ndef _(k, x):\n    out = torch.empty_like(x)\n"
+        "    k.f(out, x, x.numel())\n    return out\n"
+        "@op.samples\ndef _(device): yield torch.ones(3, device=device)\n"
+    )
+    text = 'extern "C" void f(float* out, const float* x, long n) { out[0] = 2 * x[0]; }'
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        for name in ("zipped", "zipped/ops", "zipped/ops/deep"):
+            file.writestr(f"{name}/__init__.py", "")
+        file.writestr("zipped/ops/deep/kernel.py", module.format(name="a", source=f"text={text!r}"))
+        file.writestr("zipped/ops/kernel.py", module.format(name="b", source="'b.cpp'"))
+        file.writestr("zipped/ops/b.cpp", text)
+        file.writestr("zipped_not/kernel.py", "raise ImportError")
+    try:
+        code, found, err = report(cli("prewarm", "zipped", "--json", "--keep-going"))
+        assert code == 1
+        status = {(r["op"], r["status"]) for r in found["results"]}
+        assert {("zipped::a", "built"), ("zipped::b", "failed")} <= status
+        assert ("zipped::a", "failed") not in status and ("zipped::b", "built") not in status
+        assert (
+            "b.cpp lies in the file" in err and "all.zip, and sources are read from folders" in err
+        )
+        with config.using(compile="never"):
+            assert OPS["zipped::a"](torch.ones(1)).tolist() == [2]
+    finally:
+        OPS.pop("zipped::a", None)
+        OPS.pop("zipped::b", None)
