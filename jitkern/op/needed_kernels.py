@@ -22,14 +22,22 @@ if TYPE_CHECKING:
     from jitkern.op.op import Op
 
 
+# The configurations of `.tune`; of each, the launches; of each, those of `@triton.autotune`.
+Choices = list[list[list[Variant]]]
+
+
 class Unit(NamedTuple):
     """Kernels, and the calls that use all of them; without calls for an Extension.
 
     variants: each with the line that launches it, `kernel.py:19: `.
+    choices: of each call, what one of its configurations is enough of.
+    left_out: why the launch function refuses other configurations.
     """
 
     variants: dict[Variant, str]
     calls: list[tuple[Any, ...]]
+    choices: list[Choices]
+    left_out: dict[str, None]
 
 
 class Needs(NamedTuple):
@@ -56,40 +64,63 @@ def units_of(
 ) -> tuple[list[Unit], list[str]]:
     """Group the samples by the kernels of `source` that they use; also return the problems."""
     if source.runs == ITSELF:
-        return [Unit({Variant(op.name, source): ""}, [])] if samples else [], []
+        return [Unit({Variant(op.name, source): ""}, [], [], {})] if samples else [], []
     units: dict[frozenset[Variant], Unit] = {}
     problems: dict[str, None] = {}
     for sample in samples:
-        used: dict[Variant, str] = {}
-        problem = sample.problem or _problem(op, source, device, sample, used, target)
-        if problem:
-            problems[told(problem, op.name)] = None
-        else:
-            unit = units.setdefault(frozenset(used), Unit(used, []))
+        used, choices, refused = (
+            ({}, [], [sample.problem]) if sample.problem
+            else _used(op, source, device, sample, target)
+        )  # fmt: skip
+        if choices:
+            unit = units.setdefault(frozenset(used), Unit(used, [], [], {}))
             unit.calls.append(sample.args)
+            unit.choices.append(choices)
+            unit.left_out.update(dict.fromkeys(refused))
+        else:
+            problems[told(refused[0], op.name)] = None
     return list(units.values()), list(problems)
 
 
-def _problem(
-    op: Op, source: Source, device: str, sample: Sample, used: dict[Variant, str],
-    target: Target | None,
-) -> str:  # fmt: skip
-    """Add the variants that a sample uses to `used`; return why they are unknown, or ""."""
+def _used(
+    op: Op, source: Source, device: str, sample: Sample, target: Target | None
+) -> tuple[dict[Variant, str], Choices, list[str]]:
+    """Return the variants that a sample uses, with their lines, its choices, and what is refused.
 
-    def add(variant: Variant) -> None:
-        used.setdefault(variant, called_at(file))
-
+    There are no choices if all configurations are refused.
+    """
+    used: dict[Variant, str] = {}
+    choices: Choices = []
+    refused: list[str] = []
     try:
         function = op.written(source, device)
         file = getattr(getattr(function, "__code__", None), "co_filename", "")
         for run in runs_of(op, source, device, sample.args, target):
-            run(_variants_to(op, source, add))
+            launches: list[tuple[list[Variant], str]] = []
+
+            def add(found: list[Variant], to: list[tuple[list[Variant], str]] = launches) -> None:
+                to.append((found, called_at(file)))
+
+            try:
+                run(_variants_to(op, source, add))
+            except DeclarationError:
+                raise
+            except Exception as e:  # noqa: BLE001  whatever its author's code raises
+                refused.append(_failure(e, function, sample))
+                continue
+            choices.append([variants for variants, _ in launches])
+            for variants, place in launches:
+                used |= {**dict.fromkeys(variants, place), **used}
     except DeclarationError as e:
-        return told(str(e), op.name, op.place)
-    except Exception as e:  # noqa: BLE001  whatever its author's code raises
-        text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
-        return f"{raised_at(e, function)}its launch function failed on {sample.origin}: {text}"
-    return ""
+        return {}, [], [told(str(e), op.name, op.place)]
+    except Exception as e:  # noqa: BLE001  of `.tune`'s own functions
+        return {}, [], [_failure(e, function, sample)]
+    return used, choices, refused
+
+
+def _failure(e: Exception, function: Callable[..., Any], sample: Sample) -> str:
+    text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
+    return f"{raised_at(e, function)}its launch function failed on {sample.origin}: {text}"
 
 
 def runs_of(
@@ -117,12 +148,14 @@ def runs_of(
         yield run
 
 
-def _variants_to(op: Op, source: Source, add: Callable[[Variant], Any]) -> Callable[[Call], None]:
+def _variants_to(
+    op: Op, source: Source, add: Callable[[list[Variant]], Any]
+) -> Callable[[Call], None]:
     """Return a replacement for launches that passes the variants of each launch to `add`."""
 
     def note(call: Call) -> None:
-        for expansion in every_expansion(op.name, source, call):
-            add(variant_of(op.name, source, expansion)[0])
+        expansions = every_expansion(op.name, source, call)
+        add([variant_of(op.name, source, expansion)[0] for expansion in expansions])
 
     return note
 
@@ -131,7 +164,7 @@ def digest_of(op: Op, source: Source, device: str, call: tuple[Any, ...]) -> str
     """Return a digest that is the same on every machine for calls that use the same kernels."""
     used: set[str] = set()
     if source.runs != ITSELF:
-        note = _variants_to(op, source, lambda variant: used.add(repr(variant[2:])))
+        note = _variants_to(op, source, lambda found: used.update(repr(v[2:]) for v in found))
         with contextlib.suppress(Exception):  # prewarm reports what the author's code raises
             for run in runs_of(op, source, device, call):
                 run(note)

@@ -11,7 +11,7 @@ import torch
 from jitkern import jit
 from jitkern.cache.entry import Entry
 from jitkern.calls.call_class import class_of
-from jitkern.errors import LaunchError, NotCached, raised_at
+from jitkern.errors import JitkernError, NotCached, raised_at
 from jitkern.launch.autotune import choices_of
 from jitkern.launch.call import Call, every_expansion
 from jitkern.launch.runner import CachedKernels
@@ -60,8 +60,9 @@ def refused_by(
         for run in runs_of(op, source, target.device, call, target):
             try:
                 run(check)
-            except LaunchError as e:
-                refused.append(f"{raised_at(e, op.written(source, target.device))}{e}")
+            except Exception as e:  # noqa: BLE001  whatever its author's code raises
+                text = str(e) if isinstance(e, JitkernError) else f"{type(e).__name__}: {e}"
+                refused.append(f"{raised_at(e, op.written(source, target.device))}{text}")
             else:
                 break
         else:

@@ -35,6 +35,7 @@ from jitkern.runtime import binding
 from jitkern.source.kinds import ITSELF
 from jitkern.target import Target, this_platform
 
+_LEFT_OUT = "one of several configurations is left out: "
 _log = logging.getLogger(__name__)
 _EVERY_BUILD = ("jitkern.source.provenance", "jitkern.cache.eviction")  # imported by each build
 
@@ -59,18 +60,28 @@ class _Work:
         self.failed = [Result(op.name, "", str(target), "failed", reason=p) for p in problems]
         self.kernels: dict[int, None] = {}
         self.launchers: list[int] = []
+        self.choices: list[list[list[set[int]]]] = []  # of each call; see `needed_kernels`
         self.notes: dict[str, None] = {}
+        refused = dict.fromkeys(why for unit in units for why in unit.left_out)
+        self.left_out = [
+            Result(op.name, "", str(target), "skipped", reason=f"{_LEFT_OUT}{why}")
+            for why in refused
+        ]
         host = Target.current("cpu")._replace(torch=target.torch)
         self.runtime = agenda.kernel("jitkern::runtime", binding.variant(), host)
         here = target.for_host_code().platform == this_platform()
         for unit in units:
-            kernels = [
-                agenda.kernel(op.name, variant, target, place)
+            kernels = {
+                variant: agenda.kernel(op.name, variant, target, place)
                 for variant, place in unit.variants.items()
+            }
+            self.kernels |= dict.fromkeys(kernels.values())
+            self.choices += [
+                [[{kernels[v] for v in launch} for launch in run] for run in choices]
+                for choices in unit.choices
             ]
-            self.kernels |= dict.fromkeys(kernels)
             if here and unit.calls:
-                self.launchers.append(agenda.launchers(group, unit.calls, kernels))
+                self.launchers.append(agenda.launchers(group, unit.calls, kernels.values()))
         self.recorder: int | None = None
         same_torch = host.torch == Target.current("cpu").torch  # whose headers are here
         if self.launchers and same_torch and group.wanted.node:
@@ -103,6 +114,8 @@ class Builder:
         self._manner = Manner(refresh=refresh, keep_going=keep_going)
         self._stopped = False
         self._agenda = Agenda()
+        self._works: list[_Work] = []
+        self._broken: set[int] = set()  # the kernels that did not compile
         self._work_of: dict[int, _Work] = {}  # by the numbers of its launchers
         self._rows: dict[int, list[Result]] = {}
         self._plans: dict[int, list[Result]] = {}
@@ -131,6 +144,7 @@ class Builder:
     def _make(self, groups: Iterable[Group]) -> dict[Group, _Work]:
         """Perform all tasks of the groups."""
         works = {group: _Work(group, self._agenda) for group in groups}
+        self._works = [*works.values()]
         kernels = {number: None for work in works.values() for number in work.kernels}
         extensions = sum(self._kernel(n).variant.source.runs == ITSELF for n in kernels)
         self._manner = self._manner._replace(places=max(1, self._jobs // max(1, extensions)))
@@ -188,6 +202,8 @@ class Builder:
 
     def _hear(self, number: int, message: Message | Done | Died) -> None:
         match message:
+            case Result(status="failed", reason=reason) if number not in self._work_of:
+                self._fail_task(number, reason)
             case Result():
                 self._note(number, message)
                 if number in self._work_of and message.variant:  # the result of a stub
@@ -217,7 +233,15 @@ class Builder:
         self._total += number in self._work_of  # its stubs were not counted yet
         task = self._agenda.tasks[number]
         status = "skipped" if isinstance(task, Kernel) and task.optional else "failed"
+        self._broken.add(number)
+        choices = [c for work in self._works for c in work.choices if _is_among(number, c)]
+        if choices and all(self._has_another(c) for c in choices):
+            status, reason = "skipped", f"{_LEFT_OUT}{reason}"
         self._note(number, task.result(status, reason=reason))
+
+    def _has_another(self, choices: list[list[set[int]]]) -> bool:
+        """Whether a call has configurations left, none of whose launches is broken."""
+        return any(all(launch - self._broken for launch in run) for run in choices)
 
     def _note(self, number: int, result: Result) -> None:
         """Keep a result, and report it as progress; of what calls do without, only the latter."""
@@ -255,10 +279,15 @@ class Builder:
         recorders = [] if work.recorder is None else [work.recorder]
         runtimes = self._gathered([work.runtime, *recorders] if stubs else [])
         plans = [result for number in work.launchers for result in self._plans.get(number, [])]
-        return [*work.failed, *self._gathered(work.kernels)], [*runtimes, *stubs], plans
+        kernels = [*work.failed, *work.left_out, *self._gathered(work.kernels)]
+        return kernels, [*runtimes, *stubs], plans
 
     def _gathered(self, numbers: Iterable[int]) -> list[Result]:
         return [result for number in numbers for result in self._rows.get(number, [])]
+
+
+def _is_among(number: int, choices: list[list[set[int]]]) -> bool:
+    return any(number in launch for run in choices for launch in run)
 
 
 def in_steps(known: Iterable[Known]) -> list[Result]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from jitkern import config, source
 from jitkern.cache.entry import Entry
-from jitkern.errors import DeclarationError, LaunchError
+from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.launch.call import Call, declared_in, every_expansion, variant_of
 from jitkern.raw.kernel import RawKernel, place_of, target_of
 from jitkern.source.dtypes import DTYPES
@@ -22,6 +23,7 @@ from jitkern.source.kinds import TRITON_OPTIONS, Triton, Variant
 from jitkern.source.triton_text import functions
 from jitkern.target import Target
 
+_log = logging.getLogger(__name__)
 _NAMED_AS = "name a Triton function as `package.module:name` or `path/to/file.py:name`"
 _KEYWORDS = {"grid", "cooperative", "pdl", *TRITON_OPTIONS}
 
@@ -60,11 +62,22 @@ class TritonKernel(RawKernel):
     ) -> list[Entry]:
         """Return the entries of all variants of a call, built if need be.
 
-        A named target needs no device. Raises the errors of `jit.ensure`.
+        A configuration that does not compile is left out, with a warning, unless none is left. A
+        named target needs no device. Raises the errors of `jit.ensure`.
         """
         self._refuse_in_worker("compiled")  # it would wait for its parent's lock
         exact = self._target(target)
-        return [self._ensure(variant, exact) for variant in self.variants(*args, **keywords)]
+        entries, errors = [], []
+        for variant in self.variants(*args, **keywords):
+            try:
+                entries.append(self._ensure(variant, exact))
+            except CompileError as e:
+                errors.append(e)
+        if errors and not entries:
+            raise errors[0]
+        for error in errors:
+            _log.warning("leaving out a configuration, which does not compile: %s", error)
+        return entries
 
     def _call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
         """Return a Call, with the constexprs apart from the other arguments."""

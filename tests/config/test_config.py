@@ -188,7 +188,7 @@ def test_the_home_of_any_user_is_found_in_paths_of_every_origin(monkeypatch, tmp
         Config.from_env({}, [file])
     with pytest.raises(SettingError, match="cache_dir=.*: there is no user"):
         Config(cache_dir="~no-such-user")
-    assert cli.main(["--cache-dir", "~no-such-user/x", "cache", "dir"]) == 1
+    assert cli.main(["--cache-dir", "~no-such-user/x", "cache", "dir"]) == 2
     assert "--cache-dir: cache_dir=`~no-such-user/x` is not usable" in capsys.readouterr().err
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     with pytest.raises(SettingError, match="there is no home of this user"):

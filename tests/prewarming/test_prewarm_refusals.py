@@ -160,3 +160,62 @@ def test_any_error_of_a_build_is_a_failed_row(package, compiler, jobs):
     assert (code, len(reasons)) == (1, 1)
     assert "ZeroDivisionError: in a compiler" in reasons[0]
     assert "test_prewarm_refusals.py:" in reasons[0], "the place"
+
+
+TUNED = """
+import torch
+from jitkern.declare import Cpp, kernel
+op = kernel("{package}::f(Tensor x) -> Tensor", cpu=Cpp("f.cpp"))
+@op.tune("cpu")
+def _(x):
+    return [{{"N": n}} for n in (1, 2, 3)]
+@op.launch("cpu")
+def _(k, x):
+    out = torch.empty_like(x)
+    if k.config["N"] in {raises}:
+        raise ValueError("no such N")
+    k.f[k.config](out, x, x.numel())
+    k.g[{{"N": 1}}](out, x, x.numel())
+    return out
+@op.samples
+def _(device):
+    yield torch.ones(3, device=device)
+"""
+ONLY = (
+    "#if N == {wrong}\n#error no N here\n#endif\n"
+    'extern "C" void {name}(float* out, const float* x, long n) {{}}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "raises", "failed", "left_out"),
+    [
+        (2, (), [], ["N2"]),
+        (4, (2,), [], [""]),
+        (2, (1, 3), ["N2"], [""]),
+        (1, (), ["g.N1"], ["N1"]),  # each configuration launches g with it
+        (4, (1, 2, 3), [""], []),
+    ],
+    ids=["compile", "raise", "both", "needed", "all raise"],
+)
+def test_a_configuration_that_does_not_work_is_left_out_unless_none_is_left(
+    package, wrong, raises, failed, left_out
+):
+    package.write()
+    package.file.write_text(TUNED.format(package=package.name, raises=raises))
+    (package.folder / "f.cpp").write_text(
+        ONLY.format(wrong=wrong, name="f") + ONLY.format(wrong=wrong, name="g")
+    )
+    code, out, err = package.cli("prewarm", package.name, "--json", "--keep-going", "--jobs=1", CPU)
+    rows = last_json(out)["results"]
+    found = {
+        status: [r["variant"] for r in rows if r["status"] == status]
+        for status in ("failed", "skipped", "built")
+    }
+    assert code == bool(failed)
+    assert found["failed"] == failed
+    assert found["skipped"] == left_out
+    reasons = [row["reason"] for row in rows if row["status"] == "skipped"]
+    assert all(reason.startswith("one of several configurations is left") for reason in reasons)
+    says = "ValueError: no such N" if raises else "no N here"
+    assert all(says in reason and f"skipped: {reason}" in err for reason in reasons)

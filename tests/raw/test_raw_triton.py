@@ -12,7 +12,7 @@ from helpers import H100, needs_triton
 
 import jitkern
 from jitkern import jit
-from jitkern.errors import DeclarationError, LaunchError
+from jitkern.errors import CompileError, DeclarationError, LaunchError
 from jitkern.source.kinds import Triton
 
 TRITON = """
@@ -173,6 +173,26 @@ wide = triton.heuristics({"BLOCK": lambda args: 64})(k)
     jitkern.triton_kernel(scope["k"])
     with pytest.raises(DeclarationError, match="`wide` has other decorators than its text"):
         jitkern.triton_kernel(scope["wide"])
+
+
+@needs_triton
+def test_a_configuration_that_does_not_compile_is_left_out(package, caplog):
+    (package / "kernels.py").write_text(
+        """
+import triton, triton.language as tl
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 48)], key=[])
+@triton.jit
+def k(x, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK > LEAST)
+    tl.store(x + tl.arange(0, BLOCK), 1.0)
+"""
+    )
+    k = jitkern.triton_kernel(f"{package}/kernels.py:k")
+    (entry,) = k.compile(tensors()[0], LEAST=16, target=H100)
+    assert entry.manifest.inputs["variant"]["template"] == [["LEAST", 16], ["BLOCK", 64]]
+    assert "leaving out a configuration, which does not compile: could not compile" in caplog.text
+    with pytest.raises(CompileError, match="static_assert"):
+        k.compile(tensors()[0], LEAST=64, target=H100)
 
 
 @needs_triton
