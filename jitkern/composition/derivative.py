@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern.composition.expression import INPUT, TO, Node, ordered
+from jitkern.composition.expression import FLOATS, INPUT, TO, Node, ordered
 from jitkern.composition.symbol import Symbol, node_of
 from jitkern.composition.table import TABLE
 
@@ -31,7 +31,8 @@ def gradients(
         if one.op == INPUT:
             found[one] = g
         elif one.op == TO:
-            _give(parts, one.args[0], g)
+            if one.value in FLOATS:  # Torch has no gradient of integers and bools
+                _give(parts, one.args[0], g)
         elif TABLE[one.op].gradient:
             gradient: Any = TABLE[one.op].gradient
             for arg, part in zip(one.args, gradient(g, *map(Symbol, one.args), Symbol(one))):

@@ -11,6 +11,7 @@ from jitkern.named_tuple import NamedTuple
 
 INPUT, CONST, TO = "input", "const", "to"  # the operations that are no rows of the table
 KINDS = ("tensor", "float", "int", "bool")  # of inputs
+FLOATS = ("f16", "bf16", "f32", "f64")  # the codes of dtypes of floating-point numbers
 REQUIRED: Any = inspect.Parameter.empty  # in place of a default, for none
 
 

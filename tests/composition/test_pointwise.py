@@ -360,6 +360,29 @@ def test_an_output_that_nothing_depends_on_has_no_part_in_the_gradient(device):
     assert torch.autograd.grad(same(x)[1].sum(), x)[0].tolist() == [2, 2, 2]
 
 
+def through_integers(x, y):
+    return (
+        x * (x * 7).to(torch.int32), x + x.long(), x * x.bool(), (x * 8).round().char() * 0.125 * y,
+        torch.where(x > 0, x.int(), y.short()) * y, x - x.type(torch.int64).float(), (x > y) * x,
+        x.half().double() * x.byte(), x * x * y * (y * 3).int(),
+    )  # fmt: skip
+
+
+@on_each_device
+def test_no_gradient_goes_through_integers(device):
+    values = (
+        torch.tensor([0.3, -1.7, 2.5], device=device),
+        torch.tensor([-0.6, 1.2, 3.4], device=device),
+    )
+    found = []
+    for function in (pointwise(through_integers), through_integers):
+        leaves = [value.clone().requires_grad_() for value in values]
+        total = sum((i + 1) * out.sum() for i, out in enumerate(function(*leaves)))
+        first = torch.autograd.grad(total, leaves, create_graph=True)
+        found.append((*first, *torch.autograd.grad((first[0] * first[1]).sum(), leaves)))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)],

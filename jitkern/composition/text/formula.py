@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition import expression
-from jitkern.composition.expression import CONST, INPUT, TO, Node
+from jitkern.composition.expression import CONST, FLOATS, INPUT, TO, Node
 from jitkern.composition.table import TABLE
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
 
-_FLOATS = ("f16", "bf16", "f32", "f64")
 _CONDITION = "condition"
 
 
@@ -143,7 +142,7 @@ class _Writer:
             return type(one.value) is float, frozenset([type(one.value).__name__])
         inputs = tuple(expression.inputs_of(one))  # whether these have dimensions decides too
         if one.op == TO:
-            return one.value in _FLOATS, frozenset([(one.value, inputs)])
+            return one.value in FLOATS, frozenset([(one.value, inputs)])
         row = TABLE[one.op]
         if row.rule == "bool":
             return False, frozenset([(_CONDITION, inputs)])
