@@ -557,6 +557,22 @@ def test_rounds_as_eager_does(device):
         assert torch.isfinite(torch.autograd.grad(stepwise(*leaves).sum(), leaves[0])[0]).all()
 
 
+def of_bools(a, n):
+    return a + n, a * (n + 1), a == (n == 0), a & a, torch.where(a, n, 7), a.float(), ~a, -a.int()
+
+
+@on_each_device
+def test_any_byte_but_zero_is_true(device):
+    """Memory of another library, or of uint8, need not have the bytes 0 and 1."""
+    a = torch.tensor([2, 0, 1, 255] * 9, dtype=torch.uint8, device=device).view(torch.bool)
+    n = torch.zeros(36, dtype=torch.int32, device=device)
+    function = pointwise(of_bools)
+    for b in (a, a[1:2]):
+        for got, want in zip(function(b, n), of_bools(b, n)):
+            assert torch.equal(got, want)
+            assert want.dtype != torch.bool or got.view(torch.uint8).max() <= 1
+
+
 def test_eager_rounding_takes_no_shortcut():
     assert "FAST" in pointwise(torch_exp).source("cuda").partition("_flat")[0].partition("exp_<")[2]
     text = pointwise(round="eager")(torch_exp).source("cuda")

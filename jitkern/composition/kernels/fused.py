@@ -399,17 +399,19 @@ def _header(macro: str, function: Pointwise, language: Language) -> str:
     which = macro.lower()
     inputs = [f"in{i}" for i in range(len(function.parameters))]
     formula = formula_of(function.name, function.outputs, inputs, ["result"], language)
-    declared, given, taken = [], ["value"], ["V in0"]
+    declared, given, taken, values = [], ["value"], ["V in0"], ["in0"]
     for i, parameter in enumerate(function.parameters[1:], 1):
         name = f"{which}_{i}"
         if parameter.kind == "tensor":
             declared += [f"const T* {name}", f"long long {name}_row", f"long long {name}_column"]
             given.append(f"{name}[(row) * {name}_row + (column) * {name}_column]")
-            taken.append(f"T in{i}")
+            taken.append(f"const T& in{i}")
+            values.append(f"load_(in{i})")
         else:
             declared.append(f"{_C[parameter.kind]} {name}")
             given.append(name)
             taken.append(f"{_C[parameter.kind]} in{i}")
+            values.append(f"in{i}")
     headers = [*(("cmath", "cstdint") if language is CPP else ()), *formula.headers]
     types = [*(["sizeof(T) == 2"] if formula.fast else []), "V", *("V" for _ in formula.types)]
     return _HEADER.format(
@@ -417,11 +419,11 @@ def _header(macro: str, function: Pointwise, language: Language) -> str:
         headers="".join(f"#include <{header}>\n" for header in headers),
         which=which,
         names="using namespace std;\n" if language is CPP else "",
-        helpers=helpers_for(formula.lines, language.name),
+        helpers=helpers_for([*formula.lines, *values], language.name),
         formula=formula.text,
         function=language.function.replace("void", "V"),
         parameters=", ".join(taken),
-        call=f"{formula.name}<{', '.join(types)}>({', '.join([*inputs, 'result'])});",
+        call=f"{formula.name}<{', '.join(types)}>({', '.join([*values, 'result'])});",
         macro=macro,
         declared="".join(f", {parameter}" for parameter in declared),
         given=", ".join(given),

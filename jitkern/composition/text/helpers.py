@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 
 _ANY = """
+template <typename T> DEVICE T load_(const T& x) { return x; }
+DEVICE bool load_(const bool& x) { return *(const unsigned char*)&x != 0; }  // other bytes than 1
 template <typename T> DEVICE T abs_(T x) { return x < T(0) ? T(-x) : x; }
 DEVICE float abs_(float x) { return fabsf(x); }
 DEVICE double abs_(double x) { return fabs(x); }

@@ -58,7 +58,7 @@ template <int V, typename T>
 __device__ __forceinline__ Vector<T, V> read(const T* from, i64 step) {{
   if (V == 1 || step == 1) return *(const Vector<T, V>*)from;
   Vector<T, V> all;
-  const T one = *from;
+  const T one = load_(*from);
 #pragma unroll
   for (int j = 0; j < V; j++) all.at[j] = one;
   return all;
@@ -147,7 +147,7 @@ def cuda_text(formula: Formula, numbers: Sequence[tuple[str, str]]) -> str:
             f"    {name}_s = *(const Vector<T_{name}, V>*)({name} + first);" for name in read
         ),
         last_loads="\n".join(
-            f"      {name}_s.at[j] = {name}[first + (j < left ? j : 0)];" for name in read
+            f"      {name}_s.at[j] = load_({name}[first + (j < left ? j : 0)]);" for name in read
         ),
         flat_stores="\n".join(
             f"    *(Vector<T_{name}, V>*)({name} + first) = {name}_s;" for name in written
@@ -184,7 +184,7 @@ def cpp_text(formula: Formula, numbers: Sequence[tuple[str, str]]) -> str:
 
 
 def _call(formula: Formula, places: dict[str, str]) -> str:
-    inputs = [places.get(name, name) for name in formula.inputs]
+    inputs = [f"load_({places[name]})" if name in places else name for name in formula.inputs]
     return formula.call(inputs, [places[name] for name in formula.outputs])
 
 
@@ -202,7 +202,7 @@ def _parts(formula: Formula, numbers: Sequence[tuple[str, str]], language: str) 
         "title": formula.name,
         "name": formula.name,
         "headers": "".join(f"#include <{header}>\n" for header in formula.headers),
-        "helpers": helpers_for(formula.lines, language),
+        "helpers": helpers_for([*formula.lines, "load_()"], language),
         "formula": formula.text,
         "template": ", ".join(types),
         "parameters": ", ".join([*pointers, *(f"{_NUMBERS[k]} {n}" for n, k in numbers)]),
