@@ -31,6 +31,7 @@ class Row(NamedTuple):
         It is written for symbols, and works on tensors as well.
     eager: the function of Torch, where it is not `torch.<name>`.
     deciding: the places of the operands that decide on the dtype; all if none is given.
+    wraps: whether the text adds, subtracts or multiplies, which overflows signed integers.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     gradient: Callable[..., Values] | None = None
     eager: Callable[..., Any] | None = None
     deciding: tuple[int, ...] = ()
+    wraps: bool = False
 
     def deciding_of(self, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Return those of the operands that decide on the dtype of the result."""
@@ -139,11 +141,11 @@ def _logical(name: str, text: str) -> Row:
 
 
 _ROWS = (
-    Row("add", 2, "same", "{0} + {1}", gradient=lambda g, x, y, out: (g, g)),
-    Row("sub", 2, "same", "{0} - {1}", gradient=lambda g, x, y, out: (g, -g)),
-    Row("mul", 2, "same", "{0} * {1}", gradient=lambda g, x, y, out: (g * y, g * x)),
+    Row("add", 2, "same", "{0} + {1}", gradient=lambda g, x, y, out: (g, g), wraps=True),
+    Row("sub", 2, "same", "{0} - {1}", gradient=lambda g, x, y, out: (g, -g), wraps=True),
+    Row("mul", 2, "same", "{0} * {1}", gradient=lambda g, x, y, out: (g * y, g * x), wraps=True),
     Row("div", 2, "float", "{0} / {1}", gradient=lambda g, x, y, out: (g / y, -g * (out / y))),
-    Row("neg", 1, "same", "-{0}", gradient=lambda g, x, out: (-g,)),
+    Row("neg", 1, "same", "-{0}", gradient=lambda g, x, out: (-g,), wraps=True),
     Row("abs", 1, "same", "abs_({0})", gradient=lambda g, x, out: (g * torch.sign(x),)),
     Row("sign", 1, "same", "(0 < {0}) - ({0} < 0)"),
     Row("relu", 1, "same", "{0} <= 0 ? 0 : {0}",
@@ -168,8 +170,9 @@ _ROWS = (
             _where(torch.isfinite(x), g, 0), _where(torch.isnan(x), g, 0),
             _where(x == math.inf, g, 0), _where(x == -math.inf, g, 0))),
     Row("add_scaled", 3, "same", "{0} + {2} * {1}", deciding=(0, 1), eager=_add_scaled,
-        gradient=lambda g, x, y, alpha, out: (g, g * alpha, g * y)),
+        wraps=True, gradient=lambda g, x, y, alpha, out: (g, g * alpha, g * y)),
     Row("addcmul", 4, "same", "{0} + {3} * {1} * {2}", deciding=(0, 1, 2), eager=_addcmul,
+        wraps=True,
         gradient=lambda g, x, a, b, by, out: (g, g * (by * b), g * (by * a), g * (a * b))),
     Row("addcdiv", 4, "float", "{0} + {3} * {1} / {2}", deciding=(0, 1, 2), eager=_addcdiv,
         gradient=lambda g, x, a, b, by, out: (

@@ -8,8 +8,9 @@ import subprocess
 import pytest
 import torch
 from formulas import randn
-from test_pointwise import SHAPES, bias, mixed
+from test_pointwise import SHAPES, bias, ends, mixed, of_bools, whole
 
+from jitkern import pointwise
 from jitkern.launch.kernels import Kernels
 from jitkern.runtime import linker
 from jitkern.source.dtypes import DTYPES, codes_of_torch
@@ -66,6 +67,7 @@ class Emulated:
                 f"    for (threadIdx.x = 0; threadIdx.x < 128; threadIdx.x++)\n"
                 f"      {kernel}({', '.join(passed)});\n}}\n"
             )
+        library = f"{self.launches[0].function}.so"
         (folder / "kernels.cpp").write_text(self.text)
         command = [
             "c++",
@@ -77,10 +79,10 @@ class Emulated:
             "-fsanitize=undefined",
             "-fno-sanitize-recover",
         ]
-        subprocess.run([*command, "kernels.cpp", "-o", "kernels.so"], cwd=folder, check=True)
-        library = ctypes.CDLL(str(folder / "kernels.so"))
+        subprocess.run([*command, "kernels.cpp", "-o", library], cwd=folder, check=True)
+        loaded = ctypes.CDLL(str(folder / library))
         for number, call in enumerate(self.launches):
-            function = getattr(library, f"go{number}")
+            function = getattr(loaded, f"go{number}")
             convert = {int: ctypes.c_longlong, float: ctypes.c_double, bool: ctypes.c_bool}
             function(
                 ctypes.c_longlong(call.keywords["grid"]),
@@ -122,6 +124,18 @@ def test_several_outputs_dtypes_and_numbers(tmp_path, flip):
     emulated.run(tmp_path)
     for args, got in zip(calls, emulated.results):
         torch.testing.assert_close(got, mixed.function(*args[:4], torch.tensor(flip)))
+
+
+def test_no_overflow_is_undefined_and_any_byte_is_true(tmp_path):
+    """The compiler's sanitizer ends the process at an overflow of signed integers."""
+    a = torch.tensor([2, 0, 1, 255] * 9, dtype=torch.uint8).view(torch.bool)
+    n = torch.zeros(36, dtype=torch.int32)
+    for function, calls in (whole, [ends()]), (of_bools, [(a, n), (a[::2], n[::2]), (a[:1], n)]):
+        emulated = Emulated(pointwise(function), calls)
+        emulated.run(tmp_path)
+        for args, results in zip(calls, emulated.results):
+            for i, (got, want) in enumerate(zip(results, function(*args))):
+                assert torch.equal(got, want), (function, i)
 
 
 def test_positions_beyond_32_bits():

@@ -557,6 +557,31 @@ def test_rounds_as_eager_does(device):
         assert torch.isfinite(torch.autograd.grad(stepwise(*leaves).sum(), leaves[0])[0]).all()
 
 
+def whole(x, y):
+    return (
+        x + 1 > x, abs(x) + 1 > 0, x * 2 // 2, -x > 0, x - y, x * x, x**3, x**7, (x + x) + y,
+        y + 1 > y, abs(y) + 1 > 0, y * 2 // 2, -y > 0, y * x, torch.addcmul(y, y, y, value=3),
+        (x * 2 + 1) // (abs(y) + 1), torch.add(x, x, alpha=2), (y + x) - x > y, x.to(torch.int16) * x,
+    )  # fmt: skip
+
+
+def ends(device="cpu"):
+    """The largest and the smallest integers of 32 and of 64 bits."""
+    least, most = (torch.tensor([f(d) for d in (torch.int32, torch.int64)]) for f in (
+        lambda d: torch.iinfo(d).min, lambda d: torch.iinfo(d).max))  # fmt: skip
+    x, y = (torch.stack([most[i], least[i], most[i] - 1, least[i] + 1]) for i in range(2))
+    return x.to(device, torch.int32), y.to(device)
+
+
+@on_each_device
+def test_integers_wrap_around(device):
+    x, y = ends(device)
+    for i, (got, want) in enumerate(zip(pointwise(whole)(x, y), whole(x, y))):
+        assert got.dtype == want.dtype and torch.equal(got, want), i
+    below = torch.tensor([-1.5, 300.7, -300.2, -1.0], device=device)
+    assert torch.equal(pointwise(lambda x: x.byte())(below), below.byte())
+
+
 def of_bools(a, n):
     return a + n, a * (n + 1), a == (n == 0), a & a, torch.where(a, n, 7), a.float(), ~a, -a.int()
 

@@ -223,6 +223,9 @@ class _Writer:
         else:
             common = self._compared(one) if row.rule == "bool" else kind
             operands = [self._as(arg, common) for arg in one.args]
+        wraps = row.wraps and kind[0] == "P"
+        if wraps:
+            operands = [f"wrap_({operand})" for operand in operands]
         text = (getattr(row, self._language.name) or row.cuda).format(*operands)
         if self._eager:
             text = text.replace("<FAST>", "<false>")
@@ -230,7 +233,7 @@ class _Writer:
             rounded = f"R{sum(not computed for *_, computed in self.types.values())}"
             rounded = self._declared(("R", self._leaves[one]), rounded, [one], computed=False)
             return f"{kind}({rounded}({text}))"
-        return text
+        return f"{kind}({text})" if wraps else text
 
     def _compared(self, one: Node) -> str:
         """Return the type in which operands are compared."""
@@ -239,6 +242,8 @@ class _Writer:
     def _converted(self, one: Node, kind: str) -> str:
         """Return the text of a conversion, which rounds where the dtype is narrower."""
         (arg,) = one.args
+        if one.value == "u8":  # as PyTorch does: C++ defines none of a negative number
+            return f"{kind}((long long)({self.own(arg)}))"
         if kind != "A":
             return self._as(arg, kind)
         dtype = DTYPES[one.value]

@@ -8,7 +8,13 @@ from collections.abc import Iterable
 _ANY = """
 template <typename T> DEVICE T load_(const T& x) { return x; }
 DEVICE bool load_(const bool& x) { return *(const unsigned char*)&x != 0; }  // other bytes than 1
-template <typename T> DEVICE T abs_(T x) { return x < T(0) ? T(-x) : x; }
+template <typename T> DEVICE T wrap_(T x) { return x; }
+DEVICE unsigned wrap_(short x) { return x; }  // an overflow of unsigned integers is defined
+DEVICE unsigned wrap_(unsigned short x) { return x; }
+DEVICE unsigned wrap_(int x) { return x; }
+DEVICE unsigned long wrap_(long x) { return x; }
+DEVICE unsigned long long wrap_(long long x) { return x; }
+template <typename T> DEVICE T abs_(T x) { return x < T(0) ? T(-wrap_(x)) : x; }
 DEVICE float abs_(float x) { return fabsf(x); }
 DEVICE double abs_(double x) { return fabs(x); }
 template <typename T> DEVICE T floor_(T x) { return x; }
@@ -35,8 +41,8 @@ DEVICE bool signbit_(double x) { return copysign(1., x) < 0; }
 template <typename T> DEVICE T pow_(T x, T y) {  // of integers
   T result = 1;
   if (y < T(0)) return x == T(1) ? T(1) : x == T(-1) ? T(y % 2 ? -1 : 1) : T(0);
-  for (; y > T(0); y = T(y / 2), x = T(x * x))
-    if (y % 2) result = T(result * x);
+  for (; y > T(0); y = T(y / 2), x = T(wrap_(x) * wrap_(x)))
+    if (y % 2) result = T(wrap_(result) * wrap_(x));
   return result;
 }
 DEVICE float pow_(float x, float y) { return powf(x, y); }
@@ -60,7 +66,7 @@ template <typename T> DEVICE T floor_divided_(T x, T y) {
   return q - whole > T(0.5) ? whole + 1 : whole;
 }
 template <typename T> DEVICE T floor_divide_(T x, T y) {  // of integers
-  if (y == T(0) || (y < T(0) && y == T(-1))) return T(-(y != T(0)) * x);
+  if (y == T(0) || (y < T(0) && y == T(-1))) return T(-(y != T(0)) * wrap_(x));
   const T q = T(x / y);
   return x % y != T(0) && (x < T(0)) != (y < T(0)) ? T(q - 1) : q;
 }
