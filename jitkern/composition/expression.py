@@ -99,6 +99,11 @@ def inputs_of(output: Node) -> list[int]:
     return sorted(one.value[0] for one in ordered([output]) if one.op == INPUT)
 
 
+def of_tensors(one: Node) -> bool:
+    """Whether an expression depends on tensors, and not on numbers alone."""
+    return any(part.op == INPUT and part.value[1] == "tensor" for part in ordered([one]))
+
+
 def replaced(outputs: Sequence[Node], values: Mapping[int, Node]) -> tuple[Node, ...]:
     """Return the expressions with other nodes for the inputs at these positions."""
     new: dict[Node, Node] = {}
@@ -107,6 +112,21 @@ def replaced(outputs: Sequence[Node], values: Mapping[int, Node]) -> tuple[Node,
             new[one] = values.get(one.value[0], one)
         else:
             new[one] = node(one.op, *(new[arg] for arg in one.args), value=one.value)
+    return tuple(new[output] for output in outputs)
+
+
+def with_reciprocals(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the expressions with a number times a reciprocal for a number over a tensor.
+
+    This is what PyTorch computes, and rounds twice.
+    """
+    new: dict[Node, Node] = {}
+    for one in ordered(outputs):
+        args = [new[arg] for arg in one.args]
+        if one.op == "div" and of_tensors(args[1]) and not of_tensors(args[0]):
+            new[one] = node("mul", node("reciprocal", args[1]), args[0])
+        else:
+            new[one] = node(one.op, *args, value=one.value)
     return tuple(new[output] for output in outputs)
 
 

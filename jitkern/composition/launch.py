@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     tensors: tuple[int, ...]
     program: tuple[Any, ...]
     outputs: tuple[tuple[int, tuple[int, ...], int], ...]
-    types: tuple[tuple[str, tuple[int, ...], bool], ...]
+    types: tuple[tuple[str, tuple[int, ...], str], ...]
     templates: tuple[str, ...]
     fast: bool
 
@@ -143,10 +143,15 @@ def types_of(
     tensors = [value.dtype for value in values if isinstance(value, torch.Tensor)]
     template = dict(zip(templates, [*dtypes, *tensors]))
     template = {**template, "A": wide}
-    for name, steps, computed in types:
-        dtype = promoted([kinds[step] for step in steps])
-        floating = computed and dtype.is_floating_point
-        template = {**template, name: wide if floating else dtype}
+    for name, steps, becomes in types:
+        weight = kinds[steps[-1]][1]
+        of_steps = steps[:1] if becomes == "scalar" else steps
+        dtype = promoted([kinds[step] for step in of_steps])
+        if dtype.is_floating_point and becomes == "all":
+            dtype = wide
+        elif dtype in HALVES and (becomes == "own" or (becomes == "scalar" and weight < 2)):
+            dtype = torch.float32
+        template = {**template, name: dtype}
     return template, dtypes
 
 

@@ -27,6 +27,7 @@ from jitkern.composition.expression import (
     inputs_of,
     node,
     replaced,
+    with_reciprocals,
 )
 from jitkern.composition.reference import evaluated
 from jitkern.composition.symbol import Symbol, named
@@ -64,7 +65,8 @@ class Pointwise:
         samples: Callable[[str], Iterator[Any]] | None = None,
         dtypes: Sequence[torch.dtype] = _SAMPLED,
     ) -> None:
-        self.name, self.outputs, self.parameters = name, tuple(outputs), tuple(parameters)
+        self.name, self.parameters = name, tuple(parameters)
+        self.outputs = with_reciprocals(outputs) if eager else tuple(outputs)
         self.module, self.place, self.eager, self.function = module, place, eager, function
         self.results = tuple(results) or ("",) * len(self.outputs)
         self.likes = tuple(likes) or (-1,) * len(self.outputs)

@@ -42,7 +42,7 @@ _RESERVED = frozenset((
     "throw", "true", "try", "typedef", "union", "unsigned", "using", "virtual", "void", "volatile",
     "while", "xor",
 ))  # fmt: skip
-_LOCAL = r"v\d+|[APR]\d*|[VI]|RANK|FAST|INNER|(In|Out)\d+|T_\w+|\w+_(s|at|inner|step\d*)"
+_LOCAL = r"v\d+|[APRS]\d*|[VI]|RANK|FAST|INNER|(In|Out)\d+|T_\w+|\w+_(s|at|inner|step\d*)"
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
 _alive: weakref.WeakSet[Pointwise | Fused] = weakref.WeakSet()
 _declaring = threading.RLock()

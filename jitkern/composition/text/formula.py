@@ -2,8 +2,12 @@
 
 The type of a value is known up to the call: `bool`; `A`, the type that floating-point numbers are
 computed in (float or double); or `P0`, `P1`, …, one for each set of operands that may be integers,
-which a call makes `A` where they are not. A call that rounds as PyTorch does after each operation
-has also `R0`, …: the dtype that PyTorch gives the result.
+which a call makes `A` where they are not.
+
+A function that rounds as PyTorch does after each operation computes floating-point numbers in
+`P0`, … too: float, or double where PyTorch's result is. It has also `R0`, …: the dtype that PyTorch
+converts operands to, and rounds the result to. PyTorch keeps a number that it adds or multiplies
+by wider in places (see `Language.unrounded`); numbers alone are computed in double, as in Python.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition import expression
-from jitkern.composition.expression import CONST, FLOATS, INPUT, TO, Node
+from jitkern.composition.expression import CONST, FLOATS, INPUT, TO, Node, of_tensors
 from jitkern.composition.table import TABLE
 from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
@@ -22,20 +26,27 @@ _CONDITION = "condition"
 
 
 class Language(NamedTuple):
-    """All in which CUDA and C++ differ. name, dtype: the fields to read of a row and of a dtype."""
+    """All in which CUDA and C++ differ.
+
+    name, dtype: the fields to read of a row and of a dtype. function: before that of a formula.
+    unrounded: the operations for which PyTorch does not round a number to the dtype of the result
+    first. In C++, PyTorch takes a second factor or a divisor without dimensions for a number.
+    """
 
     name: str
     dtype: str
-    function: str  # before the function of a formula
+    function: str
     infinity: str
     nan: str
+    unrounded: tuple[str, ...]
 
 
+_SCALED = ("mul", "div")
 CUDA = Language(
     "cuda", "cuda", "__device__ __forceinline__ void",
-    "__int_as_float(0x7f800000)", "__int_as_float(0x7fc00000)",
+    "__int_as_float(0x7f800000)", "__int_as_float(0x7fc00000)", ("add", "sub", *_SCALED),
 )  # fmt: skip
-CPP = Language("cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf("")')
+CPP = Language("cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf("")', _SCALED)
 
 
 class Formula(NamedTuple):
@@ -43,7 +54,9 @@ class Formula(NamedTuple):
 
     name: of the function. inputs, outputs: the names of its parameters, in order.
     types: the template parameters that a call chooses dtypes for, beside `A`: the name, the steps
-    of the program whose dtypes are promoted to it, and whether a floating-point one becomes `A`.
+    of the program whose dtypes are promoted to it, and what a floating-point one becomes: `all`,
+    the type `A`; `own`, float or double; `same`, itself; `scalar`, as `own` if the last step has
+    no dimensions, which does not count otherwise, else as `same`.
     lines: the statements.
     fast: whether the function takes the template parameter FAST. text: the whole function.
     """
@@ -51,7 +64,7 @@ class Formula(NamedTuple):
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    types: tuple[tuple[str, tuple[int, ...], bool], ...]
+    types: tuple[tuple[str, tuple[int, ...], str], ...]
     lines: tuple[str, ...]
     headers: tuple[str, ...]
     fast: bool
@@ -110,7 +123,7 @@ class _Writer:
         self, inputs: Sequence[str], language: Language, *, eager: bool, steps: list[Node]
     ) -> None:
         self.lines: list[str] = []
-        self.types: dict[Any, tuple[str, tuple[int, ...], bool]] = {}
+        self.types: dict[Any, tuple[str, tuple[int, ...], str]] = {}
         self.headers: dict[str, None] = {}
         self.steps = steps
         self._inputs, self._language, self._eager = inputs, language, eager
@@ -177,16 +190,19 @@ class _Writer:
 
     def _computed(self, leaves: tuple[bool, frozenset[Any]], promoted: Sequence[Node]) -> str:
         floating, sources = leaves
-        if floating:
+        if floating and not self._eager:
             return "A"
+        if floating and not any(map(of_tensors, promoted)):
+            return "double"
         if _are_conditions(sources):
             return "bool"
-        number = sum(computed for _, _, computed in self.types.values())
-        return self._declared(("P", sources), f"P{number}", promoted, computed=True)
+        return self._declared("P", leaves, promoted, "own" if self._eager else "all")
 
-    def _declared(self, key: Any, name: str, promoted: Sequence[Node], *, computed: bool) -> str:
+    def _declared(self, letter: str, leaves: Any, steps: Sequence[Node], becomes: str) -> str:
+        key = letter, leaves
         if key not in self.types:
-            self.types[key] = name, tuple(self._number[one] for one in promoted), computed
+            name = f"{letter}{sum(known == letter for known, _ in self.types)}"
+            self.types[key] = name, tuple(self._number[one] for one in steps), becomes
         return self.types[key][0]
 
     def _as(self, one: Node, kind: str) -> str:
@@ -217,40 +233,57 @@ class _Writer:
         if one.op == TO:
             return self._converted(one, kind)
         row = TABLE[one.op]
+        is_condition = row.rule == "bool"
+        leaves = self._union(one.args) if is_condition else self._leaves[one]
+        steps = one.args if is_condition else [one]
+        common = self._computed(leaves, steps)  # in which operands are computed with
+        rounded = ""
+        if self._eager and common != "bool" and of_tensors(one):
+            rounded = self._declared("R", leaves, steps, "same")
+        operands = [self._as(arg, common) for arg in one.args]
         if row.rule == "where":
-            condition, *values = one.args
-            operands = [self._as(condition, "bool"), *(self._as(v, kind) for v in values)]
-        else:
-            common = self._compared(one) if row.rule == "bool" else kind
-            operands = [self._as(arg, common) for arg in one.args]
-        wraps = row.wraps and kind[0] == "P"
-        if wraps:
+            operands[0] = self._as(one.args[0], "bool")
+        for place in (row.deciding or range(row.arity)) if rounded else ():
+            if own := self._converted_to(one, place, common, rounded):
+                operands[place] = f"{common}({own}({operands[place]}))"
+        if row.wraps and common[0] == "P":
             operands = [f"wrap_({operand})" for operand in operands]
         text = (getattr(row, self._language.name) or row.cuda).format(*operands)
         if self._eager:
             text = text.replace("<FAST>", "<false>")
-        if self._eager and kind != "bool":
-            rounded = f"R{sum(not computed for *_, computed in self.types.values())}"
-            rounded = self._declared(("R", self._leaves[one]), rounded, [one], computed=False)
+        if is_condition:
+            return text
+        if rounded:
             return f"{kind}({rounded}({text}))"
-        return f"{kind}({text})" if wraps else text
+        return f"{kind}({text})" if row.wraps and kind[0] == "P" else text
 
-    def _compared(self, one: Node) -> str:
-        """Return the type in which operands are compared."""
-        return self._computed(self._union(one.args), one.args)
+    def _converted_to(self, one: Node, place: int, kind: str, rounded: str) -> str:
+        """Return the dtype that PyTorch converts an operand to; "" if that changes nothing.
+
+        kind, rounded: the type of the operation, and the dtype of its operands and its result.
+        """
+        arg = one.args[place]
+        if not of_tensors(arg):
+            return "" if one.op in self._language.unrounded else rounded
+        if self._type(arg) == kind or not any(of_tensors(a) for a in one.args if a is not arg):
+            return ""
+        if place == 1 and one.op in _SCALED:
+            scalar = self._declared("S", (self._leaves[one], arg), [one, arg], "scalar")
+            return scalar if self._language is CPP else rounded
+        return rounded
 
     def _converted(self, one: Node, kind: str) -> str:
         """Return the text of a conversion, which rounds where the dtype is narrower."""
         (arg,) = one.args
         if one.value == "u8":  # as PyTorch does: C++ defines none of a negative number
             return f"{kind}((long long)({self.own(arg)}))"
-        if kind != "A":
+        if one.value not in FLOATS:
             return self._as(arg, kind)
         dtype = DTYPES[one.value]
         header = dtype.header if self._language.name == "cuda" else dtype.host_header
         if header:
             self.headers[header] = None
-        return f"A({getattr(dtype, self._language.dtype)}({self._as(arg, 'A')}))"
+        return f"{kind}({getattr(dtype, self._language.dtype)}({self._as(arg, kind)}))"
 
 
 def _are_conditions(sources: frozenset[Any]) -> bool:
