@@ -25,6 +25,7 @@ from jitkern.named_tuple import NamedTuple
 
 HALVES = (torch.float16, torch.bfloat16)
 BLOCK = 128  # threads
+BITS = 62  # of `INNER`
 
 
 class Plan(NamedTuple):
@@ -253,8 +254,13 @@ def width(
 
 
 def inner_steps(steps: Sequence[Sequence[Any]]) -> int:
-    """Return a bit for each tensor whose rows lie side by side, or -1 if strides have gaps."""
+    """Return a bit for each tensor whose rows lie side by side, or -1 if strides have gaps.
+
+    It is -1 too for more tensors than a number has bits for.
+    """
     bits = 0
+    if len(steps) > BITS:
+        return -1
     for bit, own in enumerate(steps):
         if own[0] == 1:
             bits += 2**bit

@@ -181,7 +181,8 @@ def names_in_c(names: list[str], taken: tuple[str, ...] | list[str] = ()) -> lis
     """Return names like these that C++ takes, none twice."""
     found: list[str] = []
     for name in names:
-        own = name if name.isascii() and name.isidentifier() else f"x{len(found)}"
+        own = base = name if name.isascii() and name.isidentifier() else f"x{len(found)}"
+        number = 0
         while (
             own in _RESERVED
             or own in TABLE
@@ -190,7 +191,8 @@ def names_in_c(names: list[str], taken: tuple[str, ...] | list[str] = ()) -> lis
             or own.endswith("_")
             or re.fullmatch(_LOCAL, own)
         ):
-            own = f"{own.rstrip('_')}0x"
+            own = f"{base.rstrip('_')}{number}x"
+            number += 1
         found.append(own)
     return found
 

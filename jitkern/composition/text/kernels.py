@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitkern.composition.arrange import MAX_RANK
-from jitkern.composition.launch import BLOCK
+from jitkern.composition.launch import BITS, BLOCK
 from jitkern.composition.text.formula import Formula
 from jitkern.composition.text.helpers import helpers_for
 
@@ -110,7 +110,7 @@ void {name}_flat({parameters}, i64 n) {{
 
 // Tensors of any strides. INNER: a bit for each tensor whose rows lie side by side (step 1), where
 // the others' elements of a row are one (step 0); -1 for any steps.
-template <{template}, int RANK, int INNER>
+template <{template}, int RANK, i64 INNER>
 void {name}_strided({parameters}, i64 n, {steps}) {{
   const i64 size[] = {{{sizes}}};
 {step_arrays}
@@ -176,7 +176,7 @@ def cpp_text(formula: Formula, numbers: Sequence[tuple[str, str]]) -> str:
         flat_call=_call(formula, flat),
         advances="\n".join(f"    {name}_at += i * {name}_step[d];" for name in every),
         row_steps="\n".join(
-            f"    const i64 {name}_inner = INNER < 0 ? {name}_step[0] : INNER >> {bit} & 1;"
+            f"    const i64 {name}_inner = INNER < 0 ? {name}_step[0] : INNER >> {bit % BITS} & 1;"
             for bit, name in enumerate(every)
         ),
         strided_call=_call(formula, strided),
