@@ -90,10 +90,13 @@ def declared(function: Pointwise) -> Op:
     return once(name, lambda: _declared(name, function))
 
 
-def once(name: str, declare: Callable[[], Op]) -> Op:
-    """Return the op of this name, which `declare` declares if no thread has done so."""
+def once(
+    name: str, declare: Callable[[], Op], is_current: Callable[[Op], bool] = lambda _: True
+) -> Op:
+    """Return the op of this name; `declare` declares it if no thread has, or it is not current."""
     with _declaring:
-        return OPS.get(name) or declare()
+        op = OPS.get(name)
+        return op if op and is_current(op) else declare()
 
 
 def _declared(name: str, function: Pointwise) -> Op:

@@ -93,7 +93,7 @@ class Op:
         self.name, self.schema = signature.name, signature.schema
         self.__name__ = self.__qualname__ = self.name.split("::")[1]
         self.__module__ = declaration.module
-        self.execution: Any = None  # the code of the module or cell that declared the op
+        self.execution: Any = None  # what declared the op: code of a module or cell, a composition
         self.trampolines = Trampolines(signature)
         self.declaration = declaration
         self._drawn: list[Sample] | None = None
@@ -126,7 +126,8 @@ class Op:
             self.overload.py_impl(FunctionalTensorMode)(self._decomposed)
         FakeTensorMode.cache_clear()
         room.compile_cache_key.forget()
-        if "_dynamo" in vars(torch):  # an attribute that Torch makes when it compiles
+        tracing = torch._guards.TracingContext.try_get()  # a composition is declared again then,
+        if "_dynamo" in vars(torch) and not tracing:  # and the op inside has reset Torch before
             torch.compiler.reset()
 
     @wants_cause

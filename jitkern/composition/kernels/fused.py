@@ -28,11 +28,13 @@ from jitkern.composition.text.helpers import helpers_for
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
 from jitkern.launch.tuned import Tuning
+from jitkern.op.all_ops import OPS
 from jitkern.op.gradient import described
 from jitkern.op.op import Declaration, Op
 from jitkern.source import cpp_text, texts
 from jitkern.source.kinds import Include, Source
 
+_is_compiling = torch.compiler.is_compiling
 _TYPES = {"tensor": "Tensor", "float": "float", "int": "int", "bool": "bool"}
 _C = {"float": "double", "int": "long long", "bool": "bool"}
 _LANGUAGES = {"nvrtc": CUDA, "cc": CPP}
@@ -80,7 +82,16 @@ class Fused:
         if named or len(args) != len(self.arguments):
             arguments = [(name, default) for name, _, default in self.arguments]
             args = bound(self.name, arguments, args, named)
+        if _is_compiling():
+            assert self._is_declared()
+            return self._op.overload(*args)  # type: ignore[union-attr]
         return self.op(*args)
+
+    def _is_declared(self) -> bool:
+        """Declare the op while Dynamo traces a call, as `Pointwise._is_declared` does."""
+        return self.op is not None
+
+    _is_declared._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         parts = [part for part in (self.before, self.base, self.after) if part]
@@ -93,12 +104,19 @@ class Fused:
 
     @property
     def op(self) -> Op:
-        """The registered op, which is declared when it is first asked for."""
-        if self._op is None:
-            parts = [part and part.identity for part in (self.before, self.after)]
-            name = registration.qualified(self.module, self.name, (self.base.name, parts))
-            self._op = registration.once(name, lambda: self._declared(name))
+        """The registered op, declared when it is first asked for, and again after `base` was."""
+        op, base = self._op, self.base
+        if op and op.execution[0] is base.declaration and op.execution[1] is base.gradient:
+            return op
+        parts = [part and part.identity for part in (self.before, self.after)]
+        name = registration.qualified(self.module, self.name, (base.name, parts))
+        self._op = registration.once(name, lambda: self._declared(name), self._is_current)
         return self._op
+
+    def _is_current(self, op: Op) -> bool:
+        """Whether an op was made of what the op inside is now."""
+        made_of, base = op.execution, self.base
+        return made_of[0] is base.declaration and made_of[1] is base.gradient
 
     def gradients(self) -> list[Pointwise]:
         """Return the functions that the backward calls, beside the op itself and its backward."""
@@ -174,7 +192,12 @@ class Fused:
             samples=self._samples if declared.samples else None,
         )  # fmt: skip
         schema = ", ".join(f"{kind} {argument}" for argument, kind, _ in self.arguments)
-        op = registered(Signature(f"{name}({schema}) -> Tensor"), declaration)
+        op = OPS.get(name)
+        if op:
+            op.declare_again(declaration)
+        else:
+            op = registered(Signature(f"{name}({schema}) -> Tensor"), declaration)
+        op.execution = declared, self.base.gradient
         if self.base.gradient:
             op.backward(self._backward())
         return op

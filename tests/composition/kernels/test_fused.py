@@ -123,6 +123,57 @@ def test_another_process_compiles_nothing(run_python):
     assert [json.loads(run.stdout)["compiles"] > 0 for run in runs] == [True, False], runs[1].stderr
 
 
+CELL = """
+times = kernel("jitkern_cells::times(Tensor x) -> Tensor", cpu=Cpp(text='''
+#include "prologue.h"
+#include "epilogue.h"
+template <typename T> void times(T* out, const T* x, long n PROLOGUE_PARAMETERS EPILOGUE_PARAMETERS) {
+  for (long i = 0; i < n; i++) out[i] = T(EPILOGUE(PROLOGUE(x[i], 0, i) * FACTOR, 0, i));
+}
+'''))
+@times.launch("cpu")
+def _(k, x, prologue=lambda like: (), epilogue=lambda like: ()):
+    out = torch.empty_like(x)
+    k.times[{"T": x.dtype}](out, x, x.numel(), *prologue(x), *epilogue(out))
+    return out
+@times.backward
+def _(grad): return grad * FACTOR
+"""
+COMPOSED = """
+plus = pointwise(lambda v: v + ADDED)
+fused = plus >> times >> plus
+"""
+
+
+def test_a_composition_follows_an_op_that_is_declared_again():
+    """By a cell that runs again, alone or before that of the composition, or by a reload."""
+    scope = {"torch": torch, "kernel": kernel, "Cpp": Cpp, "pointwise": jitkern.pointwise}
+    scope["__name__"] = "__main__"
+
+    def run(text):
+        exec(compile(text, "<cell>", "exec"), scope)
+
+    def shown():
+        x = torch.ones(1, requires_grad=True)
+        out = scope["fused"](x)
+        return out.item(), torch.autograd.grad(out, x)[0].item()
+
+    run(CELL.replace("FACTOR", "2"))
+    run(COMPOSED.replace("ADDED", "1"))
+    assert shown() == (5, 2)
+    held = scope["fused"]
+    run(CELL.replace("FACTOR", "5"))
+    assert shown() == (11, 5)
+    compiled = torch.compile(lambda x: scope["fused"](x) * 2, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(1)).item() == 22
+    run(CELL.replace("FACTOR", "2"))
+    assert compiled(torch.ones(1)).item() == 10
+    run(CELL.replace("FACTOR", "3"))
+    run(COMPOSED.replace("ADDED", "1"))
+    assert shown() == (7, 3)
+    assert held.op is scope["fused"].op
+
+
 @pytest.mark.long
 @needs_nvrtc
 def test_kernels_are_prewarmed_for_a_gpu_that_is_not_here(cli, monkeypatch):
