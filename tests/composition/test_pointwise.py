@@ -600,8 +600,27 @@ def test_integers_wrap_around(device):
     x, y = ends(device)
     for i, (got, want) in enumerate(zip(pointwise(whole)(x, y), whole(x, y))):
         assert got.dtype == want.dtype and torch.equal(got, want), i
-    below = torch.tensor([-1.5, 300.7, -300.2, -1.0], device=device)
-    assert torch.equal(pointwise(lambda x: x.byte())(below), below.byte())
+
+
+def as_integers(x):
+    return (
+        x.byte(),
+        x.char() * 0.5,
+        x.short() - 0.7,
+        x.int().float(),
+        x.long() - x,
+        (x.short() - 0.7).byte(),
+    )
+
+
+@on_each_device
+def test_numbers_that_no_integer_holds_become_those_of_torch(device):
+    """Compilers for the CPU take (float)(int)x for x without its fraction, unless told of the others."""
+    x = torch.tensor(
+        [-1.5, 300.7, -300.2, 7840.0, 1e6, 3e9, -3e9, 1e30, math.inf, math.nan] * 5, device=device
+    )
+    for got, want in zip(pointwise(as_integers)(x), as_integers(x)):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 def of_bools(a, n):

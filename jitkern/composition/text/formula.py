@@ -23,6 +23,10 @@ from jitkern.named_tuple import NamedTuple
 from jitkern.source.dtypes import DTYPES
 
 _CONDITION = "condition"
+_BY_WAY_OF = {  # by which PyTorch converts floating-point numbers to integers
+    "i8": "to_i32_", "i16": "to_i32_", "i32": "to_i32_", "u16": "to_i32_",
+    "u8": "to_i64_", "i64": "to_i64_", "u32": "to_i64_",
+}  # fmt: skip
 
 
 class Language(NamedTuple):
@@ -275,8 +279,8 @@ class _Writer:
     def _converted(self, one: Node, kind: str) -> str:
         """Return the text of a conversion, which rounds where the dtype is narrower."""
         (arg,) = one.args
-        if one.value == "u8":  # as PyTorch does: C++ defines none of a negative number
-            return f"{kind}((long long)({self.own(arg)}))"
+        if one.value in _BY_WAY_OF:
+            return f"{kind}({_BY_WAY_OF[one.value]}({self.own(arg)}))"
         if one.value not in FLOATS:
             return self._as(arg, kind)
         dtype = DTYPES[one.value]

@@ -77,6 +77,12 @@ template <typename T> DEVICE T softplus_(T x) {  // log(1 + exp(x)), of any x
 }
 """
 _CUDA = """
+template <typename T> DEVICE T to_i32_(T x) { return x; }
+template <typename T> DEVICE T to_i64_(T x) { return x; }
+DEVICE int to_i32_(float x) { return int(x); }
+DEVICE int to_i32_(double x) { return int(x); }
+DEVICE long long to_i64_(float x) { return (long long)x; }
+DEVICE long long to_i64_(double x) { return (long long)x; }
 // The few ulp of float that the fast functions lose vanish where a result is rounded to 16 bits.
 template <bool FAST> DEVICE float exp_(float x) { return FAST ? __expf(x) : expf(x); }
 template <bool FAST> DEVICE double exp_(double x) { return exp(x); }
@@ -89,6 +95,23 @@ DEVICE double tanh_(double x) { return tanh(x); }
 """
 # Polynomials of float without branches, which compilers make vectors of; about 2 ulp.
 _CPP = """
+// What does not fit is as on x86. No zero is -0 here: g++ takes trunc(x) for (float)(int)x.
+template <typename T> DEVICE int64_t to_long_(T x) {
+  const T y = x > -1 && x < 1 ? 0 : x, end = T(9223372036854775808.);
+  return y >= -end && y < end ? int64_t(y) : INT64_MIN;
+}
+template <typename T> DEVICE T to_i32_(T x) { return x; }
+template <typename T> DEVICE T to_i64_(T x) { return x; }
+DEVICE int to_i32_(double x) {
+  const double y = x > -1 && x < 1 ? 0 : x;
+  return y > -2147483649. && y < 2147483648. ? int(y) : INT32_MIN;
+}
+DEVICE int to_i32_(float x) {
+  const float y = x > -1 && x < 1 ? 0 : x;
+  return y >= -2147483648.f && y < 2147483648.f ? int(y) : INT32_MIN;
+}
+DEVICE int64_t to_i64_(double x) { return to_long_(x); }
+DEVICE int64_t to_i64_(float x) { return to_long_(x); }
 // After Cephes' expf: 2^n e^r, where |r| <= log(2) / 2; two factors, for subnormal results.
 DEVICE float exp_(float x) {
   const float near = x < -104 ? -104 : x > 89 ? 89 : x, n = rintf(near * 1.44269504f);
