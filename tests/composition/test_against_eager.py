@@ -163,7 +163,7 @@ def test_random_formulas(device, seed):
     assert check(seed, device) == PER_FUNCTION
 
 
-@pytest.mark.stress
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize("part", range(PARTS))
 def test_many_random_formulas(device, part):

@@ -126,6 +126,7 @@ def test_several_outputs_dtypes_and_numbers(tmp_path, flip):
         torch.testing.assert_close(got, mixed.function(*args[:4], torch.tensor(flip)))
 
 
+@pytest.mark.long
 def test_no_overflow_is_undefined_and_any_byte_is_true(tmp_path):
     """The compiler's sanitizer ends the process at an overflow of signed integers."""
     a = torch.tensor([2, 0, 1, 255] * 9, dtype=torch.uint8).view(torch.bool)

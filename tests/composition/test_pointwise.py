@@ -360,6 +360,13 @@ def test_an_output_that_nothing_depends_on_has_no_part_in_the_gradient(device):
     assert torch.autograd.grad(same(x)[1].sum(), x)[0].tolist() == [2, 2, 2]
 
 
+def test_the_derivative_of_what_becomes_an_integer_is_none():
+    function = pointwise(
+        lambda x, y: x * (x * 7).to(torch.int32) + (x.long() > y.half()) * y.bool()
+    )
+    assert function.grad().formulas() == ["d_out * to((x * 7), i32)"]
+
+
 def through_integers(x, y):
     return (
         x * (x * 7).to(torch.int32), x + x.long(), x * x.bool(), (x * 8).round().char() * 0.125 * y,
@@ -368,6 +375,7 @@ def through_integers(x, y):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @on_each_device
 def test_no_gradient_goes_through_integers(device):
     values = (
@@ -566,6 +574,7 @@ def beside_others(x, n, h, z, alpha: float, k: int):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @on_each_device
 def test_rounds_operands_as_eager_does(device):
     """Numbers and integers that the dtype of an operation cannot hold, and tensors of no dimensions."""
@@ -595,6 +604,7 @@ def ends(device="cpu"):
     return x.to(device, torch.int32), y.to(device)
 
 
+@pytest.mark.long
 @on_each_device
 def test_integers_wrap_around(device):
     x, y = ends(device)
@@ -613,6 +623,7 @@ def as_integers(x):
     )
 
 
+@pytest.mark.long
 @on_each_device
 def test_numbers_that_no_integer_holds_become_those_of_torch(device):
     """Compilers for the CPU take (float)(int)x for x without its fraction, unless told of the others."""
@@ -627,6 +638,7 @@ def of_bools(a, n):
     return a + n, a * (n + 1), a == (n == 0), a & a, torch.where(a, n, 7), a.float(), ~a, -a.int()
 
 
+@pytest.mark.long
 @on_each_device
 def test_any_byte_but_zero_is_true(device):
     """Memory of another library, or of uint8, need not have the bytes 0 and 1."""

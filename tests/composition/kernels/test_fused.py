@@ -145,13 +145,31 @@ fused = plus >> times >> plus
 """
 
 
-def test_a_composition_follows_an_op_that_is_declared_again():
-    """By a cell that runs again, alone or before that of the composition, or by a reload."""
+def notebook():
+    """Return the names of a notebook, and a function that runs a cell."""
     scope = {"torch": torch, "kernel": kernel, "Cpp": Cpp, "pointwise": jitkern.pointwise}
     scope["__name__"] = "__main__"
+    # The code of a cell that runs again is another object, of that name.
+    return scope, lambda text: exec(compile(text, "<cell>", "exec"), scope)
 
-    def run(text):
-        exec(compile(text, "<cell>", "exec"), scope)
+
+def test_a_composition_is_declared_again_with_its_op():
+    scope, run = notebook()
+    run(CELL.replace("times", "tripled").replace("FACTOR", "2"))
+    run(COMPOSED.replace("times", "tripled").replace("ADDED", "1"))
+    op, made_of = scope["fused"].op, scope["fused"].op.execution
+    assert scope["fused"].op.execution is made_of, "once"
+    run(CELL.replace("times", "tripled").replace("FACTOR", "3"))
+    assert scope["fused"].op is op
+    (path,) = op.sources["cpu"][0].paths
+    assert "* 3, 0, i)" in Path(path).read_text()
+    assert op.gradient and op.execution == (scope["tripled"].declaration, scope["tripled"].gradient)
+
+
+@pytest.mark.long
+def test_a_composition_follows_an_op_that_is_declared_again():
+    """By a cell that runs again, alone or before that of the composition, or by a reload."""
+    scope, run = notebook()
 
     def shown():
         x = torch.ones(1, requires_grad=True)
