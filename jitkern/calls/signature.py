@@ -24,6 +24,7 @@ _OWN: dict[str, tuple[type, ...]] = {  # the types of which Torch hands argument
 }  # fmt: skip
 _OWN |= {f"Optional[{name}]": (*types, type(None)) for name, types in _OWN.items()}
 _CHANGED = {"T": "W", "t": "w", "L": "V"}
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by name
 
 
@@ -126,6 +127,31 @@ class Signature:
         rest = {a.name: a.default_value for a in self.arguments[len(args) :]} | kwargs
         positional = [rest.pop(name) for name in self._names[len(args) : self._positional]]
         return (*args, *positional), rest
+
+    def device_of(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, meta_alone: bool = False
+    ) -> torch.device:
+        """Return the one device of the tensors; the CPU if there is none.
+
+        As in ATen, a tensor without dimensions on the CPU counts as a number beside others, unless
+        the op changes it. meta_alone: whether only meta tensors beside others are refused.
+
+        Raises LaunchError for tensors on different devices.
+        """
+        devices: dict[torch.device, str] = {}  # each with the first argument on it
+        changed = {name for _, name in self.changed}
+        for name, value in (*zip(self._names, args), *kwargs.items()):
+            for tensor in tensors_in([value]):
+                if tensor.dim() or tensor.device != _CPU or name in changed:
+                    devices.setdefault(tensor.device, name)
+        if len(devices) > 1 and (not meta_alone or _META in devices):
+            listed = " and ".join(f"`{name}` on {device}" for device, name in devices.items())
+            raise LaunchError(
+                f"{self.name}: the tensors of a call must be on one device, and this call has "
+                f"{listed}; move them to one device"
+                + (" (a meta tensor has no values: load it)" if _META in devices else "")
+            )
+        return next(iter(devices), _CPU)
 
     def in_order(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return complete arguments as one tuple, in the schema's order."""

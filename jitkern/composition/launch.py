@@ -168,7 +168,13 @@ def arranged(
 
     Sizes and strides are listed innermost first; strides for each result, then for each tensor.
     """
-    device = tensors[0].device
+    # As in PyTorch, a tensor without dimensions on the CPU counts as a number.
+    placed = [t for t in tensors if t.dim() != 0 or t.device.type != "cpu"]
+    device = (placed or tensors)[0].device
+    torch._check(
+        all([t.device == device for t in placed]),  # noqa: C419  a trace
+        lambda: f"{name}: tensors on different devices, {[str(t.device) for t in tensors]}",
+    )
     if all_contiguous(tensors):
         shape = tensors[0].shape
         results = [torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes]

@@ -24,8 +24,8 @@ from jitkern import (
     op as room,
     trace,
 )
-from jitkern.calls.signature import Signature
-from jitkern.errors import DeclarationError, called_at, defined_at, raised_at
+from jitkern.calls.signature import Signature, tensors_in
+from jitkern.errors import DeclarationError, LaunchError, called_at, defined_at, raised_at
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.all_ops import OPS, key_compile_caches
 from jitkern.op.autograd import Autograd, plainly_on
@@ -334,12 +334,14 @@ class Op:
     def run_reference(self, *args: Any, **kwargs: Any) -> Any:
         """Run the reference on these arguments, without autocast, as kernels run.
 
-        Raises DeclarationError if the op has none.
+        Raises DeclarationError if the op has none, and LaunchError for a meta tensor beside others,
+        which not all of ATen refuses.
         """
         reference = self.declaration.reference
         if reference is None:
             raise DeclarationError(f"{self.name} has no reference")
         args, kwargs = self.signature.complete(args, kwargs)
+        self.signature.device_of(args, kwargs, meta_alone=True)
         with calls.autocast.off((*args, *kwargs.values())):
             result = reference(*args, **kwargs)
         plain = self.declaration.nondifferentiable
@@ -414,19 +416,27 @@ class Op:
             _register_kernel(library, self.name, device.upper(), handled(backend))
 
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
-        with _WithoutAddresses():
-            return self._faked(*args, **kwargs)
-
-    def _faked(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.signature.complete(args, kwargs)
+        place = self.signature.device_of(args, kwargs, meta_alone=True)
+        with _WithoutAddresses():
+            result = self._faked(place, *args, **kwargs)
+        if place.type == "meta" and any(t.device != place for t in tensors_in([result])):
+            raise LaunchError(
+                f"{self.name}: its tensors are on the meta device, where nothing is computed, and "
+                "its fake returned a tensor that is not: allocate on the device of a tensor with "
+                "dimensions"
+            )
+        return result
+
+    def _faked(self, place: torch.device, *args: Any, **kwargs: Any) -> Any:
         declaration = self.declaration
         launchers = declaration.launchers
-        if declaration.fake:
+        if declaration.fake:  # its author's code decides about tensors beside those on a GPU
             return trace.quick.runnable(declaration.fake)(*args, **kwargs)
-        place = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
         of_place = (s.kind for s in self.sources.get(place.type, ()))
         for kind in (*of_place, place.type, *launchers):
             if kind in launchers:
+                self.signature.device_of(args, kwargs)
                 device = next(device for device in DEVICES if kind in _launched_on(device))
                 launcher = self._tuned(launchers[kind], kind, *_launched_on(device))
                 kernels = launch.kernels.Kernels(

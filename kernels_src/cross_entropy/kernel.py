@@ -68,6 +68,10 @@ def _checked(name, logits, target, label_smoothing, softcap, reduction):
         target.dtype in TARGETS,
         lambda: f"{name}: target must be class indices of int64 or int32, got {target.dtype}",
     )
+    torch._check(
+        target.device == logits.device,
+        lambda: f"{name}: the logits are on {logits.device}, and target on {target.device}",
+    )
     rest = logits.shape[:1] + logits.shape[2:] if dims > 1 else ()
     torch._check(
         tuple(target.shape) == tuple(rest),
