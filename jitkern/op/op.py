@@ -29,7 +29,7 @@ from jitkern.errors import DeclarationError, LaunchError, called_at, defined_at,
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.all_ops import OPS, key_compile_caches
 from jitkern.op.autograd import Autograd, plainly_on
-from jitkern.op.backend import Backend, Elsewhere
+from jitkern.op.backend import Backend, Batched, Elsewhere
 from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cause
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
@@ -384,6 +384,8 @@ class Op:
             "CompositeExplicitAutograd": handled(Elsewhere(self)),
             "FuncTorchBatched": self.run_reference,  # its ATen ops can vmap
         }
+        if {*self.signature.results} != {"T"} or "[]" in self.schema or self.signature.changed:
+            functions["Batched"] = handled(Batched(self))
         self.autograd.slot = self.trampolines.register_autograd(self.autograd)
         if self.autograd.slot is None:
             functions["Autograd"] = handled(self.autograd)

@@ -218,7 +218,8 @@ cross_entropy.backward(cross_entropy_backward)
 @cross_entropy_with_grad.backward
 def _(grad, dlogits):
     rows = dlogits.movedim(1, -1) if dlogits.dim() > 2 else dlogits
-    rows = rows.clone(memory_format=torch.contiguous_format)  # dlogits is not this function's
+    # A copy, since dlogits is not this function's; under vmap it has the batch of grad.
+    rows = (rows - torch.zeros_like(grad, dtype=rows.dtype).unsqueeze(-1)).contiguous()
     cross_entropy_rescale_(rows, grad)
     return rows.movedim(-1, 1) if dlogits.dim() > 2 else rows, None
 
