@@ -12,6 +12,8 @@ def wide(dtype):
 
 def _losses_in_torch(v, target, ignored, known, label_smoothing, z_loss):
     """Return the losses of rows of capped logits."""
+    if v.shape[-1] == 0:  # no target is a class
+        return torch.where(ignored, 0, v.sum(-1) + math.nan)
     log_p = torch.log_softmax(v, -1)
     losses = -log_p.gather(-1, torch.where(known, target, 0).unsqueeze(-1)).squeeze(-1)
     if label_smoothing:

@@ -176,10 +176,10 @@ def _(k, x, by):
     )
     rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
     torch._check(
-        by.dtype == wide(x.dtype) and (by.dim() == 0 or by.numel() == rows),
+        by.dtype == wide(x.dtype) and (by.dim() == 0 or tuple(by.shape) == tuple(x.shape[:-1])),
         lambda: (
-            f"{name}: by must be one {wide(x.dtype)} or one for each of {rows} rows, got "
-            f"{by.dtype} of shape {tuple(by.shape)}"
+            f"{name}: by must be one {wide(x.dtype)} or one for each row, of shape "
+            f"{tuple(x.shape[:-1])}, got {by.dtype} of shape {tuple(by.shape)}"
         ),
     )
     if k.fake:
@@ -209,7 +209,7 @@ def _(logits, target, *options):
 
 @cross_entropy_rescale_.reference
 def _(x, by):
-    x.copy_(x * by.reshape(-1, 1) if by.dim() else x * by)
+    x.copy_(x * by.unsqueeze(-1))
 
 
 cross_entropy.backward(cross_entropy_backward)

@@ -7,6 +7,8 @@
 
 #include <type_traits>
 
+#include "checked.h"
+
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -20,9 +22,7 @@ static void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tenso
 }
 
 static Tensor muladd(Tensor a, Tensor b, Tensor c) {
-  STD_TORCH_CHECK(a.numel() == b.numel() && a.numel() == c.numel(), "muladd: sizes differ, ", a.numel(), ", ", b.numel(),
-                  " and ", c.numel());
-  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type() && a.scalar_type() == c.scalar_type(), "muladd: dtypes differ");
+  check_alike(a, b, c);
   a = torch::stable::contiguous(a);
   b = torch::stable::contiguous(b);
   c = torch::stable::contiguous(c);

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "checked.h"
 #include "muladd.cu"
 
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
@@ -24,9 +25,7 @@ static void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tenso
 }
 
 static Tensor muladd_cuda(Tensor a, Tensor b, Tensor c) {
-  STD_TORCH_CHECK(a.numel() == b.numel() && a.numel() == c.numel(), "muladd: sizes differ, ", a.numel(), ", ", b.numel(),
-                  " and ", c.numel());
-  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type() && a.scalar_type() == c.scalar_type(), "muladd: dtypes differ");
+  check_alike(a, b, c);
   const torch::stable::accelerator::DeviceGuard guard(a.get_device());
   void* stream = nullptr;
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(a.get_device(), &stream) == 0, "muladd: no current stream");

@@ -85,6 +85,7 @@ def _(q, k_cache, v_cache, table, seq_lens, scale, softcap, window, slopes, k_sc
 
     def gathered(cache, by):
         bits = cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache  # not to be indexed
+        bits = bits if pages else bits.new_zeros(1, *bits.shape[1:])
         rows = bits[table.to(torch.int64).clamp(0, max(pages - 1, 0))].flatten(1, 2)
         rows = torch.where(known, rows.view(cache.dtype).to(wide), torch.nan)
         rows = torch.where(some, rows, 0)

@@ -143,8 +143,8 @@ def _prepared(grad, x, weight, more, needs_x, needs_weight):
 
 @rms_norm_backward.launch("cuda")
 def _(k, grad, x, weight, more, eps, offset, needs_x, needs_weight):
-    w = norms.of_columns("rms_norm_backward", x, weight)
     given, weight, dx, dweight = _prepared(grad, x, weight, more, needs_x, needs_weight)
+    w = norms.of_columns("rms_norm_backward", x, weight)
     kernels = (
         k.rms_norm_backward, k.rms_norm_backward_long, k.rms_norm_backward_sums,
         k.rms_norm_backward_columns, k.rms_norm_backward_total,
@@ -158,8 +158,8 @@ def _(k, grad, x, weight, more, eps, offset, needs_x, needs_weight):
 
 @rms_norm_backward.launch("cpu")
 def _(k, grad, x, weight, more, eps, offset, needs_x, needs_weight):
-    w = norms.of_columns("rms_norm_backward", x, weight)
     (grad, x, more), weight, dx, dweight = _prepared(grad, x, weight, more, needs_x, needs_weight)
+    w = norms.of_columns("rms_norm_backward", x, weight)
     rows, cols = norms.matrix("rms_norm_backward", x)
     args = (dx, dweight, grad, x, weight, more, eps, offset, rows, cols)
     k.rms_norm_backward[{"T": x.dtype, "W": w}](*args)
