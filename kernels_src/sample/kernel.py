@@ -90,7 +90,8 @@ def _kept(logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top
     kept = torch.arange(columns, device=logits.device) < top_k
     reached = torch.where(kept, weight, 0).cumsum(-1)
     total = reached[:, -1:]
-    need = torch.minimum((top_p * total).ceil().to(torch.int64).clamp(min=1), total)
+    least = (top_p * total).ceil().nan_to_num(0).to(torch.int64).clamp(min=1)
+    need = torch.minimum(least, total)
     kept = kept & ((reached - weight < need) | (top_p >= 1))
     return order, kept, torch.where(kept, weight, 0).cumsum(-1)
 
@@ -115,7 +116,7 @@ def _(logits, *filters):
 # ------------------------------------------------------------------ launches
 
 
-def _checked(name, logits, temperature, row_temperature, row_top_k, row_top_p):
+def _checked(name, logits, temperature, top_p, row_temperature, row_top_k, row_top_p):
     torch._check(
         logits.dim() == 2 and logits.shape[1] > 0,
         lambda: f"{name}: logits must be [rows, columns] with columns, got {tuple(logits.shape)}",
@@ -132,6 +133,7 @@ def _checked(name, logits, temperature, row_temperature, row_top_k, row_top_p):
         temperature >= 0,
         lambda: f"{name}: temperature must be at least 0 (0: the largest), got {temperature}",
     )
+    torch._check(top_p == top_p, lambda: f"{name}: top_p must be a number, got NaN")  # noqa: PLR0124
     by_row = [
         _checked_row(name, what, value, dtype, rows)
         for what, value, dtype in (
@@ -195,7 +197,7 @@ def _select(k, draw, out, logits, temperature, top_k, top_p, by_row, seed, offse
 @sample.launch("cuda")
 def _(k, logits, seed, offset, temperature, top_k, top_p, row_temperature, row_top_k, row_top_p):
     of_rows = row_temperature, row_top_k, row_top_p
-    logits, rows, _, by_row = _checked("sample", logits, temperature, *of_rows)
+    logits, rows, _, by_row = _checked("sample", logits, temperature, top_p, *of_rows)
     seed, offset = _checked_state(seed, offset, rows)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _select(k, True, out, logits, temperature, top_k, top_p, by_row, seed, offset)
@@ -205,7 +207,7 @@ def _(k, logits, seed, offset, temperature, top_k, top_p, row_temperature, row_t
 @sample_filter.launch("cuda")
 def _(k, logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top_p):
     of_rows = row_temperature, row_top_k, row_top_p
-    logits, rows, columns, by_row = _checked("sample_filter", logits, temperature, *of_rows)
+    logits, rows, columns, by_row = _checked("sample_filter", logits, temperature, top_p, *of_rows)
     last = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _select(k, False, last, logits, temperature, top_k, top_p, by_row, None, None)
     out = torch.empty((rows, columns), dtype=logits.dtype, device=logits.device)
@@ -219,7 +221,7 @@ def _(k, logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top_
 @sample.launch("cpu")
 def _(k, logits, seed, offset, temperature, top_k, top_p, row_temperature, row_top_k, row_top_p):
     of_rows = row_temperature, row_top_k, row_top_p
-    logits, rows, columns, by_row = _checked("sample", logits, temperature, *of_rows)
+    logits, rows, columns, by_row = _checked("sample", logits, temperature, top_p, *of_rows)
     seed, offset = _checked_state(seed, offset, rows)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     k.sample[{"T": logits.dtype}](
@@ -232,7 +234,7 @@ def _(k, logits, seed, offset, temperature, top_k, top_p, row_temperature, row_t
 @sample_filter.launch("cpu")
 def _(k, logits, temperature, top_k, top_p, row_temperature, row_top_k, row_top_p):
     of_rows = row_temperature, row_top_k, row_top_p
-    logits, rows, columns, by_row = _checked("sample_filter", logits, temperature, *of_rows)
+    logits, rows, columns, by_row = _checked("sample_filter", logits, temperature, top_p, *of_rows)
     out = torch.empty((rows, columns), dtype=logits.dtype, device=logits.device)
     k.sample_filter[{"T": logits.dtype}](
         out, logits, rows, logits.stride(0), columns, temperature, top_k, top_p, *by_row

@@ -58,6 +58,8 @@ ON_BOTH float power_of(float t) {
 ON_BOTH int octaves_of(float t, float per) { return int(bits_of(fused(t, -per, 12582912.f)) - 0x4b400000u); }
 ON_BOTH unsigned long long weight_of(float t) { return t >= LEAST ? (unsigned long long)power_of(t) : 0; }
 
+// Whether top-p may drop anything. A NaN counts as 0, which keeps the largest alone.
+ON_BOTH bool drops(float p) { return !(p >= 1); }
 // The least sum of weights that reaches the share p of all: that of the smallest prefix to keep.
 ON_BOTH unsigned long long needed(float p, unsigned long long all) {
   const double least = ceil(double(p) * double(all));

@@ -69,7 +69,7 @@ template <typename T> struct Search {
     int64_t top_k = f.by_row_top_k ? f.by_row_top_k[row] : f.top_k;
     if (!(temperature > 0)) top_k = 1;
     if (top_k <= 0 || top_k > columns) top_k = columns;
-    if (!random && top_k == columns && !(top_p < 1)) return ~Key(0);
+    if (!random && top_k == columns && !drops(top_p)) return ~Key(0);
 
     const bool few = top_k < columns;
     unsigned best = ~0u;
@@ -92,7 +92,7 @@ template <typename T> struct Search {
       upto = 0;
       return few ? reach(upto, need) : reach_among_all(upto, need);
     };
-    if (top_p < 1) end = find(needed(top_p, upto));
+    if (drops(top_p)) end = find(needed(top_p, upto));
     if (random) end = find(high_product(*random, upto) + 1);
     return end;
   }

@@ -111,7 +111,7 @@ template <bool DRAW, int THREADS>
 __device__ Key last_of_few(Search &memory, int n, const Measure &measure, float top_p, unsigned long long random) {
   const Ordered<THREADS, Measure> ordered(measure, memory, n);
   Found end = {memory.pool[n - 1], ordered.part.all};
-  if (top_p < 1) end = ordered.reach(0, needed(top_p, end.upto));
+  if (drops(top_p)) end = ordered.reach(0, needed(top_p, end.upto));
   if (DRAW) end = ordered.reach(0, high_product(random, end.upto) + 1);
   return end.key;
 }
@@ -125,11 +125,11 @@ __device__ Key last_of_many(Searcher<T> &in, Bins<WEIGHTS> &weights, bool filled
     const Measure measure{scale, step == 0};
     Found keys = {0, ~0ull};
     unsigned long long before = 0, need = top_k;
-    if (step == 1 && (DRAW || top_p < 1)) {  // the sum of what top-k keeps
+    if (step == 1 && (DRAW || drops(top_p))) {  // the sum of what top-k keeps
       if (!filled) fill(in, weights, scale, end.key, 0, 1);
       end.upto = weights.reach(1).all;
     }
-    if (step == 1 && !(top_p < 1) || step == 2 && !DRAW) continue;
+    if (step == 1 && !drops(top_p) || step == 2 && !DRAW) continue;
     if (step > 0) {
       need = step == 1 ? needed(top_p, end.upto) : high_product(random, end.upto) + 1;
       const auto place = weights.reach(need);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(jitkern::SEARCH_THREADS, 1)
   if (!(temperature > 0)) top_k = 1;
   if (top_k <= 0 || top_k > columns) top_k = columns;
   const bool all = top_k == columns && columns > FEW;
-  if (part && !(all && (DRAW || top_p < 1))) return;
+  if (part && !(all && (DRAW || drops(top_p)))) return;
   unsigned long long random = 0;
   if constexpr (DRAW)  // a seed for each row is a stream for each row
     random = random_bits(seed[seeds > 1 ? r : 0], offset[offsets > 1 ? r : 0], seeds > 1 ? 0 : r);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(jitkern::SEARCH_THREADS, 1)
                  reinterpret_cast<unsigned *>(&memory + 1));
   const Scale scale = scale_of(in.best, temperature);
   unsigned n = POOL + 1;
-  const bool filled = all && (DRAW || top_p < 1);
+  const bool filled = all && (DRAW || drops(top_p));
   if (filled) {
     fill(in, memory.weights, scale, ~0ull, part, parts);
     if (parts > 1 && !gathered(memory.weights, (unsigned long long *)sums + r * WEIGHTS, (unsigned *)counters + r, parts))

@@ -254,6 +254,25 @@ def test_a_captured_graph_draws_anew_where_it_advances_the_offset():
 
 
 @each_device
+def test_nan_in_place_of_a_filter_keeps_the_largest_or_is_refused(device):
+    for columns in (9, LONG[device]):
+        logits = torch.cat([rows_of(kind, columns) for kind in ("peaked", "nan", "masked")])
+        logits, none = logits.to(device), torch.full((6,), nan, device=device)
+        for top_k in (0, 3):
+            kept = ops.sample_filter(logits, top_k=top_k, row_top_p=none)
+            alone = ops.sample_filter(logits, top_k=1)
+            assert torch.equal(kept.nan_to_num(7), alone.nan_to_num(7))
+            wanted = ops.sample_filter.run_reference(logits, 1.0, top_k, 1.0, None, None, none)
+            assert torch.equal(kept.nan_to_num(7), wanted.nan_to_num(7))
+            assert torch.equal(ops.sample(logits, *state(device), top_k=top_k, row_top_p=none),
+                               ops.sample(logits, *state(device), top_k=1))  # fmt: skip
+    assert served(ops.sample_filter, logits, 1.0, 0, 0.5, device=device).shape == logits.shape
+    for name in ("top_p", "temperature"):
+        with pytest.raises(RuntimeError, match=f"{name} must be .* got (nan|NaN)"):
+            ops.sample_filter(logits, **{name: nan})
+
+
+@each_device
 def test_errors_say_what_was_given(device):
     x = torch.randn(2, 8, device=device)
     seed, offset = state(device)
