@@ -12,7 +12,7 @@ class Int4Weight(NamedTuple):
     """A weight [N, K] of 4 bits, as `jitkern.ops.w4a16_linear` takes it after x.
 
     qweight: int32 [N / 16 rounded up, K / 64, 32, 4], from `pack`. scale: [K / group, N].
-    zero: None for (q - 8) * scale; uint8, at most 127, for (q - zero) * scale; of the dtype of the
+    zero: None for (q - 8) * scale; uint8 for (q - zero) * scale; of the dtype of the
     scale for (q - 8) * scale + zero.
     """
 

@@ -89,6 +89,8 @@ template <typename I> __device__ __forceinline__ I kept(I number) {
   return number;
 }
 
+// The lower (0) or the upper (1) 16 bits, in both halves.
+__device__ __forceinline__ unsigned twice(unsigned a, int half) { return __byte_perm(a, 0, half ? 0x3232 : 0x1010); }
 // Two 16-bit numbers: a * b + c, and constants of both types.
 __device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c, const __nv_bfloat16 *) {
   unsigned d;
@@ -102,10 +104,16 @@ __device__ __forceinline__ unsigned fused(unsigned a, unsigned b, unsigned c, co
 }
 template <typename T> struct Bits;
 template <> struct Bits<__nv_bfloat16> {  // 0x4300 is 128: or-ing a number of 7 bits in adds it
-  static constexpr unsigned one = 0x3f803f80u, minus_one = 0xbf80bf80u, base = 0x43004300u, minus_base = 0xc300c300u;
+  static constexpr unsigned one = 0x3f803f80u, minus_one = 0xbf80bf80u, base = 0x43004300u;
+  // -(128 + whole) and 1 for a whole number up to 255. An odd sum above 256 is no bfloat16: there the next even one stands
+  // with 1 + 2^-7, which adds 1 + q / 128 to 128 + q, for q up to 15, and so the sum rounds to q - whole, which is exact.
+  static __device__ __forceinline__ unsigned minus(unsigned whole) { return 0xc300u + min(whole, 64 + (whole + 1) / 2); }
+  static __device__ __forceinline__ unsigned factor(unsigned whole) { return 0x3f80u + (whole >> 7 & whole); }
 };
 template <> struct Bits<__half> {  // 0x6400 is 1024: or-ing a number of 10 bits in adds it
-  static constexpr unsigned one = 0x3c003c00u, minus_one = 0xbc00bc00u, base = 0x64006400u, minus_base = 0xe400e400u;
+  static constexpr unsigned one = 0x3c003c00u, minus_one = 0xbc00bc00u, base = 0x64006400u;
+  static __device__ __forceinline__ unsigned minus(unsigned whole) { return 0xe400u + whole; }
+  static __device__ __forceinline__ unsigned factor(unsigned) { return 0x3c00u; }
 };
 
 // ------------------------------------------------------------------ formats
@@ -167,34 +175,41 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
   // What two rows of a tile have in a step.
   struct Held {
     unsigned vectors;  // read as they are needed, since registers are short
-    unsigned word[4], minus[2];
+    unsigned word[4], minus[2], factor;  // the last has 16 bits for each row
     float scale[2], added[2];  // the latter where zeros are added
   };
   __device__ __forceinline__ void hold(Held &held, unsigned vectors, unsigned sides, int tile, int step, int lane) const {
     held.vectors = vectors;
     if constexpr (EDGES) {
+      unsigned whole[2];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int row = tile * 16 + lane / 4 * 2 + h;
         const long long at = (long long)step * N + row;
         const bool is_there = row < N;
         held.scale[h] = is_there ? wide(scale[at]) : 0.f;
-        held.minus[h] = minus(8);
-        if constexpr (ZEROS == WHOLE_ZEROS) held.minus[h] = minus(is_there ? zero[at] : 0);
+        whole[h] = 8;
+        if constexpr (ZEROS == WHOLE_ZEROS) whole[h] = is_there ? zero[at] : 0;
         if constexpr (ZEROS == ADDED_ZEROS) held.added[h] = is_there ? wide(zero[at]) : 0.f;
       }
+      hold_whole(held, whole[0], whole[1]);
     } else {
       hold_sides(held, shared_4(sides), SIDES > 1 ? shared_4(sides + 128) : 0, lane);
     }
   }
-  static __device__ __forceinline__ unsigned minus(unsigned whole) { return Bits<T>::minus_base + whole * 0x10001u; }
+  static __device__ __forceinline__ void hold_whole(Held &held, unsigned first, unsigned second) {
+    held.factor = Bits<T>::factor(first) | Bits<T>::factor(second) << 16;
+    held.minus[0] = Bits<T>::minus(first) * 0x10001u, held.minus[1] = Bits<T>::minus(second) * 0x10001u;
+  }
   // Scales of two rows are in a word, and their zeros in another, as `place` says.
   static __device__ __forceinline__ void hold_sides(Held &held, unsigned scales, unsigned zeros, int lane) {
     widen(scales, held.scale, (const T *)nullptr);
     if constexpr (ZEROS == ADDED_ZEROS) widen(zeros, held.added, (const T *)nullptr);
     const unsigned both = zeros >> (lane / 4 % 2 * 16);
-#pragma unroll
-    for (int h = 0; h < 2; h++) held.minus[h] = minus(ZEROS == WHOLE_ZEROS ? both >> 8 * h & 0xff : 8);
+    if constexpr (ZEROS == WHOLE_ZEROS)
+      hold_whole(held, both & 0xff, both >> 8 & 0xff);
+    else
+      hold_whole(held, 8, 8);
   }
   static __device__ __forceinline__ void fragments(unsigned (&a)[2][4], Held &held, int piece) {
     if (piece % 2 == 0) {
@@ -206,7 +221,7 @@ template <typename T, int GROUP, int ZEROS, bool EDGES> struct Int4 {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const unsigned number = masked_or<0x000f000fu>(held.word[piece % 2 * 2 + h] >> 4 * i, Bits<T>::base);
-        a[i / 2][h + i % 2 * 2] = fused(number, Bits<T>::one, held.minus[h], (const T *)nullptr);
+        a[i / 2][h + i % 2 * 2] = fused(number, twice(held.factor, h), held.minus[h], (const T *)nullptr);
       }
   }
 };

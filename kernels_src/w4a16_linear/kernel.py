@@ -1,6 +1,6 @@
 """y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], with w of 4 bits in groups of 64 or 128 numbers k.
 
-w = (q - 8) * scale, (q - zero) * scale with whole zeros (uint8, at most 127), or
+w = (q - 8) * scale, (q - zero) * scale with whole zeros (uint8), or
 (q - 8) * scale + zero with zeros of the dtype of x; q as `kernels_src/int4.py` packs it, scale and
 zero [K / group, N]. Products of up to 64 rows of x are exact and added in float32, group by group,
 and rounded once. For more rows the weight is written out in the dtype of x, which rounds it, and

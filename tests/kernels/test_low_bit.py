@@ -90,6 +90,23 @@ def test_weights_of_4_bits(device, kind, rows, columns, group):
 
 @pytest.mark.long
 @each_device
+@pytest.mark.parametrize(("rows", "group"), [(128, 128), (131, 64)])
+def test_whole_zeros_of_all_eight_bits(device, rows, group):
+    """With one 1 in each row of x, results are whole numbers from -255 to 15, and exact."""
+    for dtype in HALVES if device == "cuda" else (torch.bfloat16,):
+        q, _, _ = int4_weight(rows, 256, group, dtype, int4.WHOLE_ZEROS)
+        zero = torch.arange(256 // group * rows).view(-1, rows).to(torch.uint8).flip(1)
+        scale = torch.ones(zero.shape, dtype=dtype)
+        weight = int4.values(q, scale, zero, torch.float32)
+        q, scale, zero = (tensor.to(device) for tensor in (q, scale, zero))
+        for tokens in TOKENS[device]:
+            at = 37 * torch.arange(tokens) % 256
+            x = torch.eye(256, dtype=dtype)[at].to(device)
+            got = ops.w4a16_linear(x, q, scale, zero)
+            assert torch.equal(got.float().cpu(), weight.T[at]), (dtype, tokens)
+
+
+@each_device
 @pytest.mark.parametrize(("rows", "columns"), [(48, 384), (37, 320), (1, 64), (700, 1024)])
 def test_weights_of_8_bits(device, rows, columns):
     for dtype in HALVES if device == "cuda" else (torch.bfloat16,):
