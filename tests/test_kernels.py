@@ -37,6 +37,8 @@ ROUNDINGS = 4
 # In float64 the reference is no more exact than the kernel: both add long sums, each in its order.
 OF_LONG_SUMS = ("jitkern::block_sparse_attention_backward",)
 
+CHECKING = [op for op in SHIPPED if op.sources["cpu"]]  # others leave it to their reference
+
 
 def cases():
     for op in SHIPPED:
@@ -231,6 +233,38 @@ def test_bad_input_is_the_ops_own_message(device):
         jitkern.ops.softmax(torch.ones(3, dtype=torch.int64, device=device))
     with pytest.raises(RuntimeError, match="at least one dimension"):
         jitkern.ops.softmax(x[0])
+
+
+@pytest.mark.parametrize("op", CHECKING, ids=lambda op: op.name)
+def test_a_tensor_of_another_shape_is_refused_where_the_reference_refuses_it(op):
+    """On meta tensors: what a launch function checks, no kernel sees."""
+    args = next(args for args in op.sample_inputs("cpu") if 0 < args[0].numel() < 5000)
+    for i, value in enumerate(args):
+        if not isinstance(value, torch.Tensor) or value.dim() < 1:
+            continue
+        shape = value.shape
+        for other in ((value.numel(),), (1, *shape), (*shape, 1), shape[::-1]):
+            call = [*args[:i], value.reshape(other), *args[i + 1 :]]
+            try:
+                got = op(*[a.to("meta") if isinstance(a, torch.Tensor) else a for a in call])
+            except RuntimeError:
+                continue
+            wanted = op.run_reference(*call)
+            assert [t.shape for t in tensors_in([got])] == [t.shape for t in tensors_in([wanted])]
+
+
+@pytest.mark.parametrize(
+    "shapes", [((5, 7), (5, 7), (7, 5)), ((35,), (5, 7), (5, 7)), ((5, 7), (1, 5, 7), (5, 7))]
+)
+@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+def test_muladd_takes_tensors_of_one_shape(device, shapes):
+    args = [torch.ones(shape, device=device) for shape in shapes]
+    for kind in ("nvrtc", "extension"):
+        with (
+            config.using(prefer=kind),
+            pytest.raises(RuntimeError, match=r"muladd: shapes differ, \(.*, .*\) and \("),
+        ):
+            jitkern.ops.muladd(*args)
 
 
 @pytest.mark.parametrize("device", DEVICES)

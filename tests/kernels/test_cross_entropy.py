@@ -299,6 +299,28 @@ def test_rescale(device, dtype):
             assert torch.equal(got, want)
 
 
+@each_device
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_without_classes_the_reference_agrees(device, reduction):
+    for targets in ([], [0, -100, 5]):
+        target = torch.tensor(targets, dtype=torch.int64, device=device)
+        logits = torch.ones(len(targets), 0, device=device)
+        for op in (ops.cross_entropy, ops.cross_entropy_with_grad, ops.cross_entropy_with_grad_):
+            args = logits, target, -100, 0.1, 0.1, 0.0, reduction
+            torch.testing.assert_close(op(*args), op.run_reference(*args), equal_nan=True)
+
+
+def test_rescale_takes_one_number_or_one_for_each_row_in_the_shape_of_the_rows():
+    x, by = torch.rand(2, 3, 4), torch.rand(2, 3)
+    got, want = x.clone(), x.clone()
+    ops.cross_entropy_rescale_(got, by)
+    ops.cross_entropy_rescale_.run_reference(want, by)
+    assert torch.equal(got, want)
+    for wrong in (by.reshape(6), by.T.contiguous(), by.reshape(6, 1), torch.ones(1)):
+        with pytest.raises(RuntimeError, match="one for each row, of shape"):
+            ops.cross_entropy_rescale_(x, wrong)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
