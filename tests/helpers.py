@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,3 +233,30 @@ def refusing_to_wait():
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def symbolic_sizes(call: Callable[..., Any], args: Sequence[Any], device: str = "cpu") -> Any:
+    """Return what Torch knows of sizes, all of them symbolic at first, after a call with them."""
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+    sizes = ShapeEnv()
+    with FakeTensorMode(shape_env=sizes) as mode:
+
+        def fake(x: torch.Tensor, name: str) -> torch.Tensor:
+            dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC] * x.dim())
+            x = mode.from_tensor(x, source=ConstantSource(name), symbolic_context=dynamic)
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+        call(*(fake(a, f"a{i}") if isinstance(a, torch.Tensor) else a for i, a in enumerate(args)))
+    return sizes
+
+
+def constant_sizes(sizes: Any) -> set[str]:
+    """Return the symbols of sizes that were made constants."""
+    return {str(symbol) for symbol, value in sizes.replacements.items() if value.is_number}

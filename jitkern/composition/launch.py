@@ -108,7 +108,8 @@ def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Calla
         values = completed(names, defaults, args, named)
         tensors = [values[i] for i in positions]
         dtypes = types_of(program, outputs, types, templates, values)[1]
-        return returned(arranged(name, outputs, tensors, positions, values, dtypes)[1])
+        walked = arranged(name, outputs, tensors, positions, values, dtypes, fake=True)
+        return returned(walked[1])
 
     return cuda, cpu, fake
 
@@ -163,10 +164,13 @@ def arranged(
     positions: Sequence[int],
     values: Sequence[Any],
     dtypes: Sequence[Any],
+    *,
+    fake: bool = False,
 ) -> tuple[list[Any], list[Any], list[Any], list[list[Any]]]:
     """Return the tensors, new results, and the sizes and strides that kernels walk over.
 
     Sizes and strides are listed innermost first; strides for each result, then for each tensor.
+    fake: whether the results alone count, so that no question about a size is asked for a walk.
     """
     # As in PyTorch, a tensor without dimensions on the CPU counts as a number.
     placed = [t for t in tensors if t.dim() != 0 or t.device.type != "cpu"]
@@ -178,7 +182,7 @@ def arranged(
     if all_contiguous(tensors):
         shape = tensors[0].shape
         results = [torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes]
-        return tensors, results, [shape.numel()], [[1]] * (len(results) + len(tensors))
+        return tensors, results, [total(shape)], [[1]] * (len(results) + len(tensors))
     shape = shape_of(name, tensors)
     steps = [steps_of(tensor, shape) for tensor in tensors]
     order = order_of(shape, steps)
@@ -199,6 +203,8 @@ def arranged(
                 "kernel runs: compute the outputs that do not depend on the tensor apart"
             ),
         )
+    if fake and len(shape) <= MAX_RANK:
+        return tensors, results, [], []
     sizes, walks = collapsed(shape, order, [*[steps_of(r, shape) for r in results], *steps])
     if len(sizes) > MAX_RANK:
         torch._check(

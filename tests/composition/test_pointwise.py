@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import served
+from helpers import constant_sizes, served, symbolic_sizes
 
 import jitkern
 from jitkern import compose, pointwise
@@ -107,6 +107,28 @@ def test_shapes_and_strides_are_those_of_torch(device, case):
     assert got.shape == expected.shape
     dims = [i for i, size in enumerate(got.shape) if size > 1]
     assert [got.stride(i) for i in dims] == [expected.stride(i) for i in dims]
+
+
+def test_no_size_becomes_a_constant_that_is_none_in_torch():
+    """Nor is a walk over the elements, of which the results do not depend, a reason for guards."""
+    for case in (SHAPES[0], SHAPES[2], SHAPES[8]):
+        args = case(randn)
+        own, torchs = (symbolic_sizes(f, args) for f in (bias.op.overload, torch.add))
+        assert constant_sizes(own) <= constant_sizes(torchs)
+        assert len(own.guards) <= len(torchs.guards)
+
+
+def test_exports_with_dynamic_dimensions():
+    class Module(torch.nn.Module):
+        def forward(self, x, y, z):
+            return promoting(x, y), biased_square(x, z)
+
+    rows = torch.export.Dim("rows", max=1 << 20)
+    program = torch.export.export(
+        Module(), (randn(4, 6), randn(4, 6), randn(6)), dynamic_shapes=({0: rows}, {0: rows}, None)
+    )
+    args = randn(9, 6), randn(9, 6), randn(6)
+    torch.testing.assert_close(program.module()(*args), Module()(*args))
 
 
 def test_shapes_that_do_not_broadcast_are_refused():
