@@ -1,6 +1,6 @@
 """Every shipped op that returns a tensor, on every device, from every source, on every sample.
 
-Ops that change an argument and return nothing: tests/training/test_ops.py.
+Results of ops that change an argument: tests/training/test_ops.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,7 @@ import operator
 
 import pytest
 import torch
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from helpers import symbolic_sizes
 
 import jitkern.ops
 from jitkern import config
@@ -26,11 +20,8 @@ from jitkern.op.op import Op
 
 pytestmark = pytest.mark.common_cache
 
-SHIPPED = [
-    op
-    for name, op in sorted(all_ops().items())
-    if name.startswith("jitkern::") and op.signature.outputs and not op.signature.changed
-]
+EVERY = [op for name, op in sorted(all_ops().items()) if name.startswith("jitkern::")]
+SHIPPED = [op for op in EVERY if op.signature.outputs and not op.signature.changed]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # The error against float64 in units of the dtype's epsilon, scaled by the magnitude of the result.
 ROUNDINGS = 4
@@ -144,18 +135,7 @@ def test_compile_makes_one_graph(op, dynamic, most, device):
 
 def guards_of_fake(op, args, device):
     """The conditions on sizes under which torch.compile may use what the fake returned."""
-    sizes = ShapeEnv()
-    with FakeTensorMode(shape_env=sizes) as mode:
-
-        def fake(x, name):
-            dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC] * x.dim())
-            x = mode.from_tensor(x, source=ConstantSource(name), symbolic_context=dynamic)
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-
-        op.overload(
-            *(fake(a, f"a{i}") if isinstance(a, torch.Tensor) else a for i, a in enumerate(args))
-        )
-    return {str(guard.expr) for guard in sizes.guards}
+    return {str(guard.expr) for guard in symbolic_sizes(op.overload, args, device).guards}
 
 
 @pytest.mark.long
@@ -267,15 +247,43 @@ def test_muladd_takes_tensors_of_one_shape(device, shapes):
             jitkern.ops.muladd(*args)
 
 
+def dynamic(value):
+    """All dimensions of a tensor, or of those of a list, but those that Torch makes constants."""
+    if isinstance(value, (list, tuple)):
+        return [dynamic(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return {i: torch.export.Dim.DYNAMIC for i, n in enumerate(value.shape) if n > 1}
+    return None
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("op", SHIPPED, ids=lambda op: op.name)
-def test_export_keeps_the_op(op, device):
+@pytest.mark.parametrize("op", EVERY, ids=lambda op: op.name)
+def test_export_keeps_the_op_and_makes_no_size_a_constant(op, device):
     class Module(torch.nn.Module):
         def forward(self, *args):
             return op(*args)
 
-    args = next(args for args in op.sample_inputs(device) if args[0].dim() >= 2)
-    program = torch.export.export(Module(), args)
+    samples = op.sample_inputs(device)
+    args = next((a for a in samples if tensors_in(a)[0].dim() >= 2), samples[-1])
+    shapes = [dynamic(arg) for arg in args]
+    if op.name == "jitkern::loss_meter_":
+        shapes[1] = None  # the reference unpacks the six numbers
+    program = torch.export.export(Module(), args, dynamic_shapes=(tuple(shapes),))
     calls = [n.target for n in program.graph.nodes if n.op == "call_function"]
     assert [call for call in calls if call != operator.getitem] == [op.overload]
-    torch.testing.assert_close(program.module()(*args), op(*args))
+    if op in SHIPPED:
+        torch.testing.assert_close(program.module()(*args), op(*args))
+
+
+@pytest.mark.parametrize("largest", [1 << 24, None])
+def test_the_limits_of_kernels_are_no_limits_of_an_exported_dimension(largest):
+    """A check of a launch function raises when a call comes that it refuses, not before."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return jitkern.ops.topk(x, 2), jitkern.ops.sample(x, zero, zero)
+
+    zero = torch.zeros(1, dtype=torch.int64)
+    columns = torch.export.Dim("columns", min=2, max=largest)
+    program = torch.export.export(Module(), (torch.randn(2, 9),), dynamic_shapes=({1: columns},))
+    program.module()(torch.randn(2, 5))

@@ -1,6 +1,8 @@
 """A launch function as it runs: its own code, with a `torch._check` that imports no sympy.
 
-Torch's own `_check` imports sympy on its first use, which takes 0.7 s.
+Torch's own `_check` imports sympy on its first use, which takes 0.7 s. It also makes each check of
+a symbolic size a condition of the compiled code; a launch function makes its checks again with each
+call.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Function = Callable[..., Any]
 
 
 def check(condition: Any, message: Callable[[], object] | None = None) -> None:
-    """Do what torch._check does, without sympy for a bool."""
+    """Do what torch._check does, without sympy for a bool, and without a guard on a size."""
+    if isinstance(condition, torch.SymBool) and condition.node.has_hint() and condition.node.hint:
+        return
     if not isinstance(condition, bool):
         torch._check(condition, message)
     elif not condition:

@@ -79,18 +79,28 @@ def check(name, q, k, v, lists, block_q, block_k):
             f"and {tuple(key_columns.shape)}"
         ),
     )
-    torch._check(
-        bits is None or (
-            bits.dim() == 3 and bits.shape[1] == block_q and bits.shape[2] == block_k // 32
-            and patterns.shape == columns.shape and key_patterns.shape == key_columns.shape
-        ),
-        lambda: (
+    if bits is not None:
+        _check_bits(name, lists, block_q, block_k)
+
+
+def _check_bits(name, lists, block_q, block_k):
+    _, columns, _, key_columns, patterns, key_patterns, bits = lists
+
+    def wrong():
+        return (
             f"{name}: bits must be [patterns, {block_q}, {block_k // 32}], got "
             f"{tuple(bits.shape)}, and patterns like columns: {tuple(patterns.shape)} and "
             f"{tuple(key_patterns.shape)} for {tuple(columns.shape)} and "
             f"{tuple(key_columns.shape)}"
-        ),
-    )  # fmt: skip
+        )
+
+    torch._check(
+        bits.dim() == 3
+        and patterns.shape == columns.shape
+        and key_patterns.shape == key_columns.shape,
+        wrong,
+    )
+    torch._check((bits.shape[1] == block_q) & (bits.shape[2] == block_k // 32), wrong)
 
 
 def _check_starts(what, starts, q, length, block):

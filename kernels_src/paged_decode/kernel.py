@@ -111,13 +111,16 @@ def _(q, k_cache, v_cache, table, seq_lens, scale, softcap, window, slopes, k_sc
 
 
 def _check(q, k_cache, v_cache, table, seq_lens, window, slopes, k_scale, v_scale):
-    torch._check(
-        q.dim() in (3, 4) and q.shape[-1] in HEAD_SIZES and (q.dim() == 3 or 1 <= q.shape[1] <= 8),
-        lambda: (
+    def wrong_q():
+        return (
             "paged_decode: q must be [batch, q_heads, d] or [batch, q_len up to 8, q_heads, d] "
             f"with d of {HEAD_SIZES}, got {tuple(q.shape)}"
-        ),
-    )
+        )
+
+    torch._check(q.dim() in (3, 4), wrong_q)
+    d = q.shape[-1]
+    torch._check((d == 64) | (d == 128) | (d == 256), wrong_q)
+    torch._check(q.dim() == 3 or 1 <= q.shape[1] <= 8, wrong_q)
     torch._check(
         k_cache.dim() == 4
         and k_cache.shape == v_cache.shape
@@ -280,6 +283,8 @@ def _(
 ):  # fmt: skip
     _check(q, k_cache, v_cache, table, seq_lens, window, slopes, k_scale, v_scale)
     out, lse = _results(q)
+    if k.fake:
+        return out, lse
     q = q if q.stride(-1) == 1 else q.contiguous()
     options = scale, softcap, window, slopes, k_scale, v_scale
     k.paged_decode[{"T": q.dtype, "C": k_cache.dtype, "D": q.shape[-1]}](

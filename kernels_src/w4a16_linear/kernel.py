@@ -45,13 +45,14 @@ w4a16_linear = kernel(
 
 def _checked(x, qweight, scale, zero, bias):
     """Return tokens, rows, columns and group, and refuse tensors that do not fit."""
-    torch._check(
-        qweight.dtype == torch.int32 and qweight.dim() == 4 and qweight.shape[2:] == (32, 4),
-        lambda: (
+    def wrong_weight():
+        return (
             f"w4a16_linear: qweight must be int32 [N / 16, K / 64, 32, 4], as "
             f"jitkern.inference.int4.pack makes it, got {qweight.dtype} {tuple(qweight.shape)}"
-        ),
-    )
+        )
+
+    torch._check(qweight.dtype == torch.int32 and qweight.dim() == 4, wrong_weight)
+    torch._check((qweight.shape[2] == 32) & (qweight.shape[3] == 4), wrong_weight)
     columns = 64 * qweight.shape[1]
     torch._check(
         scale.dtype in low_bit.DTYPES and scale.dim() == 2,
