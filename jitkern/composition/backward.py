@@ -7,8 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jitkern.composition.derivative import gradients
+import torch
+
+from jitkern.composition.derivative import differentiable, gradients
 from jitkern.composition.expression import (
+    CONST,
     INPUT,
     Node,
     Parameter,
@@ -26,11 +29,12 @@ class _Steps(NamedTuple):
     """The steps to the gradients of some arguments, given by their positions.
 
     passed: the names of gradients of outputs that are the gradient of an argument as they are.
-    function: the function of the gradients that are computed, which are those of the arguments at
+    zeros: the arguments whose gradient is zero. function: the function of the gradients that are computed, which are those of the arguments at
     `computed`; None if there are none. inputs: the names of its arguments.
     """
 
     passed: dict[int, str]
+    zeros: list[int]
     function: Pointwise | None
     computed: tuple[int, ...]
     inputs: list[str]
@@ -46,6 +50,7 @@ class Backward:
     def __init__(self, function: Pointwise) -> None:
         self._function = function
         self._outputs = tuple(range(len(function.outputs)))
+        self._differentiable = [i for i, d in enumerate(differentiable(function.outputs)) if d]
         self._made: dict[Any, Pointwise] = {}
         self._kept: dict[Any, _Steps] = {}
         self._results, self.names = _results_of(function)
@@ -97,6 +102,12 @@ class Backward:
             )
         return self._made[key]
 
+    @property
+    def nondifferentiable(self) -> tuple[str, ...]:
+        """The names of the results that depend on no tensor by way of derivatives."""
+        names = enumerate(self._results)
+        return tuple(name for i, name in names if i not in self._differentiable)
+
     def functions(self) -> list[Pointwise]:
         """Return the functions that the backward calls for all gradients: one or none."""
         found = _computed(self.expressions())
@@ -107,6 +118,7 @@ class Backward:
         """The backward of the op, see `jitkern.op.gradient.Gradient`."""
         count, tensors = len(self._outputs), self._function.tensors
         used = {i for one in self.expressions().values() for i in inputs_of(one)}
+        used |= {*self._differentiable}  # a gradient of zeros has the shape of one of these
         if not self._one_shape:
             used |= {count + i for i in tensors}
         asked = [*(self.names[i] for i in sorted(used)), "needs"]
@@ -151,6 +163,7 @@ class Backward:
             return {}
         steps = self._steps(tuple(needed), tuple(outputs))
         parts = {i: known[name] for i, name in steps.passed.items()}
+        parts |= {i: torch.zeros_like(known[self.names[outputs[0]]]) for i in steps.zeros}
         if steps.function:
             made = steps.function(*(known[name] for name in steps.inputs))
             parts |= zip(steps.computed, made if isinstance(made, tuple) else (made,))
@@ -165,6 +178,7 @@ class Backward:
             inputs = sorted({i for one in computed.values() for i in inputs_of(one)})
             self._kept[key] = _Steps(
                 {i: self.names[one.value[0]] for i, one in found.items() if one.op == INPUT},
+                [i for i, one in found.items() if one.op == CONST],
                 self.function_of(computed, outputs) if computed else None,
                 tuple(computed),
                 [self.names[i] for i in inputs],
@@ -190,15 +204,19 @@ def arguments_of(function: Pointwise) -> list[str]:
 
 def _results_of(function: Pointwise) -> tuple[list[str], list[str]]:
     """Return the names of the results of an op, and those of their gradients."""
+    if len(function.results) == 1:
+        return [function.results[0] or "out"], ["grad"]
     results = [name or f"out{i}" for i, name in enumerate(function.results)]
-    if len(results) > 1:
-        return results, [f"grad_{name}" for name in results]
-    return [function.results[0] or "out"], ["grad"]
+    gradients = [f"grad_{name}" for name in results]
+    own = [i for i, has_one in enumerate(differentiable(function.outputs)) if has_one]
+    if len(own) == 1:
+        gradients[own[0]] = "grad"
+    return results, gradients
 
 
 def _computed(found: Mapping[int, Node]) -> dict[int, Node]:
     """Return the gradients that a kernel must compute."""
-    return {i: one for i, one in found.items() if one.op != INPUT}
+    return {i: one for i, one in found.items() if one.op not in (INPUT, CONST)}
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -16,7 +16,7 @@ def gradients(
     """Return the gradients of inputs: that of the sum of each output times its seed.
 
     wrt: the positions of the inputs. A gradient is None where no output depends on the input by
-    way of operations that have a derivative.
+    way of operations that have a derivative, and the constant 0 where all such ways are flat.
     """
     found: dict[Node, Any] = {}
     parts: dict[Node, Any] = {}
@@ -35,15 +35,36 @@ def gradients(
                 _give(parts, one.args[0], g)
         elif TABLE[one.op].gradient:
             gradient: Any = TABLE[one.op].gradient
-            for arg, part in zip(one.args, gradient(g, *map(Symbol, one.args), Symbol(one))):
-                if isinstance(part, Symbol) and arg in wanted:  # else None, or the number 0
-                    _give(parts, arg, part)
+            flat = not isinstance(g, Symbol)
+            own = Symbol(node_of(g)) if flat else g
+            for arg, part in zip(one.args, gradient(own, *map(Symbol, one.args), Symbol(one))):
+                if part is not None and arg in wanted:
+                    _give(parts, arg, 0 if flat or not isinstance(part, Symbol) else part)
     by_position = {one.value[0]: node_of(g) for one, g in found.items()}
     return [by_position.get(position) for position in wrt]
 
 
+def differentiable(outputs: Sequence[Node]) -> list[bool]:
+    """Return whether each output depends on a tensor by way of operations with a derivative."""
+    found: dict[Node, bool] = {}
+    for one in ordered(outputs):
+        if one.op == INPUT:
+            found[one] = one.value[1] == "tensor"
+        elif one.op == TO:
+            found[one] = one.value in FLOATS and found[one.args[0]]
+        else:
+            row = TABLE.get(one.op)
+            operands = one.args[1:] if row and row.rule == "where" else one.args
+            found[one] = bool(row and row.gradient) and any(found[arg] for arg in operands)
+    return [found[output] for output in outputs]
+
+
 def _give(parts: dict[Node, Any], one: Node, part: Any) -> None:
-    parts[one] = parts[one] + part if one in parts else part
+    """Add a part of the gradient of a node: a symbol, or the number 0."""
+    if isinstance(part, Symbol) and isinstance(parts.get(one), Symbol):
+        parts[one] = parts[one] + part
+    elif isinstance(part, Symbol) or one not in parts:
+        parts[one] = part
 
 
 def _depending(steps: Sequence[Node], wrt: set[int]) -> set[Node]:

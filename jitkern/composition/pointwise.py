@@ -20,6 +20,7 @@ from jitkern.composition import (
 )
 from jitkern.composition.backward import Backward
 from jitkern.composition.expression import (
+    CONST,
     INPUT,
     Node,
     Parameter,
@@ -241,10 +242,11 @@ class Pointwise:
                 f"{self.name} has no tensor argument `{unknown[0]}`: {', '.join(known)}"
             )
         found = self.gradient.expressions([known[name] for name in names or known])
+        found = {i: one for i, one in found.items() if one.op != CONST}
         missing = [name for name in names or () if known[name] not in found]
         if missing or not found:
             raise ValueError(
-                f"{self.name} has no derivative by {', '.join(missing) or 'any argument'}"
+                f"{self.name} has no derivative but zero by {', '.join(missing) or 'any argument'}"
             )
         return self.gradient.function_of(found)
 

@@ -113,7 +113,8 @@ def _declared(name: str, function: Pointwise) -> Op:
     likes, folder = function.likes, str(Path(function.place[0]).absolute().parent)
     declaration = Declaration(
         {device: (source.placed(folder, function.place),) for device, source in sources.items()},
-        fusible=True, module=function.module, place=f"{function.place[0]}:{function.place[1]}: ",
+        fusible=True, nondifferentiable=function.gradient.nondifferentiable,
+        module=function.module, place=f"{function.place[0]}:{function.place[1]}: ",
         launchers={"cuda": cuda, "cpu": cpu}, fake=fake,
         reference=function.function if function.eager and function.function
         else reference_of(function.outputs, plan.program, likes),

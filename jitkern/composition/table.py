@@ -27,8 +27,9 @@ class Row(NamedTuple):
         to), or `where` (as `same`; the first operand is a condition).
     cuda, cpp: the text in each language, of operands `{0}`, …; cpp is "" where it is the same.
         Names that end in an underscore are functions of `helpers.py`.
-    gradient: `f(g, *operands, out)` returns, for each operand, its part of the gradient, or None.
-        It is written for symbols, and works on tensors as well.
+    gradient: `f(g, *operands, out)` returns, for each operand, its part of the gradient: None for
+        one without derivative, the number 0 where the derivative is zero. It is written for
+        symbols, and works on tensors as well.
     eager: the function of Torch, where it is not `torch.<name>`.
     deciding: the places of the operands that decide on the dtype; all if none is given.
     wraps: whether the text adds, subtracts or multiplies, which overflows signed integers.
@@ -127,9 +128,9 @@ def _unary(name: str, cuda: str, gradient: Any, cpp: str = "", eager: Any = None
     return Row(name, 1, "float", cuda, cpp, lambda g, x, out: (gradient(g, x, out),), eager)
 
 
-def _step(name: str) -> Row:
+def _flat(name: str, text: str) -> Row:
     """A function whose derivative is zero wherever there is one."""
-    return Row(name, 1, "same", f"{name}_({{0}})")
+    return Row(name, 1, "same", text, gradient=lambda g, x, out: (0,))
 
 
 def _compared(name: str, sign: str) -> Row:
@@ -147,7 +148,7 @@ _ROWS = (
     Row("div", 2, "float", "{0} / {1}", gradient=lambda g, x, y, out: (g / y, -g * (out / y))),
     Row("neg", 1, "same", "-{0}", gradient=lambda g, x, out: (-g,), wraps=True),
     Row("abs", 1, "same", "abs_({0})", gradient=lambda g, x, out: (g * torch.sign(x),)),
-    Row("sign", 1, "same", "(0 < {0}) - ({0} < 0)"),
+    _flat("sign", "(0 < {0}) - ({0} < 0)"),
     Row("relu", 1, "same", "{0} <= 0 ? 0 : {0}",
         gradient=lambda g, x, out: (_where(out <= 0, 0, g),)),
     Row("maximum", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
@@ -182,13 +183,13 @@ _ROWS = (
         gradient=lambda g, x, y, out: (g, -g * torch.trunc(x / y))),
     Row("remainder", 2, "same", "remainder_({0}, {1})",
         gradient=lambda g, x, y, out: (g, -g * torch.div(x, y, rounding_mode="floor"))),
-    Row("floor_divide", 2, "same", "floor_divide_({0}, {1})",
+    Row("floor_divide", 2, "same", "floor_divide_({0}, {1})", gradient=lambda g, x, y, out: (0, 0),
         eager=lambda x, y: torch.div(x, y, rounding_mode="floor")),  # floor_divide has no autograd
     Row("atan2", 2, "float", "atan2({0}, {1})", gradient=lambda g, x, y, out: (
         _angle(g, y, x * x + y * y), _angle(g, -x, x * x + y * y)), eager=_on_tensors(torch.atan2)),
     Row("hypot", 2, "float", "hypot({0}, {1})", eager=_on_tensors(torch.hypot),
         gradient=lambda g, x, y, out: (g * (x / out), g * (y / out))),
-    _step("floor"), _step("ceil"), _step("round"), _step("trunc"),
+    *(_flat(name, f"{name}_({{0}})") for name in ("floor", "ceil", "round", "trunc")),
     _unary("exp", "exp_<FAST>({0})", lambda g, x, out: g * out, "exp_({0})"),
     _unary("exp2", "exp2({0})", lambda g, x, out: g * out * math.log(2)),
     _unary("expm1", "expm1({0})", lambda g, x, out: g * (out + 1)),

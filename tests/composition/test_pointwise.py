@@ -344,6 +344,50 @@ def test_gradients(device):
     torch.testing.assert_close(only, F.gelu(x).sum(0))
 
 
+FLAT = {
+    "zero everywhere": lambda x, y: torch.round(x) * torch.sign(y) + torch.div(
+        x, y, rounding_mode="floor"),
+    "zero beside others": lambda x, y: (x + torch.floor(x)) * torch.exp(torch.ceil(y)),
+    "the constant 0": lambda x, y: x**0 + torch.clamp(y, 5.0, 6.0) + torch.trunc(x) * 0,
+    "none: a condition": lambda x, y: torch.where(x > y, 1.0, 2.0) + (x < 0).float(),
+    "none: integers": lambda x, y: x.to(torch.int32) * 1.5,
+    "an input that is not used": lambda x, y: torch.round(x),
+    "outputs of each kind": lambda x, y: ((x > y) * 1.0, torch.round(y), x * y),
+    "outputs of two shapes": lambda x, y: (torch.floor(x) * y, torch.sign(x), x > 0),
+    "one output of several": lambda x, y: (x > y, x * y, torch.isnan(y) * 0.5),
+}  # fmt: skip
+
+
+def pulled_back(function, *values):
+    """Which outputs have a gradient, and the gradients."""
+    leaves = [value.clone().requires_grad_() for value in values]
+    outs = function(*leaves)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    known = [(i + 2) * out.sum() for i, out in enumerate(outs) if out.requires_grad]
+    grads = torch.autograd.grad(sum(known), leaves, allow_unused=True) if known else ()
+    return [out.requires_grad for out in outs], [g if g is None else g.tolist() for g in grads]
+
+
+@on_each_device
+@pytest.mark.parametrize("name", FLAT)
+def test_a_derivative_that_is_zero_or_none_is_so_in_torch(device, name):
+    x = torch.tensor([0.3, -1.7, 2.5], device=device)
+    y = torch.tensor([[0.5], [-2.0]], device=device)
+    function = pointwise(FLAT[name])
+    assert pulled_back(function, x, y) == pulled_back(FLAT[name], x, y)
+
+
+def test_a_derivative_of_zero_is_differentiated_again():
+    x, y = (randn(5, dtype=torch.float64).requires_grad_() for _ in range(2))
+    flat = pointwise(lambda x, y: torch.floor(x) * y + torch.abs(y))
+    assert torch.autograd.gradcheck(flat, (x, y))
+    assert torch.autograd.gradgradcheck(flat, (x, y))
+    with pytest.raises(ValueError, match="no derivative but zero by x"):
+        flat.grad(wrt="x")
+    composed = flat >> pointwise(lambda x: torch.sign(x))
+    assert torch.autograd.grad(composed(x, y).sum(), x)[0].tolist() == [0.0] * 5
+
+
 def bias_(bias, grad, out, needs, k, größe):  # noqa: PLC2401  any name
     return bias * grad + out * k, needs * größe
 
