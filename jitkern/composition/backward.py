@@ -29,8 +29,9 @@ class _Steps(NamedTuple):
     """The steps to the gradients of some arguments, given by their positions.
 
     passed: the names of gradients of outputs that are the gradient of an argument as they are.
-    zeros: the arguments whose gradient is zero. function: the function of the gradients that are computed, which are those of the arguments at
-    `computed`; None if there are none. inputs: the names of its arguments.
+    zeros: the arguments whose gradient is zero. function: the function of the gradients that are
+    computed, which are those of the arguments at `computed`; None if there are none. inputs: the
+    names of its arguments.
     """
 
     passed: dict[int, str]
@@ -195,6 +196,7 @@ def arguments_of(function: Pointwise) -> list[str]:
     results, gradients = _results_of(function)
     names = [parameter.name for parameter in function.parameters]
     taken = {"needs", *results, *gradients}
+    taken.add("NoneType")  # a word of schemas
     free = {name for name in names if name.isascii()} - taken  # these keep their names
     return [
         name if name in free else _unused(f"{name}_" if name.isascii() else f"x{i}", taken | free)

@@ -54,6 +54,18 @@ def node(op: str, *args: Node, value: Any = None) -> Node:
     return _known.setdefault(key, made)
 
 
+def plain(value: Any, *, operand: bool = False) -> Any:
+    """Return the Python number of a scalar of NumPy; other values as they are.
+
+    operand: whether it is combined with tensors, for which Torch makes a bool of NumPy a float.
+    """
+    kind = type(value)
+    if kind.__module__ != "numpy" or hasattr(kind, "__setitem__"):  # which an array has
+        return value
+    number = value.item()
+    return float(number) if operand and isinstance(number, bool) else number
+
+
 def const(value: float) -> Node:
     """Return the node of a Python number."""
     return node(CONST, value=value)

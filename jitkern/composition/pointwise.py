@@ -27,6 +27,7 @@ from jitkern.composition.expression import (
     canonical,
     inputs_of,
     node,
+    plain,
     replaced,
     with_reciprocals,
 )
@@ -37,8 +38,10 @@ from jitkern.op.op import Op
 from jitkern.source.dtypes import DTYPES, codes_of_torch
 
 _KINDS: dict[Any, str] = {float: "float", int: "int", bool: "bool"}
+_OF_KIND: dict[str, Any] = {name: kind for kind, name in _KINDS.items()}
 _ANNOTATED = _KINDS | {kind: kind for kind in _KINDS.values()}
-_NUMBERS = frozenset(_KINDS)
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_KNOWN = _TENSORS.union(_KINDS)
 _is_compiling = torch.compiler.is_compiling
 _SAMPLED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -73,6 +76,7 @@ class Pointwise:
         self.likes = tuple(likes) or (-1,) * len(self.outputs)
         self.samples, self.dtypes = samples, tuple(dtypes)
         self.tensors = [i for i, p in enumerate(self.parameters) if p.kind == "tensor"]
+        self.least = _least(self.parameters)
         self._op: Op | None = None
         self._derived: dict[Any, Pointwise] = {}
         self.__name__ = self.__qualname__ = name
@@ -92,13 +96,16 @@ class Pointwise:
             self._op = registration.declared(self)
         return self._op
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        if named:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
+        if named or len(args) < self.least:
             args = self._bound(args, named)
         if _is_compiling():
             return self._traced(args)
-        if not _NUMBERS.isdisjoint(map(type, args)) and self._misplaced(args):
-            return self._of_numbers(args)(*args)
+        if not _TENSORS.issuperset(map(type, args)):
+            if not _KNOWN.issuperset(map(type, args)):
+                args = tuple(plain(arg, operand=i in self.tensors) for i, arg in enumerate(args))
+            if self._misplaced(args):
+                return self._of_numbers(args)(*args)
         return (self._op or self.op)(*args)
 
     def _misplaced(self, args: Sequence[Any]) -> bool:
@@ -169,12 +176,12 @@ class Pointwise:
         template = registration.template_of(self, listed)
         return f"// {', '.join(f'{name} = {codes[d]}' for name, d in template.items())}\n{text}"
 
-    def in_torch(self, *args: Any, **named: Any) -> Any:
+    def in_torch(self, /, *args: Any, **named: Any) -> Any:
         """Compute with Torch, operation by operation, as the function is written."""
         found = evaluated(self.outputs, self._bound(args, named))
         return found[0] if len(found) == 1 else tuple(found)
 
-    def bytes(self, *args: Any, **named: Any) -> int:
+    def bytes(self, /, *args: Any, **named: Any) -> int:
         """Return the bytes that a call must move: each element of an operand and a result once."""
         return self.cost(*self._bound(args, named))[0]
 
@@ -425,7 +432,7 @@ def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: 
     with named([parameter.name for parameter in parameters]):
         result = function(*symbols[: len(symbols) - len(keywords)], **keywords)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    for output in outputs:
+    for output in outputs or [None]:
         known = isinstance(output, Symbol) and inputs_of(output.node)
         if not known or all(parameters[i].kind != "tensor" for i in inputs_of(output.node)):
             raise DeclarationError(
@@ -437,7 +444,7 @@ def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: 
             name,
             [output.node for output in outputs],
             parameters,
-            module=str(function.__module__),
+            module=function.__module__ or "",
             place=(code.co_filename, code.co_firstlineno),
             eager=eager,
             function=function,
@@ -450,13 +457,29 @@ def _traced(function: Callable[..., Any], *, eager: bool, samples: Any, dtypes: 
 def _parameter(function: str, parameter: inspect.Parameter) -> Parameter:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise DeclarationError(f"{function}: a pointwise function takes no *{parameter.name}")
-    default = None if parameter.default is parameter.empty else parameter.default
+    default = None if parameter.default is parameter.empty else plain(parameter.default)
     kind = _ANNOTATED.get(parameter.annotation) or _KINDS.get(type(default), "tensor")
     if default is not None and (kind == "tensor" or type(default) not in _KINDS):
         raise DeclarationError(
             f"{function}: the parameter `{parameter.name}` has the default {default!r:.80}, which "
             "is no number"
         )
-    if kind == "float" and default is not None:
-        default = float(default)
+    if default is not None and type(default) is not _OF_KIND[kind]:
+        own = _OF_KIND[kind](default) if math.isfinite(default) else default
+        if own != default or type(own) is not _OF_KIND[kind]:
+            raise DeclarationError(
+                f"{function}: the parameter `{parameter.name}` is annotated {kind} and has the "
+                f"default {default!r:.80}, which is no {kind}: annotate it "
+                f"{type(default).__name__}, or change the default"
+            )
+        default = own
     return Parameter(parameter.name, kind, default)
+
+
+def _least(parameters: Sequence[Parameter]) -> int:
+    """Return how many arguments the op needs: schemas have no default of infinity or NaN."""
+    found = 0
+    for i, parameter in enumerate(parameters, 1):
+        if parameter.default is None or not math.isfinite(parameter.default):
+            found = i
+    return found

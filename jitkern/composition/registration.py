@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 import threading
 import weakref
@@ -20,8 +19,7 @@ from jitkern.composition.backward import arguments_of
 from jitkern.composition.expression import inputs_of, ordered
 from jitkern.composition.promotion import kinds_of, program_of
 from jitkern.composition.reference import reference_of
-from jitkern.composition.table import TABLE
-from jitkern.composition.text.formula import CPP, CUDA, Formula, formula_of
+from jitkern.composition.text.formula import CPP, CUDA, Formula, formula_of, in_ascii
 from jitkern.composition.text.kernels import cpp_text, cuda_text
 from jitkern.declare import MAX_NAME, registered
 from jitkern.op.all_ops import ANNOUNCED, OPS
@@ -32,17 +30,6 @@ if TYPE_CHECKING:
     from jitkern.composition.kernels.fused import Fused
     from jitkern.composition.pointwise import Pointwise
 
-_RESERVED = frozenset((
-    "alignas", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const",
-    "constexpr", "continue", "default", "delete", "do", "double", "else", "enum", "explicit",
-    "extern", "false", "first", "float", "for", "friend", "goto", "i", "i64", "if", "inline", "int",
-    "j", "left", "loaded", "long", "n", "namespace", "new", "next", "not", "operator", "or",
-    "private", "protected", "public", "read", "register", "rest", "return", "row", "rows", "short",
-    "signed", "size", "sizeof", "static", "std", "stored", "struct", "switch", "template", "this",
-    "throw", "true", "try", "typedef", "union", "unsigned", "using", "virtual", "void", "volatile",
-    "while", "xor",
-))  # fmt: skip
-_LOCAL = r"v\d+|[APRS]\d*|[VI]|RANK|FAST|INNER|(In|Out)\d+|T_\w+|\w+_(s|at|inner|step\d*)"
 _VECTORIZED = ("-fno-math-errno", "-fno-trapping-math")
 _alive: weakref.WeakSet[Pointwise | Fused] = weakref.WeakSet()
 _declaring = threading.RLock()
@@ -80,7 +67,7 @@ def qualified(module: str, name: str, identity: Any) -> str:
     """Return the qualified name of an op that a module declares, with a digest of its identity."""
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
     namespace = namespace_of(module)
-    name = name if name.isascii() else "formula"
+    name = in_ascii(name)
     return f"{namespace}::{name[: MAX_NAME - len(namespace) - 11]}_{digest}"
 
 
@@ -130,8 +117,9 @@ def schema_of(function: Pointwise) -> str:
     """Return the schema of the op of a function, without its name."""
     kinds = {"tensor": "Tensor"}
     parameters = []
-    for parameter, name in zip(function.parameters, arguments_of(function)):
-        default = "" if parameter.default is None else f"={parameter.default!r}"
+    least = function.least
+    for i, (parameter, name) in enumerate(zip(function.parameters, arguments_of(function))):
+        default = f"={parameter.default!r}" if i >= least else ""
         parameters.append(f"{kinds.get(parameter.kind, parameter.kind)} {name}{default}")
     named = [f"Tensor {name}" if name else "Tensor" for name in function.results]
     returns = named[0] if len(named) == 1 and not function.results[0] else f"({', '.join(named)})"
@@ -139,14 +127,16 @@ def schema_of(function: Pointwise) -> str:
 
 
 def formula(function: Pointwise, device: str) -> Formula:
-    """Return the function in C++ of the expressions, for the language of a device."""
-    inputs = names_in_c([parameter.name for parameter in function.parameters])
-    outputs = names_in_c([r or "out" for r in function.results], inputs)
+    """Return the function in C++ of the expressions, for the language of a device.
+
+    Numbers make the names unlike each other, and unlike keywords and macros of any compiler.
+    """
+    inputs = [f"in{i}_{in_ascii(p.name)}" for i, p in enumerate(function.parameters)]
+    outputs = [f"out{i}_{name}" if name else f"out{i}" for i, name in enumerate(function.results)]
     language = CUDA if device == "cuda" else CPP
     return formula_of(
-        names_in_c([function.name], [*inputs, *outputs])[0], function.outputs, inputs, outputs,
-        language, eager=function.eager,
-    )  # fmt: skip
+        in_ascii(function.name), function.outputs, inputs, outputs, language, eager=function.eager
+    )
 
 
 def text_of(function: Pointwise, device: str) -> str:
@@ -168,7 +158,7 @@ def plan_of(function: Pointwise) -> launch.Plan:
     return launch.Plan(
         own.name,
         tuple(arguments_of(function)),
-        tuple(parameter.default for parameter in parameters if parameter.default is not None),
+        tuple(parameter.default for parameter in parameters[function.least :]),
         tensors,
         program_of(function.outputs),
         tuple(
@@ -179,26 +169,6 @@ def plan_of(function: Pointwise) -> launch.Plan:
         tuple(f"T_{name}" for name in (*own.outputs, *(own.inputs[i] for i in tensors))),
         own.fast,
     )
-
-
-def names_in_c(names: list[str], taken: tuple[str, ...] | list[str] = ()) -> list[str]:
-    """Return names like these that C++ takes, none twice."""
-    found: list[str] = []
-    for name in names:
-        own = base = name if name.isascii() and name.isidentifier() else f"x{len(found)}"
-        number = 0
-        while (
-            own in _RESERVED
-            or own in TABLE
-            or own in found
-            or own in taken
-            or own.endswith("_")
-            or re.fullmatch(_LOCAL, own)
-        ):
-            own = f"{base.rstrip('_')}{number}x"
-            number += 1
-        found.append(own)
-    return found
 
 
 def default_samples(function: Pointwise) -> Any:

@@ -63,6 +63,7 @@ def node_of(value: Any) -> Node:
     """Return the node of a symbol or a number. Raises TypeError for anything else."""
     if isinstance(value, Symbol):
         return value.node
+    value = expression.plain(value, operand=True)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise TypeError(
             "a pointwise function computes with integers of 64 bits, and got one of "
@@ -116,6 +117,7 @@ class Symbol:
 
     __slots__ = ("node",)
     __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None  # numbers of NumPy leave operators to symbols
 
     def __init__(self, one: Node) -> None:
         self.node = one

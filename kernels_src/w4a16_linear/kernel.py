@@ -45,6 +45,7 @@ w4a16_linear = kernel(
 
 def _checked(x, qweight, scale, zero, bias):
     """Return tokens, rows, columns and group, and refuse tensors that do not fit."""
+
     def wrong_weight():
         return (
             f"w4a16_linear: qweight must be int32 [N / 16, K / 64, 32, 4], as "

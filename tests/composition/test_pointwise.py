@@ -6,15 +6,18 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import constant_sizes, served, symbolic_sizes
+from helpers import H100, constant_sizes, needs_nvrtc, served, symbolic_sizes
+from test_table import variant_for
 
 import jitkern
-from jitkern import compose, pointwise
+from jitkern import compose, jit, pointwise
 from jitkern.errors import DeclarationError
 from jitkern.runtime import binding
+from jitkern.target import Target
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_each_device = pytest.mark.parametrize("device", DEVICES)
@@ -384,7 +387,7 @@ def test_a_derivative_of_zero_is_differentiated_again():
     assert torch.autograd.gradgradcheck(flat, (x, y))
     with pytest.raises(ValueError, match="no derivative but zero by x"):
         flat.grad(wrt="x")
-    composed = flat >> pointwise(lambda x: torch.sign(x))
+    composed = flat >> pointwise(lambda x: torch.sign(x) + 1)
     assert torch.autograd.grad(composed(x, y).sum(), x)[0].tolist() == [0.0] * 5
 
 
@@ -404,6 +407,87 @@ def test_any_name_will_do():
         torch.testing.assert_close(function(**keywords), bias_(**keywords))
     out = pointwise(lambda out, grad: out * grad)
     assert torch.autograd.gradcheck(out >> out, inputs[:3])
+
+
+ODD = [
+    "int", "NULL", "linux", "unix", "INFINITY", "threadIdx", "min", "self", "NoneType", "M_PI", "x", "x_s", "V",
+    "P0", "read", "out0", "in0_x", "_", "__x", "größe",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["linux", "größe"])
+def test_names_of_keywords_and_macros_will_do(name):
+    scope = {"__name__": __name__}
+    exec(f"def {name}({', '.join(ODD)}):\n    return {' + '.join(ODD)}", scope)
+    function = pointwise(scope[name])
+    inputs = {word: torch.full((3,), float(i), requires_grad=True) for i, word in enumerate(ODD)}
+    assert torch.equal(function(**inputs), scope[name](**inputs))
+    if torch.cuda.is_available():
+        inputs = {word: value.cuda() for word, value in inputs.items()}
+        assert torch.equal(function(**inputs), scope[name](**inputs))
+
+
+@needs_nvrtc
+def test_names_of_keywords_and_macros_compile_for_a_gpu():
+    scope = {"__name__": __name__}
+    exec(f"def unix({', '.join(ODD)}):\n    return {' + '.join(ODD)}", scope)
+    function, args = pointwise(scope["unix"]), [torch.empty(8, device="meta") for _ in ODD]
+    assert jit.ensure(variant_for(function, *args), Target.parse(H100))
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    two, three = np.float32(2), np.int64(3)
+
+    @pointwise
+    def of_numpy(x, alpha: float = np.float64(0.5), n=three, flip: bool = np.bool_(False)):
+        return torch.where(flip, x, two * x + alpha * n - np.uint8(1))
+
+    x = torch.arange(3.0)
+    assert of_numpy(x).tolist() == [0.5, 2.5, 4.5]
+    assert of_numpy(x, np.float16(2), n=np.int32(1)).tolist() == [1, 3, 5]
+    assert of_numpy(x, 0, 0, np.bool_(True)).tolist() == x.tolist()
+    for other in (np.float32(0.5), np.int8(3), np.bool_(True)):
+        for tensor in (x, torch.arange(3)):
+            got, want = promoting(tensor, other)[0], tensor + other
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want)
+    with pytest.raises(TypeError, match="got complex"):
+        pointwise(lambda x: x * np.complex64(1))
+
+
+def test_defaults_that_a_schema_has_not():
+    @pointwise
+    def limited(x, high: float = math.inf, low: float = -math.inf, by: float = 2):
+        return torch.clamp(x, low, high) * by
+
+    x = torch.tensor([1.0, -2.0, 3.0])
+    assert limited(x).tolist() == [2, -4, 6]
+    assert limited(x, 2.0).tolist() == [2, -4, 4]
+    assert limited(x, by=1, low=0.0).tolist() == [1, 0, 3]
+    assert pointwise(lambda x, a=math.nan: x + a)(x).isnan().all()
+    with pytest.raises(TypeError, match="misses the argument `x`"):
+        limited()
+    compiled = torch.compile(limited, fullgraph=True, backend="aot_eager")
+    assert compiled(x).tolist() == [2, -4, 6]
+
+
+def test_a_default_of_another_kind_than_its_annotation():
+    def whole(x, n: int = 2.0, flip: bool = 1):
+        return torch.where(flip, x * n, x)
+
+    assert [p.default for p in pointwise(whole).parameters[1:]] == [2, True]
+    for kind, default in ((int, 2.5), (bool, 2), (int, math.inf), (int, math.nan)):
+        whole.__defaults__, whole.__annotations__["n"] = (default, True), kind
+        with pytest.raises(
+            DeclarationError, match=f"annotated {kind.__name__} and has the default"
+        ):
+            pointwise(whole)
+
+
+def test_a_function_that_returns_nothing_is_refused():
+    for function in (lambda x: None, lambda x: (), lambda x: (x, None)):
+        with pytest.raises(DeclarationError, match="returns values that depend .* got None"):
+            pointwise(function)
 
 
 def test_no_output_is_left_unwritten():
@@ -595,8 +679,10 @@ def test_python_cannot_choose_by_a_value():
 
 def test_text_can_be_read():
     text = geglu.source("cuda", dtypes="bf16,bf16")
-    assert text.startswith("// T_out = bf16, T_gate = bf16, T_up = bf16, A = f32\n")
-    assert "// out = ((0.5 * gate) * (1 + erf((gate * 0.7071067811865476)))) * up" in text
+    assert text.startswith("// T_out0 = bf16, T_in0_gate = bf16, T_in1_up = bf16, A = f32\n")
+    assert (
+        "// out0 = ((0.5 * in0_gate) * (1 + erf((in0_gate * 0.7071067811865476)))) * in1_up" in text
+    )
     assert "geglu_flat" in geglu.source("cpu")
     assert repr(square) == "<pointwise square(x) = x * x>"
     assert geglu.__doc__ == "The gated linear unit with GELU."

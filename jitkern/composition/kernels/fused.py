@@ -23,7 +23,7 @@ from jitkern.composition.expression import REQUIRED, Parameter, bound
 from jitkern.composition.launch import HALVES
 from jitkern.composition.pointwise import Pointwise, composed, numbered, place_of
 from jitkern.composition.promotion import NUMBER, kinds_of, program_of
-from jitkern.composition.text.formula import CPP, CUDA, Language, formula_of
+from jitkern.composition.text.formula import CPP, CUDA, Language, formula_of, in_ascii
 from jitkern.composition.text.helpers import helpers_for
 from jitkern.declare import registered
 from jitkern.errors import DeclarationError
@@ -78,7 +78,7 @@ class Fused:
         self.arguments = self._arguments()
         registration.announce(self)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         if named or len(args) != len(self.arguments):
             arguments = [(name, default) for name, _, default in self.arguments]
             args = bound(self.name, arguments, args, named)
@@ -421,7 +421,7 @@ def _header(macro: str, function: Pointwise, language: Language) -> str:
     """Return the header that defines the macros for a function."""
     which = macro.lower()
     inputs = [f"in{i}" for i in range(len(function.parameters))]
-    formula = formula_of(function.name, function.outputs, inputs, ["result"], language)
+    formula = formula_of(in_ascii(function.name), function.outputs, inputs, ["result"], language)
     declared, given, taken, values = [], ["value"], ["V in0"], ["in0"]
     for i, parameter in enumerate(function.parameters[1:], 1):
         name = f"{which}_{i}"
@@ -446,7 +446,7 @@ def _header(macro: str, function: Pointwise, language: Language) -> str:
         formula=formula.text,
         function=language.function.replace("void", "V"),
         parameters=", ".join(taken),
-        call=f"{formula.name}<{', '.join(types)}>({', '.join([*values, 'result'])});",
+        call=f"{formula.function}<{', '.join(types)}>({', '.join([*values, 'result'])});",
         macro=macro,
         declared="".join(f", {parameter}" for parameter in declared),
         given=", ".join(given),

@@ -56,7 +56,7 @@ CPP = Language("cpp", "host", "inline void", "__builtin_inff()", '__builtin_nanf
 class Formula(NamedTuple):
     """A formula as a function in C++.
 
-    name: of the function. inputs, outputs: the names of its parameters, in order.
+    name: of the formula. inputs, outputs: the names of its parameters, in order.
     types: the template parameters that a call chooses dtypes for, beside `A`: the name, the steps
     of the program whose dtypes are promoted to it, and what a floating-point one becomes: `all`,
     the type `A`; `own`, float or double; `same`, itself; `scalar`, as `own` if the last step has
@@ -77,7 +77,12 @@ class Formula(NamedTuple):
     def call(self, inputs: Sequence[str], outputs: Sequence[str]) -> str:
         """Return the statement that computes the outputs from these inputs."""
         own = ", ".join([*(["FAST"] if self.fast else []), "A", *(name for name, *_ in self.types)])
-        return f"{self.name}<{own}>({', '.join([*inputs, *outputs])});"
+        return f"{self.function}<{own}>({', '.join([*inputs, *outputs])});"
+
+    @property
+    def function(self) -> str:
+        """The name of the function in the text, which no macro has."""
+        return f"one_{self.name}"
 
 
 def formula_of(
@@ -112,12 +117,17 @@ def formula_of(
     ]
     text = (
         f"{''.join(spelled)}template <{', '.join(template)}>\n"
-        f"{language.function} {name}({', '.join(parameters)}) {{\n{body}}}\n"
+        f"{language.function} one_{name}({', '.join(parameters)}) {{\n{body}}}\n"
     )
     return Formula(
         name, tuple(inputs), tuple(results), types, tuple(writer.lines),
         tuple(writer.headers), fast, text,
     )  # fmt: skip
+
+
+def in_ascii(name: str) -> str:
+    """Return a name that C++ and Torch take for a formula, a parameter or a result."""
+    return name if name.isascii() else "formula"
 
 
 class _Writer:
