@@ -84,7 +84,7 @@ def pow(input: Any, exponent: Any) -> Any:
         3: lambda: x * x * x,
         0.5: lambda: torch.sqrt(x),
         -0.5: lambda: torch.rsqrt(x),
-        -1: lambda: torch.reciprocal(x),
+        -1: lambda: apply("inverse", x),
         -2: lambda: apply("inverse_square", x),
     }
     return powers[exponent]() if exponent in powers else apply("pow", input, exponent)

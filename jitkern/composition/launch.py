@@ -20,7 +20,7 @@ from jitkern.composition.arrange import (
     shape_of,
     steps_of,
 )
-from jitkern.composition.promotion import computed_in, kinds_of, promoted
+from jitkern.composition.promotion import check, computed_in, kinds_of, promoted
 from jitkern.named_tuple import NamedTuple
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -35,7 +35,8 @@ class Plan(NamedTuple):
     are tensors. program: see `promotion`. outputs: for each, its step of the program, the positions
     of the tensors that it depends on, and that of the argument that gives its dtype, or -1.
     types: template parameters, see `Formula.types`. templates: the names of those for the dtypes of
-    the outputs, then of the tensors. fast: whether the kernels for CUDA take FAST.
+    the outputs, then of the tensors. fast: whether the kernels for CUDA take FAST. checks: see
+    `promotion.checks_of`.
     """
 
     name: str
@@ -47,13 +48,14 @@ class Plan(NamedTuple):
     types: tuple[tuple[str, tuple[int, ...], str], ...]
     templates: tuple[str, ...]
     fast: bool
+    checks: tuple[tuple[str, int, int, Any], ...]
 
 
 def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """Return the launch functions for CUDA and for the CPU, and the fake."""
     name, names, defaults, positions = plan.name, plan.names, plan.defaults, plan.tensors
     program, outputs, types = plan.program, plan.outputs, plan.types
-    templates, fast = plan.templates, plan.fast
+    templates, fast, checks = plan.templates, plan.fast, plan.checks
 
     def cuda(k: Any, *args: Any, **named: Any) -> Any:
         values = completed(names, defaults, args, named)
@@ -62,6 +64,7 @@ def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Calla
         template, dtypes = types_of(program, outputs, types, templates, values)
         if fast:
             template = {**template, "FAST": all(dtype in HALVES for dtype in dtypes)}
+        check(name, checks, program, values, zeros=False)
         tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
         count = total(sizes)
         if count == 0:
@@ -91,6 +94,8 @@ def launchers(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Calla
         template, dtypes = types_of(program, outputs, types, templates, values)
         tensors, results, sizes, steps = arranged(name, outputs, tensors, positions, values, dtypes)
         count = total(sizes)
+        if check(name, checks, program, values, zeros=count != 0):
+            k.leave_to_reference()
         if count == 0:
             return returned(results)
         every = [*results, *tensors]

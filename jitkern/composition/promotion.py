@@ -8,6 +8,7 @@ row, the position of an input, or the dtype of a number or conversion.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,15 @@ _OF_KIND = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
 NUMBER = 0  # its weight in promotion; that of a tensor is 1 without dimensions, else 2
 _NOT_OF_BOOL = ("sub", "neg")
 _OF_INTEGERS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
+
+_NO_INTEGERS = ("inverse", "inverse_square")
+_CONVERTED = {  # the places of numbers that Torch converts to the dtype of the result
+    "where": (1, 2), "clamp_min": (1,), "clamp_max": (1,), "clamp": (1, 2), "add_scaled": (2,),
+    "addcmul": (3,),
+}  # fmt: skip
+_DIVISIONS = ("floor_divide", "remainder", "fmod")
+_NEGATIVE_POWER = "Integers to negative integer powers are not allowed."
+UNKNOWN = -2  # in place of the position of a number
 
 Kind = tuple[torch.dtype, int]
 
@@ -71,6 +81,8 @@ def kinds_of(program: Sequence[Any], values: Sequence[Any]) -> list[Kind]:
             else:
                 dtype = promoted(given)
                 if rule == "float" and not dtype.is_floating_point:
+                    if what in _NO_INTEGERS:
+                        raise RuntimeError(_NEGATIVE_POWER)
                     dtype = torch.float32
                 if dtype.is_floating_point and what in _OF_INTEGERS:
                     raise RuntimeError(f"{what}() takes integers and conditions, got {dtype}")
@@ -117,3 +129,60 @@ def computed_in(program: Sequence[Any], kinds: Sequence[Any]) -> Any:
         if rule not in ("input", "number") and dtype == torch.float64:
             return torch.float64
     return torch.float32
+
+
+def checks_of(outputs: Sequence[Node]) -> tuple[tuple[str, int, int, Any], ...]:
+    """Return what Torch refuses for some dtypes or some numbers, for `check`.
+
+    A check is the name of an operation, its step, and the position of the number to look at among
+    the arguments, or -1 and the number. UNKNOWN stands for a divisor that only a kernel knows.
+    """
+    found: list[tuple[str, int, int, Any]] = []
+    for step, one in enumerate(ordered(outputs)):
+        divides = one.op in _DIVISIONS
+        for place in (1,) if divides or one.op == "pow" else _CONVERTED.get(one.op, ()):
+            arg = one.args[place]
+            if arg.op == CONST:
+                small = arg.value != 0 if divides else -128 <= arg.value < 128
+                fits = arg.value >= 0 if one.op == "pow" else small
+                if not fits and math.isfinite(arg.value):
+                    found.append((one.op, step, -1, arg.value))
+            elif arg.op == INPUT and arg.value[1] in ("int", "float"):
+                found.append((one.op, step, arg.value[0], 0))
+            elif divides:
+                found.append((one.op, step, UNKNOWN, 0))
+    return tuple(found)
+
+
+def check(
+    name: str, checks: Sequence[Any], program: Sequence[Any], values: Sequence[Any], *, zeros: bool
+) -> bool:
+    """Raise RuntimeError for numbers that Torch refuses. Launch functions call it.
+
+    zeros: whether Torch refuses an integer divisor of zero, as it does on the CPU, unless there is
+    nothing to divide. Returns whether there are divisors that only a kernel knows.
+    """
+    unknown = False
+    kinds = kinds_of(program, values) if checks else []
+    for what, step, position, number in checks:
+        dtype = kinds[step][0]
+        value = values[position] if position >= 0 else number
+        floating = dtype.is_floating_point
+        if what in _DIVISIONS:
+            if zeros and not floating and position == UNKNOWN:
+                unknown = True
+            elif zeros and not floating:
+                torch._check(value != 0, lambda: f"{name}: ZeroDivisionError")
+        elif what == "pow":
+            torch._check(floating or value >= 0, lambda: f"{name}: {_NEGATIVE_POWER}")
+        elif dtype != torch.bool and not (floating and what in ("where", "addcmul")):
+            most = torch.finfo(dtype).max if floating else torch.iinfo(dtype).max
+            least = -most if floating or not dtype.is_signed else -most - 1
+            torch._check(
+                least <= value <= most or (floating and not abs(value) < math.inf),
+                lambda value=value, dtype=dtype: (
+                    f"{name}: the number {value} cannot be converted to type {dtype} without "
+                    "overflow"
+                ),
+            )
+    return unknown

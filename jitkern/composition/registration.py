@@ -17,7 +17,7 @@ from jitkern.calls.signature import Signature
 from jitkern.composition import launch
 from jitkern.composition.backward import arguments_of
 from jitkern.composition.expression import inputs_of, ordered
-from jitkern.composition.promotion import kinds_of, program_of
+from jitkern.composition.promotion import checks_of, kinds_of, program_of
 from jitkern.composition.reference import reference_of
 from jitkern.composition.text.formula import CPP, CUDA, Formula, formula_of, in_ascii
 from jitkern.composition.text.kernels import cpp_text, cuda_text
@@ -168,6 +168,7 @@ def plan_of(function: Pointwise) -> launch.Plan:
         own.types,
         tuple(f"T_{name}" for name in (*own.outputs, *(own.inputs[i] for i in tensors))),
         own.fast,
+        checks_of(function.outputs),
     )
 
 

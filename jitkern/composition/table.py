@@ -200,6 +200,8 @@ _ROWS = (
     _unary("sqrt", "sqrt({0})", lambda g, x, out: g / (2 * out)),
     _unary("rsqrt", "rsqrt({0})", lambda g, x, out: -0.5 * g * (out * out * out), "1 / sqrt({0})"),
     _unary("reciprocal", "1 / {0}", lambda g, x, out: -g * (out * out)),
+    _unary("inverse", "1 / {0}", lambda g, x, out: -g * (out * out),
+           eager=lambda x: torch.pow(x, -1)),
     Row("inverse_square", 1, "float", "1 / ({0} * {0})",
         gradient=lambda g, x, out: (-2 * g * (out / x),), eager=lambda x: torch.pow(x, -2)),
     _unary("sin", "sin({0})", lambda g, x, out: g * torch.cos(x)),

@@ -34,6 +34,10 @@ def first(tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mappi
     return autotune.configs_of(tuned, args, kwargs)[0]
 
 
+class LeftToReference(Exception):
+    """Raised by a launch function whose kernel cannot do what the reference does in this call."""
+
+
 class Kernels:
     """The `k` of a launch function; `launched` counts the kernels it started.
 
@@ -136,6 +140,10 @@ class Kernels:
         lists that do not belong together; the launch does, for tensors that cannot be passed.
         """
         return launch.resources.tables.tables_of(lists, chunk, most, dense=dense)
+
+    def leave_to_reference(self) -> None:
+        """End the launch function: the reference of the op computes this call."""
+        raise LeftToReference
 
     def _begin(self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note the call of a launch function that has configurations, before it runs."""

@@ -117,6 +117,8 @@ class Implementation:
         for source in () if self._pinned else self._sources():
             try:
                 result = run(generation, source, device, args, kwargs)
+            except launch.kernels.LeftToReference:
+                return self._reference(args, kwargs)
             except (CompilerNotFound, TargetError, CacheError) as e:
                 if isinstance(e, NotCached) and settings.compile == "background":
                     with self._served(source, device, args, kwargs):

@@ -11,6 +11,7 @@ import torch
 
 from jitkern import pointwise
 from jitkern.op.all_ops import OPS, all_ops, ops_named
+from jitkern.op.needed_kernels import units_of
 
 MODULE = """
 import torch
@@ -84,6 +85,14 @@ def test_samples_are_of_dtypes_that_fit():
     assert {args[0].dtype for args in integers.op.sample_inputs("meta")} == {torch.int64}
     with pytest.raises(RuntimeError, match="takes integers and conditions"):
         integers(torch.ones(2), torch.ones(2))
+
+
+def test_a_division_that_the_cpu_leaves_to_torch_needs_no_kernel_there():
+    op = pointwise(dtypes=[torch.int64])(lambda x, n: (x & 7) // n).op
+    for device, count in (("cpu", 0), ("cuda", 2)):
+        units, problems = units_of(op, op.sources[device][0], device, op.prewarm_samples())
+        assert not problems
+        assert sum(len(unit.variants) for unit in units) == count
 
 
 @pytest.mark.long

@@ -490,6 +490,61 @@ def test_a_function_that_returns_nothing_is_refused():
             pointwise(function)
 
 
+REFUSED = [
+    ("where", lambda x: torch.where(x > 0, x, 300), "overflow"),
+    ("clamp_min", lambda x: torch.clamp(x, min=300), "overflow"),
+    ("clamp_max", lambda x: torch.clamp(x, max=-(2**40)), "overflow"),
+    ("clamp", lambda x: torch.clamp(x, -300, 300), "overflow"),
+    ("alpha", lambda x: torch.add(x, x, alpha=300), "overflow"),
+    ("zero", lambda x: x // 0, "ZeroDivision"),
+    ("zeros", lambda x: x // (x - x), "ZeroDivision"),
+    ("rest of zeros", lambda x: x % (x - 1), "ZeroDivision"),
+    ("fmod", lambda x: torch.fmod(x, x - x), "ZeroDivision"),
+    ("power -1", lambda x: x**-1, "negative integer powers"),
+    ("power -2", lambda x: x**-2, "negative integer powers"),
+    ("power -3", lambda x: x**-3, "negative integer powers"),
+]
+
+
+@pytest.mark.parametrize(("name", "formula", "error"), REFUSED, ids=lambda v: str(v)[:12])
+def test_integers_that_torch_refuses(name, formula, error):
+    x = torch.tensor([1, -1], dtype=torch.int8)
+    function = pointwise(formula)
+    for call in (formula, function):
+        with pytest.raises(RuntimeError, match=error):
+            call(x)
+    if "zero" not in error.lower():
+        return
+    assert function(x[:0]).numel() == 0
+
+
+def test_integers_that_torch_takes():
+    """Numbers that fit, arguments among them; and zeros that no element is divided by."""
+    x = torch.tensor([1, -1], dtype=torch.int8)
+
+    @pointwise
+    def of(x, y, n: int):
+        return torch.clamp(x, max=n), x // n, x % y, torch.where(x > 0, x, -128)
+
+    for result, want in zip(of(x, x * 3, 5), (x.clamp(max=5), x // 5, x % (3 * x), x), strict=True):
+        assert result.dtype == x.dtype
+        assert torch.equal(result, want if want is not x else torch.where(x > 0, x, -128))
+    limited = pointwise(lambda x, n=3: torch.clamp(x, max=n) // n)
+    assert torch.equal(served(limited.op, x, 5), x.clamp(max=5) // 5)
+    with pytest.raises(RuntimeError, match="overflow"):
+        limited(x, 300)
+    with pytest.raises(RuntimeError, match="overflow"):
+        of(x, x, 300)
+    with pytest.raises(RuntimeError, match="ZeroDivision"):
+        of(x, x, 0)
+    assert of(x.float(), x, 0)[1].isinf().all()
+    with pytest.raises(RuntimeError, match="overflow"):
+        pointwise(lambda x: torch.clamp(x, min=1e30))(x.half())
+    assert pointwise(lambda x: torch.clamp(x, max=math.inf))(x.half()).tolist() == [1, -1]
+    got = pointwise(lambda x: x**-1)(torch.tensor([2.0], dtype=torch.bfloat16))
+    assert got.dtype == torch.bfloat16 and got.item() == 0.5
+
+
 def test_no_output_is_left_unwritten():
     """An output with elements, beside one without."""
     function = pointwise(lambda x, y: (x * y, x + 1))
@@ -588,7 +643,12 @@ def test_more_dimensions_than_a_kernel_walks_over(device):
 
 @pointwise
 def whole_powers(x):
-    return x**2.0, x**2, torch.square(x), x**-2
+    return x**2.0, x**2, torch.square(x)
+
+
+@pointwise
+def negative_powers(x):
+    return x**-2, x**-1
 
 
 @pytest.mark.long
@@ -600,8 +660,9 @@ def test_powers_have_the_dtypes_and_derivatives_of_torch(device):
         for got, wanted in zip(whole_powers(x), expected):
             assert got.dtype == wanted.dtype and torch.equal(got, wanted)
     x = torch.tensor([0.0, -0.0, 2.0, torch.inf], device=device, requires_grad=True)
-    (got,) = torch.autograd.grad(whole_powers(x)[3].sum(), x)
-    assert torch.equal(got, torch.autograd.grad((x**-2).sum(), x)[0])
+    for got, wanted in zip(negative_powers(x), (x**-2, x**-1)):
+        both = (torch.autograd.grad(o.sum(), x, retain_graph=True)[0] for o in (got, wanted))
+        assert torch.equal(*both)
 
 
 @pytest.mark.long
