@@ -60,12 +60,12 @@ def shown() -> list[Row]:
 
 
 def _on(device: str) -> list[Row]:
-    x, y, z = (torch.randn(64, 1024, device=device) for _ in range(3))
-    w = torch.randn(1024, device=device)
+    x, y = (torch.randn(64, 1024, device=device) for _ in range(2))
+    w, b, c = (torch.randn(1024, device=device) for _ in range(3))
     softmax = "softmax", ops.softmax, lambda x: torch.softmax(x, -1), (x,)
     norm = "rms_norm", ops.rms_norm, lambda x, w: F.rms_norm(x, (1024,), w, 1e-6), (x, w)
     formula = "gelu(gate) * up", geglu, lambda gate, up: F.gelu(gate) * up, (x, y)
-    muladd = "a * b + c", ops.muladd, lambda a, b, c: torch.addcmul(c, a, b), (x, y, z)
+    muladd = "a * b + c", ops.muladd, lambda a, b, c: torch.addcmul(c, a, b), (w, b, c)
     kinds = {
         "cpu": (("cc", softmax), ("cc", norm), ("cc", formula), ("extension", muladd)),
         "cuda": (("nvrtc", softmax), ("triton", softmax), ("nvrtc", norm), ("nvrtc", formula)),

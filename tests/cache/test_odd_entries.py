@@ -145,6 +145,7 @@ def test_an_odd_plan_is_none(odd, warm):
         plans._read(entry)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", [[], ["another"]])
 def test_a_plan_that_names_other_kernels_than_its_key_does_is_made_again(kernels, warm, run_python):
     path = the_entry(warm, "vec_add.plan")

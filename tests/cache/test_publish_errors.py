@@ -93,6 +93,7 @@ def test_a_lookup_that_meets_an_error_is_a_hit_or_a_miss(folder, key, lasting):
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE)
 
 
+@pytest.mark.long
 def test_an_entry_that_an_error_which_passes_hid_is_found_again(folder):
     for root, _ in failed_everywhere(
         Roots(folder, SCENARIOS["pin"]), lambda root: Cache(root).find(KEY), PASSING, lasting=True

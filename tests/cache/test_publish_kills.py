@@ -71,6 +71,7 @@ def test_the_tag_is_whole_after_a_kill_at_any_call_and_the_next_publish(folder):
             break
 
 
+@pytest.mark.long
 def test_a_sweep_killed_at_any_call_takes_a_staging_whole_or_not_at_all(folder):
     """A clock that jumped makes others take a live builder for a dead one."""
     for n in itertools.count(1):

@@ -358,6 +358,7 @@ def test_a_zstandard_bomb_is_stopped_early(tmp_path, refused, monkeypatch):
     assert sum(taken) < 4 << 20
 
 
+@pytest.mark.long
 def test_a_bomb_behind_the_end_is_refused(cache, tmp_path, refused):
     refused(zstd.compress(packed(cache, tmp_path) + bytes(200 << 20)), "follows|inflates", ".tar.zst")  # fmt: skip
 

@@ -35,6 +35,7 @@ def test_the_counts_of_processes_that_ended_add_up(root, run_python):
     }
 
 
+@pytest.mark.long
 def test_compacting_keeps_the_sum(root, run_python):
     for _ in range(3):
         run_python(WORK.format(root=str(root)))

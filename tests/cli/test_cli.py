@@ -456,6 +456,7 @@ def test_the_command_that_not_cached_names_mends_it(cli, package, tmp_path, modu
         assert jit.ensure(variant, Target.current("cpu"))
 
 
+@pytest.mark.long
 def test_an_op_of_a_script_has_no_command(run_python, tmp_path):
     (tmp_path / "k.cpp").write_text('extern "C" void f(T* out, const T* x) {}\n')
     done = run_python(
@@ -464,6 +465,7 @@ def test_an_op_of_a_script_has_no_command(run_python, tmp_path):
     assert "declare the op in a module, which `jitkern prewarm MODULE` imports" in done.stderr
 
 
+@pytest.mark.long
 def test_another_machines_cpu_is_skipped(cli):
     for arch in ("aarch64", "banana"):
         report = last_json(
@@ -509,6 +511,7 @@ def test_list_is_the_shipped_ops(cli):
     assert "jitkern::softmax(Tensor x, int dim=-1, float scale=1.0) -> Tensor" in cli("list")[1]
 
 
+@pytest.mark.long
 def test_cache_commands_load_no_torch(tmp_path):
     code = "import sys; from jitkern.cli import main; main(['cache', 'ls']); main(['cache', 'dir']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -159,6 +159,7 @@ def test_color_is_asked_for_and_refused(cli):
     assert "\033[" not in cli("doctor", "--color", "auto")[1]
 
 
+@pytest.mark.long
 def test_a_shell_can_complete(tmp_path):
     pytest.importorskip("argcomplete")
     answer = tmp_path / "answer"
@@ -264,6 +265,7 @@ def test_check_compares_every_kernel_with_the_reference(cli, package):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_check_fails_for_a_kernel_that_is_wrong(cli, package):
     file = package / "add_relu" / "add_relu.cpp"
     text = file.read_text()

@@ -378,6 +378,7 @@ def test_a_compiler_that_says_nothing_or_cannot_run_is_named(build, compiler_tha
         build(text)
 
 
+@pytest.mark.long
 def test_of_endless_output_the_first_errors_are_kept(build, compiler_that):
     shout = "yes 'k.cpp:1:1: error: no' | head -c 3000000; head -c 3000000 /dev/zero | tr '\\0' x"
     with (
@@ -422,6 +423,7 @@ def test_what_the_assembler_reads_is_in_the_key_or_refused(build, tmp_path, read
         build(head + ASM % (read, tmp_path / "data"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lines",
     [
@@ -542,6 +544,7 @@ def test_macros_of_the_source_may_have_any_name(build):
     assert parameters(entry) == ["*i32", "*f64", "i64"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang")
 def test_clang_compiles_cpp_and_says_that_c_needs_gcc(build):
     with config.using(cc="clang", cxx="clang++"):

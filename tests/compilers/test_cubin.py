@@ -122,6 +122,7 @@ def source(tmp_path):
     return Cuda("k.cu", folder=str(tmp_path), flags=["-DTHREADS=1024"])
 
 
+@pytest.mark.long
 def test_nvrtc_keeps_them_and_a_hit_reads_no_cubin(source, monkeypatch):
     variant = Variant("test::many", source, "many")
     entry = jit.ensure(variant, TARGET)
@@ -205,6 +206,7 @@ def test_explain_shows_them_and_hints_at_spills(op, cli):
     assert entry["resources"] == rows["exchange"]["resources"]
 
 
+@pytest.mark.long
 def test_an_entry_of_an_earlier_version_is_read_without_them(op, cli, monkeypatch):
     monkeypatch.setattr("jitkern.compilers.cuda.nvrtc_build.resources", lambda *_: {})
     variant = needs_of(op, op.sources["cuda"][0], "cuda").variants[0]

@@ -78,6 +78,7 @@ def everywhere(monkeypatch):
     sys.setdlopenflags(flags)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cxx", COMPILERS)
 def test_variants_of_a_kernel_share_no_symbol(cxx, everywhere):
     """Each variant alone has these values, and `labs` is a function of libc."""

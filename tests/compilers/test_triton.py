@@ -72,6 +72,7 @@ def test_cubin_metadata_and_signature_are_kept(build):
     )
 
 
+@pytest.mark.long
 def test_one_and_none_are_compiled_in(build):
     assert build(signature=("*f32:16", "*f32", "1", "f32")).manifest.meta["parameters"] == [
         "*f32",

@@ -113,6 +113,7 @@ def test_every_element_is_computed_where_it_belongs(tmp_path):
         assert torch.equal(got, x + b), (x.shape, x.stride(), b.shape, b.stride())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flip", [False, True])
 def test_several_outputs_dtypes_and_numbers(tmp_path, flip):
     calls = [

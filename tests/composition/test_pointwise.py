@@ -101,6 +101,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize("case", range(len(SHAPES)))
 def test_shapes_and_strides_are_those_of_torch(device, case):
@@ -210,6 +211,7 @@ def test_integers_stay_integers():
         pointwise(lambda x: torch.add(x, x, alpha=0.5))(x)
 
 
+@pytest.mark.long
 @on_each_device
 def test_the_dimensions_of_a_condition_count(device):
     """A chosen number has them, although its dtype is that of the numbers without dimensions."""
@@ -632,6 +634,7 @@ def test_outputs_have_the_shapes_of_what_they_depend_on(device):
     assert torch.autograd.gradgradcheck(apart, (x, b))
 
 
+@pytest.mark.long
 @on_each_device
 def test_more_dimensions_than_a_kernel_walks_over(device):
     x = randn(*[3] * 7, device=device)[(slice(2),) * 7]  # no two dimensions are one
@@ -887,6 +890,7 @@ def test_is_pickled_and_copied_as_itself():
         pickle.dumps(square >> square >> square)
 
 
+@pytest.mark.long
 def test_the_gradient_is_a_function_too():
     derived = geglu.grad(wrt="gate")
     assert [p.name for p in derived.parameters] == ["d_out", "gate", "up"]

@@ -42,6 +42,7 @@ def test_who_configures_logging_later_gets_each_record_once(run_python):
     assert done.stderr.splitlines() == ["jitkern: waiting for pid 12", "WARNING:jitkern.jit:again"]
 
 
+@pytest.mark.long
 def test_stderr_is_looked_up_when_a_record_comes(run_python):
     last = (
         "import io; sys.stderr = io.StringIO(); logging.getLogger('jitkern').warning('again')\n"

@@ -28,10 +28,9 @@ from jitkern.target import this_platform
 
 ELSEWHERE = ("deploying.md", "fleet.md", "serve.md", "from_cuda_extension.md", "CONTRIBUTING.md")
 COMPILE_MUCH = ("author_guide.md", "pointwise.md")
-PREWARM = ("author_guide.md", "cache.md")  # what they prewarm has the node of recorder.cpp
+PREWARM = ("author_guide.md", "cache.md", "launch_functions.md")  # the node of recorder.cpp, too
 QUICK = (
-    "README.md", "command_line.md", "kv_cache.md", "launch_functions.md", "notebook.md", "remote.md",
-    "settings.md", "troubleshooting.md",
+    "README.md", "command_line.md", "kv_cache.md", "notebook.md", "remote.md", "settings.md", "troubleshooting.md",
 )  # fmt: skip
 
 

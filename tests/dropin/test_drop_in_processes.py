@@ -157,6 +157,7 @@ def test_compiling_may_be_off():
     assert "jitkern prewarm" not in str(e.value)
 
 
+@pytest.mark.long
 def test_a_lock_file_of_torch_is_nothing_to_us(tmp_path):
     folder = tmp_path / "build"
     folder.mkdir()

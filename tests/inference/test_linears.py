@@ -95,6 +95,7 @@ def test_gptq(group, v2):
         converters.from_gptq(qweight, qzeros, scales, order.flip(0), v2=v2)
 
 
+@pytest.mark.long
 def test_gptq_whose_groups_are_not_neighbours():
     q, scales, zeros = numbers(48, 256), torch.rand(4, 48), numbers(48, 4, 15).T + 1
     g_idx = (torch.arange(256) // 64)[torch.randperm(256)].int()

@@ -199,6 +199,7 @@ def test_advance_returns_one_tensor_for_graphs(device):
     assert cache.seq_lens.tolist() == [4, 5, 0]
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_forks_decode_as_if_each_had_its_own_cache(device, layout):

@@ -64,6 +64,7 @@ def test_a_layer_serves_and_is_neither_written_nor_touched(image, home, tmp_path
     assert not (tmp_path / ".cache").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("home", [name for name in HOMES if name != "empty"])
 def test_what_the_layer_lacks_is_compiled_for_this_process_alone(image, home, tmp_path, run_python):
     before = listing(image)

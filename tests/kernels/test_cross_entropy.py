@@ -190,6 +190,7 @@ def test_strides_offsets_and_shapes(device, dtype):
     compare(torch.randn(8, 7, device=device).to(dtype), strided)
 
 
+@pytest.mark.long
 @each_device
 def test_nothing_to_count(device):
     logits = torch.randn(3, 5, device=device, requires_grad=True)
@@ -342,6 +343,7 @@ def test_refusals(arguments, message):
             op(*arguments)
 
 
+@pytest.mark.long
 def test_logits_that_are_not_dense_are_not_changed():
     with pytest.raises(RuntimeError, match="pass them contiguous"):
         ops.cross_entropy_with_grad_(torch.ones(3, 4).T, torch.zeros(4).long())

@@ -26,6 +26,7 @@ def test_layouts(device, dtype):
         right(ops.layer_norm_backward, grad, x, None, bias.contiguous())
 
 
+@pytest.mark.long
 @each_device
 def test_rows_of_one_number_are_the_bias(device):
     x, bias = torch.randn(5, 1, device=device), torch.randn(1, device=device)
@@ -35,6 +36,7 @@ def test_rows_of_one_number_are_the_bias(device):
     torch.testing.assert_close(dbias, x.sum(0))
 
 
+@pytest.mark.long
 @each_device
 def test_rows_far_from_zero_lose_nothing(device):
     for cols in (40, 1000, 33, 4096, 50000):  # other forms on a GPU
@@ -98,6 +100,7 @@ def test_gradients(device):
     assert torch.autograd.gradcheck(lambda b: ops.layer_norm(x.detach(), None, b), (bias,))
 
 
+@pytest.mark.long
 @each_device
 def test_nobody_pays_for_gradients_that_nobody_needs(device):
     x, weight = torch.randn(4, 64, device=device), torch.randn(64, device=device)
@@ -106,6 +109,7 @@ def test_nobody_pays_for_gradients_that_nobody_needs(device):
         assert tuple(g is not None for g in found) == needs
 
 
+@pytest.mark.long
 @each_device
 def test_calls_run_no_python(device):
     x = torch.randn(4, 64, dtype=torch.bfloat16, device=device)

@@ -198,6 +198,7 @@ def test_tiles_that_two_blocks_stream(columns, monkeypatch):
             assert torch.equal(got, want)
 
 
+@pytest.mark.long
 def test_rounding_x_to_8_bits_is_all_that_int8_linear_loses():
     q, scale = int8_weight(64, 1024, torch.float32)
     x = numbers(5, 1024, dtype=torch.float32)
@@ -224,6 +225,7 @@ def test_rows_as_numbers_of_8_bits(device):
                 assert (error <= step).all()
 
 
+@pytest.mark.long
 @each_device
 def test_rows_of_zeros_nan_and_infinity_as_numbers_of_8_bits(device):
     x = torch.zeros(4, 70, device=device)
@@ -260,6 +262,7 @@ def calls(device, dtype=torch.bfloat16):
     yield ops.int8_linear, x, int8_weight(40, 256, dtype, device)
 
 
+@pytest.mark.long
 @each_device
 def test_a_token_does_not_see_others(device):
     for op, _, weight in calls(device):
@@ -298,6 +301,7 @@ def test_tensors_may_lie_anywhere(device):
         assert torch.equal(op(x, *moved), want)
 
 
+@pytest.mark.long
 @each_device
 def test_calls_are_served_from_c(device):
     for op, x, weight in calls(device):

@@ -125,6 +125,7 @@ def test_what_changes_scores(device, dtype, kind, d):
         right(args, **options)
 
 
+@pytest.mark.long
 @each_device
 def test_scales_of_float8(device):
     args = made([40, 17], dtype=torch.bfloat16, kind=FLOAT8, d=128, device=device)
@@ -191,6 +192,7 @@ def test_nothing_gives_nothing(device):
         assert not out.any() and (lse == -math.inf).all()
 
 
+@pytest.mark.long
 @each_device
 def test_q_has_three_dimensions_or_four(device):
     q, *rest = made([30, 20], dtype=torch.bfloat16, d=128, device=device)

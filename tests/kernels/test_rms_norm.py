@@ -71,6 +71,7 @@ def test_every_form_on_a_gpu(cols):
             right(ops.rms_norm_backward, grad, x, weight, None, 1e-6, 0.0, False, True)
 
 
+@pytest.mark.long
 @each_device
 def test_extreme_values(device):
     inf, nan = float("inf"), float("nan")
@@ -133,6 +134,7 @@ def test_gradients(device):
         torch.testing.assert_close(gradients(ours, *leaves), gradients(theirs, *leaves))
 
 
+@pytest.mark.long
 @each_device
 def test_nobody_pays_for_gradients_that_nobody_needs(device):
     x, weight = torch.randn(4, 64, device=device), torch.randn(64, device=device)
@@ -145,6 +147,7 @@ def test_nobody_pays_for_gradients_that_nobody_needs(device):
     assert torch.equal(of_total, torch.ones_like(x))
 
 
+@pytest.mark.long
 @each_device
 def test_an_epilogue_is_one_kernel(device):
     for shape in ((3, 64), (3, 33), (2, 40000)):
@@ -182,6 +185,7 @@ def of_quantized(out, scale, x, weight, most):
     assert ((out.double() * scale.double() - wanted).abs() <= 0.501 * step).all()
 
 
+@pytest.mark.long
 @each_device
 def test_quantized_rows_of_zeros_and_of_nan(device):
     x = torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [3.0, -3.0]], device=device)

@@ -82,6 +82,7 @@ def test_positions(device, dtype):
     assert all(map(torch.equal, plain, rope(q, k, cos, sin)))
 
 
+@pytest.mark.long
 @each_device
 def test_a_position_that_the_tables_do_not_have_gives_nan_and_is_not_read(device):
     positions = torch.tensor([-1, 0, 4, 3, 2**40], device=device)

@@ -43,6 +43,7 @@ def test_equals_a_stable_sort(device, dtype):
             check(rows.to(device), *ks)
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 def test_nan_is_the_largest_and_zeros_are_equal(device, dtype):
@@ -52,6 +53,7 @@ def test_nan_is_the_largest_and_zeros_are_equal(device, dtype):
         check(x.repeat(1, many), 5, 600)
 
 
+@pytest.mark.long
 @each_device
 def test_rows_may_lie_anywhere(device):
     flat = torch.randn(4 * 1001 + 1, device=device)
@@ -79,6 +81,7 @@ def test_calls_are_served_from_c(device):
     served(ops.topk, torch.randn(3, 5000, device=device), 40, device=device)
 
 
+@pytest.mark.long
 @each_device
 def test_vmap_and_compile_find_the_same(device):
     x = torch.randn(3, 4, 50, device=device)

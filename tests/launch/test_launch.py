@@ -156,6 +156,7 @@ def test_a_constexpr_default_is_compiled_in(tmp_path):
         variant_of("test::k", Triton("broken.py", folder=str(tmp_path)), Call("k", (), (), {}))
 
 
+@pytest.mark.long
 def test_triton_is_not_imported_to_find_a_variant(run_python):
     done = run_python(
         "import sys, torch, jitkern.ops; from jitkern.op.needed_kernels import needs_of\n"
@@ -258,6 +259,7 @@ def test_inputs_of_tune_may_have_no_hash(checks):
     assert runnable(tuned)(Kernels(ignore), 3) == (None if checks else 3)
 
 
+@pytest.mark.long
 def test_check_raises_the_authors_message_without_sympy(run_python):
     def launch(k, x):
         torch._check(x > 0, lambda: f"x must be positive, got {x}")

@@ -20,6 +20,7 @@ needs_runtime = pytest.mark.skipif(
 # ------------------------------------------------------------------ choosing
 
 
+@pytest.mark.long
 @needs_runtime
 def test_the_quickest_is_chosen_once_and_served_by_a_stub(declare, clock):
     op = declare(double, ways)
@@ -96,6 +97,7 @@ def test_what_key_and_list_ask_is_guarded(declare, monkeypatch):
     assert served(op, torch.ones(20)).tolist() == [5] * 20
 
 
+@pytest.mark.long
 @needs_runtime
 def test_whether_two_inputs_are_one_is_guarded_in_a_key_too(declare, monkeypatch):
     Clock(monkeypatch, lambda config: 1.0)
@@ -116,6 +118,7 @@ def test_whether_two_inputs_are_one_is_guarded_in_a_key_too(declare, monkeypatch
     assert served(op, y, y).tolist() == [2, 2, 2]
 
 
+@pytest.mark.long
 def test_an_in_place_op_changes_its_argument_once(declare, clock):
     def launch(k, x):
         k.add[{"T": x.dtype, "WAY": k.config["WAY"]}](x, 1.0, x.numel())
@@ -174,6 +177,7 @@ def test_a_configuration_that_does_not_compile_is_left_out(declare, clock):
     assert (choice["choice"], choice["milliseconds"][0]) == (1, None)
 
 
+@pytest.mark.long
 def test_a_configuration_that_its_launch_function_refuses_is_left_out(declare, clock):
     def launch(k, x):
         torch._check(k.config["WAY"] < 3, lambda: "too many ways")
@@ -254,6 +258,7 @@ def test_tune_takes_devices_and_kinds(declare):
     assert ways_built(op) == {2}
 
 
+@pytest.mark.long
 def test_where_nothing_may_be_compiled_the_first_serves_with_one_warning(
     declare, clock, caplog, monkeypatch
 ):

@@ -108,6 +108,7 @@ def plans_of(op, source, target):
     return plans.Plans(op.name, op.schema, function, world, source, target)
 
 
+@pytest.mark.long
 def test_a_choice_is_for_one_model_and_its_plan_too(declare, clock, monkeypatch):
     op = declare(double, ways)
     source = op.sources["cpu"][0]

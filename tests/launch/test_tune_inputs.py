@@ -80,6 +80,7 @@ def test_inputs_are_measured_with_in_place_of_the_arguments(noted):
     assert len({run[0].data_ptr() for run in measured}) == 1  # made once
 
 
+@pytest.mark.long
 def test_a_single_tensor_is_enough_for_one_argument(noted):
     op, runs = noted("(Tensor(a!) x) -> ()", inputs=torch.zeros_like)
     x = torch.zeros(4)
@@ -107,6 +108,7 @@ def test_inputs_that_do_not_fit_are_named(noted, inputs, says):
         op(torch.ones(2), 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_inputs_may_read_what_no_trace_follows(declare, clock):
     """They are no part of what a call computes, so they keep no call in Python."""
@@ -119,6 +121,7 @@ def test_inputs_may_read_what_no_trace_follows(declare, clock):
 # ------------------------------------------------------------------ `cold`
 
 
+@pytest.mark.long
 def test_cold_writes_other_memory_before_each_run_that_is_timed(declare, monkeypatch):
     events = []
 
@@ -192,6 +195,7 @@ def test_a_configuration_without_memory_is_left_out_with_a_note(declare, clock, 
     )
 
 
+@pytest.mark.long
 def test_a_choice_of_an_earlier_version_is_explained_without_reasons(declare, monkeypatch, cli):
     op = declare(double, lambda x: [{"WAY": 13}, {"WAY": 1}])
     op.samples(lambda device: iter([torch.ones(4, device=device)]))

@@ -93,6 +93,7 @@ def test_requests_of_one_call_lie_apart_and_each_kind_by_itself(on_cpu):
     assert slot_of(op).misses == 1
 
 
+@pytest.mark.long
 def test_a_forked_child_has_a_workspace_too(on_cpu):
     op, x = on_cpu(summed), torch.arange(100.0).double()
     op(x)

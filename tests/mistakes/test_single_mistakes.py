@@ -185,6 +185,7 @@ def test_a_declared_include_directory_that_is_not_there(call, tmp_path):
         op(torch.ones(3))
 
 
+@pytest.mark.long
 def test_the_command_without_torch(run_python):
     code = "import sys; sys.modules['torch'] = None\nfrom jitkern.cli import main; sys.exit(main(['{}']))"
     for command in ("list", "prewarm"):

@@ -75,6 +75,7 @@ def test_the_mode_of_the_first_use_does_not_stay(mode, run_python):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_ops_are_listed_and_others_are_absent(run_python):
     done = run_python(
         FIRST
@@ -125,6 +126,7 @@ def test_a_package_may_attach_its_ops(package, run_python):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_prewarm_builds_for_attached_ops(package, run_python):
     (package / "kernels" / "broken" / "kernel.py").unlink()
     done = run_python(USE + "print({result.op for result in jitkern.prewarm()})")

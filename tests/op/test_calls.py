@@ -149,6 +149,7 @@ def test_a_reference_takes_arguments_by_name_as_the_op_does(declare, args, named
 # ------------------------------------------------------------------ None for a tensor
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_none_for_a_tensor_is_an_error_that_names_the_argument(declare, mode):
     op = declare("(Tensor x, Tensor y) -> Tensor", add, lambda x, y: x + y)
@@ -347,6 +348,7 @@ def test_a_pickle_imports_the_module_that_declares_the_op(run_python, tmp_path):
     assert "which cannot be imported here: No module named 'declares'" in run_python(load).stderr
 
 
+@pytest.mark.long
 def test_the_shipped_ops_are_all_there_after_one_was_unpickled(run_python):
     done = run_python("import jitkern.ops, pickle; print(pickle.dumps(jitkern.ops.softmax).hex())")
     load = f"import pickle; op = pickle.loads(bytes.fromhex({done.stdout.strip()!r}))\n"

@@ -243,6 +243,7 @@ def test_the_digest_is_the_same_in_each_process(digests_of_values):
     assert first == second
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_value_that_a_function_reads_changes_the_digest(digests_of_values, change):
     *changed, (before, again, closed) = digests_of_values[0]
@@ -255,6 +256,7 @@ def test_no_shipped_op_is_one_of_its_process_alone():
         assert description._PROCESS not in repr(compile_cache_key._parts(op)), op.name
 
 
+@pytest.mark.long
 def test_what_cannot_be_told_is_another_one_in_each_process():
     nested = []
     for _ in range(100_000):

@@ -63,6 +63,7 @@ def notebook():
     return Notebook()
 
 
+@pytest.mark.long
 def test_a_cell_that_runs_again_replaces_kernel_and_launch_function(notebook):
     x = torch.arange(5.0)
     notebook.declare("nb::again", 2)
@@ -93,6 +94,7 @@ def test_what_the_new_declaration_leaves_out_is_gone(notebook):
         op(torch.ones(2))
 
 
+@pytest.mark.long
 def test_a_gradient_of_the_new_declaration_counts(notebook):
     notebook.declare("nb::gradient", 2)
     op = notebook.globals["scale"]
@@ -239,6 +241,7 @@ def test_ops_stay_as_they_were_in_the_registry(notebook):
     assert OPS["nb::registry"] is op
 
 
+@pytest.mark.long
 def test_a_call_under_way_builds_nothing_for_the_new_declaration(notebook):
     inside, go_on = threading.Event(), threading.Event()
 

@@ -54,6 +54,7 @@ def pair(declare):
     return forward, backward
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_python")
 def test_an_op_gets_its_arguments_by_name(pair, recorded_by):
     forward, _ = pair
@@ -68,6 +69,7 @@ def test_an_op_gets_its_arguments_by_name(pair, recorded_by):
     assert w.grad.tolist() == [2.5, 4.5], "the output of the call"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_python")
 @pytest.mark.parametrize("needed", [(True, False), (False, True)])
 def test_only_what_is_needed_is_computed(pair, needed):
@@ -89,6 +91,7 @@ def test_only_what_is_needed_is_computed(pair, needed):
     assert [x.grad is not None, w.grad is not None] == [*needed]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_python")
 def test_tensors_behind_the_results_have_no_gradient(declare):
     forward = declare("(Tensor x, Tensor rows) -> Tensor", lambda k, x, rows: computed(k, x, 3.0))
@@ -147,6 +150,7 @@ def test_a_list_in_place_of_a_gradient_is_refused(declare):
         forward(leaf(1.0, 2.0)).sum().backward()
 
 
+@pytest.mark.long
 def test_an_error_of_the_gradient_is_raised_as_it_is(declare):
     def launch(k, grad, n):
         torch._check(n > 0, lambda: f"n must be positive, got {n}")

@@ -102,6 +102,7 @@ def test_a_backward_that_fills_its_arguments_is_differentiated_through_its_refer
     assert torch.autograd.gradgradcheck(op, (x, y))
 
 
+@pytest.mark.long
 def test_torch_func_differentiates_a_backward_that_fills_its_arguments(square):
     op, y = square(fill_reference), X + 1
 
@@ -112,6 +113,7 @@ def test_torch_func_differentiates_a_backward_that_fills_its_arguments(square):
     assert torch.equal(torch.func.jvp(slope, (X,), (torch.ones(2),))[1], (2 * y).sum())
 
 
+@pytest.mark.long
 def test_a_backward_with_no_reference_is_refused_where_it_is_differentiated(square):
     op, x, y = square(None), leaf(), leaf(X + 1)
     (g,) = torch.autograd.grad(op(x, y).sum(), x, create_graph=True)
@@ -162,6 +164,7 @@ def test_where_none_is_recorded_an_op_without_a_backward_has_no_graph(triple, mo
         assert not triple(leaf()).requires_grad
 
 
+@pytest.mark.long
 def test_a_call_that_needs_no_gradient_asks_no_python(triple, triple_):
     for op in (triple, triple_):
         served(op, X.clone())
@@ -368,6 +371,7 @@ def test_torch_compile_takes_an_op_without_a_backward(triple, triple_):
         assert torch.equal(compiled(f)(X), 3 * (3 * X + 1))
 
 
+@pytest.mark.long
 def test_torch_compile_refuses_a_gradient_through_an_op_without_a_backward(triple, triple_):
     def f(x):
         y = x * 1
@@ -385,6 +389,7 @@ def test_opcheck_passes_for_ops_without_a_backward(triple, triple_):
     torch.library.opcheck(triple_.overload, (X.clone(),))
 
 
+@pytest.mark.long
 def test_symbolic_integers_stay_symbolic_at_the_autograd_key(declare):
     def launch(k, x, n):
         out = x.new_empty(n)

@@ -81,6 +81,7 @@ def test_its_gradient_is_made_of_no_zeros(squared):
     assert not zeros.made and x.grad.equal(2 * x.detach())
 
 
+@pytest.mark.long
 def test_an_unused_output_costs_zeros_only_if_the_backward_asks(declare):
     x = leaf()
     asking = declare(backward=lambda grad_out, grad_twice, x: grad_out * 2 * x + grad_twice * 2)
@@ -95,6 +96,7 @@ def test_an_unused_output_costs_zeros_only_if_the_backward_asks(declare):
     assert grad.equal(torch.full_like(x, 2))
 
 
+@pytest.mark.long
 def test_checks_of_torch_pass(squared):
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     assert set(torch.library.opcheck(squared.overload, (x,)).values()) == {"SUCCESS"}

@@ -513,6 +513,7 @@ def test_the_fake_has_the_kernels_strides(declare):
     assert op(torch.empty(3, 2, device="meta").T).stride() == (1, 2)
 
 
+@pytest.mark.long
 def test_compile_does_not_break_the_graph_and_dynamic_shapes_do_not_specialise(declare):
     op = declare()
     compiled = torch.compile(

@@ -264,6 +264,7 @@ def test_a_worker_that_dies_is_a_failed_row_and_the_rest_is_built(cli, compiler,
     assert report(cli(*arguments))[1]["failed"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jobs", ["1", "3"])
 def test_a_notebook_can_compile_after_an_interrupted_prewarm(cli, package, monkeypatch, jobs):
     def interrupt(*_):
@@ -438,6 +439,7 @@ def test_the_python_api_shards_what_it_is_given(package, cache_dir):
     assert {result.status for result in whole} == {"hit"}
 
 
+@pytest.mark.long
 def test_a_package_in_a_zip_file_is_prewarmed_and_called(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path / "all.zip"), *sys.path])
     module = (

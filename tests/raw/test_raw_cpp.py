@@ -19,6 +19,7 @@ extern "C" void three(int* x) { *x = 3; }
 """
 
 
+@pytest.mark.long
 def test_cpp_functions_run(file):
     path = file(CPP, "k.cpp")
     x = torch.arange(4.0)

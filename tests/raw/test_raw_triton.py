@@ -238,6 +238,7 @@ def test_a_global_that_the_program_has_patched_is_refused(tmp_path, monkeypatch)
     monkeypatch.undo()
 
 
+@pytest.mark.long
 @needs_triton
 def test_triton_is_not_imported_when_its_kernel_is_cached(package, run_python):
     code = (

@@ -124,6 +124,7 @@ def test_what_a_service_does_not_build_is_compiled_here(service, op, status, war
         op(x.double())
 
 
+@pytest.mark.long
 def test_an_answer_that_is_no_bundle_is_refused(service, op, caplog):
     service.first = [said(200, b"<html>", Jitkern_Builds=1) for _ in range(9)]
     x = torch.arange(4.0)
@@ -132,6 +133,7 @@ def test_an_answer_that_is_no_bundle_is_refused(service, op, caplog):
     assert any("v1/build" in line and "is not used" in line for line in caplog.messages)
 
 
+@pytest.mark.long
 def test_a_service_builds_for_the_stub_in_the_background_too(service, op):
     """The kernel is cached here; its stub is not."""
     x = torch.arange(4.0)

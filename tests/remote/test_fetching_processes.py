@@ -55,6 +55,7 @@ def test_a_cold_process_compiles_nothing_and_is_served_by_stubs(tmp_path, remote
         assert not found["misses"] and not found["stats"]["fetched"]
 
 
+@pytest.mark.long
 def test_an_import_asks_nobody(tmp_path, remote):
     with Server(static(remote)) as server:
         machine = Machine(tmp_path / "node", server.url)

@@ -147,6 +147,7 @@ def test_a_body_that_is_announced_to_be_a_hundred_gigabytes(refused):
         refused(server.url, f"it has {10**11} bytes")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", [bytes(64 << 20), b"MZ" * (32 << 20)])
 def test_a_bomb(place, files, refused, content):
     zstd = pytest.importorskip("backports.zstd")

@@ -261,6 +261,7 @@ def test_a_crowd_that_gets_503_for_20_s_compiles_nothing_while_the_budget_lasts(
     assert len(done) == 16 and not compiler.compiles
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="signals of threads")
 def test_ctrl_c_during_a_miss_ends_the_call(tmp_path, run_python):
     asked = tmp_path / "asked"

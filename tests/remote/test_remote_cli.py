@@ -142,6 +142,7 @@ def test_an_untrusted_remote_is_not_pulled_from(cli, pushed, trusting, remote_ur
     assert cli("remote", "pull")[0] == 0
 
 
+@pytest.mark.long
 def test_a_bundle_that_is_not_what_its_name_says_is_refused_and_the_others_are_taken(
     cli, pushed, directory, stocked
 ):

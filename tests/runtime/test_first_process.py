@@ -54,6 +54,7 @@ def test_its_calls_are_served_by_the_runtime_and_the_stub_that_it_built(run_pyth
     assert found == {"seen": {}, "loaded": True, "stubs": 0, "misses": 0}
 
 
+@pytest.mark.long
 def test_without_a_compiler_for_stubs_calls_open_nothing_and_start_nothing(run_python):
     found, stderr = counted(run_python, CC="/nonexistent")
     assert (found["seen"], found["loaded"]) == ({}, False)
@@ -87,6 +88,7 @@ def test_errors_and_gradients_are_right_before_the_runtime_is_loaded(run_python)
     assert done.stdout.split() == ["True"] * 6 + ["None"], done.stderr
 
 
+@pytest.mark.long
 def test_a_process_that_ends_at_once_waits_no_longer_than_it_may(run_python, tmp_path):
     slow = tmp_path / "cc"
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")

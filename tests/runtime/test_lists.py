@@ -83,6 +83,7 @@ def test_every_capacity_holds_what_it_should(total, count):
     assert misses(total) == before, slot_of(total).refused
 
 
+@pytest.mark.long
 def test_tensors_of_several_dtypes_are_several_tables(total):
     mixed = [torch.ones(3), torch.ones(2).double(), torch.ones(4), torch.ones(1).double()]
     assert float(warmed(total, mixed)(mixed)) == 10
@@ -126,6 +127,7 @@ def test_all_tables_of_a_stub_together_stay_below_a_megabyte(declare):
     assert "more than a megabyte" in str(slot_of(op).refused)
 
 
+@pytest.mark.long
 def test_an_empty_list_launches_nothing(total):
     assert float(warmed(total, [])([])) == 0
     assert float(total(ONES)) == 9
@@ -158,6 +160,7 @@ def test_dense_tensors_are_taken_in_any_order_of_their_dimensions(declare):
         op([torch.ones(3, 1).expand(3, 4)])
 
 
+@pytest.mark.long
 def test_changed_lists_are_changed_and_their_versions_rise(declare):
     def launch(k, xs, a):
         for table in k.tables(xs):
@@ -240,6 +243,7 @@ def test_another_process_has_the_stub_of_a_list_by_its_plan(run_python):
     assert [run.stdout for run in found] == ["2 2 {}\n", "0 2 {}\n"], found
 
 
+@pytest.mark.long
 def test_several_lists_belong_together(declare):
     def launch(k, ps, gs, lr):
         for p, g in k.tables(ps, gs):
@@ -272,6 +276,7 @@ def test_alignment_is_guarded_only_where_it_is_asked_for(declare):
     assert misses(op) == 2
 
 
+@pytest.mark.long
 def test_a_tensor_of_a_list_is_a_tensor_with_guards(declare):
     def launch(k, xs, only):
         out = torch.zeros((), dtype=torch.float64)
@@ -355,6 +360,7 @@ def maybe(declare):
     return declare("(Tensor x, int n) -> (Tensor? more, Tensor out)", PUT, launch)
 
 
+@pytest.mark.long
 def test_a_result_may_be_none(maybe):
     x = torch.ones(1)
     for _ in range(3):

@@ -532,6 +532,7 @@ def test_a_name_that_changes_before_its_stub_serves_condemns_no_class(op, monkey
     served(op, X, 2)
 
 
+@pytest.mark.long
 def test_a_name_that_changes_at_each_call_is_looked_up_ever_less_often(op, monkeypatch):
     slot, looked_up = slot_of(op), []
     find = plans.Plans.find

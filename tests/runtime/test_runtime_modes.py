@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime
 # ------------------------------------------------------------------ grad modes and dispatch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_a_warm_op_computes_in_every_grad_mode(scale, square, mode):
     for op, expected in ((scale(), 2 * X), (square(), X * X)):
@@ -35,6 +36,7 @@ def test_a_call_that_records_nothing_has_no_graph(square, mode):
         assert not op(X.clone().requires_grad_()).requires_grad
 
 
+@pytest.mark.long
 def test_a_tensor_made_in_inference_mode_is_taken_outside(scale, square):
     with torch.inference_mode():
         x = X.clone()
@@ -96,6 +98,7 @@ def test_a_dispatch_mode_sees_exactly_the_op(scale, square, warm, needs_grad):
         assert seen.ops == [op.overload]
 
 
+@pytest.mark.long
 def test_a_dispatch_mode_sees_the_backwards_op(square):
     op = warmed(square(), X)
     result = op(X.clone().requires_grad_())
@@ -106,6 +109,7 @@ def test_a_dispatch_mode_sees_the_backwards_op(square):
     assert not any("jitkern_python" in name for name in names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "recorded"])
 def test_a_tensor_subclass_sees_the_op_and_its_parts_are_computed(scale, square, needs_grad):
     from torch.testing._internal.two_tensor import TwoTensor
@@ -131,6 +135,7 @@ def test_fake_tensors_launch_nothing(scale, square, warm):
         assert misses(op) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tracing", ["real", "fake", "symbolic"])
 def test_make_fx_traces_the_op_whole(scale, square, tracing):
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -143,6 +148,7 @@ def test_make_fx_traces_the_op_whole(scale, square, tracing):
         assert torch.equal(graph(X), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_backward_computes_the_gradient_cold_and_warm(square, way):
     op = square()
@@ -217,6 +223,7 @@ def test_odd_tensors_on_a_warm_op_are_read_right(scale, square, odd):
         assert torch.equal(op(odd(X.clone())), reference(odd(X.clone())))
 
 
+@pytest.mark.long
 def test_autocast_on_a_warm_op_changes_nothing(scale, square):
     for op, expected in ((scale(), 2 * X), (square(), X * X)):
         warmed(op, X)
@@ -226,6 +233,7 @@ def test_autocast_on_a_warm_op_changes_nothing(scale, square):
         assert misses(op) == before
 
 
+@pytest.mark.long
 def test_the_profiler_shows_the_ops_name(scale, square):
     ops = [warmed(scale(), X), warmed(square(), X)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -139,6 +139,7 @@ def test_past_the_bound_the_oldest_makes_room_and_one_warning_says_what_changes(
     assert "size(0) of `x`" in said[0]
 
 
+@pytest.mark.long
 def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
     op = scale()
     op(X.double())  # compiles both kernels
@@ -153,6 +154,7 @@ def test_what_was_not_compiled_while_compiling_was_off_is_compiled_later(scale):
     warmed(op, torch.ones(1, 2, 3))
 
 
+@pytest.mark.long
 def test_as_many_arguments_and_returns_as_there_may_be_are_served(declare):
     def launch(k, *xs):
         outs = [torch.empty_like(x) for x in xs[: signature.MAX_RETURNS]]

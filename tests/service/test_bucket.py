@@ -85,6 +85,7 @@ def test_an_index_names_what_exists_whatever_is_evicted(client, cache_dir):
     assert indexed(client) == Index(loose=False)
 
 
+@pytest.mark.long
 def test_an_index_is_not_made_anew_at_each_request(client, monkeypatch):
     monkeypatch.setattr(catalog, "REST", 3600.0)
     client.build(VEC_ADD)
@@ -119,6 +120,7 @@ def test_large_entries_are_no_part_of_a_bundle(client, monkeypatch):
     assert sum(len(bundle.entries) for bundle in index.bundles) == 3
 
 
+@pytest.mark.long
 def test_a_package_that_is_too_large_has_several_bundles(client, monkeypatch):
     monkeypatch.setattr(layout, "LARGEST_BUNDLE", 2)
     client.build(VEC_ADD)

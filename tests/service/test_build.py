@@ -258,6 +258,7 @@ def test_a_full_queue_is_429(gated, monkeypatch):
     assert {client.build(call).status for call in calls[:3]} == {200}
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_or_hangs_is_422_and_another_takes_its_place(gated, monkeypatch):
     monkeypatch.setattr(room.Server, "modules", {}, raising=False)
     server = gated(jobs=1)

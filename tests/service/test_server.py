@@ -313,6 +313,7 @@ def test_where_no_process_can_be_started_it_is_503(gated, monkeypatch):
     assert (answer.status, "no process can be started" in answer.json["reason"]) == (503, True)
 
 
+@pytest.mark.long
 def test_a_worker_has_no_socket_of_its_parent(gated, monkeypatch):
     """Else a client would wait for the end of an answer as long as the worker lives."""
 
@@ -360,6 +361,7 @@ def test_calls_are_recorded_once_and_prewarm_reads_them(serve, tmp_path, cli):
     assert (code, report["built"], report["failed"]) == (0, 0, 0), err
 
 
+@pytest.mark.long
 def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "MOST", 2)
     client = Client(serve(record=tmp_path / "calls").url)
@@ -368,6 +370,7 @@ def test_of_calls_alike_few_are_recorded(serve, tmp_path, monkeypatch):
     assert len(record.read(tmp_path / "calls")) == 2
 
 
+@pytest.mark.long
 def test_a_recording_is_bounded_however_many_kernels_clients_think_of(
     serve, tmp_path, monkeypatch, caplog
 ):

@@ -203,6 +203,7 @@ def test_a_function_of_another_cpp_unit_is_an_error_that_says_what_to_do(cpp):
         jit.ensure(variant(cpp, "lost"), Target.current("cpu"))
 
 
+@pytest.mark.long
 def test_an_op_of_several_files_runs(cpp):
     op = kernel("jitkern_multi::twice(Tensor x) -> Tensor", cpu=cpp.replace(folder=""))
     op.sources["cpu"] = (cpp,)

@@ -92,6 +92,7 @@ def test_an_error_in_a_computed_text_names_the_line_of_the_text():
         jitkern.cpp_kernel(text=text, name="scale")(torch.ones(1))
 
 
+@pytest.mark.long
 def test_a_kernel_made_by_closure_has_an_identity_of_its_own():
     """Kernels that a function generates: each text is one kernel, the same text the same one."""
 
@@ -178,6 +179,7 @@ def test_a_triton_function_of_a_cell_in_an_op():
     compile(source.text, "text", "exec")
 
 
+@pytest.mark.long
 def test_an_error_of_triton_names_the_cell_and_the_line():
     pytest.importorskip("triton")
     text = _TRITON + _KERNEL.replace("times(", "missing(")

@@ -43,6 +43,7 @@ def test_none_is_told_from_what_is_given(subject):
     assert tested.misses == 2 * 2 * 2 * 3
 
 
+@pytest.mark.long
 def test_an_optional_tensor_reaches_its_kernel_as_null(subject):
     def launch(k, x, y, a):
         x = x.contiguous()
@@ -56,6 +57,7 @@ def test_an_optional_tensor_reaches_its_kernel_as_null(subject):
     tested.agrees(torch.ones(3), torch.ones(3).double())
 
 
+@pytest.mark.long
 def test_a_bool_is_constant_in_a_variant(subject):
     tested = subject(
         "(Tensor x, bool b, bool c=False) -> Tensor",

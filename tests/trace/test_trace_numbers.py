@@ -184,6 +184,7 @@ def test_a_sum_of_floats_is_rounded_as_python_rounds_it(subject, monkeypatch, ro
     (made.asks_python if rounds_once else made.learns)(1, 1e16, 1.0)
 
 
+@pytest.mark.long
 def test_numbers_are_narrowed_as_the_python_launcher_narrows_them(subject):
     def launch(k, x, n, f, b):
         out = torch.empty(4, dtype=torch.float64)

@@ -492,6 +492,7 @@ def test_what_c_always_leaves_to_python_is_not_traced_for_ever(tmp_path, monkeyp
     assert "beyond 64 bits" in reason
 
 
+@pytest.mark.long
 def test_a_loop_of_too_many_turns_is_refused_and_a_short_one_is_served(tmp_path):
     def launch(k, x, n):
         divisor = 2

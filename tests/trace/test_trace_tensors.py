@@ -29,6 +29,7 @@ ASKED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ASKED)
 def test_a_tensor_answers_in_a_trace_as_it_does_in_python(subject, name):
     tested = subject("(Tensor x) -> Tensor", lambda k, x: ints(k, *ASKED[name](x)))
@@ -38,6 +39,7 @@ def test_a_tensor_answers_in_a_trace_as_it_does_in_python(subject, name):
         tested.serves(matrix)
 
 
+@pytest.mark.long
 def test_another_dtype_or_rank_is_another_variant(subject):
     def launch(k, x):
         kind = {torch.float32: 1, torch.float64: 2}.get(x.dtype, 3)
@@ -57,6 +59,7 @@ def test_another_dtype_or_rank_is_another_variant(subject):
     assert tested.misses == 4
 
 
+@pytest.mark.long
 def test_two_tensors_are_told_apart_by_what_they_are(subject):
     def launch(k, x, y):
         return ints(
@@ -133,6 +136,7 @@ def test_a_view_reads_the_same_elements(subject, name):
     tested.serves(MATRICES["2x6"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KEEPING_STRIDES)
 def test_a_view_has_the_sizes_strides_and_address_that_torch_gives_it(subject, name):
     def launch(k, x):
@@ -315,6 +319,7 @@ def test_several_outputs_are_returned_in_order(subject):
     tested.agrees(E, -1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "symbolic"])
 def test_a_workspace_is_the_calls_own(subject, constant):
     def launch(k, x):

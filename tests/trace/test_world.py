@@ -184,6 +184,7 @@ def test_a_variable_of_the_function_around_is_seen_when_it_changes(declare):
     serves(op, 3.0)
 
 
+@pytest.mark.long
 def test_defaults_are_seen_when_they_change(declare):
     def launch(k, x, a=2.0, *, b=1.0):
         return scaled(k, x, a * b)
@@ -216,6 +217,7 @@ def test_what_a_name_was_bound_to_is_not_kept(declare, monkeypatch):
     assert sum(weight() is not None for weight in bound) <= 2
 
 
+@pytest.mark.long
 def test_the_order_of_a_dict_is_seen_when_it_changes(declare):
     table = {"a": 2.0, "b": 3.0}
     op = declare(lambda k, x: scaled(k, x, next(iter(table.values()))))
@@ -278,6 +280,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.long
 def test_a_function_that_was_replaced_before_the_first_trace_is_seen(run_python):
     result = run_python(REPLACED)
     assert not result.returncode, result.stderr

@@ -83,6 +83,7 @@ def test_the_newest_value_that_ended_is_polled_and_older_ones_are_dropped(copyin
 # ------------------------------------------------------------------ LossMeter
 
 
+@pytest.mark.long
 def test_a_meter_reads_what_was_put():
     meter = jitkern.LossMeter("cpu")
     assert meter.poll() is None and meter.wait() is None
@@ -101,6 +102,7 @@ def test_a_meter_reads_what_was_put():
     assert meter.poll().finite == 0
 
 
+@pytest.mark.long
 def test_a_sum_of_many_losses_has_no_error_that_grows():
     meter = jitkern.LossMeter("cpu")
     loss = torch.tensor(0.1, dtype=torch.float64)

@@ -198,6 +198,7 @@ def test_what_is_no_flag_no_code_and_no_tensor_of_floats_is_named(device):
 # ------------------------------------------------------------------ nonfinite_flag_
 
 
+@pytest.mark.long
 @each_device
 def test_a_list_of_any_dtypes_and_length_is_searched(device):
     sizes = [(), (0,), (5,), (300, 7), (70_001,)]
