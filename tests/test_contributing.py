@@ -34,6 +34,7 @@ def undone(monkeypatch):
         table.update(before[id(table)])
 
 
+@pytest.mark.long
 def test_an_op_is_a_folder(tmp_path, monkeypatch, undone):
     folder = tmp_path / "contributed" / "twice"
     folder.mkdir(parents=True)
@@ -82,6 +83,7 @@ class FormulaCompiler(Compiler):
         return built._replace(compiler=self.identities(variant.source, target)[0])
 
 
+@pytest.mark.long
 def test_a_kind_of_source_is_a_class_and_a_line_and_a_compiler_a_class(
     tmp_path, monkeypatch, undone
 ):

@@ -262,6 +262,7 @@ def dynamic(value):
     return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("op", EVERY, ids=lambda op: op.name)
 def test_export_keeps_the_op_and_makes_no_size_a_constant(op, device):

@@ -80,6 +80,7 @@ def test_a_type_checker_is_told_of_each_module_of_a_room(room):
     assert ast.unparse(hidden).startswith("__getattr__ ="), "else every name would pass"
 
 
+@pytest.mark.long
 def test_kernels_need_only_declare():
     for path in (ROOT / "kernels_src").rglob("*.py"):
         tree = ast.parse(path.read_text())

@@ -87,6 +87,7 @@ def test_they_are_copied_and_pickled(copied):
     assert type(copied(made)) is Ours
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_dynamo_reads_their_fields(dynamic):
     def step(given):

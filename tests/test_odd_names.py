@@ -91,6 +91,7 @@ def test_an_op_with_a_very_long_name_is_refused_at_once():
         kernel(f"odd::{'k' * 300}(Tensor x) -> Tensor")
 
 
+@pytest.mark.long
 def test_the_command_names_a_cache_whose_path_is_no_text(tmp_path):
     root = odd(tmp_path)
     done = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -197,8 +197,3 @@ def _batched(results: Sequence[Any], sizes: Sequence[int]) -> Any:
     for level in range(1, len(sizes) + 1):
         whole = torch._add_batch_dim(whole, len(sizes) - level, level)
     return whole
-
-
-def meta_result(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of the op's fake for these arguments, all of them on the meta device."""
-    return op.overload.redispatch(_KEYS["meta"], *args, **kwargs)

@@ -28,7 +28,6 @@ from jitkern.errors import (
 )
 from jitkern.launch.devices import Devices
 from jitkern.op.autograd import recording
-from jitkern.op.backend import meta_result
 from jitkern.runtime.binding import prepare, say_why_not
 from jitkern.runtime.slot import Launcher, Slot
 from jitkern.source.kinds import ITSELF, Source, Variant
@@ -357,8 +356,9 @@ class Implementation:
         """Return the reference's result, with the strides that the fake promised."""
         own_args, own_kwargs = _own(args, kwargs)
         result = self.op.run_reference(*own_args, **own_kwargs)
-        named = {name: _meta(value) for name, value in kwargs.items()}
-        promised = meta_result(self.op, [_meta(value) for value in args], named)
+        complete, named = self.op.signature.complete(tuple(args), kwargs)
+        metas = [_meta(value) for value in complete], {k: _meta(v) for k, v in named.items()}
+        promised = self.op.promised(torch.device("meta"), *metas)
         if isinstance(result, torch.Tensor):
             return _restride(result, promised)
         if not isinstance(result, (tuple, list)):

@@ -420,8 +420,7 @@ class Op:
     def _run_fake(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.signature.complete(args, kwargs)
         place = self.signature.device_of(args, kwargs, meta_alone=True)
-        with _WithoutAddresses():
-            result = self._faked(place, *args, **kwargs)
+        result = self.promised(place, args, kwargs)
         if place.type == "meta" and any(t.device != place for t in tensors_in([result])):
             raise LaunchError(
                 f"{self.name}: its tensors are on the meta device, where nothing is computed, and "
@@ -429,6 +428,11 @@ class Op:
                 "dimensions"
             )
         return result
+
+    def promised(self, place: torch.device, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the fake returns for tensors on a device, for the layout of the results."""
+        with _WithoutAddresses():
+            return self._faked(place, *args, **kwargs)
 
     def _faked(self, place: torch.device, *args: Any, **kwargs: Any) -> Any:
         declaration = self.declaration

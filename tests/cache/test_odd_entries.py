@@ -115,6 +115,7 @@ def the_entry(root, prefix):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", KERNELS)
 def test_an_odd_kernel_is_built_again_once(odd, variant, source, monkeypatch):
     monkeypatch.setattr("jitkern.jit.load.LOADED", {})

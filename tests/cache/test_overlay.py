@@ -136,6 +136,7 @@ def test_a_refresh_replaces_what_the_image_brought(
     assert jit.open_cache().find(jit.key_of(variant, target))
 
 
+@pytest.mark.long
 def test_on_a_real_overlay(put, tmp_path):
     if not shutil.which("unshare"):
         pytest.skip("needs unshare to mount an overlay")

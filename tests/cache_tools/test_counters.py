@@ -70,6 +70,7 @@ def test_a_root_that_does_not_exist_or_is_read_only_is_no_error(tmp_path, run_py
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.long
 def test_a_fork_counts_only_its_own(root, run_python):
     code = WORK.format(root=str(root)) + (
         "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: usage.hit(root, root, 1.0)\n"

@@ -134,6 +134,7 @@ def test_shards_split_the_work_and_together_leave_nothing_to_do(cli, cache_dir):
     assert {(r["op"], r["variant"]) for r in kernels(whole)} == set().union(*parts)
 
 
+@pytest.mark.long
 def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
     compiler.fail = True
     code, out, err = cli("prewarm", "vec_add", "--json", "--jobs", "1")
@@ -349,6 +350,7 @@ def test_the_bar_never_wraps(monkeypatch, columns):
     assert len(shown) == columns - 1
 
 
+@pytest.mark.long
 def test_refresh_compiles_again(cli, compiler):
     cli("prewarm", "vec_add", "--jobs", "1")
     report = last_json(cli("prewarm", "vec_add", "--refresh", "--json", "--jobs", "1")[1])
@@ -356,6 +358,7 @@ def test_refresh_compiles_again(cli, compiler):
     assert len(compiler.compiles) == 8
 
 
+@pytest.mark.long
 def test_no_compiler_is_skipped_with_the_remedy(cli):
     with config.using(cxx="no-such-compiler"):
         code, out, _ = cli("prewarm", "vec_add", "--json")

@@ -145,6 +145,7 @@ def test_a_check_that_is_fine_names_no_remedy_and_a_warning_does(cli, root):
     assert "ok   cache writable" in out and "make it writable" not in out
 
 
+@pytest.mark.long
 def test_doctor_runs_without_torch_a_home_and_a_cache(run_python, tmp_path):
     code = (
         "import os, sys\nsys.modules['torch'] = None\nos.environ.pop('HOME', None)\nos.environ.pop('JITKERN_CACHE_DIR')\n"
@@ -258,11 +259,13 @@ def test_what_is_not_there_is_judged_by_what_is_above_it(cache_dir, monkeypatch)
     assert "mounted noexec" in looked()["cache executable"].value
 
 
+@pytest.mark.long
 def test_no_code_can_be_loaded_from_a_noexec_mount(mounted):
     check = mounted("noexec")["cache executable"]
     assert not check.ok and "noexec" in check.value and "JITKERN_CACHE_DIR" in check.remedy
 
 
+@pytest.mark.long
 def test_a_read_only_mount_cannot_be_written(mounted):
     checks = mounted("ro")
     assert not checks["cache writable"].ok

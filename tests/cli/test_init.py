@@ -76,6 +76,7 @@ def test_nothing_is_overwritten(cli, here):
     assert cli("init", "link")[0] == 1
 
 
+@pytest.mark.long
 def test_a_package_is_whole_or_not_there(cli, here, monkeypatch):
     done = command(
         "/bin/sh", "-c", f"{sys.executable} -W ignore -m jitkern init mypkg | true; exec ls -A"

@@ -173,6 +173,7 @@ def test_openmp(build):
     assert parameters(build(text, openmp=True)) == ["*i32"]
 
 
+@pytest.mark.long
 def test_native_goes_to_a_target_of_its_own(build):
     text = 'extern "C" void k(int* x) {}'
     plain, native = build(text), build(text, native=True)
@@ -301,6 +302,7 @@ def test_an_include_outside_the_roots_is_refused(build, tmp_path):
         build(f'#define FILE "{tmp_path}/stray.h"\n#include FILE\nextern "C" void k(int* x) {{}}')
 
 
+@pytest.mark.long
 def test_a_compiler_that_is_replaced_is_asked_again_for_its_own_folders(build, tmp_path):
     tool = tmp_path / "c++"
     for number in (1, 2):
@@ -397,6 +399,7 @@ def test_what_the_linker_finds_by_a_name_is_refused(build, thing):
         build(CALL, flags=[f"-L{thing}", "-lthing"])
 
 
+@pytest.mark.long
 def test_an_archive_that_a_flag_names_by_its_path_is_in_the_key(build, thing):
     flags = [f"{thing}/libthing.a"]
     first = build(CALL, flags=flags)
@@ -452,6 +455,7 @@ def test_flags_for_a_linker_that_does_not_tell_what_it_reads_are_refused(build, 
             build('extern "C" void k(int* x) {}', flags=["-lm"])
 
 
+@pytest.mark.long
 def test_a_profile_is_named_by_its_file(build, tmp_path):
     text = 'extern "C" void k(int* x) {}'
     profile = tmp_path / "profiles" / "k.gcda"

@@ -106,6 +106,7 @@ def test_dtypes_become_cuda_types(build, dtype, code):
     assert parameters(build(text, template=(("T", dtype),))) == [code]
 
 
+@pytest.mark.long
 def test_namespaces_launch_bounds_and_static_kernels(build):
     assert parameters(build("namespace a { __global__ void k(int* o) {} }", function="a::k")) == [
         "*i32"
@@ -328,6 +329,7 @@ def test_a_kernel_that_needs_a_header_of_torch_says_so(build, monkeypatch):
         build(NEEDS_TORCH)
 
 
+@pytest.mark.long
 @needs_nvcc
 def test_where_nvcc_lacks_a_header_that_comes_before_what_nvrtc_says(build):
     with pytest.raises(CompileError) as caught:
@@ -455,6 +457,7 @@ NVCC_ONLY = ("-O3", "--expt-relaxed-constexpr", "--extended-lambda", "-expt-exte
 NVCC_ONLY += ("-Xcompiler", "-fPIC", "-Xcompiler=-Wall", "--compiler-options", "-g")
 
 
+@pytest.mark.long
 def test_flags_of_nvcc_that_mean_nothing_to_nvrtc_are_left_out(build, monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     text = "constexpr int twice(int x) { return 2 * x; }\n"
@@ -508,6 +511,7 @@ def test_a_flag_that_names_an_arch_is_refused(build, tmp_path, flags):
         build(K, flags=tuple(flag.format(folder=tmp_path) for flag in flags))
 
 
+@pytest.mark.long
 def test_a_precompiled_header_is_not_taken_for_an_edited_one(build, tmp_path):
     numbers = "".join(f"template <int N> struct S{i} {{ int v[N]; }};\n" for i in range(500))
     cubins = set()

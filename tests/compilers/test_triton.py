@@ -81,6 +81,7 @@ def test_one_and_none_are_compiled_in(build):
     ]
 
 
+@pytest.mark.long
 def test_options_reach_triton(build):
     assert build(options=(("num_warps", 8),)).manifest.meta["block"] == 256
 
@@ -334,6 +335,7 @@ def test_an_edit_is_compiled_and_not_what_the_worker_imported_before(build):
     assert compiler._workers.worker is not worker
 
 
+@pytest.mark.long
 def test_helpers_of_one_name_beside_two_kernels_are_each_their_own(build):
     head = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nfrom beside import V\n"
     found = []

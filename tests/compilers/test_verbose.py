@@ -35,6 +35,7 @@ def test_output_is_shown_while_the_command_runs(tmp_path, monkeypatch):
     assert child_process.run(["echo", "x"], shown=True) == (0, "x\n")
 
 
+@pytest.mark.long
 def test_verbose_shows_the_command_of_a_kernel_and_no_probe(capsys):
     text = "#warning look\nvoid k(float *x) { *x = 1; }"
     x = torch.zeros(1)

@@ -113,6 +113,7 @@ def test_shapes_and_strides_are_those_of_torch(device, case):
     assert [got.stride(i) for i in dims] == [expected.stride(i) for i in dims]
 
 
+@pytest.mark.long
 def test_no_size_becomes_a_constant_that_is_none_in_torch():
     """Nor is a walk over the elements, of which the results do not depend, a reason for guards."""
     for case in (SHAPES[0], SHAPES[2], SHAPES[8]):
@@ -373,6 +374,7 @@ def pulled_back(function, *values):
     return [out.requires_grad for out in outs], [g if g is None else g.tolist() for g in grads]
 
 
+@pytest.mark.long
 @on_each_device
 @pytest.mark.parametrize("name", FLAT)
 def test_a_derivative_that_is_zero_or_none_is_so_in_torch(device, name):
@@ -382,6 +384,7 @@ def test_a_derivative_that_is_zero_or_none_is_so_in_torch(device, name):
     assert pulled_back(function, x, y) == pulled_back(FLAT[name], x, y)
 
 
+@pytest.mark.long
 def test_a_derivative_of_zero_is_differentiated_again():
     x, y = (randn(5, dtype=torch.float64).requires_grad_() for _ in range(2))
     flat = pointwise(lambda x, y: torch.floor(x) * y + torch.abs(y))
@@ -429,6 +432,7 @@ def test_names_of_keywords_and_macros_will_do(name):
         assert torch.equal(function(**inputs), scope[name](**inputs))
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_names_of_keywords_and_macros_compile_for_a_gpu():
     scope = {"__name__": __name__}
@@ -437,6 +441,7 @@ def test_names_of_keywords_and_macros_compile_for_a_gpu():
     assert jit.ensure(variant_for(function, *args), Target.parse(H100))
 
 
+@pytest.mark.long
 def test_numbers_of_numpy_are_those_of_python():
     two, three = np.float32(2), np.int64(3)
 
@@ -759,6 +764,7 @@ def test_bytes_count_each_operand_once():
     assert bias.bytes(x, x) == 4 * (48 + 48)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 @pytest.mark.parametrize("case", [0, 1, 2, 3, 7, 8, 11, 12, 15, 18])
 def test_the_launch_function_is_traced(case):

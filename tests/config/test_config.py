@@ -142,6 +142,7 @@ def test_a_variable_may_prefer_a_kind_that_is_declared_later(monkeypatch):
     assert config.preferred() == "formula"
 
 
+@pytest.mark.long
 def test_a_call_tells_of_a_misspelt_preference(run_python):
     done = run_python(
         "import torch, jitkern.ops\njitkern.ops.vec_add(torch.ones(3), torch.ones(3))\n",

@@ -297,6 +297,7 @@ def test_another_default_device_and_inference_mode_change_nothing(device):
     assert cache.seq_lens.tolist() == [5, 0, 0]
 
 
+@pytest.mark.long
 def test_a_gradient_of_what_is_written_does_not_reach_the_cache():
     cache = small()
     key = torch.ones(1, 2, 4, requires_grad=True)

@@ -136,6 +136,7 @@ def test_no_call_of_the_system_asks_to_change_a_layer(image, tmp_path):
     assert [line for line in touched if any(word in line for word in changing)] == []
 
 
+@pytest.mark.long
 def test_a_layer_that_cannot_be_read_is_one_warning_that_says_how(image, tmp_path, run_python):
     if os.geteuid() == 0:
         pytest.skip("runs as root, who can read everything")

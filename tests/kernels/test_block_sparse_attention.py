@@ -149,6 +149,7 @@ def test_scales(device):
         right(tensors, BlockSparseMask.from_blocks(torch.ones(2, 2) > 0, 200, 200), scale)
 
 
+@pytest.mark.long
 @each_device
 def test_nothing_gives_nothing(device):
     mask = BlockSparseMask.causal(64).to(device).arguments

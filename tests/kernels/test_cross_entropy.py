@@ -204,6 +204,7 @@ def test_nothing_to_count(device):
         assert ops.cross_entropy_with_grad(x.detach(), target)[0].isnan()
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("wrong", [5, -1, 2**40])
 def test_a_target_that_is_no_class_makes_its_row_nan(device, wrong):
@@ -235,6 +236,7 @@ def test_large_logits_do_not_cancel(device):
         torch.testing.assert_close(small, same, rtol=0.1, atol=0.1)
 
 
+@pytest.mark.long
 @each_device
 def test_the_upstream_gradient_is_used_without_a_wait(device):
     from helpers import refusing_to_wait
@@ -249,6 +251,7 @@ def test_the_upstream_gradient_is_used_without_a_wait(device):
     torch.testing.assert_close(logits.grad, 4 * gradient.float())
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_backward_of_with_grad_may_run_twice(device, reduction):
@@ -300,6 +303,7 @@ def test_rescale(device, dtype):
             assert torch.equal(got, want)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_without_classes_the_reference_agrees(device, reduction):

@@ -48,6 +48,7 @@ def test_is_within_two_units_of_the_last_place(dtype, native):
     assert ((got.double() - want).abs() / unit).max() <= 2
 
 
+@pytest.mark.long
 @DTYPES
 @LEVELS
 def test_at_the_ends(dtype, native):

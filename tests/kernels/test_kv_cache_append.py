@@ -24,6 +24,7 @@ def bits(x):
     return x.contiguous().view(torch.uint8)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("kind", ["the same", "float8"])
@@ -70,6 +71,7 @@ def test_parts_of_a_packed_qkv_are_read_where_they_lie(device):
                 assert torch.equal(cache.flatten(0, 1)[slots.long()], x)
 
 
+@pytest.mark.long
 @each_device
 def test_calls_are_served_from_c(device):
     k, v = torch.randn(2, 4, 2, 64, dtype=torch.bfloat16, device=device)

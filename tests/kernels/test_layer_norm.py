@@ -76,6 +76,7 @@ def test_every_form_on_a_gpu(cols):
             right(ops.layer_norm_backward, grad, x, weight, bias)
 
 
+@pytest.mark.long
 @each_device
 def test_extreme_values(device):
     inf, nan = float("inf"), float("nan")

@@ -106,6 +106,7 @@ def test_whole_zeros_of_all_eight_bits(device, rows, group):
             assert torch.equal(got.float().cpu(), weight.T[at]), (dtype, tokens)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize(("rows", "columns"), [(48, 384), (37, 320), (1, 64), (700, 1024)])
 def test_weights_of_8_bits(device, rows, columns):

@@ -155,6 +155,7 @@ def test_what_was_appended_is_seen(device):
         torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.long
 @each_device
 def test_a_length_beyond_the_table_ends_with_it(device):
     q, keys, values, table, _ = made([96], device=device)
@@ -200,6 +201,7 @@ def test_q_has_three_dimensions_or_four(device):
         assert torch.equal(x[:, 0], y)
 
 
+@pytest.mark.long
 @each_device
 def test_calls_are_served_from_c(device):
     args = made([30, 20], dtype=torch.bfloat16, d=128, device=device)

@@ -82,6 +82,7 @@ def sorted_set(row, temperature, top_k, top_p):
     return order, (k if top_p >= 1 else max(least, 1)), (k if top_p >= 1 else max(most, 1)), p
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 @each_filter
@@ -106,6 +107,7 @@ def test_what_is_kept_is_what_a_sort_keeps(device, dtype, filters):
     assert exact >= 0.9 * total  # few rows have a sum that near to top_p
 
 
+@pytest.mark.long
 @each_device
 @each_filter
 def test_the_token_is_the_one_of_the_rule(device, filters):
@@ -178,6 +180,7 @@ def test_random_numbers_are_those_of_philox():
         assert got & (1 << 64) - 1 == first
 
 
+@pytest.mark.long
 @each_device
 def test_numbers_of_rows_are_as_one_number_for_all(device):
     x = torch.randn(6, 900, generator=torch.Generator().manual_seed(0)).to(device)
@@ -253,6 +256,7 @@ def test_a_captured_graph_draws_anew_where_it_advances_the_offset():
     assert torch.equal(again, eager[0])
 
 
+@pytest.mark.long
 @each_device
 def test_nan_in_place_of_a_filter_keeps_the_largest_or_is_refused(device):
     for columns in (9, LONG[device]):

@@ -65,6 +65,7 @@ def test_rows_may_lie_anywhere(device):
     check(flat, 17)
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("k", [1, 7, 40])
 def test_gradients_go_where_the_values_came_from(device, k):
@@ -76,6 +77,7 @@ def test_gradients_go_where_the_values_came_from(device, k):
     assert not indices.requires_grad
 
 
+@pytest.mark.long
 @each_device
 def test_calls_are_served_from_c(device):
     served(ops.topk, torch.randn(3, 5000, device=device), 40, device=device)

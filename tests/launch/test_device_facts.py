@@ -54,6 +54,7 @@ def persistent(k, x):
     return y
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_stub_asks_the_device_it_runs_on(on_cuda, gpu):
     text = gpu.learn(on_cuda(persistent), (torch.ones(1000, device="meta"),))
@@ -64,6 +65,7 @@ def test_a_stub_asks_the_device_it_runs_on(on_cuda, gpu):
     assert gpu.grid == 264
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_device_of_another_model_is_served_by_the_same_stub(on_cuda, gpu):
     gpu.tell("multiprocessors", 7)
@@ -71,6 +73,7 @@ def test_a_device_of_another_model_is_served_by_the_same_stub(on_cuda, gpu):
     assert gpu.call(torch.ones(7))[2] == 14
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_fact_as_a_template_argument_serves_only_devices_with_that_number(on_cuda, gpu):
     def launch(k, x):
@@ -100,6 +103,7 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
     assert new and len(list(plans.find(("f32[1]",)))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
 def test_the_cpu_has_the_processors_of_this_process(tmp_path):
     (tmp_path / "k.cpp").write_text(CPP)
@@ -109,7 +113,7 @@ def test_the_cpu_has_the_processors_of_this_process(tmp_path):
 
     @op.launch("cpu")
     def _(k, x):
-        y = torch.empty(1, dtype=torch.int64)
+        y = torch.empty(1, dtype=torch.int64, device=x.device)
         k.note(y, k.multiprocessors)
         return y
 

@@ -50,6 +50,7 @@ def attributes(gpu):
     return {number: made[number] for number in (SHARED, CARVEOUT, NON_PORTABLE) if made[number]}
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_stub_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
     gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
@@ -67,6 +68,7 @@ def test_a_stub_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
         assert attributes(gpu) == ({SHARED: limit * 1024} if limit else {})
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_stub_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, gpu):
     gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
@@ -77,6 +79,7 @@ def test_a_stub_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, gpu)
     assert (gpu.sets, attributes(gpu)) == (1, {SHARED: 200 * 1024})
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_stub_allows_clusters_of_16_and_sets_the_carve_out_once(on_cuda, gpu):
     gpu.learn(on_cuda(cluster=lambda n: n, carveout=lambda n: 100 - n), (META, 8))
@@ -94,6 +97,7 @@ def test_a_stub_allows_clusters_of_16_and_sets_the_carve_out_once(on_cuda, gpu):
     assert gpu.call(X, 101) is None  # a carve-out below 0: the message is Python's
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_launch_that_names_none_of_them_sets_nothing(on_cuda, gpu):
     text = gpu.learn(on_cuda(), (META, 8))

@@ -54,6 +54,7 @@ def meta(count, dtype=torch.float32):
     return [torch.empty(2 * i, dtype=dtype, device="meta") for i in range(count)]
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_300_tensors_are_one_launch_of_a_kernel_built_for_a_gpu(step):
     source = step.sources["cuda"][0]

@@ -32,6 +32,7 @@ def test_the_quickest_is_chosen_once_and_served_by_a_stub(declare, clock):
     assert choice["situation"] == {"dtypes": "('f32',)"}
 
 
+@pytest.mark.long
 def test_really_measured(declare):
     def busy(k, x):
         y = torch.empty_like(x)
@@ -246,6 +247,7 @@ def kernels_of(op):
     return Kernels(Runner(op.name, op.sources["cpu"][0], HERE, torch.device("cpu")))
 
 
+@pytest.mark.long
 def test_tune_takes_devices_and_kinds(declare):
     op = declare(double, None)
     with pytest.raises(DeclarationError, match=r"tune\(\) takes cc, cpu, cuda"):
@@ -279,6 +281,7 @@ def test_where_nothing_may_be_compiled_the_first_serves_with_one_warning(
     assert len(clock.measured) == 3
 
 
+@pytest.mark.long
 @needs_runtime
 def test_what_was_not_chosen_is_not_kept_as_a_plan(declare, clock):
     op = declare(double, ways)

@@ -51,6 +51,7 @@ def on_cuda(tmp_path):
     return op
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeypatch):
     op, source = on_cuda, on_cuda.sources["cuda"][0]

@@ -43,6 +43,7 @@ def add(k, x):
 # ------------------------------------------------------------------ without `inputs`
 
 
+@pytest.mark.long
 def test_arguments_that_are_only_read_are_not_copied(noted):
     op, runs = noted()
     x = torch.ones(4)
@@ -50,6 +51,7 @@ def test_arguments_that_are_only_read_are_not_copied(noted):
     assert [run[0].data_ptr() for run in runs] == [x.data_ptr()] * 4  # the call, and each way
 
 
+@pytest.mark.long
 def test_an_argument_that_is_changed_is_copied_and_its_alias_too(noted):
     op, runs = noted("(Tensor(a!) x, Tensor y, *, Tensor z) -> ()")
     x, z = torch.zeros(4), torch.zeros(4)
@@ -64,6 +66,7 @@ def test_an_argument_that_is_changed_is_copied_and_its_alias_too(noted):
 # ------------------------------------------------------------------ `inputs`
 
 
+@pytest.mark.long
 def test_inputs_are_measured_with_in_place_of_the_arguments(noted):
     def inputs(x, y, *, a, b):
         assert (a, b) == (2.0, 1.0)

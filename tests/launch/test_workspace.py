@@ -46,11 +46,12 @@ def on_cpu(tmp_path):
 
 
 def summed(k, x, columns):
-    y = torch.empty(1, dtype=torch.float64)
+    y = torch.empty(1, dtype=torch.float64, device=x.device)
     k.sum(y, k.workspace(8 * columns, dtype=torch.float64), x, x.numel(), columns)
     return y
 
 
+@pytest.mark.long
 @needs_runtime
 def test_a_thread_of_the_cpu_has_a_workspace_that_stays_zeroed(on_cpu):
     op, x = on_cpu(summed), torch.arange(100.0).double()
@@ -61,6 +62,7 @@ def test_a_thread_of_the_cpu_has_a_workspace_that_stays_zeroed(on_cpu):
     assert op(x.to("meta")).shape == (1,)
 
 
+@pytest.mark.long
 @needs_runtime
 def test_threads_share_no_workspace(on_cpu):
     op, x, wrong = on_cpu(summed), torch.arange(20_000.0).double(), []
@@ -77,6 +79,7 @@ def test_threads_share_no_workspace(on_cpu):
     assert not wrong and slot_of(op).misses == 1
 
 
+@pytest.mark.long
 @needs_runtime
 def test_requests_of_one_call_lie_apart_and_each_kind_by_itself(on_cpu):
     def launch(k, x, columns):
@@ -161,6 +164,7 @@ def share(gpu, stream, address, size, *, zeroed=True, index=0):
     )
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_stub_uses_the_workspace_of_its_stream_and_asks_python_for_one_that_it_lacks(
     on_cuda, gpu
@@ -182,6 +186,7 @@ def test_a_stub_uses_the_workspace_of_its_stream_and_asks_python_for_one_that_it
     assert gpu.call(x)[1:3] == [0x5000, 0x6000]
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_a_captured_call_is_left_to_python(on_cuda, gpu):
     gpu.learn(on_cuda, (torch.ones(1000, device="meta"),))

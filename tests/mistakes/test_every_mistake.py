@@ -102,6 +102,7 @@ def test_an_op_without_kernels_says_that_it_runs_its_reference(imported, caplog)
     assert_told(mistake, package, f"{caplog.messages[-1]}:")
 
 
+@pytest.mark.long
 def test_a_module_that_is_reloaded_declares_its_op_again(imported):
     (right,) = [m for m in CALLS if m.name == "right_call"]
     package, module = imported(right._replace(name="reloaded"))
@@ -180,6 +181,7 @@ def test_a_mistake_that_prewarm_meets(mistake, prewarmed):
     assert_told(mistake, folder / mistake.name, row["reason"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "says"), [("wrong_sum", "rounding errors from the reference"), ("wrong_shape", "gave")]
 )

@@ -115,6 +115,7 @@ def package(tmp_path):
 USE = "import sys, torch, jitkern, lazily; x = torch.ones(3)\n"
 
 
+@pytest.mark.long
 def test_a_package_may_attach_its_ops(package, run_python):
     (package / "kernels" / "broken" / "kernel.py").unlink()
     done = run_python(

@@ -58,6 +58,7 @@ def test_norms_whose_gradients_are_partly_none():
     torch.testing.assert_close(hessian(loss, (X, W), vectorize=True), hessian(loss, (X, W)))
 
 
+@pytest.mark.long
 @pytest.mark.common_cache
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_loss_that_comes_with_its_gradient(reduction):
@@ -65,6 +66,7 @@ def test_a_loss_that_comes_with_its_gradient(reduction):
     check(lambda x: jitkern.ops.cross_entropy_with_grad(x, target, reduction=reduction)[0], X)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("recorded_by")
 def test_an_op_of_an_author_without_a_reference(declare):
     op = declare("(Tensor x, Tensor? y=None) -> Tensor", lambda k, x, y: scaled(k, x, 3.0))

@@ -59,6 +59,7 @@ def test_a_call_without_a_tensor_reaches_the_kernel_of_the_cpu(declare, case, re
         assert op(*args).is_inference()
 
 
+@pytest.mark.long
 def test_a_call_without_a_tensor_is_served_by_a_stub(declare):
     op = declare("(int n) -> Tensor", filled)
     assert served(op, 3).tolist() == [7, 7, 7]
@@ -168,6 +169,7 @@ def test_none_for_a_tensor_is_an_error_that_names_the_argument(declare, mode):
     X.requires_grad_(False)
 
 
+@pytest.mark.long
 def test_none_for_an_optional_tensor_is_passed_on(declare):
     op = declare("(Tensor x, Tensor? y) -> Tensor", add)
     assert torch.equal(served(op, X, None), X)

@@ -104,6 +104,7 @@ def test_tensors_behind_the_results_have_no_gradient(declare):
     assert y.grad.tolist() == [3.0, 3.0] and other.grad is None
 
 
+@pytest.mark.long
 def test_a_gradient_for_a_tensor_that_is_none_is_left_out(declare):
     forward = declare("(Tensor? w, Tensor x) -> Tensor", lambda k, w, x: computed(k, x, 3.0))
     backward = declare(
@@ -134,6 +135,7 @@ def test_a_gradient_is_differentiated_by_its_own_gradient_or_reference(declare):
     assert g.tolist() == [2.0, 6.0]
 
 
+@pytest.mark.long
 def test_a_gradient_that_torch_refuses_is_told_with_the_op_and_the_argument(declare):
     forward = declare("(Tensor x) -> Tensor", lambda k, x: computed(k, x, 3.0))
     forward.backward(
@@ -143,6 +145,7 @@ def test_a_gradient_that_torch_refuses_is_told_with_the_op_and_the_argument(decl
         forward(leaf(1.0, 2.0)).sum().backward()
 
 
+@pytest.mark.long
 def test_a_list_in_place_of_a_gradient_is_refused(declare):
     forward = declare("(Tensor x) -> Tensor", lambda k, x: computed(k, x, 3.0))
     forward.backward(declare("(Tensor grad) -> Tensor[]", lambda k, grad: [computed(k, grad, 3.0)]))

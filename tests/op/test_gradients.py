@@ -125,6 +125,7 @@ def test_a_backward_with_no_reference_is_refused_where_it_is_differentiated(squa
 # ------------------------------------------------------------------ no backward
 
 
+@pytest.mark.long
 def test_an_op_without_a_backward_computes_and_refuses_in_the_backward_pass(triple):
     x = leaf()
     for result in (triple(x), triple.overload(x), triple(x) + x):
@@ -146,6 +147,7 @@ def test_what_a_launch_function_clones_does_not_pass_for_its_gradient(declare):
         op(leaf()).sum().backward()
 
 
+@pytest.mark.long
 def test_an_unused_result_of_an_op_without_a_backward_hinders_no_gradient(triple):
     x = leaf()
     triple(x)
@@ -153,11 +155,13 @@ def test_an_unused_result_of_an_op_without_a_backward_hinders_no_gradient(triple
     assert torch.equal(x.grad, 3 * X)
 
 
+@pytest.mark.long
 def test_where_a_gradient_is_needed_the_kernel_computes_and_not_the_reference(triple):
     triple.reference(lambda x: pytest.fail("the reference ran"))
     assert torch.equal(triple(leaf()), 3 * X)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_where_none_is_recorded_an_op_without_a_backward_has_no_graph(triple, mode):
     with mode():
@@ -172,6 +176,7 @@ def test_a_call_that_needs_no_gradient_asks_no_python(triple, triple_):
             served(op, leaf())
 
 
+@pytest.mark.long
 def test_a_backward_that_is_declared_after_a_call_is_used_from_then_on(triple):
     x = leaf()
     triple(x)
@@ -217,6 +222,7 @@ def test_torch_func_refuses_an_op_without_a_backward(triple, transform):
         transform(lambda x: (triple(x) * x).sum())(X)
 
 
+@pytest.mark.long
 def test_torch_func_leaves_alone_what_it_does_not_differentiate(triple):
     constant = X + 1
     slope = torch.func.grad(lambda x: (x * triple(constant)).sum())(X)
@@ -224,6 +230,7 @@ def test_torch_func_leaves_alone_what_it_does_not_differentiate(triple):
     assert torch.equal(torch.func.vmap(triple)(X), 3 * X)
 
 
+@pytest.mark.long
 def test_the_error_names_the_op_where_it_is_called_in_a_checkpoint(triple):
     from torch.utils.checkpoint import checkpoint
 
@@ -304,6 +311,7 @@ def test_a_gradient_that_torch_sums_or_converts_is_left_to_it(declare, given):
 # ------------------------------------------------------------------ in place
 
 
+@pytest.mark.long
 def test_an_inplace_op_refuses_a_leaf_before_it_changes_it(triple_):
     x = leaf()
     for changed, what in ((x, "a leaf"), (x[:1], "a view of a leaf")):
@@ -315,6 +323,7 @@ def test_an_inplace_op_refuses_a_leaf_before_it_changes_it(triple_):
     assert torch.equal(x, 3 * X)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("view", [False, True], ids=["whole", "view"])
 def test_a_gradient_through_what_an_inplace_op_changed_is_refused(triple_, view):
     x = leaf()
@@ -339,6 +348,7 @@ def test_what_an_inplace_op_fills_from_a_tensor_of_the_graph_is_in_the_graph(dec
         (out + x).sum().backward()
 
 
+@pytest.mark.long
 def test_torch_func_refuses_a_gradient_through_an_inplace_op(triple_):
     def f(x):
         y = x * 1

@@ -133,6 +133,7 @@ def test_a_reference_gives_it_no_gradient_either(declare):
         assert [result.requires_grad for result in results] == [True, False]
 
 
+@pytest.mark.long
 def test_an_op_without_backward_returns_it_without_a_node(declare):
     out, twice = declare(nondifferentiable=["twice"])(leaf())
     assert out.requires_grad and not twice.requires_grad

@@ -174,6 +174,7 @@ def test_no_compiler_runs_the_reference_and_raise_raises(declare, caplog):
             op(X)
 
 
+@pytest.mark.long
 def test_the_reference_is_restrided_to_what_the_kernel_would_return(declare):
     op = declare()
     with config.using(cxx="no-such-compiler"):
@@ -201,6 +202,7 @@ def test_never_raises_unless_the_reference_is_asked_for(declare):
         assert torch.equal(op(X), 2 * X)
 
 
+@pytest.mark.long
 def test_a_refusal_ends_with_the_settings_it_was_made_under(declare):
     op = declare()
     with config.using(compile="never", fallback="reference"):
@@ -223,6 +225,7 @@ def test_a_remembered_refusal_keeps_no_call_alive(declare):
         assert alive() is None
 
 
+@pytest.mark.long
 def test_a_helper_defined_below_the_launch_function_is_found(tmp_path, monkeypatch):
     (tmp_path / "inc.cpp").write_text('extern "C" void inc(float* x) { *x += 1; }')
     name = f"below{next(_number)}"
@@ -251,6 +254,7 @@ def test_samples_may_leave_out_defaults(declare):
     ]
 
 
+@pytest.mark.long
 def test_an_inplace_op_is_noticed_by_autograd(tmp_path):
     (tmp_path / "inc.cpp").write_text('extern "C" void inc(float* x) { *x += 1; }')
     op = kernel(
@@ -414,6 +418,7 @@ def test_threads_make_their_first_calls_together(declare):
     assert errors == []
 
 
+@pytest.mark.long
 def test_an_inplace_op(tmp_path):
     (tmp_path / "inc.cpp").write_text(
         'extern "C" void inc(float* x, long n) { for (long i = 0; i < n; i++) x[i] += 1; }'
@@ -479,6 +484,7 @@ def test_backward_may_ask_only_for_what_there_is(declare):
         declare().backward(lambda grad, y: grad)
 
 
+@pytest.mark.long
 def test_backward_must_return_a_gradient_for_each_tensor(declare):
     op = declare()
     op.backward(lambda grad: (grad, grad))
@@ -486,6 +492,7 @@ def test_backward_must_return_a_gradient_for_each_tensor(declare):
         op(X.clone().requires_grad_()).sum().backward()
 
 
+@pytest.mark.long
 def test_backward_is_told_which_gradients_are_needed(declare):
     op, seen = declare(), []
     op.backward(lambda grad, needs: seen.append(needs) or grad)
@@ -493,6 +500,7 @@ def test_backward_is_told_which_gradients_are_needed(declare):
     assert seen == [(True,)]
 
 
+@pytest.mark.long
 def test_backward_keeps_only_what_it_asks_for(declare):
     op = declare()
     op.backward(lambda grad, alpha: grad * alpha)

@@ -54,6 +54,7 @@ def test_what_is_computed_may_be_the_limit(machine):
     assert roofline(op, torch.empty(1000, device="meta"), n=6).flops == 6e6
 
 
+@pytest.mark.long
 def test_arguments_are_copied_before_a_call(machine, tmp_path):
     def launch(k, x):
         k.add_one(x, x.numel())

@@ -276,6 +276,7 @@ def test_a_notebook_can_compile_after_an_interrupted_prewarm(cli, package, monke
     assert child_process.run(["echo", "lives"]) == (0, "lives\n")
 
 
+@pytest.mark.long
 def test_an_error_of_a_worker_is_raised_here(cli, compiler, package, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = cli("prewarm", package, "--jobs", "3", "--cache-dir", str(tmp_path / "file"))

@@ -32,6 +32,7 @@ def digests(results):
     return {row["path"].rpartition("-")[2] for row in results if row["path"]}
 
 
+@pytest.mark.long
 def test_what_was_built_is_pushed_signed_and_what_was_found_too(cli, url, tmp_path):
     signing.keygen(tmp_path / "key")
     push = ("--push", url, "--key", str(tmp_path / "key"), "--json")

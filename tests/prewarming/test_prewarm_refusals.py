@@ -187,6 +187,7 @@ ONLY = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "raises", "failed", "left_out"),
     [

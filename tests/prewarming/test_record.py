@@ -182,6 +182,7 @@ def of_module(module):
     return recorded_line("nolib::f", 1).replace('"module": ""', f'"module": "{module}"')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["stray", "stray.kernel", "", "__main__", ".relative", "this"])
 def test_a_module_that_nobody_named_is_not_imported(cli, tmp_path, monkeypatch, module):
     (tmp_path / "stray.py").write_text("import pathlib; pathlib.Path('ran').touch()")
@@ -257,6 +258,7 @@ def test_a_recorded_call_that_nothing_fits_is_skipped_with_the_reason(
     assert cli(*arguments, "--fail-on-miss", "--shard", "1/2")[0] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lines", "says"),
     [

@@ -270,6 +270,7 @@ def test_template_arguments_that_are_missing_are_asked_for(file, monkeypatch, nv
         jitkern.cpp_kernel(file(TEMPLATE.format(""), "k.cpp"), "k").compile()
 
 
+@pytest.mark.long
 def test_a_function_beside_one_of_the_library_is_to_be_spelled(file):
     text = "#include <cmath>\nvoid exp(float* x, int n) { *x = n; }"
     with pytest.raises(CompileError, match=r"is overloaded; name one: `exp\(float\* x, int n\)`"):

@@ -315,6 +315,7 @@ def test_a_wrong_triton_call_says_what_is_wrong(package, args, keywords, says):
         k.variants(*args, **keywords)
 
 
+@pytest.mark.long
 @needs_triton
 @pytest.mark.parametrize(
     "unguarded",

@@ -73,6 +73,7 @@ def trusting(url, **settings):
     return config.using(remote=url, trusted_remotes=url, **settings)
 
 
+@pytest.mark.long
 def test_a_service_builds_what_a_call_needs(service, op):
     x = torch.arange(4.0)
     with trusting(service.url, compile="never", fallback="raise"):
@@ -87,6 +88,7 @@ def test_a_service_builds_what_a_call_needs(service, op):
     assert call["args"][0]["shape"] == [4]
 
 
+@pytest.mark.long
 def test_a_line_holds_the_call_as_a_recording_does(service, op, tmp_path):
     x = torch.arange(4.0)
     with trusting(service.url, compile="never", fallback="raise"):
@@ -96,6 +98,7 @@ def test_a_line_holds_the_call_as_a_recording_does(service, op, tmp_path):
     assert (tmp_path / "recorded").read_text().strip() == service.posted[0]["call"]
 
 
+@pytest.mark.long
 def test_a_service_that_is_not_done_is_asked_again(service, op):
     service.first = [said(202, Retry_After=1, Jitkern_Builds=1), said(503), said(429)]
     x = torch.arange(4.0)
@@ -161,6 +164,7 @@ def test_without_a_known_call_nothing_is_posted(compiler, variant, target):
         assert {request.verb for request in server.requests} == {"GET"}
 
 
+@pytest.mark.long
 def test_a_server_that_says_nothing_is_not_posted_to(op):
     with Server(always(said(404))) as server, trusting(server.url):
         op(torch.arange(4.0))

@@ -91,6 +91,7 @@ def test_the_entry_of_another_key_in_the_place_of_a_single_one(place, files, ref
     refused(f"file://{folder}", "another entry")
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_any_byte_of_a_bundle(tmp_path, place, files, cache_dir):
     """Whatever the index says of it: its content is checked against its name, and by the reader."""
     folder, machine, key = place

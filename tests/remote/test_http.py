@@ -249,6 +249,7 @@ def test_a_tunnel_is_asked_of_a_proxy_for_https(monkeypatch):
         assert (server.requests[0].verb, server.paths[0]) == ("CONNECT", "kernels.invalid:443")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, for a certificate")
 def test_tls_is_checked_against_the_certificates_of_the_system(tmp_path, folder, monkeypatch):
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"

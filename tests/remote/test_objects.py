@@ -159,6 +159,7 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch):
         opened("s3://kernels")
 
 
+@pytest.mark.long
 def test_a_fork_after_use_is_unavailable_at_once_and_one_before_it_is_fine(stub, run_python):
     """A call would hang for ever: the threads of obstore's runtime are in the parent."""
     done = run_python(

@@ -48,6 +48,7 @@ def test_without_a_key_nothing_unsigned_is_pushed(full, directory):
     assert list(directory.list("")) == []
 
 
+@pytest.mark.long
 def test_a_push_signs_what_the_key_has_not_signed(full, empty, directory, key, public):
     push(full, directory, key=key)
     assert all(
@@ -155,6 +156,7 @@ def test_nobody_occupies_the_name_of_an_entry_with_what_machines_refuse(
     assert pull.pull(Cache(tmp_path / "to", fsync=False), directory, [HERE], (public,)).new >= 1
 
 
+@pytest.mark.long
 def test_a_package_that_is_too_large_is_split_and_counts_as_one_push(
     tmp_path, directory, monkeypatch
 ):
@@ -238,6 +240,7 @@ def test_an_index_that_no_reader_would_take_is_not_written(full, directory, monk
     assert directory.stat(layout.index_of(HERE)) is None
 
 
+@pytest.mark.long
 def test_a_push_gives_up_where_others_are_always_faster(full, directory):
     push(stock(Cache(directory.root.parent / "b", fsync=False), "beta"), directory)
     push(full, Hindered(directory, conditions.ATTEMPTS - 1))

@@ -220,6 +220,7 @@ def test_ls_lists_bundles(cli, pushed):
     assert "2 bundles and 0 large entries" in err
 
 
+@pytest.mark.long
 def test_prune_asks_and_tells(cli, pushed, directory, stocked):
     for version in range(4):
         stock(stocked, version=f"{version}.0")
@@ -274,6 +275,7 @@ def test_check_names_what_is_wrong(cli, pushed, trusting, tmp_path):
     assert code == 1 and "signed by" in problems(out)[signed]["value"]
 
 
+@pytest.mark.long
 def test_check_names_a_bucket_that_is_missing_refused_or_gone(cli, stub, trusting):
     url = f"s3://{BUCKET}/team"
     trusting(trusted_remotes=[url])

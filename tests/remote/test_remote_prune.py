@@ -77,6 +77,7 @@ def test_what_is_named_stays_however_old_it_is(pushes, directory):
     assert named(directory) == files(directory) == before
 
 
+@pytest.mark.long
 def test_a_dry_run_tells_the_same_and_changes_nothing(pushes, directory):
     push(pushes[0], directory, keep=9)
     age(directory, 25)
@@ -139,6 +140,7 @@ def test_what_is_not_ours_stays_and_old_probes_go(pushes, directory):
     )
 
 
+@pytest.mark.long
 def test_an_index_forgets_what_is_missing(pushes, directory):
     gone, *left = named(directory)
     (directory.root / layout.bundle_of(HERE, gone)).unlink()
@@ -160,6 +162,7 @@ def test_what_a_revoked_key_signed_goes(tmp_path, directory, key, public):
     assert [b.package for b in read_index(directory, HERE)[0].bundles] == ["beta"]
 
 
+@pytest.mark.long
 def test_what_a_push_has_just_written_again_is_not_deleted(pushes, directory):
     """The push comes after the listing, and before the deletion."""
     pruned(directory, keep=1)
@@ -198,6 +201,7 @@ def test_a_push_whose_bundle_is_deleted_under_it_writes_it_again(pushes, directo
     assert {bundle.file for bundle in done[0].bundles} <= {*named(directory)} <= {*files(directory)}
 
 
+@pytest.mark.long
 def test_a_deletion_after_the_last_look_of_a_push_leaves_no_name_behind(pushes, directory):
     """A prune that stops between its look and its deletion, while a whole push passes."""
     pruned(directory, keep=1)

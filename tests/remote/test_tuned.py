@@ -74,6 +74,7 @@ def test_a_choice_comes_from_a_remote_before_anything_is_measured(tmp_path, run_
         assert run(f"node{len(environment)}", **trust, **environment) == [[], 0]
 
 
+@pytest.mark.long
 def test_in_the_background_mode_no_call_waits_for_a_remote(tmp_path):
     def launch(k, x):
         out = torch.empty_like(x)

@@ -52,6 +52,7 @@ def total(declare):
     return declare("(Tensor[] xs, float a=1.0) -> Tensor", SUM, total_of)
 
 
+@pytest.mark.long
 def test_a_table_serves_lists_of_other_lengths_ranks_and_sizes(total):
     warmed(total, ONES)
     before = misses(total)
@@ -60,6 +61,7 @@ def test_a_table_serves_lists_of_other_lengths_ranks_and_sizes(total):
     assert misses(total) == before
 
 
+@pytest.mark.long
 def test_300_tensors_are_one_stub_and_one_launch(total):
     xs = [torch.full((i,), 2.0) for i in range(300)]
     wanted = float(sum(2 * i for i in range(300)))
@@ -72,6 +74,7 @@ def test_300_tensors_are_one_stub_and_one_launch(total):
     assert misses(total) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 32, 33, 128, 129, 1024, 1025, 2100])
 def test_every_capacity_holds_what_it_should(total, count):
     xs = [torch.full((i % 3,), 1.0) for i in range(count)]
@@ -95,6 +98,7 @@ def test_tensors_of_several_dtypes_are_several_tables(total):
     assert misses(total) == before + 2
 
 
+@pytest.mark.long
 def test_tables_beyond_a_megabyte_stay_with_python(declare):
     def launch(k, xs, a):
         out = torch.zeros((), dtype=torch.float64)
@@ -111,6 +115,7 @@ def test_tables_beyond_a_megabyte_stay_with_python(declare):
     assert float(warmed(op, many[:9])(many[:9])) == 9
 
 
+@pytest.mark.long
 def test_all_tables_of_a_stub_together_stay_below_a_megabyte(declare):
     def launch(k, xs, a):
         out = torch.zeros((), dtype=torch.float64)
@@ -133,6 +138,7 @@ def test_an_empty_list_launches_nothing(total):
     assert float(total(ONES)) == 9
 
 
+@pytest.mark.long
 def test_a_tensor_that_no_table_takes_is_refused_with_its_place(total):
     warmed(total, ONES)
     with pytest.raises(LaunchError, match="tensor 1, of strides .*, is not contiguous"):
@@ -140,6 +146,7 @@ def test_a_tensor_that_no_table_takes_is_refused_with_its_place(total):
     assert float(total([torch.ones(2), torch._neg_view(torch.ones(3))])) == -1
 
 
+@pytest.mark.long
 def test_dense_tensors_are_taken_in_any_order_of_their_dimensions(declare):
     def launch(k, xs, a):
         out = torch.zeros((), dtype=torch.float64)
@@ -262,6 +269,7 @@ def test_several_lists_belong_together(declare):
         op([torch.ones(2), torch.ones(3)], [torch.ones(2)], 0.5)
 
 
+@pytest.mark.long
 def test_alignment_is_guarded_only_where_it_is_asked_for(declare):
     def launch(k, xs, a):
         out = torch.zeros((), dtype=torch.float64)
@@ -375,6 +383,7 @@ def test_a_result_may_be_none(maybe):
             maybe(x, -1)
 
 
+@pytest.mark.long
 def test_one_result_alone_may_be_none(declare):
     def launch(k, x, want):
         if not want:

@@ -423,6 +423,7 @@ def planned(op):
     return list(slot.plans(launcher, World([plain])).entries(("f32[1]", "int")))
 
 
+@pytest.mark.long
 def test_a_plan_is_kept_once(op):
     for _ in range(3):
         op(X, 2)
@@ -430,6 +431,7 @@ def test_a_plan_is_kept_once(op):
     assert len(planned(op)) == 1
 
 
+@pytest.mark.long
 def test_kernels_stubs_and_plans_all_count_towards_the_limits(op, cache_dir):
     op(X, 2)
     linker.settle()
@@ -438,6 +440,7 @@ def test_kernels_stubs_and_plans_all_count_towards_the_limits(op, cache_dir):
     assert known == sum(use.bytes for use in eviction.uses(Cache(cache_dir)))
 
 
+@pytest.mark.long
 def test_each_branch_has_a_plan(op):
     for n in (2, 0, 2):
         op(X, n)
@@ -445,6 +448,7 @@ def test_each_branch_has_a_plan(op):
     assert len(planned(op)) == 2
 
 
+@pytest.mark.long
 def test_branches_that_were_met_apart_are_a_whole_together(op, tmp_path, cache_dir):
     roots = []
     for n in (2, 0):
@@ -457,6 +461,7 @@ def test_branches_that_were_met_apart_are_a_whole_together(op, tmp_path, cache_d
         assert len(planned(op)) == 2
 
 
+@pytest.mark.long
 def test_a_plan_that_is_gone_takes_no_other_with_it(op):
     for n in (2, 0):
         op(X, n)
@@ -466,6 +471,7 @@ def test_a_plan_that_is_gone_takes_no_other_with_it(op):
     assert [plan for _, plan in planned(op)] == [left]
 
 
+@pytest.mark.long
 def test_prewarm_and_a_call_agree_on_the_stub(op):
     op(X, 2)
     linker.settle()
@@ -492,6 +498,7 @@ def test_a_callback_may_call_the_op_it_is_told_of(run_python):
         assert done.stdout == "[2.0, 2.0, 2.0]\n", done.stderr
 
 
+@pytest.mark.long
 def test_a_stub_serves_under_the_settings_of_its_call(op):
     slot = slot_of(op)
     with config.using(prefer="cc"):
@@ -516,6 +523,7 @@ def test_changed_settings_do_not_condemn_a_class(op, monkeypatch):
     assert not slot.refused
 
 
+@pytest.mark.long
 def test_a_name_that_changes_before_its_stub_serves_condemns_no_class(op, monkeypatch):
     slot, load = slot_of(op), jit.loaded
 

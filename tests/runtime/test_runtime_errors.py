@@ -118,6 +118,7 @@ def test_an_error_of_any_text_keeps_its_type(declare, text):
     assert raised.value.args == (text,)
 
 
+@pytest.mark.long
 def test_an_error_in_a_backward_keeps_its_type(declare, square):
     def launch(k, x):
         raise LaunchError("in a backward")
@@ -141,6 +142,7 @@ def test_an_error_of_torchs_own_is_not_mistaken_for_an_earlier_one(declare):
         op("not a tensor")
 
 
+@pytest.mark.long
 def test_an_error_that_a_launch_function_handles_is_forgotten(declare, scale):
     inner = scale()
 

@@ -148,6 +148,7 @@ def test_a_failed_call_frees_its_arguments_at_once(scale, way):
         gc.enable()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_an_allocation_that_fails_raises_torchs_own_error(declare, way):
     def launch(k, x, n):

@@ -29,6 +29,7 @@ def test_a_warm_op_computes_in_every_grad_mode(scale, square, mode):
         assert misses(op) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_a_call_that_records_nothing_has_no_graph(square, mode):
     op = warmed(square(), X)
@@ -191,11 +192,13 @@ def test_transforms_give_right_results(square, transform, expected, warm):
     assert torch.equal(transform(op), expected)
 
 
+@pytest.mark.long
 def test_vmap_of_an_op_with_no_gradient_gives_the_right_result(scale):
     op = warmed(scale(), X)
     assert torch.equal(torch.func.vmap(op)(X), 2 * X)
 
 
+@pytest.mark.long
 def test_forward_mode_on_a_warm_op_has_the_tangent(square):
     op = warmed(square(), X)
     with forward_ad.dual_level():

@@ -68,6 +68,7 @@ def test_a_preference_counts_in_its_own_thread_alone(scale):
     assert misses(op) == before
 
 
+@pytest.mark.long
 def test_calls_that_a_stub_serves_are_recorded_in_a_block_that_records(scale, tmp_path):
     op = warmed(scale(), X)
     before = misses(op)
@@ -170,6 +171,7 @@ def test_as_many_arguments_and_returns_as_there_may_be_are_served(declare):
     assert [out.tolist() for out in op(*xs)] == [[31.0] * 3] * signature.MAX_RETURNS
 
 
+@pytest.mark.long
 def test_numbers_at_the_edge_of_their_types_are_passed_whole(many):
     warmed(many, X, f=2.0, k=1)
     for k in (-(2**62), 2**62, 0, -1):
@@ -280,6 +282,7 @@ def branching(k, x):
     return out
 
 
+@pytest.mark.long
 def test_calls_that_no_stub_serves_keep_none_from_others_of_their_class(declare):
     op = declare("(Tensor x) -> Tensor", SCALE, branching)
     for size in range(100, 110):

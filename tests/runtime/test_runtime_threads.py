@@ -85,6 +85,7 @@ def test_eight_threads_from_cold_compute_right_and_make_each_variant_once(scale,
         assert not known.refused
 
 
+@pytest.mark.long
 def test_a_hit_runs_no_python(many):
     warmed(many, X, X, 4)
     called = []
@@ -96,6 +97,7 @@ def test_a_hit_runs_no_python(many):
     assert called == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_two_threads_are_inside_a_kernel_at_once(declare, way):
     def launch(k, together, entered, seconds):

@@ -39,6 +39,7 @@ def indexed(client):
     return Index.decode(client.get(INDEX).body)
 
 
+@pytest.mark.long
 def test_an_index_names_bundles_that_are_there_and_hold_what_it_lists(client):
     assert indexed(client) == Index(loose=False)
     client.build(VEC_ADD)
@@ -75,6 +76,7 @@ def test_an_index_is_renewed_and_what_it_named_before_stays(client):
         assert client.get(f"/v1/{MACHINE}/{bundle.file}").status == 200
 
 
+@pytest.mark.long
 def test_an_index_names_what_exists_whatever_is_evicted(client, cache_dir):
     client.build(VEC_ADD)
     index = indexed(client)
@@ -94,6 +96,7 @@ def test_an_index_is_not_made_anew_at_each_request(client, monkeypatch):
     assert indexed(client) == first
 
 
+@pytest.mark.long
 def test_an_entry_is_found_by_its_name(client):
     (packed,) = [p for p in read(client.build(VEC_ADD).body) if p.name.startswith("vec_add.f32-")]
     path = f"/v1/entries/{packed.target}/{packed.name}.tar"
@@ -111,6 +114,7 @@ def test_an_entry_is_found_by_its_name(client):
     assert found["jitkern_serve_misses_total"] == 1
 
 
+@pytest.mark.long
 def test_large_entries_are_no_part_of_a_bundle(client, monkeypatch):
     client.build(VEC_ADD)
     largest = max(entry.size for _, entry in jit.open_cache().entries())
@@ -140,6 +144,7 @@ def test_only_entries_of_the_served_ops_are_handed_out(serve):
         assert client.get(f"/v1/entries/{row.target}/{name}.tar").status == (200 if served else 404)
 
 
+@pytest.mark.long
 def test_a_damaged_entry_is_left_out(client, cache_dir):
     client.build(VEC_ADD)
     (path,) = (cache_dir / "v1" / MACHINE).glob("vec_add.f32-*/*.so")

@@ -37,6 +37,7 @@ def unpacked(answer, tmp_path):
     return [row.variant.partition(".")[0] or row.op for row in cache_tools.rows(cache)]
 
 
+@pytest.mark.long
 def test_an_answer_holds_kernel_stub_runtime_and_plan(client, tmp_path):
     answer = client.build(VEC_ADD)
     assert (answer.status, answer.headers["Jitkern-Builds"]) == (200, "1")
@@ -54,6 +55,7 @@ def test_60_clients_at_once_cause_one_build(serve):
     assert found["jitkern_serve_built_entries_total"] == 4
 
 
+@pytest.mark.long
 def test_who_asks_later_gets_the_same_and_an_evicted_bundle_is_built_again(serve):
     server = serve()
     client = Client(server.url)
@@ -96,6 +98,7 @@ def test_a_changed_source_is_409_and_names_the_file(serve, tmp_path):
     assert of_client[:16] not in answer.json["digests"]
 
 
+@pytest.mark.long
 def test_what_cannot_be_built_is_422_with_the_reason(serve, tmp_path):
     broken = TWICE.replace("2 * x[i]", "two")
     op = declared("served::bad(Tensor x) -> Tensor", tmp_path / "bad.cpp", broken, launch_twice)
@@ -169,6 +172,7 @@ def test_an_argument_that_is_none_is_422(client):
         assert (answer.status, "not a line" in answer.json["reason"]) == (422, True), answer.body
 
 
+@pytest.mark.long
 def test_arguments_must_be_a_list_and_a_huge_tensor_allocates_nothing(client):
     call = line("jitkern::vec_add").replace("[]", json.dumps(tensor(10**9)))
     assert client.build(call).status == 422
@@ -176,6 +180,7 @@ def test_arguments_must_be_a_list_and_a_huge_tensor_allocates_nothing(client):
     assert client.build(line("jitkern::vec_add", huge, huge)).status == 200
 
 
+@pytest.mark.long
 def test_a_body_over_1_mib_is_413(client):
     padding = b" " * (request.MAX_BYTES - len(asked(VEC_ADD)))
     assert client.ask("POST", "/v1/build", asked(VEC_ADD) + padding).status == 200
@@ -207,6 +212,7 @@ def test_a_service_without_a_gpu_builds_for_one(client, tmp_path, monkeypatch):
     assert machines == {target, f"{target}-linux_x86_64", MACHINE}
 
 
+@pytest.mark.long
 def test_what_lacks_a_compiler_for_one_target_holds_the_other_nonetheless(client, tmp_path):
     targets = [HERE, "cpu-aarch64-torch2.13.0"]
     answer = client.build(VEC_ADD, targets)
@@ -292,6 +298,7 @@ def test_old_outcomes_are_forgotten(gated, monkeypatch):
     assert len(server.flights._flights) <= 4
 
 
+@pytest.mark.long
 def test_a_cache_that_cannot_be_written_is_503_and_not_kept(serve, tmp_path, monkeypatch):
     root = tmp_path / "file"
     with config.using(cache_dir=tmp_path / "served"):

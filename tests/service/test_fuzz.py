@@ -80,6 +80,7 @@ def test_ten_thousand_mutated_lines_compile_nothing_that_is_not_declared(serve, 
     fuzz(serve, 2000, seed)
 
 
+@pytest.mark.long
 def test_a_text_among_the_arguments_is_never_handed_to_a_compiler(serve):
     client = Client(serve().url)
     for text in WORDS:

@@ -32,6 +32,7 @@ def raw(server, data):
         return answer
 
 
+@pytest.mark.long
 def test_a_token_is_asked_for_everywhere_but_for_health(serve):
     client = Client(serve(token=b"secret").url)
     paths = ("/jitkern.json", "/metrics", "/v1/x/index.json", "/nothing", f"/v1/build/{'0' * 64}")
@@ -59,6 +60,7 @@ def test_what_wants_a_token_is_private_to_caches_between(serve):
     assert Client(serve().url).get(index).headers["Cache-Control"] == "public, max-age=30"
 
 
+@pytest.mark.long
 def test_figures_tell_of_requests_builds_and_bytes(serve):
     server = serve()
     client = Client(server.url)
@@ -76,6 +78,7 @@ def test_figures_tell_of_requests_builds_and_bytes(serve):
     assert other["jitkern_serve_sent_bytes_total"] == 0  # each server has its own
 
 
+@pytest.mark.long
 def test_without_prometheus_client_figures_are_501(serve, monkeypatch):
     real = builtins.__import__
 
@@ -168,6 +171,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(serve, monkeypatch):
     assert raw(serve(), data) == b""
 
 
+@pytest.mark.long
 def test_who_reads_slowly_is_left(serve, monkeypatch):
     monkeypatch.setattr(connection, "SLOWEST", 1e12)
     server = serve()
@@ -411,6 +415,7 @@ def test_what_is_built_is_published_and_again_after_a_failure():
     assert sorted({machine for machines in pushed for machine in machines}) == ["a", "b", "c"]
 
 
+@pytest.mark.long
 def test_a_server_tells_its_publisher_of_new_entries(serve):
     told = []
     client = Client(serve(built=told.append).url)

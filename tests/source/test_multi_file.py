@@ -127,6 +127,7 @@ def test_a_kernel_that_a_macro_defines_is_found_by_its_name(source, folder):
     assert unit_of(source, "made").files == ("plain.cu",)
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_units_are_compiled_each_by_itself_and_in_parallel(source):
     variants = [variant(source, name) for name in ("rows", "columns", "plain")]
@@ -188,6 +189,7 @@ def cpp(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_functions_of_several_cpp_files_run(cpp):
     k = Kernels(Runner("test::cpp", cpp, Target.current("cpu"), torch.device("cpu")))
     x = torch.zeros(3)

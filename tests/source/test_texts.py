@@ -113,6 +113,7 @@ def test_a_kernel_made_by_closure_has_an_identity_of_its_own():
         assert torch.equal(op(x), factor * x)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_reads_the_text_too():
     scale = jitkern.cpp_kernel(text=_SCALE.replace("2 *", "7 *"), name="scale")

@@ -68,6 +68,7 @@ def test_a_bool_is_constant_in_a_variant(subject):
     assert tested.misses == 4
 
 
+@pytest.mark.long
 def test_keyword_only_arguments_are_traced_too(subject):
     tested = subject(
         "(Tensor x, int n=3, *, float f=0.5, Tensor? y=None) -> Tensor",
@@ -85,6 +86,7 @@ def add_in_place(k, x, value):
     k.add(x, x.numel(), value)
 
 
+@pytest.mark.long
 def test_an_argument_that_is_changed_has_another_version(subject):
     tested = subject("(Tensor(a!) x, float value) -> ()", add_in_place)
     tested.learns(torch.zeros(4).double(), 2.0)
@@ -95,6 +97,7 @@ def test_an_argument_that_is_changed_has_another_version(subject):
     assert tested.misses == before
 
 
+@pytest.mark.long
 def test_an_argument_that_is_only_read_keeps_its_version(subject):
     tested = subject("(Tensor x) -> Tensor", gathered)
     x = torch.ones(2, 3).t()
@@ -136,6 +139,7 @@ def twice(k, x):
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_what_is_done_in_place_is_done_to_the_argument(subject, name):
     tested = subject("(Tensor(a!) x) -> ()", IN_PLACE[name])
@@ -155,6 +159,7 @@ def test_what_is_done_in_place_is_done_to_the_argument(subject, name):
     tested.serves(given[0])
 
 
+@pytest.mark.long
 def test_an_in_place_change_is_not_made_twice_where_a_later_allocation_fails(subject):
     def launch(k, x, n):
         k.add(x, x.numel(), 1.0)
@@ -172,6 +177,7 @@ def test_an_in_place_change_is_not_made_twice_where_a_later_allocation_fails(sub
 # -------------------------------------------------------------------------- launches and errors
 
 
+@pytest.mark.long
 def test_launches_run_in_order(subject):
     def launch(k, x):
         out = torch.zeros(x.numel(), dtype=torch.float64)
@@ -221,6 +227,7 @@ def test_another_value_of_a_template_argument_is_another_variant(
     assert tested.misses == len(values)
 
 
+@pytest.mark.long
 def test_a_negative_zero_is_a_template_argument_of_its_own(subject):
     def launch(k, x, f):
         out = torch.empty(1, dtype=torch.float64)
@@ -265,6 +272,7 @@ BAD = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("x", "n", "kind", "says"), BAD, ids=["size", "number", "rank", "typed"])
 def test_the_authors_error_reaches_the_caller_with_what_was_given(subject, x, n, kind, says):
     tested = subject("(Tensor x, int n) -> Tensor", check)
@@ -277,6 +285,7 @@ def test_the_authors_error_reaches_the_caller_with_what_was_given(subject, x, n,
     tested.serves(torch.ones(3, 6), 3)
 
 
+@pytest.mark.long
 def test_a_division_by_zero_is_raised_at_a_later_call(subject):
     tested = subject(
         "(Tensor x, int n, float f) -> Tensor", lambda k, x, n, f: reals(k, 5 // n, 2.0 / f, 7 % n)
@@ -290,6 +299,7 @@ def test_a_division_by_zero_is_raised_at_a_later_call(subject):
     tested.serves(E, -3, 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "given",
     [
@@ -340,6 +350,7 @@ def test_a_stub_serves_torch_ops_and_the_op_alike(subject):
     assert tested.misses == before
 
 
+@pytest.mark.long
 def test_the_same_tensor_may_be_given_twice(subject):
     tested = subject(
         "(Tensor x, Tensor y) -> Tensor",

@@ -109,6 +109,7 @@ def test_integers_are_computed_as_python_computes_them(subject, name):
         tested.serves(E, *pair)
 
 
+@pytest.mark.long
 def test_an_odd_first_call_does_not_keep_the_others_from_being_served(subject):
     tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, n * n // n))
     tested.asks_python(E, 2**40)
@@ -148,6 +149,7 @@ REALS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REALS)
 def test_floats_are_computed_as_python_computes_them(subject, name):
     compute, served, odd = REALS[name]
@@ -164,6 +166,7 @@ def test_floats_are_computed_as_python_computes_them(subject, name):
         tested.serves(*call)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [2**53 + 1, -(2**53) - 1, TOP, BOTTOM], ids=str)
 def test_an_integer_that_is_not_exact_as_a_float_is_rounded_as_python_rounds_it(subject, n):
     tested = subject(
@@ -200,6 +203,7 @@ def test_numbers_are_narrowed_as_the_python_launcher_narrows_them(subject):
         tested.asks_python(E, n, 0.1, True)
 
 
+@pytest.mark.long
 def test_a_tensor_that_torch_negates_when_it_is_read_reaches_a_kernel_negated(subject):
     tested = subject("(Tensor x) -> Tensor", gathered)
     plain, z = torch.ones(2), torch.tensor([1 + 2j, 3 + 4j])
@@ -209,6 +213,7 @@ def test_a_tensor_that_torch_negates_when_it_is_read_reaches_a_kernel_negated(su
     assert tested.op(torch._efficientzerotensor(2)).tolist() == [0, 0]
 
 
+@pytest.mark.long
 def test_a_number_out_of_the_kernels_range_is_a_launch_error(subject):
     tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, n + 1))
     tested.learns(E, 1)
@@ -219,6 +224,7 @@ def test_a_number_out_of_the_kernels_range_is_a_launch_error(subject):
         tested.op(E, TOP)
 
 
+@pytest.mark.long
 def test_one_variant_serves_every_number_that_takes_the_same_branches(subject):
     tested = subject(
         "(Tensor x, int n, float f) -> Tensor", lambda k, x, n, f: reals(k, n * 2, f * n, f)

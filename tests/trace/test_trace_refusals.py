@@ -457,6 +457,7 @@ def test_what_c_cannot_follow_is_answered_as_python_answers_it_and_the_op_says_w
     assert served or made.refusals
 
 
+@pytest.mark.long
 def test_a_stub_that_does_not_compile_is_given_up_once(tmp_path, caplog):
     made = Subject(tmp_path / "k", "(Tensor x, int linux) -> Tensor", scaled)
     for _ in range(4):
@@ -478,6 +479,7 @@ def test_a_refusal_names_the_argument(exercised):
     assert "`n` in range() or as an index cannot be traced" in reason
 
 
+@pytest.mark.long
 def test_what_c_always_leaves_to_python_is_not_traced_for_ever(tmp_path, monkeypatch):
     traces = []
     trace = linker.trace
@@ -538,6 +540,7 @@ def test_what_a_tensor_does_not_take_a_trace_does_not_take(subject, name):
         trace(made.op.signature, launch, (x,), frozenset(), x.device, made.runner)
 
 
+@pytest.mark.long
 def test_a_refusal_is_of_its_class_only(tmp_path):
     def launch(k, x, n):
         return scaled(k, torch.relu(x) if x.dim() == 2 else x, 2.0)

@@ -124,6 +124,7 @@ VIEWS = {
 KEEPING_STRIDES = [name for name in VIEWS if not name.startswith(("reshape", "flatten"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_reads_the_same_elements(subject, name):
     tested = subject("(Tensor x) -> Tensor", lambda k, x: gathered(k, VIEWS[name](x)))
@@ -152,6 +153,7 @@ def test_a_view_has_the_sizes_strides_and_address_that_torch_gives_it(subject, n
     tested.serves(MATRICES["3x4"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "x", [MATRICES["0x4"], MATRICES["4x0"], MATRICES["1x5"]], ids=["0x4", "4x0", "1x5"]
 )
@@ -290,6 +292,7 @@ def test_a_copy_has_the_values_and_strides_of_pythons(subject, name):
         tested.serves(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["3x4", "transposed", "columns", "0x4", "expanded", "1x5"])
 def test_contiguous_copies_only_what_is_not(subject, name):
     def launch(k, x):
@@ -305,6 +308,7 @@ def test_contiguous_copies_only_what_is_not(subject, name):
     tested.serves(MATRICES[name])
 
 
+@pytest.mark.long
 def test_several_outputs_are_returned_in_order(subject):
     def launch(k, x, n):
         a, b, c = torch.empty(n, dtype=torch.int64), torch.empty(2, n).t(), torch.zeros(())
@@ -337,6 +341,7 @@ def test_a_workspace_is_the_calls_own(subject, constant):
         tested.serves(torch.arange(n).double())
 
 
+@pytest.mark.long
 def test_a_kernel_gets_the_address_of_a_view_of_an_allocation(subject):
     def launch(k, x, n):
         out = torch.zeros(x.shape[0], 6, dtype=torch.float64)

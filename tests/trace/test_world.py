@@ -158,6 +158,7 @@ def test_the_name_of_a_function_ends_a_trace(declare, monkeypatch):
     assert "the attribute `__name__` cannot be traced" in next(iter(slot_of(op).refused.values()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REBOUND)
 def test_what_is_rebound_is_seen_by_the_next_call(declare, name):
     launch, rebind = REBOUND[name]
@@ -171,6 +172,7 @@ def test_what_is_rebound_is_seen_by_the_next_call(declare, name):
     assert value(op) == (2.0, True)  # the variant of before serves again
 
 
+@pytest.mark.long
 def test_a_variable_of_the_function_around_is_seen_when_it_changes(declare):
     factor = 2.0
 
@@ -197,6 +199,7 @@ def test_defaults_are_seen_when_they_change(declare):
     serves(op, 6.0)
 
 
+@pytest.mark.long
 def test_the_keywords_of_a_partial_are_seen_when_they_change(declare):
     launch = functools.partial(scaled, a=2.0)
     op = declare(launch)
@@ -229,6 +232,7 @@ def test_the_order_of_a_dict_is_seen_when_it_changes(declare):
     assert value(op) == (2.0, True)  # the variant of before serves again
 
 
+@pytest.mark.long
 def test_a_key_that_equals_the_one_before_is_seen(declare):
     table = {1: 5.0}
     op = declare(lambda k, x: scaled(k, x, 3.0 if type([*table][0]) is bool else 2.0))
@@ -238,6 +242,7 @@ def test_a_key_that_equals_the_one_before_is_seen(declare):
     assert value(op) == (3.0, False)
 
 
+@pytest.mark.long
 def test_a_dict_that_changes_and_comes_back_is_served(declare):
     table, other = {"a": 2.0, "b": 3.0}, {"c": 1.0}
     op = declare(lambda k, x: scaled(k, x, table["a"] * other["c"]))
@@ -286,6 +291,7 @@ def test_a_function_that_was_replaced_before_the_first_trace_is_seen(run_python)
     assert not result.returncode, result.stderr
 
 
+@pytest.mark.long
 def test_a_method_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
     def launch(k, x):
         return scaled(k, x, 1.0 * x.contiguous().shape[0])
@@ -302,6 +308,7 @@ def test_a_method_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
     assert value(op) == (2.0, True)
 
 
+@pytest.mark.long
 def test_an_index_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
     op = declare(lambda k, x: scaled(k, x, 1.0 * x[None].dim()))
     serves(op, 2.0)
@@ -315,6 +322,7 @@ def test_an_index_of_tensors_that_is_replaced_is_seen(declare, monkeypatch):
     assert value(op) == (3.0, False)
 
 
+@pytest.mark.long
 def test_other_names_of_the_module_may_change_all_the_time(declare):
     global UNRELATED
     op = declare(reads_a_number)
@@ -382,6 +390,7 @@ def reads_what_a_module_lacks(k, x):
     return scaled(k, x, that_lacks.factor if x.dim() == 2 else 2.0)
 
 
+@pytest.mark.long
 def test_a_name_that_a_module_comes_to_make_is_seen(declare, monkeypatch):
     op = declare(reads_what_a_module_lacks)
     serves(op, 2.0)
@@ -465,6 +474,7 @@ class set_for_a_while:  # noqa: N801
         self.function(self.before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODES)
 def test_a_mode_of_torch_is_seen_by_the_next_call(declare, name):
     launch, mode = MODES[name]
@@ -510,6 +520,7 @@ ASKED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("same_first", [False, True])
 def test_whether_two_tensors_are_one_is_told_apart(declare, name, same_first):
@@ -596,6 +607,7 @@ def test_a_tensor_and_a_number_are_in_a_trace_what_they_are_in_python(declare, n
         assert value(op, later, 3)[0] == pytest.approx(expected, rel=0, abs=0)
 
 
+@pytest.mark.long
 def test_an_op_called_like_a_method_is_not_taken_for_it(declare):
     library = torch.library.Library(f"jitkern_like{next(_number)}", "DEF")
     for name, function in (("clone", lambda x: x * 10), ("zeros_like", lambda x: x * 5)):
@@ -608,6 +620,7 @@ def test_an_op_called_like_a_method_is_not_taken_for_it(declare):
             assert value(op)[0] == expected
 
 
+@pytest.mark.long
 def test_a_launch_function_declared_again_is_the_one_that_runs(declare):
     op = declare(lambda k, x: scaled(k, x, 2.0))
     serves(op, 2.0)
@@ -616,6 +629,7 @@ def test_a_launch_function_declared_again_is_the_one_that_runs(declare):
     serves(op, 3.0)
 
 
+@pytest.mark.long
 def test_what_is_being_built_of_an_earlier_launch_function_never_serves(declare):
     op = declare(lambda k, x: scaled(k, x, 2.0))
     declared = threading.Event()
@@ -628,6 +642,7 @@ def test_what_is_being_built_of_an_earlier_launch_function_never_serves(declare)
     serves(op, 3.0)
 
 
+@pytest.mark.long
 def test_configurations_declared_again_are_the_ones_that_are_taken(declare):
     op = declare(lambda k, x: scaled(k, x, k.config["f"]))
     op.tune("cpu")(lambda x: [{"f": 2.0}])

@@ -22,6 +22,7 @@ def data(device, reduction="mean"):
     return x, weight, target, loss
 
 
+@pytest.mark.long
 @each_device
 @pytest.mark.parametrize("backend", ["", "eager", "aot_eager"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -52,6 +53,7 @@ def test_no_second_buffer_and_no_wait(device):
     assert gradient.data_ptr() == logits.data_ptr()
 
 
+@pytest.mark.long
 @each_device
 def test_dimensions_after_the_classes(device):
     torch.manual_seed(1)

@@ -76,6 +76,7 @@ def metered(values, device, dtype=torch.float64):
     return state.tolist()
 
 
+@pytest.mark.long
 @each_device
 def test_a_sum_is_exact_where_plain_addition_is_not(device):
     total, lost, count, bad, least, most = metered([1.0, 1e100, 1.0, -1e100], device)
@@ -83,6 +84,7 @@ def test_a_sum_is_exact_where_plain_addition_is_not(device):
     assert (count, bad, least, most) == (4, 0, -1e100, 1e100)
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 def test_losses_that_are_not_finite_are_counted_apart(device, dtype):
@@ -120,6 +122,7 @@ def no_flag(device):
     return torch.zeros((), dtype=torch.int32, device=device)
 
 
+@pytest.mark.long
 @each_device
 @each_dtype
 def test_largest_and_smallest_values_are_finite(device, dtype):
@@ -219,6 +222,7 @@ def test_a_list_of_any_dtypes_and_length_is_searched(device):
             tensors[i].zero_()
 
 
+@pytest.mark.long
 @each_device
 def test_a_list_with_a_tensor_of_integers_is_refused(device):
     tensors = [torch.ones(3, device=device), torch.ones(3, dtype=torch.int32, device=device)]
