@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -30,7 +30,27 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 MODULES = dict(_modules())
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+class _Trees(Mapping[str, ast.Module]):
+    """The syntax trees of the modules, each parsed at its first use."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, ast.Module] = {}
+
+    def __getitem__(self, name: str) -> ast.Module:
+        if name not in self._parsed:
+            self._parsed[name] = ast.parse(MODULES[name].read_text())
+        return self._parsed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+TREES = _Trees()
 
 
 def room_of(name: str) -> str:

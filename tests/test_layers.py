@@ -3,38 +3,32 @@
 import ast
 import re
 
-import pytest
 from architecture import MODULES, ORDER, ROOT, TREES, circle, for_types, imports, upward
 
-FILES = pytest.mark.parametrize("name", MODULES)
 
-
-@pytest.mark.long
 def test_imports_go_down_only():
     assert not upward()
 
 
-@pytest.mark.long
 def test_no_modules_import_each_other():
     assert not circle()
 
 
-@FILES
-def test_modules_of_ours_are_imported_at_the_top(name):
+def test_modules_of_ours_are_imported_at_the_top():
     """What a warm process does without is met as `room.module`, see `jitkern.on_first_use`."""
-    top = set(map(id, TREES[name].body))
-    for node, other in imports(TREES[name]):
-        assert id(node) in top, f"{name} imports {other} inside a function"
+    for name, tree in TREES.items():
+        top = set(map(id, tree.body))
+        for node, other in imports(tree):
+            assert id(node) in top, f"{name} imports {other} inside a function"
 
 
-@FILES
-def test_no_module_asks_what_is_imported(name):
-    for node in ast.walk(TREES[name]):
-        if isinstance(node, ast.Compare):
-            of_modules = [c for c in node.comparators if ast.unparse(c) == "sys.modules"]
-            assert not (of_modules and isinstance(node.left, ast.Constant)), ast.unparse(node)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get":
-            assert not isinstance(node.args[0], ast.Constant), ast.unparse(node)
+def test_no_module_asks_what_is_imported():
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant):
+                assert "sys.modules" not in map(ast.unparse, node.comparators), name
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get":
+                assert not isinstance(node.args[0], ast.Constant), name
 
 
 def test_rooms_are_few_and_neither_empty_nor_crowded():
@@ -55,32 +49,25 @@ def test_rooms_are_few_and_neither_empty_nor_crowded():
         assert len(files) <= 14, f"{folder} holds {len(files)} files"
 
 
-@pytest.mark.parametrize(
-    "room",
-    [
-        n
-        for n, p in MODULES.items()
-        if "on_first_use(__name__)" in p.read_text() or n == "jitkern.jit"
-    ],
-)
-def test_a_type_checker_is_told_of_each_module_of_a_room(room):
+def test_a_type_checker_is_told_of_each_module_of_a_room():
     """Of those that are met as `room.module`."""
-    told = {
-        alias.name
-        for node in ast.walk(TREES[room])
-        if id(node) in for_types(TREES[room])
-        and isinstance(node, ast.ImportFrom)
-        and node.module == room
-        for alias in node.names
-    }
-    modules = {path.stem for path in MODULES[room].parent.glob("*.py")}
-    assert modules - told <= {"__init__", "worker"}
-    (condition,) = (n for n in TREES[room].body if isinstance(n, ast.If))
-    (hidden,) = condition.orelse
-    assert ast.unparse(hidden).startswith("__getattr__ ="), "else every name would pass"
+    for room, path in MODULES.items():
+        if "on_first_use(__name__)" not in path.read_text() and room != "jitkern.jit":
+            continue
+        hidden = for_types(TREES[room])
+        told = {
+            alias.name
+            for node in ast.walk(TREES[room])
+            if id(node) in hidden and isinstance(node, ast.ImportFrom) and node.module == room
+            for alias in node.names
+        }
+        modules = {path.stem for path in MODULES[room].parent.glob("*.py")}
+        assert modules - told <= {"__init__", "worker"}, room
+        (condition,) = (n for n in TREES[room].body if isinstance(n, ast.If))
+        (getter,) = condition.orelse
+        assert ast.unparse(getter).startswith("__getattr__ ="), f"every name passes in {room}"
 
 
-@pytest.mark.long
 def test_kernels_need_only_declare():
     for path in (ROOT / "kernels_src").rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -120,13 +107,13 @@ def named_in_the_map():
     return [(place, name) for place, name in found if name not in ("py", "c") and "." not in place]
 
 
-@pytest.mark.parametrize(("place", "name"), named_in_the_map(), ids=".".join)
-def test_the_map_names_functions_where_they_are(place, name):
-    module = f"jitkern.{place.replace('/', '.')}".removesuffix(".__init__")
-    node = TREES[module]
-    for part in name.split("."):
-        inside = {n.name: n for n in node.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-        node = inside[part]
+def test_the_map_names_functions_where_they_are():
+    for place, name in named_in_the_map():
+        node = TREES[f"jitkern.{place.replace('/', '.')}".removesuffix(".__init__")]
+        for part in name.split("."):
+            names = {n.name: n for n in node.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+            assert part in names, f"{place}.{name}"
+            node = names[part]
 
 
 def test_the_map_has_each_room_and_few_words():
