@@ -75,7 +75,12 @@ class Writer:
         text = self.value(self.draw.randint(1, 3))
         if self.exact and self.draw.random() < 0.3:
             return self.draw.choice(
-                [f"({text}).int() / {self.leaf()}", f"{text} * a", f"{text} > a", f"a - {text}"]
+                [
+                    f"({text}).int() / {self.draw.choice('xz')}",
+                    f"{text} * a",
+                    f"{text} > a",
+                    f"a - {text}",
+                ]
             )
         return text
 

@@ -262,7 +262,12 @@ class _Writer:
                 operands[place] = f"{common}({own}({operands[place]}))"
         if row.wraps and common[0] == "P":
             operands = [f"wrap_({operand})" for operand in operands]
-        text = (getattr(row, self._language.name) or row.cuda).format(*operands)
+        text = getattr(row, self._language.name) or row.cuda
+        if rounded and one.op == "div" and self._inverts(one):
+            text = f"{{0}} * ({common}(1) / {{1}})"
+        text = text.format(*operands)
+        if row.wraps and common[0] == "P":
+            text = f"held_({text})"
         if self._eager:
             text = text.replace("<FAST>", "<false>")
         if is_condition:
@@ -270,6 +275,10 @@ class _Writer:
         if rounded:
             return f"{kind}({rounded}({text}))"
         return f"{kind}({text})" if row.wraps and kind[0] == "P" else text
+
+    def _inverts(self, one: Node) -> bool:
+        """Return whether PyTorch multiplies a quotient's dividend by the inverse of a number."""
+        return self._language is CUDA and of_tensors(one.args[0]) and not of_tensors(one.args[1])
 
     def _converted_to(self, one: Node, place: int, kind: str, rounded: str) -> str:
         """Return the dtype that PyTorch converts an operand to; "" if that changes nothing.

@@ -14,7 +14,14 @@ DEVICE unsigned wrap_(unsigned short x) { return x; }
 DEVICE unsigned wrap_(int x) { return x; }
 DEVICE unsigned long wrap_(long x) { return x; }
 DEVICE unsigned long long wrap_(long long x) { return x; }
-template <typename T> DEVICE T abs_(T x) { return x < T(0) ? T(-wrap_(x)) : x; }
+template <typename T> DEVICE T held_(T x) { return x; }
+DEVICE unsigned held_(unsigned x) {  // for ptxas, neg.s16 and abs.s16 do not wrap around
+#ifdef __CUDACC__
+  asm("" : "+r"(x));
+#endif
+  return x;
+}
+template <typename T> DEVICE T abs_(T x) { return x < T(0) ? T(held_(-wrap_(x))) : x; }
 DEVICE float abs_(float x) { return fabsf(x); }
 DEVICE double abs_(double x) { return fabs(x); }
 template <typename T> DEVICE T floor_(T x) { return x; }
@@ -41,8 +48,8 @@ DEVICE bool signbit_(double x) { return copysign(1., x) < 0; }
 template <typename T> DEVICE T pow_(T x, T y) {  // of integers
   T result = 1;
   if (y < T(0)) return x == T(1) ? T(1) : x == T(-1) ? T(y % 2 ? -1 : 1) : T(0);
-  for (; y > T(0); y = T(y / 2), x = T(wrap_(x) * wrap_(x)))
-    if (y % 2) result = T(wrap_(result) * wrap_(x));
+  for (; y > T(0); y = T(y / 2), x = T(held_(wrap_(x) * wrap_(x))))
+    if (y % 2) result = T(held_(wrap_(result) * wrap_(x)));
   return result;
 }
 DEVICE float pow_(float x, float y) { return powf(x, y); }
@@ -66,7 +73,7 @@ template <typename T> DEVICE T floor_divided_(T x, T y) {
   return q - whole > T(0.5) ? whole + 1 : whole;
 }
 template <typename T> DEVICE T floor_divide_(T x, T y) {  // of integers
-  if (y == T(0) || (y < T(0) && y == T(-1))) return T(-(y != T(0)) * wrap_(x));
+  if (y == T(0) || (y < T(0) && y == T(-1))) return T(held_(-(y != T(0)) * wrap_(x)));
   const T q = T(x / y);
   return x % y != T(0) && (x < T(0)) != (y < T(0)) ? T(q - 1) : q;
 }
