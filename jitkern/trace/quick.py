@@ -21,6 +21,7 @@ from jitkern.trace.values import homes_of, is_plain
 from jitkern.trace.world import World, world_of
 
 COPIES = 16  # of a function whose world keeps changing, which then runs itself
+_HARMLESS = (id(min), id(max))
 Function = Callable[..., Any]
 
 
@@ -44,20 +45,21 @@ def runnable(function: Function) -> Function:
 
 
 class _Quick:
-    """The copy of a launch function with a quick `torch._check`, made for one world."""
+    """The copies of a launch function with a quick `torch._check`, each made for one world."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._made = self._copied()
-        self._left = COPIES
+        self._made = [self._copied()]
 
     def now(self) -> Function | None:
         """Return a copy that does what the function does now, or None for the function itself."""
-        world, copy = self._made
-        if world and not world.holds():
-            self._left -= 1
-            self._made = world, copy = self._copied() if self._left > 0 else (None, None)
-        return copy
+        for world, copy in self._made:
+            if world and world.holds():
+                return copy
+        if not self._made[-1][0] or len(self._made) == COPIES:
+            return None
+        self._made.append(self._copied())
+        return self._made[-1][1]
 
     def _copied(self) -> tuple[World | None, Function | None]:
         function = self._function
@@ -78,6 +80,11 @@ def _is_inert(value: Any) -> bool:
         return value.__self__ is not builtins
     if type(value) is list:
         return all(map(is_plain, value))
+    if isinstance(value, functools.partial):  # torch.export puts such in place of min and max
+        bound = (*value.args, *value.keywords.values())
+        return _is_inert(value.func) and all(
+            id(one) in _HARMLESS or _is_inert(one) for one in bound
+        )
     homes: tuple[str, ...] = ("",)
     if isinstance(value, types.FunctionType):
         homes = homes_of(value)
