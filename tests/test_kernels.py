@@ -242,7 +242,9 @@ def test_a_tensor_of_another_shape_is_refused_where_the_reference_refuses_it(op)
 @pytest.mark.parametrize(
     "shapes", [((5, 7), (5, 7), (7, 5)), ((35,), (5, 7), (5, 7)), ((5, 7), (1, 5, 7), (5, 7))]
 )
-@pytest.mark.parametrize("device", [*DEVICES, "meta"])
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.long), *DEVICES[1:], "meta"]
+)
 def test_muladd_takes_tensors_of_one_shape(device, shapes):
     args = [torch.ones(shape, device=device) for shape in shapes]
     for kind in ("nvrtc", "extension"):

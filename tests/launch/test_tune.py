@@ -296,6 +296,7 @@ def test_what_was_not_chosen_is_not_kept_as_a_plan(declare, clock):
 # ------------------------------------------------------------------ Torch
 
 
+@pytest.mark.long
 def test_opcheck_compile_and_gradients(declare, clock):
     op = declare(double, ways, key=length)
     op.reference(lambda x: x * 2)
