@@ -1,4 +1,4 @@
-"""What the decorators over a Triton function say, read from Triton's objects or from stand-ins.
+"""The decorators over a Triton function, read from Triton's objects or from stand-ins.
 
 The stand-ins have the names and attributes of Triton's objects, so one function reads both: a
 launch has the text run with the stand-ins, and the process that compiles imports Triton.
@@ -34,7 +34,7 @@ class Config(NamedTuple):
 
 
 class Decorators(NamedTuple):
-    """What the decorators over a Python function say.
+    """The decorators over a Python function, as data.
 
     plain, unaligned: the parameters that `@triton.jit` is not to specialise, or not on alignment.
     configs, key, zeroed, restored: of `@triton.autotune`. heuristics: of all `@triton.heuristics`,
@@ -171,7 +171,7 @@ KNOWN: dict[str, Any] = {  # by their names in `triton`
 
 
 def read(value: Any) -> Decorators:
-    """What the decorators say that made `value` of a Python function.
+    """Return the decorators that made `value` of a Python function, as data.
 
     Raises Unsupported for what launches do not do, TypeError for what is no Triton function.
     """
@@ -242,7 +242,7 @@ def parameters_of(function: Any) -> list[str]:
 
 
 def difference(read: Decorators, real: Decorators) -> str:
-    """What two readings of the decorators of one function tell apart, in words; else ""."""
+    """Return how two readings of one function's decorators differ, in words, or ""."""
     mine, theirs = (
         f"{unwrapped(f).__name__}({', '.join(parameters_of(f))})"
         for f in (read.function, real.function)

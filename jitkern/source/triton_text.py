@@ -86,7 +86,7 @@ class Functions(Mapping[str, Function]):
         return self._read[name]
 
     def decorators(self, name: str) -> Decorators:
-        """What the decorators of a function say. Raises KeyError and CompileError."""
+        """Return the decorators of a function, as data. Raises KeyError and CompileError."""
         return self._module.decorators(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -305,7 +305,7 @@ class _Module:
         return found
 
     def decorators(self, name: str) -> Decorators:
-        """What the decorators of a function say. Raises KeyError and CompileError."""
+        """Return the decorators of a function, as data. Raises KeyError and CompileError."""
         givers = [s.node.lineno for s in self._statements if name in s.gives]
         if not givers:
             raise KeyError(name)
@@ -361,7 +361,7 @@ def names_in(node: ast.AST) -> set[str]:
 def by_function(
     tree: ast.Module, direct: Callable[[ast.FunctionDef], set[str]]
 ) -> dict[str, set[str]]:
-    """What `direct` gives for each function of a file, with that of the functions it calls."""
+    """Return for each function of a file what `direct` gives for it and the functions it calls."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     changes = {name: direct(node) for name, node in defined.items()}
     calls = {name: names_in(node) & defined.keys() for name, node in defined.items()}
