@@ -7,6 +7,7 @@ too, compares them with its own.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -39,9 +40,12 @@ def check(source: Source, used: Iterable[tuple[str, str, str]]) -> None:
 
     used: the file relative to the source's folder, the name, and the text of its value.
     """
+    by_file: dict[str, list[tuple[str, str]]] = {}
     for file, name, compiled in used:
+        by_file.setdefault(file, []).append((name, compiled))
+    for file, values in by_file.items():
         path = os.path.normpath(Path(os.path.realpath(source.folder), file))
-        for names in _of_file(path):
+        for names, (name, compiled) in itertools.product(_of_file(path), values):
             if name in names and (present := text_of(names[name])) not in ("", compiled):
                 raise DeclarationError(
                     f"`{name}` of {path} is {present} in this process, and {compiled} by the text "
