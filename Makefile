@@ -53,16 +53,9 @@ $(VENV)/.test-$(PAIR): $(VENV)/.base-$(PAIR)
 	$(BIN)/python -m pip install -q --no-build-isolation -e ".[test,$(CUDA)]"
 	touch $@
 
-$(VENV)/.check-$(PAIR): $(VENV)/.test-$(PAIR)
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[check]"
-	touch $@
-
-$(VENV)/.docs-$(PAIR): $(VENV)/.test-$(PAIR)
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[docs]"
-	touch $@
-
-$(VENV)/.conformance-$(PAIR): $(VENV)/.test-$(PAIR)
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[conformance]"
+# These are named as the extras that they install.
+$(VENV)/.check-$(PAIR) $(VENV)/.docs-$(PAIR) $(VENV)/.conformance-$(PAIR): $(VENV)/.%-$(PAIR): $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[$*]"
 	touch $@
 
 clean:
