@@ -92,7 +92,7 @@ def test_variants_of_a_kernel_share_no_symbol(cxx, everywhere):
 
 @pytest.mark.long
 def test_a_module_shares_no_symbol_with_a_library_before_and_its_units_do(everywhere, tmp_path):
-    """One of the symbols comes from an archive, which the compiler's flags do not reach."""
+    """A static library brings one of the symbols; flags of the compiler do not reach it."""
     archived = 'inline int v = VALUE; extern "C" int of_the_archive() { return v; }\n'
     header = "inline int& counter() { static int count = VALUE; return count; }\n"
     main = (

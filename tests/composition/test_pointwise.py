@@ -365,7 +365,7 @@ FLAT = {
 
 
 def pulled_back(function, *values):
-    """Which outputs have a gradient, and the gradients."""
+    """Outputs require a gradient where eager ones do, and the gradients are equal."""
     leaves = [value.clone().requires_grad_() for value in values]
     outs = function(*leaves)
     outs = outs if isinstance(outs, tuple) else (outs,)

@@ -145,7 +145,7 @@ def test_the_processor_is_in_the_key_where_a_linkers_flag_depends_on_it(tmp_path
 def test_the_gpus_and_the_processor_are_in_the_key_where_nvccs_flags_depend_on_them(
     flags, elsewhere, changed, tmp_path, monkeypatch
 ):
-    """What stands elsewhere is in a response file, or without one in a variable."""
+    """`elsewhere` is the text of a response file, or of a variable where the flags name none."""
     (tmp_path / "k.cu").touch()
     (tmp_path / "response").write_text(elsewhere)
     words = flags.format(file=tmp_path / "response").split()

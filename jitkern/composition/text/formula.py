@@ -260,14 +260,13 @@ class _Writer:
         for place in (row.deciding or range(row.arity)) if rounded else ():
             if own := self._converted_to(one, place, common, rounded):
                 operands[place] = f"{common}({own}({operands[place]}))"
-        if row.wraps and common[0] == "P":
-            operands = [f"wrap_({operand})" for operand in operands]
         text = getattr(row, self._language.name) or row.cuda
         if rounded and one.op == "div" and self._inverts(one):
             text = f"{{0}} * ({common}(1) / {{1}})"
-        text = text.format(*operands)
         if row.wraps and common[0] == "P":
+            operands = [f"wrap_({operand})" for operand in operands]
             text = f"held_({text})"
+        text = text.format(*operands)
         if self._eager:
             text = text.replace("<FAST>", "<false>")
         if is_condition:
