@@ -138,7 +138,7 @@ def prepared(wanted: Sequence[Contender]) -> list[Contender]:
         try:
             with contender.settings():
                 out = contender.function(*contender.args)
-                linker.settle()  # the next calls go by the stub
+                linker.settle()  # the next calls are served by C
         except (ImportError, RuntimeError) as e:
             print(f"FAILED: {contender.name} is left out: {e}", file=sys.stderr)
             continue

@@ -2,7 +2,7 @@
 
 Each row is a process of its own that imports, makes one call and goes on calling `vec_add` on 16
 floats, a thousand calls at a time: on an empty cache with a C compiler, on the cache which that
-leaves, and without a compiler for stubs. `custom_op` calls the same sum through
+leaves, and without a C compiler. `custom_op` calls the same sum through
 `torch.library.custom_op`, in the same process, turn by turn. Columns are medians of the calls made
 up to so many seconds after the first one; `settled` is the second half of the time.
 """

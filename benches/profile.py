@@ -82,7 +82,7 @@ def profiled(subject: Subject, shape: Shape, device: str, calls: int) -> Any:
     passes = Passes(subject, shape, device)
     for number in range(WARM_UPS):
         passes.run(number)
-        linker.settle()  # the next calls go by the stub
+        linker.settle()  # the next calls are served by C
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -38,7 +38,7 @@ _LONGEST = 60  # letters of an op's name that are compared with names of folders
 class Row:
     """A row of a listing, which describes one entry.
 
-    kind: kind of source (nvrtc, triton, cc, extension, stub), or `plan` or `choice`.
+    kind: kind of source (nvrtc, triton, cc, extension, runtime), or `plan` or `choice`.
     package: name and version of the package with the source.
     layer: the root that holds the entry.
     bytes: size of all files of the entry.
@@ -150,7 +150,7 @@ def find(cache: Cache, text: str) -> list[tuple[Row, Entry]]:
 
 
 def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
-    """Return the whole entries that are wanted, and those of all ops that their stubs need.
+    """Return the whole entries that are wanted, and those of all ops that their plans need.
 
     An entry in several layers is returned once, from the layer that a lookup takes.
     """
@@ -158,7 +158,7 @@ def chosen(cache: Cache, wanted: Wanted) -> list[tuple[Row, Entry]]:
     for row, entry in _filtered(cache, wanted, "always"):
         if isinstance(entry, Entry):
             entries.setdefault((row.target, entry.path.name), (row, entry))
-    hosts = {_host_of(row.target) for row, _ in entries.values() if row.kind == "stub"}
+    hosts = {_host_of(row.target) for row, _ in entries.values() if row.kind == "plan"}
     for op in OF_ALL_OPS if hosts else ():
         for row, entry in _filtered(cache, Wanted(op=op), "always"):
             if isinstance(entry, Entry) and _host_of(row.target).startswith(tuple(hosts)):

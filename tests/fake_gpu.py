@@ -1,4 +1,4 @@
-"""A GPU that runs nothing: stubs for CUDA and the launch runtime, over the driver of fake_gpu.c.
+"""A GPU that runs nothing: programs for CUDA and the launch runtime, over the driver of fake_gpu.c.
 
 The tensors lie in the memory of the CPU, and are said to be on `cuda:0`.
 """
@@ -19,12 +19,13 @@ from helpers import H100
 from jitkern import jit
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import stubs_of
+from jitkern.prewarming.ahead import traces_of
 from jitkern.runtime import binding
 from jitkern.runtime.guards import Guard
 from jitkern.runtime.symbols import symbols
 from jitkern.source.dtypes import table_of
 from jitkern.target import Target
+from jitkern.trace.program import listing
 
 TARGET = Target.parse(H100)
 _ALSO_OF_TORCH = (
@@ -97,30 +98,32 @@ class FakeGpu:
         return list((kind * length).in_dll(self.driver, name))
 
     def learn(self, op, call, slot: int = 0) -> str:
-        """Trace a call, let its stub serve in a slot, and return the lines of the stub."""
+        """Trace a call, let its program serve in a slot, and return the steps of the program."""
         source = op.sources["cuda"][0]
         for variant in needs_of(op, source, "cuda", TARGET).variants:
             jit.ensure(variant, TARGET)
-        (stub,), reasons = stubs_of(op, source, TARGET, [call])
+        (traced,), reasons = traces_of(op, source, TARGET, [call])
         assert not reasons
-        entry = jit.ensure(stub.variant, TARGET)
-        loaded = ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
+        trace = traced.trace
+        in_c = binding._in_c(trace.program, [len(kernel.parameters) for kernel in trace.kernels])
         kinds = "".join(p.kind for p in op.signature.parameters).encode()
         results = op.signature.results.encode()
         self.runtime.jitkern_declare(slot, kinds, results, b"fake", b"fake", 1, 0)
         kernels = (c_void_p * 4)(1, 2, 3, 4)
         guard = Guard()  # of a world without names
         variant = binding._Variant(
-            ctypes.cast(loaded.stub, c_void_p),
+            ctypes.addressof(in_c),
             ctypes.addressof(kernels),
             ctypes.addressof(guard),
             0,
             0,
         )
-        self._alive += [loaded, kernels, guard, variant]
-        self.runtime.jitkern_append(slot, ctypes.byref(variant))
-        self.expect([kernel.parameters for kernel in stub.traced.kernels][-1])
-        return stub.variant.source.text.partition("i32 stub(")[2]
+        self._alive += [in_c, kernels, guard, variant]
+        assert self.runtime.jitkern_append(slot, ctypes.byref(variant)) >= 0
+        self.expect([kernel.parameters for kernel in trace.kernels][-1])
+        names = [parameter.name for parameter in op.signature.parameters]
+        _, constants, texts, *_ = trace.program
+        return "\n".join(text for text, _ in listing(trace.steps, constants, texts, names))
 
     def expect(self, codes: list[str]) -> None:
         """Say what the parameters of the next launches are."""

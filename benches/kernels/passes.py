@@ -48,7 +48,7 @@ class Forward:
         assert self.oracle
         checks.poison(self.results, self.device)
         with torch.no_grad():
-            for _ in range(2):  # by Python, and then by the stub
+            for _ in range(2):  # by Python, and then by C
                 results = self.subject.results(contender.function, self.copies[0])
                 if problem := self.oracle.problem(results, exact=contender.exact):
                     return problem

@@ -294,7 +294,7 @@ def started(command: list[str], environment: dict[str, str]) -> tuple[list[float
     """Start a process; returns seconds from its start, and how much it compiled."""
     begin = time.time()
     row = json.loads(output_of(command, **environment).splitlines()[-1])
-    return [at - begin for at in row["times"]], row["compiles"], row["stubs"]
+    return [at - begin for at in row["times"]], row["compiles"], row["runtimes"]
 
 
 def described(args: argparse.Namespace) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jitkern.named_tuple import NamedTuple
 
-STUB = "stub"  # the kind of source that launches kernels, and is no kernel itself
+RUNTIME = "runtime"  # the kind of source that launches kernels, and is no kernel itself
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 _callbacks: dict[object, Callable[[Event], None]] = {}
-_counts = {"hits": 0, "fetched": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "stubs": 0}
+_counts = {"hits": 0, "fetched": 0, "compiles": 0, "failures": 0, "seconds": 0.0, "runtimes": 0}
 _used: dict[Path, None] = {}
 _followers: list[Callable[[Path], None]] = []
 
@@ -58,8 +58,8 @@ def heard() -> bool:
 def stats() -> dict[str, float]:
     """Return counts of this process: `hits`, `compiles`, `failures` and `seconds` of compiling.
 
-    `fetched` counts the misses that a remote answered, of which one may bring many entries. `stubs`
-    counts compiled stubs, and the runtime that stubs need, which `compiles` leaves out.
+    `fetched` counts the misses that a remote answered, of which one may bring many entries.
+    `runtimes` counts compilations of the launch runtime, which `compiles` leaves out.
     """
     return dict(_counts)
 
@@ -100,8 +100,8 @@ def tell(event: Event, kind: str) -> None:
         use(Path(event.path))
     if event.status == "fetched":
         pass  # counted where remotes are asked, for choices too
-    elif kind == STUB:
-        _counts["stubs"] += event.status == "built"
+    elif kind == RUNTIME:
+        _counts["runtimes"] += event.status == "built"
     else:
         _counts[{"hit": "hits", "built": "compiles", "failed": "failures"}[event.status]] += 1
         _counts["seconds"] += event.seconds if event.status == "built" else 0

@@ -14,7 +14,7 @@ _LONG = 500  # letters of an example, in place of which its digest is kept
 def class_of(args: Sequence[Any]) -> tuple[str, ...]:
     """Return the class of a call: what a trace takes for granted of the arguments, as texts.
 
-    A list of tensors counts by its dtypes alone: the guards of a stub tell all else.
+    A list of tensors counts by its dtypes alone: the guards of a program tell all else.
     """
     return tuple(map(_class_of, args))
 

@@ -1,6 +1,6 @@
 """Compare every kernel of an op with its PyTorch reference over the op's samples.
 
-Kernels run from their Python launchers, and then from their C stubs. Torch's opcheck follows, and
+Kernels run from their Python launchers, and then by C. Torch's opcheck follows, and
 gradcheck for an op with a gradient. What this machine cannot run is skipped, with the reason. Exit
 code 1 if a check failed, or if there was nothing to check.
 """

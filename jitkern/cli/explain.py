@@ -3,7 +3,7 @@
 For a variant that is not cached, and for an entry that is named by its digest, show the nearest
 entry of the same op with every input that differs. For a cached GPU kernel, show its registers,
 spills, memory and threads; for a tuned op, list the chosen configurations; for a Triton kernel, the
-arguments whose classes make many variants. `--source` prints the C stubs that launch the kernels.
+arguments whose classes make many variants. `--source` prints the programs that launch the kernels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitkern import cache_tools, config, jit, op as room, prewarming, remote, trace
 from jitkern.cache.store import Cache
+from jitkern.calls.call_class import class_of
 from jitkern.cli import clangd, hints
 from jitkern.cli.choose import UnknownOp, choose_ops, choose_targets
 from jitkern.cli.hints import Row
@@ -47,7 +48,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
     parser.add_argument(
         "--source",
         action="store_true",
-        help="also print the C stubs, with the lines of the launch function that caused them",
+        help="also print the programs, with the lines of the launch function that caused them",
     )
     parser.add_argument(
         "--compile-commands",
@@ -112,15 +113,15 @@ def _grouped(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
 def _print_group(rows: list[Row], *, whole: bool, source: bool) -> None:
     """Print rows of one kind for one target: those cached, then the others by their reasons."""
     cached = [row for row in rows if row.path]
-    short = cached and cached[0].stub and not (whole or source)
+    short = cached and cached[0].program and not (whole or source)
     if short:
-        print(f"    {counted(len(cached), 'stub')} cached")
+        print(f"    {counted(len(cached), 'plan')} cached")
     for row in () if short else cached:
         digest = row.path.rpartition("-")[2][:SHORT]
         used = hints.in_words(row.resources)
         print(f"    {row.path if whole else digest}  {row.variant}{used and f'  {used}'}")
-        if source and row.stub:
-            print(textwrap.indent(row.stub, "    "))
+        if source and row.program:
+            print(textwrap.indent(row.program, "    "))
     for note in dict.fromkeys(row.note for row in cached if row.note):
         print(f"      {note}")
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -142,9 +143,9 @@ def _folder(sources: dict[str, Any]) -> str:
 
 
 def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
-    """Yield rows for a source: its kernels, the chosen configurations, and then its stubs.
+    """Yield rows for a source: its kernels, the chosen configurations, and then its plans.
 
-    Calls without a stub get a row that says why the Python launcher runs.
+    Calls without a program get a row that says why the Python launcher runs.
     """
     variants, calls, problems = room.needed_kernels.needs_of(op, source, target.device, target)
     here = hints.installed(variants, target)
@@ -153,25 +154,31 @@ def _explain_source(op: Op, source: Source, target: Target) -> Iterator[Row]:
     for problem in problems:
         yield Row(source.kind, "", str(target), reason=problem)
     yield from hints.choices(op, source, target)
-    stubs, reasons = prewarming.ahead.stubs_of(op, source, target, calls)
-    here = hints.installed([stub.variant for stub in stubs], target)
-    written = op.written(source, target.device) if stubs else None
-    for variant, traced in {stub.variant: stub.traced for stub in stubs}.items():
-        row = _explain(variant, target, here)
-        yield row._replace(stub=_beside(op.schema, traced, written))
+    traces, reasons = prewarming.ahead.traces_of(op, source, target, calls)
+    written = op.written(source, target.device) if traces else None
+    for traced, entry in prewarming.ahead.kept_plans(op, source, target, traces):
+        label = entry.variant if entry else ".".join(("plan", *class_of(traced.args)))
+        yield Row(
+            "plan", label, str(target.for_host_code()),
+            entry.manifest.digest if entry else "", str(entry.path) if entry else "",
+            reason="" if entry else f"nothing like it is: {_remedy(op.name, target)}",
+            program=_beside(op, traced.trace, written),
+        )  # fmt: skip
     for reason in reasons:
         yield Row("python", "", str(target), reason=f"its Python launcher runs: {reason}")
 
 
-def _beside(schema: str, traced: Traced, written: Any) -> str:
-    """Return the stub, each part below the line of the launch function that caused it."""
+def _beside(op: Op, traced: Traced, written: Any) -> str:
+    """Return the program, each part below the line of the launch function that caused it."""
     path = written.__code__.co_filename
     shown: list[str] = []
     before = 0
-    for text, line in trace.stub_text.lines_of(schema, traced):
+    names = [argument.name for argument in op.signature.arguments]
+    _, constants, texts, *_ = traced.program
+    for text, line in trace.program.listing(traced.steps, constants, texts, names):
         if line and line != before:
             before = line
-            shown.append(f"  /* {line:4}: {linecache.getline(path, line).strip()} */")
+            shown.append(f"# {line:4}: {linecache.getline(path, line).strip()}")
         shown.append(text)
     return "\n".join(shown)
 
@@ -198,9 +205,12 @@ def _nearest(inputs: dict[str, Any], target: Target) -> str:
     """Return, in words, which inputs differ from those of the nearest entry alike."""
     nearest = cache_tools.nearest(Cache.open(config.current()), inputs)
     if not nearest:
-        op = inputs["op"].removeprefix("jitkern::")
-        return f"nothing like it is: jitkern prewarm {op} --target {target}"
+        return f"nothing like it is: {_remedy(inputs['op'], target)}"
     return "nearest entry differs in " + "; ".join(nearest[1])
+
+
+def _remedy(op: str, target: Target) -> str:
+    return f"jitkern prewarm {op.removeprefix('jitkern::')} --target {target}"
 
 
 def explain_entries(args: argparse.Namespace) -> int:

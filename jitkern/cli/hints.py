@@ -26,7 +26,7 @@ MANY = 3  # variants that differ in the class of one argument alone
 class Row(NamedTuple):
     """A row of `explain`: an entry, or what there is instead of one.
 
-    path: of the entry, "" if it is not cached, for this reason. stub: its C, for a stub.
+    path: of the entry, "" if it is not cached, for this reason. program: of a plan.
     resources: what a kernel takes of a GPU; None if unknown.
     """
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     path: str = ""
     reason: str = ""
     note: str = ""
-    stub: str = ""
+    program: str = ""
     resources: dict[str, int] | None = None
 
 

@@ -47,7 +47,7 @@ def lock_name(key: Key) -> str:
 def build(request: Request, started: float, why: str) -> Entry:
     """Compile and publish an entry; report a failure, and raise its error."""
     variant, key = request.variant, request.key
-    shown = contextlib.nullcontext() if variant.source.kind == events.STUB else announced(
+    shown = contextlib.nullcontext() if variant.source.kind == events.RUNTIME else announced(
         f"{variant.op} for {key.target}"
     )  # fmt: skip
     try:

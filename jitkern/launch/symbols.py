@@ -1,15 +1,16 @@
 """Symbols: the numbers a traced launch function computes with, which stand for any later call's.
 
-A `Symbol` is an expression in C and its present value, the hint. Arithmetic makes another Symbol; a
-comparison returns a real bool at once and records this answer as a guard, so that `if`, `and`,
-`min`, `while` and `torch._check` just work, and the stub serves exactly the calls for which the
-same answers hold. The hint is never read without a guard.
+A `Symbol` is a register of the program that the trace makes, and its present value, the hint.
+Arithmetic makes another Symbol; a comparison returns a real bool at once and records this answer as
+a guard, so that `if`, `and`, `min`, `while` and `torch._check` just work, and the program serves
+exactly the calls for which the same answers hold. The hint is never read without a guard.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import struct
 import sys
 import threading
 import types
@@ -19,7 +20,11 @@ from typing import Any
 from jitkern.named_tuple import NamedTuple
 
 _INT64 = range(-(2**63), 2**63)
-MOST = 1000  # statements of a stub: a second of the C compiler; shipped ops need up to 172
+MOST = 1000  # steps of a program beside its reads; shipped ops need up to 172
+READS = frozenset((  # instructions whose value may be left out if nothing uses it
+    "SIZE", "STRIDE", "DATA", "NUMEL", "NUMBER", "OPTIONAL", "COUNT", "ITEM", "FIELD", "MEMORY",
+    "MAX1", "REAL",
+))  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -43,10 +48,15 @@ class _Running(threading.local):
 running = _Running()
 
 
-class Statement(NamedTuple):
-    """A line of a stub, and the line of the launch function that asked for it."""
+class Instruction(NamedTuple):
+    """A step of a program (see `trace.program`), and the line of the launch function it is for.
 
-    text: str
+    operands: registers are numbers from 0 on, constants are numbers below 0 (see
+    `Facts.constant`); the register that takes the value comes first.
+    """
+
+    name: str
+    operands: tuple[int, ...]
     line: int
 
 
@@ -64,43 +74,54 @@ class Facts:
     """
 
     def __init__(self, line: Callable[[], int]) -> None:
-        self.statements: list[Statement] = []
+        self.instructions: list[Instruction] = []
+        self.constants: dict[int, int] = {}  # their places, by their 64 bits
         self.frozen: list[Frozen] = []
         self.line = line
+        self.registers = 0
         self._count = 0
-        self._seen: set[str] = set()
-        self._values: dict[str, str] = {}
+        self._seen: set[tuple[Any, ...]] = set()
+        self._values: dict[tuple[Any, ...], int] = {}
 
-    def statement(self, text: str) -> Statement:
-        """Return a line of C of the stub. Raises Unsupported for one more than a stub may have."""
-        self._count += 1
+    def instruction(self, name: str, *operands: int) -> Instruction:
+        """Return a step. Raises Unsupported for one more than a program may have."""
+        self._count += name not in READS
         if self._count > MOST:
             raise Unsupported(
-                f"more than {MOST} steps cannot be traced, since a stub has each turn of a loop: "
-                "loop inside the kernel, or launch it once for a list, by k.tables"
+                f"more than {MOST} steps cannot be traced, since a program has each turn of a "
+                "loop: loop inside the kernel, or launch it once for a list, by k.tables"
             )
-        return Statement(text, self.line())
+        return Instruction(name, operands, self.line())
 
-    def guard(self, condition: str) -> None:
-        """Serve only calls for which this C condition holds."""
+    def guard(self, name: str, *operands: int) -> None:
+        """Serve only calls that pass this step."""
         self._check()
-        if condition not in self._seen:
-            self._seen.add(condition)
-            self.statements.append(self.statement(f"if (!({condition})) return MISS;"))
+        step = (name, *operands)
+        if step not in self._seen:
+            self._seen.add(step)
+            self.instructions.append(self.instruction(name, *operands))
 
-    def value(self, kind: type, expression: str, name: str = "") -> str:
-        """Return a name for the value of this C expression; equal expressions share a name."""
+    def value(self, name: str, *operands: int) -> int:
+        """Return the register of the value of this step; equal steps share one."""
         self._check()
-        if expression not in self._values:
-            name = self._values[expression] = name or f"v{len(self._values)}"
-            ctype = "double" if kind is float else "i64"
-            self.statements.append(self.statement(f"const {ctype} {name} = {expression};"))
-        return self._values[expression]
+        step = (name, *operands)
+        if step not in self._values:
+            at = self._values[step] = self.register()
+            self.instructions.append(self.instruction(name, at, *operands))
+        return self._values[step]
 
-    def declare(self, text: str) -> None:
-        """Add a declaration, which may read what the guards before it allow to be read."""
-        self._check()
-        self.statements.append(self.statement(text))
+    def register(self) -> int:
+        """Return a new register."""
+        self.registers += 1
+        return self.registers - 1
+
+    def constant(self, value: float) -> int:
+        """Return a number as an operand."""
+        if isinstance(value, int) and value not in _INT64:
+            raise Unsupported("an integer beyond the range of int64 cannot be traced")
+        form = "<d" if isinstance(value, float) else "<q"
+        bits = int.from_bytes(struct.pack(form, value), "little")
+        return ~self.constants.setdefault(bits, len(self.constants))
 
     def _check(self) -> None:
         if self is not running.facts:
@@ -108,16 +129,16 @@ class Facts:
 
 
 class Symbol:
-    """A number: an expression in C (`text`), its present value (`hint`), its name for users."""
+    """A number: its register, its present value (`hint`), its name for users."""
 
-    __slots__ = ("facts", "hint", "natural", "text", "what")
+    __slots__ = ("facts", "hint", "natural", "register", "what")
 
     def __init__(
-        self, facts: Facts, text: str, hint: float, what: str = "", *, natural: bool = False
+        self, facts: Facts, register: int, hint: float, what: str = "", *, natural: bool = False
     ) -> None:
         self.natural = natural  # never below 0
         self.facts = facts
-        self.text = text
+        self.register = register
         self.hint = hint
         self.what = what or "a value computed from the arguments"
 
@@ -130,8 +151,7 @@ class Symbol:
         """Return the hint, guarded: another value will need another variant."""
         if self.hint != self.hint:
             raise Unsupported("a NaN that must be constant cannot be traced")
-        same = "same({}, {})" if isinstance(self.hint, float) else "{} == {}"
-        self.facts.guard(same.format(self.text, literal(self.hint)))
+        self.facts.guard("EQUAL", self.register, self.facts.constant(self.hint), 1)
         self.facts.frozen.append(Frozen(self.what, self.hint))
         return self.hint
 
@@ -150,7 +170,7 @@ class Symbol:
     def __index__(self) -> int:
         raise Unsupported(
             f"{self.what} in range() or as an index cannot be traced, since each value would need "
-            "a stub: loop inside the kernel, or pass the number as a template argument"
+            "a program: loop inside the kernel, or pass the number as a template argument"
         )
 
     def __hash__(self) -> int:
@@ -171,7 +191,7 @@ class Symbol:
 
     def __abs__(self) -> Any:
         if _is_float(self):
-            return self._made(float, f"__builtin_fabs({self.text})", abs(self.hint))
+            return self.made(abs(self.hint), "ABS", self.register)
         negative: bool = _less(self, 0)
         return -self if negative else self
 
@@ -200,13 +220,13 @@ class Symbol:
         return other // self, other % self
 
     def __floor__(self) -> Any:
-        return self._rounded("floored", math.floor)
+        return self._rounded("FLOOR", math.floor)
 
     def __ceil__(self) -> Any:
-        return self._rounded("ceiled", math.ceil)
+        return self._rounded("CEIL", math.ceil)
 
     def __trunc__(self) -> Any:
-        return self._rounded("truncated", math.trunc)
+        return self._rounded("TRUNCATE", math.trunc)
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.freeze(), digits)
@@ -219,14 +239,14 @@ class Symbol:
         """Return the number as float() would convert it."""
         if _is_float(self):
             return self
-        return self._made(float, f"(double){self.text}", float(self.hint))
+        return self.made(float(self.hint), "REAL", self.register)
 
     def square_root(self) -> Any:
         """Return the square root, as math.sqrt() does. Raises Unsupported for a number below 0."""
         real = self.as_real()
         if _less(real, 0.0):
             raise Unsupported("the square root of a negative number cannot be traced")
-        return self._made(float, f"__builtin_sqrt({real.text})", math.sqrt(real.hint))
+        return self.made(math.sqrt(real.hint), "SQUARE_ROOT", real.register)
 
     def is_integer(self) -> bool:
         """Whether the value is an integer, as float.is_integer() tells."""
@@ -238,18 +258,19 @@ class Symbol:
         """Return int.bit_length() of the number. Raises Unsupported for a number below 0."""
         if _less(self, 0):
             raise Unsupported("bit_length() of a negative number cannot be traced")
-        return self._made(int, f"bit_length({self.text}, &odd)", int(self.hint).bit_length())
+        return self.made(int(self.hint).bit_length(), "BIT_LENGTH", self.register)
 
     def _rounded(self, function: str, python: Callable[[float], int]) -> Any:
         if isinstance(self.hint, int):
             return self
         hint = _computed(python, self.hint)
-        return self._made(int, f"{function}({self.text}, &odd)", hint)
+        return self.made(hint, function, self.register)
 
-    def _made(self, kind: type, expression: str, hint: float) -> Symbol:
-        if kind is int and hint not in _INT64:
+    def made(self, hint: float, name: str, *operands: int) -> Symbol:
+        """Return the Symbol of a step that computes with this one."""
+        if isinstance(hint, int) and hint not in _INT64:
             raise Unsupported("an integer beyond the range of int64 cannot be traced")
-        return Symbol(self.facts, self.facts.value(kind, expression), hint, self.what)
+        return Symbol(self.facts, self.facts.value(name, *operands), hint, self.what)
 
 
 def is_symbol(value: object) -> bool:
@@ -262,31 +283,12 @@ def concrete(value: Any) -> Any:
     return value.freeze() if is_symbol(value) else value
 
 
-def literal(value: float) -> str:
-    """Return a number in C."""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, int):
-        if value not in _INT64:
-            raise Unsupported("an integer beyond the range of int64 cannot be traced")
-        return (
-            str(value)
-            if abs(value) < 2**31
-            else f"{value}LL"
-            if value > -(2**63)
-            else "(-0x7fffffffffffffffLL - 1)"
-        )
-    if math.isinf(value):
-        return "__builtin_inf()" if value > 0 else "-__builtin_inf()"
-    return '__builtin_nan("")' if math.isnan(value) else repr(value)
-
-
-def text_of(value: Any) -> str:
-    """Return a number or Symbol in C."""
+def operand_of(value: Any, facts: Facts) -> int:
+    """Return a number or Symbol as an operand."""
     if not is_symbol(value):
-        return literal(value)
+        return facts.constant(value)
     value.facts._check()
-    return str(value.text)
+    return int(value.register)
 
 
 def _hint_of(value: Any) -> Any:
@@ -308,10 +310,10 @@ def _power(base: Any, exponent: Any) -> Any:
         return NotImplemented
     symbol: Symbol = base if is_symbol(base) else exponent
     value = _computed(operator.pow, *hints)
-    texts = [_as_double(x, exact=True) for x in (base, exponent)]
+    operands = [_as_double(x, symbol.facts, exact=True) for x in (base, exponent)]
     if isinstance(value, complex):
         raise Unsupported("a complex power of a negative number cannot be traced")
-    return symbol._made(float, f"power(api, {', '.join(texts)}, &odd)", value)
+    return symbol.made(value, "POWER", *operands)
 
 
 def _less(a: Any, b: Any) -> bool:
@@ -323,7 +325,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _arithmetic(name: str, integer: str, floating: str) -> None:
-    """Define one operator: how C writes it for integers, and for floats where it can."""
+    """Define one operator: its instruction for integers, and for floats if there is one."""
     compute = getattr(operator, name)
 
     def forward(a: Any, b: Any) -> Any:
@@ -333,13 +335,17 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
         if name == "mul" and any(type(x) is int and x == 1 for x in (a, b)):
             return symbol
         real = _is_float(a) or _is_float(b) or name == "truediv"
-        form = floating if real else integer
-        if not form:
+        instruction = floating if real else integer
+        if not instruction:
             raise Unsupported(f"`{name}` of floats cannot be traced")
         hint = _computed(compute, _hint_of(a), _hint_of(b))
         whole = name == "truediv" and not (_is_float(a) and _is_float(b))
-        operands = [_as_double(x, exact=whole) if real else text_of(x) for x in (a, b)]
-        return symbol._made(float if real else int, form.format(*operands), hint)
+        facts = symbol.facts
+        return symbol.made(
+            hint,
+            instruction,
+            *(_as_double(x, facts, exact=whole) if real else operand_of(x, facts) for x in (a, b)),
+        )
 
     special = {"and_": "and", "or_": "or"}.get(name, name)
     setattr(Symbol, f"__{special}__", forward)
@@ -350,22 +356,26 @@ def _arithmetic(name: str, integer: str, floating: str) -> None:
     )
 
 
-def _as_double(value: Any, *, exact: bool) -> str:
+def _as_double(value: Any, facts: Facts, *, exact: bool) -> int:
     if _is_float(value):
-        return text_of(value)
+        return operand_of(value, facts)
     if is_symbol(value):
-        return f"exact({value.text}, &odd)" if exact else f"(double){value.text}"
+        return facts.value("EXACT" if exact else "REAL", operand_of(value, facts))
     if exact and float(value) != value:
         raise Unsupported(f"{value} beside a float cannot be traced: no double is exactly {value}")
-    return literal(float(value))
+    return facts.constant(float(value))
 
 
-def _comparison(name: str, sign: str) -> None:
-    """Define one comparison, which returns a bool and guards the answer."""
+def _comparison(name: str, integer: str, floating: str, *, swapped: bool, negated: bool) -> None:
+    """Define one comparison, which returns a bool and guards the answer.
+
+    swapped, negated: how it follows from its instruction for integers: `a > b` is `b < a`. Those
+    for floats are swapped alike; none is negated, since `!(a < b)` is not `a >= b` beside a NaN.
+    """
     compute = getattr(operator, name)
 
     def compare(self: Symbol, other: Any) -> Any:
-        hint = _hint_of(other)
+        hint, facts = _hint_of(other), self.facts
         if isinstance(hint, complex):  # 1 == 1 + 0j
             raise Unsupported("a comparison with a complex number cannot be traced")
         if not isinstance(hint, (int, float)):
@@ -376,43 +386,32 @@ def _comparison(name: str, sign: str) -> None:
             known = hint not in _INT64 or (hint <= low and name in ("ge", "lt"))
             if not is_symbol(other) and known:
                 return answer  # no value compares otherwise
-            left, right = self.text, text_of(other)
-        else:
-            left, right = (_as_double(x, exact=True) for x in (self, other))
-        if "exact(" in left + right:
-            condition = self.facts.value(int, f"{left} {sign} {right}")
-        else:
-            condition = f"{left} {sign} {right}"
-        # `!(a < b)` is not `a >= b` if either is a NaN.
-        self.facts.guard(condition if answer else f"!({condition})")
+            pair = operand_of(self, facts), operand_of(other, facts)
+            if swapped != (negated and integer == "LESS"):
+                pair = pair[::-1]
+            facts.guard(integer, *pair, int(answer != negated))
+            return answer
+        left, right = (_as_double(x, facts, exact=True) for x in (self, other))
+        pair = (right, left) if swapped else (left, right)
+        facts.guard(floating, *pair, int(answer != (name == "ne")))
         return answer
 
     setattr(Symbol, f"__{name}__", compare)
 
 
 for _row in (
-    ("add", "add({}, {}, &odd)", "{} + {}"),
-    ("sub", "sub({}, {}, &odd)", "{} - {}"),
-    ("mul", "mul({}, {}, &odd)", "{} * {}"),
-    ("floordiv", "floordiv({}, {}, &odd)", ""),
-    ("mod", "mod({}, {}, &odd)", ""),
-    ("truediv", "", "quotient({}, {}, &odd)"),
-    ("and_", "{} & {}", ""),
-    ("or_", "{} | {}", ""),
-    ("xor", "{} ^ {}", ""),
-    ("lshift", "shl({}, {}, &odd)", ""),
-    ("rshift", "shr({}, {}, &odd)", ""),
-):
+    ("add", "ADD", "REAL_ADD"), ("sub", "SUBTRACT", "REAL_SUBTRACT"),
+    ("mul", "MULTIPLY", "REAL_MULTIPLY"), ("floordiv", "DIVIDE", ""), ("mod", "MODULO", ""),
+    ("truediv", "", "QUOTIENT"), ("and_", "AND", ""), ("or_", "OR", ""), ("xor", "XOR", ""),
+    ("lshift", "SHIFT_LEFT", ""), ("rshift", "SHIFT_RIGHT", ""),
+):  # fmt: skip
     _arithmetic(*_row)
-for _name, _sign in (
-    ("lt", "<"),
-    ("le", "<="),
-    ("gt", ">"),
-    ("ge", ">="),
-    ("eq", "=="),
-    ("ne", "!="),
-):
-    _comparison(_name, _sign)
+_comparison("lt", "LESS", "REAL_LESS", swapped=False, negated=False)
+_comparison("le", "LESS", "REAL_AT_MOST", swapped=False, negated=True)
+_comparison("gt", "LESS", "REAL_LESS", swapped=True, negated=False)
+_comparison("ge", "LESS", "REAL_AT_MOST", swapped=True, negated=True)
+_comparison("eq", "EQUAL", "REAL_EQUAL", swapped=False, negated=False)
+_comparison("ne", "EQUAL", "REAL_EQUAL", swapped=False, negated=True)
 
 
 def line_in(code: Any) -> Callable[[], int]:

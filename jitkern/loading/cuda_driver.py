@@ -80,9 +80,14 @@ class CudaFunction:
 
     @property
     def address(self) -> int:
-        """The CUkernel as stubs take it; a CUkernel belongs to no context."""
+        """The CUkernel as programs take it; a CUkernel belongs to no context."""
         assert self._kernel.value
         return self._kernel.value
+
+    @property
+    def arity(self) -> int:
+        """The number of parameters, with those of Triton's scratch memory."""
+        return len(self._offsets)
 
     def launch(
         self,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HostFunction:
-    """The function of a loaded library to which its symbol FUNCTION points."""
+    """The function FUNCTION of a loaded library, which takes an array of addresses of values."""
 
     def __init__(
         self, library: ctypes.CDLL, meta: dict[str, Any], reference: tuple[str, str, str]
@@ -34,22 +34,29 @@ class HostFunction:
         self.reference = reference
         self.parameters: list[str] = meta["parameters"]
         self._library = library
-        address = ctypes.c_void_p.in_dll(self._library, FUNCTION).value
-        self._function = ctypes.CFUNCTYPE(None)(address or 0)
-        self._function.argtypes = [
+        self._function = library[FUNCTION]
+        self._function.restype = None
+        self._types = [
             ctypes.c_void_p if code[:1] == "*" else DTYPES[code].ctype
             for code in self.parameters
             if code
         ]
+        self._addresses = ctypes.c_void_p * len(self._types)
 
     @property
     def address(self) -> int:
-        """The address of the function's code, as stubs take it."""
+        """The address of the function's code, as programs take it."""
         return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
-    def call(self, values: list[float | None]) -> None:
+    @property
+    def arity(self) -> int:
+        """The number of parameters."""
+        return len(self.parameters)
+
+    def call(self, values: list[Any]) -> None:
         """Call the function; `values` match `parameters`."""
-        self._function(*values)
+        slots = [kind(value) for kind, value in zip(self._types, values)]
+        self._function(self._addresses(*map(ctypes.addressof, slots)))
 
 
 def load(source: Source, entry: Entry, op: str = "") -> Any:

@@ -33,7 +33,7 @@ class Backend:
 
     Its implementation is imported at the first call that no receipt serves.
     number: the op's slot in the launch runtime; None if Python serves all calls. launches: whether
-    the op has kernels that stubs could launch, on a system that allows trampolines.
+    the op has kernels that C could launch, on a system that allows trampolines.
     """
 
     def __init__(self, op: Op, device: str, *, launches: bool) -> None:
@@ -76,7 +76,7 @@ class Backend:
 
     @property
     def slot(self) -> runtime.slot.Slot | None:
-        """The op's place in the launch runtime; None if no stub can launch its kernels."""
+        """The op's place in the launch runtime; None if C cannot launch its kernels."""
         if self._slot is None and self.number is not None:
             with _making:
                 if self._slot is None:

@@ -103,7 +103,7 @@ def _only(op: Op, device: str, source: Source) -> Iterator[None]:
 
 
 def _reference(op: Op, samples: Sequence[tuple[Any, ...]], device: str, source: Source) -> str:
-    """Compare a source with the reference, in its Python launcher and then in its stubs."""
+    """Compare a source with the reference, by its Python launcher and then by C."""
     if not op.declaration.reference:
         raise _Untried("the op has no reference")
     largest = 0.0

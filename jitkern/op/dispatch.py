@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class Implementation:
     """The implementation of an op on one device type.
 
-    slot: the op's slot in the launch runtime; None if no stub can launch its kernels.
+    slot: the op's slot in the launch runtime; None if C cannot launch its kernels.
     """
 
     def __init__(self, backend: Backend, slot: Slot | None) -> None:
@@ -207,7 +207,7 @@ class Implementation:
             self._place(e, function)
             raise
         new = kernels.has_workspace and _share_workspaces(device)
-        if self.slot and not (new and self.slot.known):  # the stub lacked the workspace alone
+        if self.slot and not (new and self.slot.known):  # C lacked the workspace alone
             self._link(self.slot, generation, source, runner, args, kwargs, tried)
         return result
 
@@ -255,18 +255,18 @@ class Implementation:
         kwargs: dict[str, Any],
         tried: frozenset[Any],
     ) -> None:
-        """Build a stub for calls like this one, if the slot wants one and C code may serve them.
+        """Trace a call, if it is time to, so that C serves the next one like it.
 
         tried: the slot's variants that did not serve it.
         """
-        if config.preferences() == (None, None):
+        if config.preferences() == (None, None) or torch._C._len_torch_function_stack():
             return
         ordered = self.signature.in_order(args, kwargs)
         launcher = self._launcher(source, runner.device)
         calls = slot.calls(source, runner.device, ordered)
         if generation != self._generation:
             return  # the op was declared again while the call ran; `calls` may be of the new one
-        if slot.wants_stub(calls, ordered) and not jit.capturing():
+        if calls.is_due() and not jit.capturing():
             linker, keywords, settings = runtime.linker, frozenset(kwargs), config.current()
             linker.link(
                 linker.MissedCall(slot, calls, launcher, runner, ordered, keywords, settings, tried)
@@ -395,7 +395,7 @@ def _restride(result: Any, promised: Any) -> Any:
 
 
 def _share_workspaces(device: torch.device) -> bool:
-    """Let stubs use the workspaces of the current stream; returns whether one is new to them."""
+    """Let programs use the workspaces of the current stream; returns whether one is new to them."""
     loaded = runtime.binding.runtime()
     if loaded is None or device.type != "cuda":
         return False

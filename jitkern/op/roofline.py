@@ -171,7 +171,7 @@ def _seconds(op: Op, args: tuple[Any, ...], device: torch.device) -> float:
         calls.append(functools.partial(op, *positional, **by_name))
     with torch.no_grad():
         calls[0]()
-        linker.settle()  # the next calls go by the stub
+        linker.settle()  # the next calls are served by C
         return statistics.median(_samples(calls, device))
 
 

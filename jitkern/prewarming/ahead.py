@@ -1,14 +1,13 @@
-"""Find the stubs and plans that calls need, by tracing them on meta tensors."""
+"""Find the plans that calls need, by tracing them on meta tensors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from jitkern import jit
 from jitkern.cache.entry import Entry
 from jitkern.calls.call_class import class_of
 from jitkern.errors import JitkernError, NotCached, raised_at
@@ -20,20 +19,19 @@ from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.op.needed_kernels import runs_of
 from jitkern.op.op import Op
-from jitkern.runtime.linker import keep, stub_variant
-from jitkern.runtime.plans import Plans, reference_to
-from jitkern.source.kinds import ITSELF, Source, Variant
+from jitkern.runtime.linker import keep
+from jitkern.runtime.plans import Plans
+from jitkern.source.kinds import ITSELF, Source
 from jitkern.target import Target
+from jitkern.trace import trace
 from jitkern.trace.recorder import described
-from jitkern.trace.trace import Traced, trace
 from jitkern.trace.world import World
 
 
-class Stub(NamedTuple):
-    """A stub that a sample uses, and the described arguments of the sample."""
+class Traced(NamedTuple):
+    """A trace that a sample uses, and the described arguments of the sample."""
 
-    variant: Variant
-    traced: Traced
+    trace: trace.Traced
     args: list[Any]
 
 
@@ -70,10 +68,10 @@ def refused_by(
     return list(reasons)
 
 
-def stubs_of(
+def traces_of(
     op: Op, source: Source, target: Target, calls: Sequence[tuple[Any, ...]]
-) -> tuple[list[Stub], list[str]]:
-    """Return the stubs that calls use, and the reasons why other calls keep the Python launcher.
+) -> tuple[list[Traced], list[str]]:
+    """Return the traces that calls use, and the reasons why other calls keep the Python launcher.
 
     Calls whose kernels are not in the cache are left out.
     """
@@ -81,23 +79,25 @@ def stubs_of(
         return [], []
     if op.signature.parameters is None:
         return [], [f"its schema has types that only Python passes: {op.schema}"]
-    stubs: dict[tuple[Any, ...], Stub] = {}
+    traces: dict[tuple[Any, ...], Traced] = {}
     reasons: dict[str, None] = {}
     models = _models(op, source, target)
     for call in calls:
         refused = []
         for model in models:
             try:
-                stub = _stub(op, source, target, model, call)
+                one = _traced(op, source, target, model, call)
             except Unsupported as e:
                 refused.append(str(e))
             except NotCached:
                 continue  # its kernel failed to build, or was not built yet
             else:
-                stubs[stub.variant, class_of(stub.args), stub.traced.model] = stub
+                kernels = tuple(kernel.reference for kernel in one.trace.kernels)
+                key = one.trace.program, kernels, class_of(one.args), one.trace.model
+                traces[key] = one
         if len(refused) == len(models):
             reasons[refused[0]] = None
-    return list(stubs.values()), list(reasons)
+    return list(traces.values()), list(reasons)
 
 
 def _models(op: Op, source: Source, target: Target) -> list[str]:
@@ -107,31 +107,49 @@ def _models(op: Op, source: Source, target: Target) -> list[str]:
     return sorted({str(c["model"]) for _, c in choices_of(op.name, source, target)}) or [""]
 
 
-def _stub(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Stub:
-    """Return the stub for calls like this one. Raises Unsupported, NotCached."""
+def _traced(op: Op, source: Source, target: Target, model: str, call: tuple[Any, ...]) -> Traced:
+    """Return the trace for calls like this one. Raises Unsupported, NotCached."""
     args, kwargs = op.signature.complete(*op.signature.split(call))
     descriptions = described(op.signature.in_order(args, kwargs))
     device = torch.device("cuda:0" if target.device == "cuda" else "cpu")
     kernels = CachedKernels(op.name, source, target, model)
     function = op.written(source, target.device)
-    traced = trace(op.signature, function, descriptions, frozenset(kwargs), device, kernels)
-    return Stub(stub_variant(op.signature, traced, descriptions), traced, descriptions)
+    keywords = frozenset(kwargs)
+    return Traced(
+        trace.trace(op.signature, function, descriptions, keywords, device, kernels), descriptions
+    )
+
+
+def kept_plans(
+    op: Op, source: Source, target: Target, traces: Sequence[Traced]
+) -> Iterator[tuple[Traced, Entry | None]]:
+    """Yield each trace with the entry of its plan, or None if there is none."""
+    function = op.written(source, target.device)
+    for traced in traces:
+        trace, call = traced.trace, class_of(traced.args)
+        plans = Plans(op.name, op.schema, function, trace.world, source, target)
+        kernels = tuple(kernel.reference for kernel in trace.kernels)
+        found = (
+            entry
+            for entry, plan in plans.entries(call, trace.model or "")
+            if (plan.program, plan.kernels) == (trace.program, kernels)
+        )
+        yield traced, next(found, None)
 
 
 def keep_plans(
-    op: Op, source: Source, target: Target, stubs: Sequence[Stub]
+    op: Op, source: Source, target: Target, traces: Sequence[Traced]
 ) -> list[tuple[Entry, bool]]:
-    """Publish the plans of stubs that are in the cache.
+    """Publish the plans of traces.
 
     Returns the entries of the plans, each with whether it is new.
     """
     function = op.written(source, target.device)
     plans: dict[World, Plans] = {}
     results = []
-    for variant, traced, args in stubs:
+    for traced, args in traces:
         world = traced.world
         if world not in plans:
             plans[world] = Plans(op.name, op.schema, function, world, source, target)
-        stub = reference_to(jit.key_of(variant, target))
-        results.append(keep(plans[world], args, stub, traced, target))
+        results.append(keep(plans[world], args, traced, target))
     return [result for result in results if result]

@@ -1,4 +1,4 @@
-"""Build kernels side by side, and the stubs of a call as soon as its kernels are built."""
+"""Build kernels side by side, and the plans of a call as soon as its kernels are built."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Builder:
         self._plans: dict[int, list[Result]] = {}
 
     def build(self, groups: Sequence[Group]) -> list[Result]:
-        """Return results of kernels, stubs, then plans, each in the order of `groups`.
+        """Return results of kernels, the runtime, then plans, each in the order of `groups`.
 
         Raises CacheError if the cache is unusable.
         """
@@ -206,8 +206,6 @@ class Builder:
                 self._fail_task(number, reason)
             case Result():
                 self._note(number, message)
-                if number in self._work_of and message.variant:  # the result of a stub
-                    self._want(self._work_of[number].runtime)
             case Broken(reason):
                 self._fail_task(number, reason)
             case Died(reason):
@@ -222,6 +220,8 @@ class Builder:
                 self._total += count
             case Plans(results):
                 self._plans[number] = results
+                if results:
+                    self._want(self._work_of[number].runtime)
             case Done():
                 self._agenda.finish(number)
 
@@ -230,7 +230,7 @@ class Builder:
         self._progress(Step(self._done, self._total, text, result is not None, result))
 
     def _fail_task(self, number: int, reason: str) -> None:
-        self._total += number in self._work_of  # its stubs were not counted yet
+        self._total += number in self._work_of  # which was not counted
         task = self._agenda.tasks[number]
         status = "skipped" if isinstance(task, Kernel) and task.optional else "failed"
         self._broken.add(number)
@@ -272,15 +272,15 @@ class Builder:
         return task
 
     def _steps(self, work: _Work) -> Steps:
-        """Return the results of a group: of kernels, of stubs, and of plans."""
+        """Return the results of a group: of kernels, of what all ops need, and of plans."""
         if work.failed and self._stopped:
             return work.failed[:1], [], []
-        stubs = self._gathered(work.launchers)
+        refused = self._gathered(work.launchers)
         recorders = [] if work.recorder is None else [work.recorder]
-        runtimes = self._gathered([work.runtime, *recorders] if stubs else [])
         plans = [result for number in work.launchers for result in self._plans.get(number, [])]
+        runtimes = self._gathered([work.runtime, *recorders] if plans else [])
         kernels = [*work.failed, *work.left_out, *self._gathered(work.kernels)]
-        return kernels, [*runtimes, *stubs], plans
+        return kernels, [*runtimes, *refused], plans
 
     def _gathered(self, numbers: Iterable[int]) -> list[Result]:
         return [result for number in numbers for result in self._rows.get(number, [])]
@@ -291,7 +291,7 @@ def _is_among(number: int, choices: list[list[set[int]]]) -> bool:
 
 
 def in_steps(known: Iterable[Known]) -> list[Result]:
-    """Return the results of groups: all kernels first, then all stubs, then all plans."""
+    """Return the results of groups: all kernels first, then the runtime, then all plans."""
     steps = zip(*(group.steps for group in known))
     return list(_once([result for step in steps for results in step for result in results]))
 

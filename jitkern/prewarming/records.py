@@ -33,7 +33,7 @@ from jitkern.target import this_platform
 from jitkern.trace.world import world_of
 
 MAX_BYTES = 16 << 20
-Steps = tuple[list[Result], list[Result], list[Result]]  # kernels, stubs, plans
+Steps = tuple[list[Result], list[Result], list[Result]]  # kernels, the runtime, plans
 
 
 class Known(NamedTuple):
@@ -68,8 +68,8 @@ class Records:
             steps = [[self._result_of(*row) for row in step] for step in record["steps"]]
             if len(steps) != 3 or any(None in step for step in steps):
                 return None
-            kernels, stubs, plans = [[r for r in step if r] for step in steps]
-            return Known((kernels, stubs, plans), list(map(str, record["notes"])))
+            kernels, runtimes, plans = [[r for r in step if r] for step in steps]
+            return Known((kernels, runtimes, plans), list(map(str, record["notes"])))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -1,4 +1,4 @@
-"""Tasks of a prewarm: kernels to compile, and then the stubs and plans that launch them.
+"""Tasks of a prewarm: kernels to compile, and then the plans that launch them.
 
 A task runs in any process that has imported the op, and yields messages while it runs.
 """
@@ -24,7 +24,7 @@ from jitkern.errors import (
 )
 from jitkern.op.all_ops import OPS
 from jitkern.op.op import Op
-from jitkern.prewarming.ahead import Stub, keep_plans, refused_by, stubs_of
+from jitkern.prewarming.ahead import keep_plans, refused_by, traces_of
 from jitkern.prewarming.wanted import Wanted
 from jitkern.source.kinds import Source, Variant
 from jitkern.target import Target
@@ -150,48 +150,33 @@ class Kernel(NamedTuple):
 
 
 class Launchers(NamedTuple):
-    """The stubs and plans of calls whose kernels, all the same, are in the cache by now."""
+    """The plans of calls whose kernels, all the same, are in the cache by now."""
 
     group: Group
     calls: list[tuple[Any, ...]]
 
-    def perform(self, manner: Manner) -> Iterator[Message]:
-        """Check the calls, trace them, compile their stubs, and publish their plans."""
-        op, (_, source, target) = self.group.op, self.group
+    def perform(self, _: Manner) -> Iterator[Message]:
+        """Check the calls, trace them, and publish their plans."""
+        op, source, target = self.group.op, self.group.source, self.group.target
         if refused := refused_by(op, source, target, self.calls):
             yield More(len(refused))
             for reason in refused:
                 yield self.result("failed", reason=reason)
             return
-        stubs, reasons = stubs_of(op, source, target, self.calls)
+        traces, reasons = traces_of(op, source, target, self.calls)
         for reason in reasons:
             yield Note(f"{op.name} for {target} keeps to its Python launcher: {reason}")
-        variants = dict.fromkeys(stub.variant for stub in stubs)
-        yield More(len(variants))
-        linked = set()
-        stopped = False
-        for variant in variants:
-            task = Kernel(op.name, variant, target)
-            result = (
-                task.result("skipped", reason=NOT_TRIED) if stopped
-                else task.built(refresh=manner.refresh)
-            )  # fmt: skip
-            stopped |= result.status == "failed" and not manner.keep_going
-            if result.path:
-                linked.add(variant)
-            yield result
-        yield Plans(list(self._plans([stub for stub in stubs if stub.variant in linked])))
+        yield Plans([
+            Result(
+                op.name, entry.variant, entry.path.parent.name, "built" if new else "hit",
+                path=str(entry.path),
+            )
+            for entry, new in keep_plans(op, source, target, traces)
+        ])  # fmt: skip
 
     def result(self, status: str, **rest: Any) -> Result:
         """Return the result of the whole task."""
         return Result(self.group.op.name, "", str(self.group.target), status, **rest)
-
-    def _plans(self, stubs: list[Stub]) -> Iterator[Result]:
-        op, (_, source, target) = self.group.op, self.group
-        for entry, new in keep_plans(op, source, target, stubs):
-            status = "built" if new else "hit"
-            place = entry.path.parent.name
-            yield Result(op.name, entry.variant, place, status, path=str(entry.path))
 
 
 Task = Kernel | Launchers

@@ -1,4 +1,4 @@
-"""C in this process: trampolines, variants of stubs, plans, and builds in the background."""
+"""C in this process: trampolines, variants, plans, and the build of the launch runtime."""
 
 from __future__ import annotations
 

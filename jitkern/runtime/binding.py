@@ -11,39 +11,76 @@ import collections
 import ctypes
 import logging
 import threading
-from collections.abc import Callable
-from ctypes import Structure, c_int, c_longlong, c_ulonglong, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import Structure, c_char_p, c_int, c_longlong, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitkern import after_fork, config, jit, runtime as room
+from jitkern import after_fork, config, jit, runtime as room, trace
 from jitkern.errors import CompilerNotFound, JitkernError, LoadError, NotCached, TargetError
 from jitkern.runtime import code_page
 from jitkern.runtime.guards import Guards
 from jitkern.runtime.registry import Declared, has_compiler, registry
 from jitkern.runtime.symbols import symbols
 from jitkern.source.kinds import Generated, Variant
-from jitkern.trace import shim
 from jitkern.trace.world import World
 
 if TYPE_CHECKING:
     from jitkern.launch.resources.workspaces import Block
+    from jitkern.trace.program import Program
 
 REMEDY = "apt-get install gcc (or set CC)"
 _log = logging.getLogger(__name__)
 
 
+def interpreter() -> str:
+    """Return the C text of the instructions and of their interpreter: the runtime begins so."""
+    return trace.program.declarations() + _text("program.c")
+
+
 def variant() -> Variant:
     """Return the variant from which the runtime is compiled."""
-    text = shim() + "\n" + Path(__file__).with_name("runtime.c").read_text(encoding="utf-8")
+    text = interpreter() + _text("runtime.c")
     return Variant("jitkern::runtime", Generated("runtime.c", text=text))
+
+
+def _text(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+class _Text(Structure):
+    _fields_ = (("text", c_char_p), ("bytes", c_longlong))
+
+
+class _Program(Structure):
+    _fields_ = (
+        ("words", c_void_p), ("constants", c_void_p), ("texts", c_void_p), ("arities", c_void_p),
+        ("length", c_int), ("fixed", c_int), ("text_count", c_int), ("kernels", c_int),
+        ("registers", c_int), ("tensors", c_int), ("owned", c_int), ("memory", c_int),
+        ("given", c_int), ("passes", c_int),
+    )  # fmt: skip
+
+
+def _in_c(program: Program, arities: Sequence[int]) -> _Program:
+    """Return a program as C takes it. arities: the numbers of parameters of its kernels."""
+    texts = [text.encode() for text in program.texts]
+    arrays: tuple[ctypes.Array[Any], ...] = (
+        (c_int * len(program.words))(*program.words),
+        (c_ulonglong * len(program.constants))(*program.constants),
+        (_Text * len(texts))(*[_Text(text, len(text)) for text in texts]),
+        (c_int * len(arities))(*arities),
+    )
+    addresses = [ctypes.addressof(array) for array in arrays]
+    made = _Program(*addresses, *[len(array) for array in arrays], *program[3:])
+    made.alive = arrays
+    return made
 
 
 class _Variant(Structure):
     _fields_ = (
-        ("stub", c_void_p), ("kernels", c_void_p), ("world", c_void_p), ("index", c_int),
+        ("program", c_void_p), ("kernels", c_void_p), ("world", c_void_p), ("index", c_int),
         ("preference", c_int), ("generation", c_int), ("used", c_int),
     )  # fmt: skip
 
@@ -74,15 +111,17 @@ class Runtime:
     def append(
         self,
         slot: int,
-        stub: Any,
-        kernels: list[int],
+        program: Program,
+        kernels: Sequence[Any],
         device: torch.device,
         settings: config.Config,
         world: World,
     ) -> int | None:
         """Add a variant that serves `device` under these settings while `world` holds.
 
-        Returns its place, where it may replace a variant; None if C cannot check `world`.
+        kernels: those that the program launches, loaded. Returns the place of the variant, where it
+        may replace another; None if C cannot check `world`. Raises ValueError for a program that
+        is not sound.
         """
         if device.type == "cuda" and not symbols().addresses["cuLaunchKernelEx"]:
             symbols().add_driver()
@@ -91,16 +130,20 @@ class Runtime:
             guard = self._guards.of(world)
             if guard is None:
                 return None
-            table = (c_void_p * max(1, len(kernels)))(*kernels)
+            table = (c_void_p * len(kernels))(*(kernel.address for kernel in kernels))
+            in_c = _in_c(program, [kernel.arity for kernel in kernels])
             variant = _Variant(
-                ctypes.cast(stub.stub, c_void_p), ctypes.addressof(table), ctypes.addressof(guard),
+                ctypes.addressof(in_c), ctypes.addressof(table), ctypes.addressof(guard),
                 device.index or 0, config.number_of(settings.prefer),
             )  # fmt: skip
-            self._alive += [stub, table, variant]
-            return int(self.library.jitkern_append(slot, ctypes.byref(variant)))
+            place = int(self.library.jitkern_append(slot, ctypes.byref(variant)))
+            if place < 0:
+                raise ValueError("a program is not sound")
+            self._alive += [in_c, table, variant, kernels]
+            return place
 
     def share(self, block: Block) -> bool:
-        """Let stubs use the workspace of a stream; returns whether they did not know it yet."""
+        """Let programs use the workspace of a stream; returns whether they did not know it yet."""
         address, size = c_void_p(block.memory.data_ptr()), c_longlong(block.memory.numel())
         with self.lock:
             found = self.library.jitkern_workspace(
@@ -240,7 +283,7 @@ def _call_waiting(loaded: Runtime) -> None:
 
 
 def announce(why: CompilerNotFound) -> None:
-    """Warn, once, that there is no compiler for stubs and the runtime."""
+    """Warn, once, that there is no compiler for the runtime."""
     message = f"calls go through the Python launcher, which is slower: {why}"
     if message not in _announced:
         _announced.add(message)

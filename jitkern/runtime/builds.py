@@ -1,4 +1,4 @@
-"""Builds in the background of the calls that need them: the launch runtime, and stubs.
+"""Builds in the background of the calls that need them: of the launch runtime, and of gradients.
 
 A builder is one thread that lives while there is work. The interpreter waits for this thread before
 it ends, so that a short process leaves something for the next, but no longer than `PATIENCE`.
@@ -75,7 +75,6 @@ class Builder:
 
 BUILDERS: list[Builder] = []
 RUNTIME = Builder("jitkern runtime")
-STUBS = Builder("jitkern stubs")
 
 
 def settle() -> None:

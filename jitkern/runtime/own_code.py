@@ -18,8 +18,9 @@ _OF_A_TRACE = (  # beside the rooms launch and trace
 )  # fmt: skip
 _OF_A_KEY = (  # what turns sources, the machine and the text of the runtime into names of entries
     "cache/facts.py", "cache/key.py", "cache/receipts.py", "compilers/__init__.py",
-    "compilers/cpp/cc.py", "compilers/cpp/stub.py", "compilers/cuda/nvrtc.py",
-    "compilers/triton/compiler.py", "jit/request.py", "runtime/recall.py", "runtime/runtime.c",
+    "compilers/cpp/cc.py", "compilers/cpp/generated.py", "compilers/cuda/nvrtc.py",
+    "compilers/triton/compiler.py", "jit/request.py", "runtime/program.c", "runtime/recall.py",
+    "runtime/runtime.c",
     "source/closure.py", "source/includes.py", "source/variant_key.py", "target.py",
 )  # fmt: skip
 

@@ -1,12 +1,12 @@
-"""Plans: the stub and kernels with which a warm process serves a call, without tracing.
+"""Plans: the program and kernels with which a warm process serves a call, without tracing.
 
 A plan is a fact (see `cache.facts`), keyed by all that a trace depends on: the launch function's
 `World` (its code and all that the code reads), the kernel's sources, the target, and the class of
 the call: what a trace takes for granted of the arguments (dtypes, ranks, which are None). The plan
-names the entries of the stub and of the kernels, which are a part of its key, too. A class has
-one plan for each branch that its launch function took: entries of one label. If a configuration was
-chosen, the plans are for the device model that chose it. They are tried one by one; plans made for
-a call of the same sizes and numbers come first.
+has the program and names the entries of the kernels, and both are a part of its key, too. A class
+has one plan for each branch that its launch function took: entries of one label. If a configuration
+was chosen, the plans are for the device model that chose it. They are tried one by one; plans made
+for a call of the same sizes and numbers come first.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from jitkern.source.closure import Closure, closure_of
 from jitkern.source.kinds import Source, Variant
 from jitkern.source.variant_key import label_of, source_inputs
 from jitkern.target import Target
+from jitkern.trace.program import Program, parsed_program
 from jitkern.trace.world import World
 
 MOST = 64  # plans that are kept for a class
@@ -39,9 +40,9 @@ Reference = tuple[str, str, str]  # an entry of the cache: its target, label and
 
 
 class Plan(NamedTuple):
-    """The entries that serve calls like `example`; `constant` if they serve no other calls."""
+    """What serves calls like `example`; `constant` if it serves no other calls."""
 
-    stub: Reference
+    program: Program
     kernels: tuple[Reference, ...]
     example: str = ""
     constant: bool = False
@@ -113,7 +114,7 @@ class Plans:
         key = self._key(call_class, model, device)
         if key is None:
             return None
-        key = facts.one_of(key, {"stub": plan.stub, "kernels": plan.kernels})
+        key = facts.one_of(key, {"program": plan.program, "kernels": plan.kernels})
         cache = jit.open_cache()
         if known := cache.find(key):
             cache.list_by_label(known)  # the cache may be of a version without lists
@@ -144,14 +145,15 @@ class Plans:
 def _read(entry: Entry) -> Plan:
     """Return the plan in an entry. Raises ValueError for content that `publish` does not write."""
     try:
-        stub, kernels, example, constant = facts.content_of(entry)
-        if not all(map(_is_reference, (stub, *kernels))):
-            raise ValueError("the plan does not name a stub and kernels")
-        if entry.manifest.inputs.get("which") != {"stub": stub, "kernels": kernels}:
-            raise ValueError("the plan and its key name different entries")
+        program, kernels, example, constant = facts.content_of(entry)
+        if not all(map(_is_reference, kernels)):
+            raise ValueError("the plan does not name kernels")
+        if entry.manifest.inputs.get("which") != {"program": program, "kernels": kernels}:
+            raise ValueError("the plan and its key have different programs or kernels")
+        parsed = parsed_program(program)
     except TypeError as e:
         raise ValueError(f"its content is not a plan: {e}") from e
-    return Plan(tuple(stub), tuple(map(tuple, kernels)), str(example), bool(constant))
+    return Plan(parsed, tuple(map(tuple, kernels)), str(example), bool(constant))
 
 
 def _is_reference(value: Any) -> bool:

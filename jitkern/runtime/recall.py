@@ -1,19 +1,18 @@
 """The first call of a class in a process, served by a receipt: with few imports, and no search.
 
-A plan names the stub and kernels of a call, but the way to it is long: the closure of the source,
-keys, manifests, and forty modules that deal with them. So a process that has gone this way leaves a
-receipt (`cache.receipts`). Its name stands for all that a plan depends on and that a process knows
-without reading: the op, the source as declared, the world of the launch function, the class of the
-call, the device, and the versions around. It holds what must be read to be sure: the files of the
-closure with their digests, and the paths where nothing may be. It names the entries of the launch
-runtime, the plan, the stub and the kernels, which are opened and verified as any others are.
-Whatever is odd leads to the plans.
+A plan has the program and the kernels of a call, but the way to it is long: the closure of the
+source, keys, manifests, and forty modules that deal with them. So a process that has gone this way
+leaves a receipt (`cache.receipts`). Its name stands for all that a plan depends on and that a
+process knows without reading: the op, the source as declared, the world of the launch function, the
+class of the call, the device, and the versions around. It holds what must be read to be sure: the
+files of the closure with their digests, and the paths where nothing may be. It has the program, and
+names the entries of the launch runtime, the plan and the kernels, which are opened and verified as
+any others are. Whatever is odd leads to the plans.
 """
 
 from __future__ import annotations
 
 import contextvars
-import functools
 import hashlib
 import logging
 import os
@@ -26,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import jitkern
-from jitkern import IMPORTED, config, jit, launch, runtime as room, source as sources
+from jitkern import IMPORTED, config, jit, launch, runtime as room, source as sources, trace
 from jitkern.cache import events, receipts, usage
 from jitkern.calls.call_class import class_of
 from jitkern.errors import CacheError, JitkernError
 from jitkern.loading import LOADED, content_of, loader
 from jitkern.runtime import binding, own_code
-from jitkern.runtime.slot import STUB, Calls, Loaded, Slot
+from jitkern.runtime.slot import RUNTIME, Calls, Loaded, Slot
 from jitkern.source.kinds import CUDA, Cpp, Cuda, Source, Triton
 from jitkern.trace.world import World, world_of
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from jitkern.cache.receipts import Opened
     from jitkern.runtime.slot import Launcher
     from jitkern.source.closure import Closure
+    from jitkern.trace.program import Program
 
 _FORMAT = 1  # bump when the meaning of a receipt or of its name changes
 _KINDS = (Cuda, Cpp, Triton)  # whose compilers are jitkern's own code, which a name covers
@@ -73,7 +73,8 @@ def recall(
         if name:
             with receipts.read(settings, name) as (receipt, opened):
                 if _is_as_it_was(receipt):
-                    variant = loading.variant(world, opened)
+                    program = trace.program.parsed_program(receipt["program"])
+                    variant = loading.variant(program, world, opened)
                     calls.has_receipt = slot.append(calls, variant, device, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, JitkernError) as e:
         _log.debug("%s: no receipt serves: %s", slot.signature.name, e)
@@ -135,14 +136,13 @@ class _Loading:
         self._source = source
         self._new: list[tuple[str, Opened]] = []  # with the kind of source of each
 
-    def variant(self, world: World, opened: Sequence[Opened]) -> Loaded:
+    def variant(self, program: Program, world: World, opened: Sequence[Opened]) -> Loaded:
         """Load the entries of a receipt. Raises ValueError if there can be no launch runtime."""
-        runtime, plan, stub, *kernels = opened
-        if not binding.adopt(lambda: self._loaded(STUB, runtime)):
+        runtime, plan, *kernels = opened
+        if not binding.adopt(lambda: self._loaded(RUNTIME, runtime)):
             raise ValueError("this process has no launch runtime")
         events.use(plan.path)
-        addresses = [self._loaded(self._source, kernel).address for kernel in kernels]
-        return Loaded(self._loaded(STUB, stub), stub.described["digest"], addresses, world)
+        return Loaded(program, [self._loaded(self._source, one) for one in kernels], world)
 
     def _loaded(self, source: Source, opened: Opened) -> Any:
         """Return the loaded content of an entry of this kind of source, loaded once."""
@@ -166,16 +166,13 @@ class _Loading:
             usage.hit(config.current().cache_dir, path.parents[2], described["seconds"])
 
 
-def leave_later(
-    slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], plan: Path
-) -> None:
-    """Do what `leave` does in the background, as soon as there is a launch runtime to name."""
-    run = contextvars.copy_context().run  # under the settings of this call
-    work = functools.partial(run, leave, slot, launcher, world, call, plan)
-    binding.when_loaded(lambda _: room.builds.STUBS.later(work))
-
-
 def leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], plan: Path) -> None:
+    """Leave a receipt for calls of a class, as soon as there is a launch runtime to name."""
+    run = contextvars.copy_context().run  # under the settings of this call
+    binding.when_loaded(lambda _: run(_leave, slot, launcher, world, call, plan))
+
+
+def _leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], plan: Path) -> None:
     """Leave a receipt for calls of a class that the plan at a path serves, if they may have one.
 
     All that the plan was found by is looked at again, so that the receipt is of one moment.
@@ -190,7 +187,7 @@ def leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], p
         name = _name(slot, source, world, device, call, settings.prefer)
         closure = sources.closure.closure_of(source)
         digests = {path: _digest_of(path) for path in closure.named}
-        entries = _entries(slot, launcher, world, call, plan, closure)
+        program, entries = _kept(slot, launcher, world, call, plan, closure)
         if (
             not name
             or closure.absent is None
@@ -202,15 +199,15 @@ def leave(slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], p
         of_text = f"{source.folder}{os.sep}" if source.text else "\0"  # which the name stands for
         files = [item for item in digests.items() if not item[0].startswith(of_text)]
         absent = [path for path in closure.absent if not path.startswith(of_text)]
-        receipt = {"files": files, "absent": absent}
+        receipt = {"files": files, "absent": absent, "program": program}
         receipts.leave(settings, name, entries, receipt, new=True)
 
 
-def _entries(
+def _kept(
     slot: Slot, launcher: Launcher, world: World, call: tuple[str, ...], where: Path,
     closure: Closure,
-) -> list[Entry]:  # fmt: skip
-    """Return the entries of the runtime, of the plan at a path, of its stub and its kernels.
+) -> tuple[Program, list[Entry]]:  # fmt: skip
+    """Return the program of the plan at a path, and the entries of runtime, plan and kernels.
 
     closure: of the source, now. Raises CacheError where the plan is not found by it, or an entry is
     gone.
@@ -222,8 +219,8 @@ def _entries(
     for entry, plan in known:
         if entry.path == where:
             runtime = jit.open_cache().find(jit.load.key_here(binding.variant()))
-            named = map(room.plans.entry_of, (plan.stub, *plan.kernels))
+            named = map(room.plans.entry_of, plan.kernels)
             entries = [found for found in (runtime, entry, *named) if found]
-            if len(entries) == 3 + len(plan.kernels):
-                return entries
+            if len(entries) == 2 + len(plan.kernels):
+                return plan.program, entries
     raise CacheError(f"{where} does not serve such calls any more", path=str(where), errno=None)

@@ -1,19 +1,8 @@
 /* The launch runtime: Torch calls it for an op through the op's trampoline (`code_page.py`). The
-   runtime describes the tensors, tries the op's compiled variants, and if none fits asks the op's
-   Python sibling, which computes the answer and may append a variant. The hit path takes no lock
+   runtime describes the tensors, tries the op's variants, and if none fits asks the op's Python
+   sibling, which computes the answer and may append a variant. The hit path takes no lock
    and runs no Python. `binding.py` loads the runtime and calls the functions at the end. */
-extern int snprintf(char *, unsigned long, const char *, ...);
-extern int sched_getaffinity(int, unsigned long, void *), sched_yield(void);
-extern void *malloc(unsigned long), *aligned_alloc(unsigned long, unsigned long);
-extern void *memset(void *, int, unsigned long);
-extern void free(void *);
-extern int pthread_key_create(unsigned *, void (*)(void *));
-extern int pthread_setspecific(unsigned, const void *);
-
-enum { OPS = 8192, ARGUMENTS = 32, RETURNS = 16, VARIANTS = 128, TEXT = 4096 };
-enum { NAMESPACES = 4096, READ = 16, DEVICES = 64, ATTRIBUTES = 128, PAGE = 4096 };
-
-typedef i32 Stub(Call *);
+enum { OPS = 8192, VARIANTS = 128, NAMESPACES = 4096, READ = 16 };
 
 /* The world of a launch function (`trace/world.py`), unchanged while every word is: first `fixed`
    words, the parts of functions and the contents of their variables; then a version for each
@@ -30,7 +19,7 @@ typedef struct {
 } World;
 
 typedef struct { /* filled by binding.py; only `generation` and `used` change afterwards */
-  Stub *stub;
+  Program *program;
   void *const *kernels;
   World *world;
   i32 index;      /* of the device that the call was traced for */
@@ -53,7 +42,6 @@ typedef struct {
   Variant *variants[VARIANTS];
 } Op;
 
-static Api api;
 static Op ops[OPS]; /* untouched pages take no memory */
 static i32 preferred;                    /* for all threads; -1: unknown */
 static __thread i32 preferred_here = -1; /* for this thread; -1: the same as `preferred` */
@@ -68,244 +56,7 @@ static __thread i32 interrupted; /* whether `message` stands for a KeyboardInter
 static void *watched_namespaces[NAMESPACES]; /* from Python 3.12 on: see jitkern_changed */
 static u64 versions[NAMESPACES];
 static i32 watched_count;
-
-/* ------------------------------------------------------------------ functions for stubs */
-
-static i32 allocate(Call *call, i64 dim, const i64 *size, const i64 *stride, i32 dtype,
-                    Handle *handle, char **data) {
-  return api.empty_strided(dim, size, stride, dtype, call->device, call->index, handle) ||
-         api.get_data_ptr(*handle, data);
-}
-
-static i32 release(Call *call, Handle *owned, i32 count, i32 code) {
-  for (i32 i = 0; i < count; i++)
-    if (owned[i]) api.delete_tensor_object(owned[i]);
-  return code == FAILED && call->launched ? BROKEN : code;
-}
-
-typedef struct { /* CUlaunchAttribute */
-  i32 id, pad;
-  union { char pad[64]; u32 cluster[3]; i32 flag; } value;
-} Attribute;
-typedef struct { /* CUlaunchConfig */
-  u32 grid[3], block[3], smem;
-  void *stream;
-  Attribute *attributes;
-  u32 count;
-} Config;
-enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, INVALID_CONTEXT = 201 };
-enum { MAX_DYNAMIC_SHARED = 8, CARVEOUT = 9, NON_PORTABLE_CLUSTER = 14 }; /* CUfunction_attribute */
-/* A kernel has 48 KB of shared memory without asking, of which its static memory takes a part: up to 32 KB here. */
-enum { UNASKED_SHARED = 48 << 10, DYNAMIC_SHARED = 16 << 10, PORTABLE_CLUSTER = 8, PREPARED = 64 };
-
-/* What is set of a kernel on a device, as this thread knows: `shared` and `wide` are never lowered. */
-typedef struct { void *kernel; i32 device, shared, wide, carveout; } Prepared;
-static __thread Prepared prepared[PREPARED];
-static char preparing; /* held while a thread asks for a limit and raises the limit */
-
-/* Set the attributes of a kernel that a launch needs, unless they are set. If that fails, the launch
-   does. carveout: 1 more than the percentage; 0 for any. */
-static void prepare(void *kernel, i32 device, i32 shared, i32 wide, i32 carveout) {
-  Prepared *known = &prepared[((u64)kernel >> 4 ^ (u64)device) % PREPARED];
-  if (known->kernel != kernel || known->device != device)
-    *known = (Prepared){.kernel = kernel, .device = device, .shared = DYNAMIC_SHARED};
-  i32 more = shared > known->shared, wider = wide > known->wide;
-  i32 other = carveout && carveout != known->carveout, now = 0;
-  if (!more && !wider && !other) return;
-  while (__atomic_test_and_set(&preparing, __ATOMIC_ACQUIRE)) sched_yield();
-  if (more) {
-    i32 raised = !api.cuKernelGetAttribute(&now, MAX_DYNAMIC_SHARED, kernel, device) && now > UNASKED_SHARED;
-    if (now < shared) now = shared, raised = 0;
-    if (raised || !api.cuKernelSetAttribute(MAX_DYNAMIC_SHARED, now, kernel, device)) known->shared = now;
-  }
-  if (wider && !api.cuKernelSetAttribute(NON_PORTABLE_CLUSTER, 1, kernel, device)) known->wide = 1;
-  if (other && !api.cuKernelSetAttribute(CARVEOUT, carveout - 1, kernel, device))
-    known->carveout = carveout;
-  __atomic_clear(&preparing, __ATOMIC_RELEASE);
-}
-
-/* grid: three sizes; block: three sizes and the bytes of dynamic shared memory;
-   options: null, or the cluster's three sizes (0: none), cooperative, programmatic, carve-out. */
-static i32 launch(Call *call, void *kernel, const char *what, const i64 *grid, const i64 *block,
-                  const i32 *options, void **parameters) {
-  Attribute attributes[3];
-  Config config = {{(u32)grid[0], (u32)grid[1], (u32)grid[2]},
-                   {(u32)block[0], (u32)block[1], (u32)block[2]},
-                   (u32)block[3], call->stream, attributes, 0};
-  if (!grid[0] || !grid[1] || !grid[2]) return 0;
-  if (block[3] > DYNAMIC_SHARED || options)
-    prepare(kernel, call->index, (i32)block[3],
-            options && options[0] * options[1] * options[2] > PORTABLE_CLUSTER, options ? options[5] : 0);
-  if (options && options[0]) {
-    Attribute *cluster = &attributes[config.count++];
-    cluster->id = CLUSTER;
-    for (i32 i = 0; i < 3; i++) cluster->value.cluster[i] = (u32)options[i];
-  }
-  for (i32 i = 3; options && i < 5; i++)
-    if (options[i])
-      attributes[config.count++] =
-          (Attribute){i == 3 ? COOPERATIVE : PROGRAMMATIC, 0, {.flag = 1}};
-  i32 error = api.cuLaunchKernelEx(&config, kernel, parameters, 0);
-  if (error == INVALID_CONTEXT) { /* a thread that has not used CUDA yet: nothing was launched */
-    void *context;
-    error = api.cuDevicePrimaryCtxRetain(&context, call->index);
-    if (!error) error = api.cuCtxSetCurrent(context);
-    if (!error) error = api.cuLaunchKernelEx(&config, kernel, parameters, 0);
-  }
-  if (error) {
-    const char *why = "unknown";
-    const i32 none[3] = {0}, *of = options ? options : none;
-    api.cuGetErrorString(error, &why);
-    snprintf(call->error, TEXT,
-             "CUDA error %d (%s) when launching %s with grid=(%lld, %lld, %lld) "
-             "block=(%lld, %lld, %lld) smem=%lld cluster=(%d, %d, %d)",
-             error, why, what, grid[0], grid[1], grid[2], block[0], block[1], block[2], block[3],
-             of[0], of[1], of[2]);
-    return 1;
-  }
-  call->launched = 1;
-  return 0;
-}
-
-/* Return an attribute of the call's device, by its number in CUdevice_attribute; on the CPU the
-   number of processors, whatever is asked; 0 if it is unknown. */
-static i64 attribute(const Call *call, i32 number) {
-  static i32 known[DEVICES][ATTRIBUTES]; /* 0: not asked yet */
-  if (!call->device) {
-    u64 words[16] = {0};
-    i64 count = 0;
-    sched_getaffinity(0, sizeof words, words);
-    for (i32 i = 0; i < 16; i++)
-      for (u64 word = words[i]; word; word &= word - 1) count++;
-    return count;
-  }
-  if (call->index < 0 || call->index >= DEVICES) return 0;
-  i32 value = __atomic_load_n(&known[call->index][number], __ATOMIC_RELAXED);
-  if (!value) {
-    if (api.cuDeviceGetAttribute(&value, number, call->index)) return 0;
-    __atomic_store_n(&known[call->index][number], value, __ATOMIC_RELAXED);
-  }
-  return value;
-}
-
-/* Make a CUtensorMap at `map`. options: the type of the elements, the rank, swizzle, promotion, fill;
-   sizes, strides in bytes (without the innermost) and box: the innermost dimension first. */
-static i32 tensor_map(Call *call, void *map, const i32 *options, char *data, const i64 *size,
-                      const i64 *stride, const i32 *box) {
-  static const u32 steps[] = {1, 1, 1, 1, 1};
-  i32 error = api.cuTensorMapEncodeTiled(map, options[0], (u32)options[1], data, (const u64 *)size,
-                                         (const u64 *)stride, (const u32 *)box, steps, 0,
-                                         options[2], options[3], options[4]);
-  if (error) snprintf(call->error, TEXT, "CUDA error %d when making a tensor map", error);
-  return error;
-}
-
-typedef struct Workspace {
-  struct Workspace *next;
-  void *stream;
-  char *data;
-  i64 bytes;
-  i32 index, zeroed;
-} Workspace;
-static Workspace *workspaces; /* of streams, the latest first; none is removed */
-/* Of this thread on the CPU; the memory before `data` begins with the address of the one before. */
-static __thread struct { char *data; i64 bytes; } own[2];
-static u32 at_exit; /* the key whose destructor frees these */
-
-/* Enlarge a workspace of this thread. An earlier one stays until the thread ends: the call that asks
-   may hold its address. */
-static void enlarge(i64 bytes, i32 zeroed) {
-  i64 most = bytes > 2 * own[zeroed].bytes ? bytes : 2 * own[zeroed].bytes;
-  if (bytes > 1LL << 46) return;
-  most = (most + PAGE - 1) / PAGE * PAGE + PAGE;
-  char *data = aligned_alloc(PAGE, (u64)most);
-  if (!data) return;
-  memset(data, 0, (u64)most);
-  *(char **)data = own[zeroed].data;
-  own[zeroed].data = data + PAGE, own[zeroed].bytes = most - PAGE;
-  pthread_setspecific(at_exit, own);
-}
-
-static void free_own(void *of_thread) {
-  (void)of_thread; /* `own` of the thread that ends */
-  for (i32 i = 0; i < 2; i++) {
-    for (char *data = own[i].data, *before; data; data = before)
-      before = *(char **)(data - PAGE), free(data - PAGE);
-    own[i].data = 0, own[i].bytes = 0;
-  }
-}
-
-/* Return the address of a workspace of that many bytes at least, which this call may use; 0 if there
-   is none yet: Python makes those of streams. A graph that is captured has its own, in Python. */
-static i64 workspace(const Call *call, i64 bytes, i32 zeroed) {
-  i32 capturing = 0;
-  if (!call->device) {
-    if (!own[zeroed].data || own[zeroed].bytes < bytes) enlarge(bytes, zeroed);
-    return own[zeroed].bytes < bytes ? 0 : (i64)own[zeroed].data;
-  }
-  if (api.cuStreamIsCapturing(call->stream, &capturing) || capturing) return 0;
-  for (Workspace *w = __atomic_load_n(&workspaces, __ATOMIC_ACQUIRE); w; w = w->next)
-    if (w->stream == call->stream && w->index == call->index && w->zeroed == zeroed)
-      return bytes <= w->bytes ? (i64)w->data : 0;
-  return 0;
-}
-
-/* Whether the strides leave no gap; `dense`: in whatever order. */
-static i32 fits(const Tensor *t, i32 dense) {
-  if (!dense || contiguous(t)) return contiguous(t);
-  i64 expected = 1;
-  while (expected < t->numel) {
-    i64 d = 0;
-    while (d < t->dim && (t->size[d] == 1 || t->stride[d] != expected)) d++;
-    if (d == t->dim) return 0;
-    expected *= t->size[d];
-  }
-  return 1;
-}
-
-/* Fill the tables of the lists at these places, or return 0 if they do not fit this call. `types`
-   has the dtypes of the lists for each group of tensors. The tables come in the order of the groups,
-   which is that of their first tensors; all tables of a group but the last are full. */
-static i32 tabulate(const Call *call, const i32 *places, const i32 *types, i32 lists, Table *tables,
-                    i32 count, i64 chunk, i32 dense) {
-  const List *first = &call->lists[places[0]];
-  for (i32 l = 1; l < lists; l++)
-    if (call->lists[places[l]].count != first->count) return 0;
-  for (i32 p = 0; p < count; p++) {
-    tables[p].count = 0, tables[p].chunks = 0;
-    for (i32 l = 0; l < lists; l++) tables[p].bits[l] = 0;
-  }
-  for (i64 i = 0; i < first->count; i++) {
-    i32 p = 0, l = 0;
-    for (; p < count; p++) { /* to the last table of its dtypes that is not full */
-      const i32 *wanted = types + tables[p].group * lists;
-      for (l = 0; l < lists && call->lists[places[l]].tensors[i].dtype == wanted[l];) l++;
-      if (l == lists && tables[p].count < tables[p].capacity) break;
-      if (!tables[p].count && (!p || tables[p].group != tables[p - 1].group))
-        return 0; /* the first tensor of an earlier group would come later */
-    }
-    if (p == count) return 0;
-    Table *table = &tables[p];
-    i64 capacity = table->capacity, at = table->count++, numel = first->tensors[i].numel;
-    for (l = 0; l < lists; l++) {
-      const Tensor *t = &call->lists[places[l]].tensors[i];
-      if (t->numel != numel || t->device != call->device || !fits(t, dense)) return 0;
-      if (t->device == 1 && t->index != call->index) return 0;
-      u64 *words = table->words + l * WORDS(capacity);
-      i32 *chunks = (i32 *)(words + 2 * capacity);
-      words[at] = (u64)t->data, words[capacity + at] = (u64)numel;
-      chunks[at] = (i32)table->chunks, chunks[capacity + 1] = (i32)at + 1;
-      table->bits[l] |= (u64)t->data;
-    }
-    table->chunks += numel / chunk + (numel % chunk != 0);
-    if (table->chunks > 0x7fffffff) return 0;
-    for (l = 0; l < lists; l++)
-      ((i32 *)(table->words + l * WORDS(capacity) + 2 * capacity))[at + 1] = (i32)table->chunks;
-  }
-  for (i32 p = 0; p < count; p++)
-    if (tables[p].count < tables[p].least) return 0;
-  return 1;
-}
+static i32 is_bound;
 
 /* ------------------------------------------------------------------ functions for Torch */
 
@@ -496,7 +247,7 @@ static i32 serve(Op *op, i32 i, Call *call) {
       variant->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
     return MISS;
   call->kernels = variant->kernels;
-  i32 code = holds(variant->world) ? variant->stub(call) : MISS;
+  i32 code = holds(variant->world) ? interpret(variant->program, call) : MISS;
   if (code != MISS && i != __atomic_load_n(&op->last, __ATOMIC_RELAXED)) {
     __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
     variant->used = ++op->clock; /* a race only makes the order of use inexact */
@@ -521,7 +272,7 @@ static void run(Op *op, u64 *stack, u64 given, u64 returned) {
   }
   Tensor tensors[ARGUMENTS];
   Handle returns[RETURNS], guard = 0;
-  Call call = {.api = &api, .tensors = tensors, .values = stack, .returns = returns,
+  Call call = {.tensors = tensors, .values = stack, .returns = returns,
                .error = message, .device = op->cuda, .index = op->cuda ? -1 : 0};
   for (u64 i = 0; i < given; i++) {
     describe(&tensors[i], tensor(op, stack, i));
@@ -621,10 +372,8 @@ void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
 
 void jitkern_bind(void *const *table, u64 bytes) {
   __builtin_memcpy(&api, table, bytes);
-  api.allocate = allocate, api.launch = launch, api.release = release, api.tabulate = tabulate;
-  api.attribute = attribute;
-  if (!api.workspace) pthread_key_create(&at_exit, free_own);
-  api.workspace = workspace, api.tensor_map = tensor_map;
+  if (!is_bound) pthread_key_create(&at_exit, free_own);
+  is_bound = 1;
 }
 
 /* Set what the Autograd key must know of this Torch; see the variables. */
@@ -659,9 +408,11 @@ void jitkern_declare(i32 slot, const char *kinds, const char *results, const cha
 }
 
 /* Add a variant, which replaces the one that served longest ago if all places are taken; return the
-   place. Called under a lock. A variant is never freed: another thread may run its stub. */
+   place, or -1 for a program that is none. Called under a lock. A variant is never freed: another
+   thread may run it. */
 i32 jitkern_append(i32 slot, Variant *variant) {
   Op *op = &ops[slot];
+  if (!is_sound(variant->program, op->kinds, op->results)) return -1;
   i32 place = op->count;
   variant->generation = op->generation, variant->used = ++op->clock;
   for (i32 i = 0; i < op->count; i++) {

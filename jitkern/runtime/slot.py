@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,19 +26,14 @@ if TYPE_CHECKING:
     from jitkern.launch.symbols import Frozen
     from jitkern.runtime.plans import Plan, Plans
     from jitkern.target import Target
+    from jitkern.trace.program import Program
 
-STRIKES = 4  # traces that may fail for calls of one class and of sizes like these
-FUTILE = 64  # traces that may fail for calls of one class
 LATEST = 16  # worlds, sources and targets whose plans are at hand
-REMEMBERED = 256  # calls without a stub whose repetitions are counted
-AT_ONCE = 4  # stubs that may be in the making for calls of one class
-MANY = 64  # variants that the dtypes, ranks and branches of an op may need
-# How often a call must come before a stub is made for it, by the number of variants that hold a
-# value for constant or are beyond MANY: they could be made without end, and few would serve again.
-_PATIENCE = ((16, 1), (32, 2), (64, 8), (128, 32))
-_OFTEN = 256
+CONSTANTS = 16  # programs for one number or for one world that a class may have without a rest
+MOST = 256  # values and worlds that are remembered
+REST = 8, 16  # at most 2**8 calls go by between two such programs, 2**16 between two refused traces
 _log = logging.getLogger(__name__)
-STUB = Generated("stub.c", text="")  # the source with which stubs are loaded from their entries
+RUNTIME = Generated("runtime.c", text="")  # with which the launch runtime is loaded from its entry
 
 
 class Calls:
@@ -49,39 +43,35 @@ class Calls:
         # Plans of the cache that were not tried yet, each with its entry.
         self.plans: Iterator[tuple[Entry, Plan]] | None = None
         self.world: World | None = None  # the world of these plans
-        self.moves = 0  # calls in another world since these plans were looked up
-        self.vain = 0  # worlds in which no plan was found
         self.fetches = 0  # of this process when these plans were looked up
-        self.building: set[str] = set()  # the calls, by their numbers, whose stubs are being built
-        self.failed = 0  # traces
-        self.strikes: Counter[Any] = Counter()  # those of calls of such sizes, see `_magnitude`
+        self.refusals = 0  # traces that failed
+        self.constants = 0  # programs that serve no other number, or no other world
+        self.rests = 0  # calls until the next trace: exponential backoff
+        self.appended = False  # whether a program serves, or will as soon as there is a runtime
         self.refused = ""  # why the calls keep the Python launcher
         self.forgotten = False  # whether the launch function was declared again
-        self.pause = 0.0  # seconds that these calls wait after a stub could not be built
-        self.resumes = 0.0  # when they try again
-        self.unavailable: Config | None = None  # the only settings under which they wait
         self.has_receipt: bool | None = None  # None: a receipt was not looked for yet
 
-    def put_off(self, settings: Config | None = None) -> None:
-        """Wait for a minute, and then for twice as long each time: what failed may work later.
+    def is_due(self) -> bool:
+        """Whether to trace a call that no variant served."""
+        self.rests -= self.rests > 0
+        return not self.rests and not (self.appended and runtime() is None)
 
-        settings: the only ones under which to wait; None: wait under all.
-        """
-        if not self.waits():  # or a build that began earlier has failed, too
-            self.pause = 2 * self.pause or launch.runner.RETRY
-            self.unavailable, self.resumes = settings, monotonic() + self.pause
-
-    def waits(self) -> bool:
-        """Whether it is too early to try again under the present settings."""
-        return monotonic() < self.resumes and self.unavailable in (None, config.current())
+    def back_off(self, *, refused: bool) -> None:
+        """Trace less often, after a trace that will serve few other calls, or none if `refused`."""
+        if refused:
+            self.refusals += 1
+            self.rests = 1 << min(self.refusals, REST[1])
+        else:
+            self.constants += 1
+            self.rests = 1 << min(max(0, self.constants - CONSTANTS), REST[0])
 
 
 class Loaded(NamedTuple):
-    """A stub that was loaded, with its digest, over kernels at `addresses`, while `world` holds."""
+    """A program over loaded kernels, which serves while `world` holds."""
 
-    stub: Any
-    digest: str
-    addresses: list[int]
+    program: Program
+    kernels: Sequence[Any]
     world: World
 
 
@@ -103,11 +93,9 @@ class Slot:
         self.lock = threading.RLock()
         self.known: set[tuple[Any, ...]] = set()
         self._calls: dict[tuple[Any, ...], Calls] = {}
-        self._counts: OrderedDict[str, int] = OrderedDict()  # of calls without a stub
         self._plans: OrderedDict[tuple[Any, ...], Plans] = OrderedDict()  # of the latest worlds
         self._frozen: list[Frozen] = []
-        self._constant = 0  # variants that hold a value for constant, or are for another world
-        self._worlds: set[str] = set()  # their identities
+        self._worlds: dict[str, None] = {}  # the identities of those of the variants
         self._places: dict[int, Any] = {}  # the members of `known`, by their places in C
         self.serving: frozenset[Any] = frozenset()  # those that C has
         self._full = False
@@ -137,8 +125,7 @@ class Slot:
         Raises nothing.
         """
         if calls.world and not calls.world.holds():
-            calls.moves += 1
-            if calls.moves < _patience(calls.vain):  # what keeps changing costs a look-up each time
+            if calls.rests > 1:  # what keeps changing would cost a lookup each time
                 return False
         elif calls.world and calls.plans is None and not self.may_have_more(calls):
             return False
@@ -159,26 +146,20 @@ class Slot:
     def _append_next(self, calls: Calls, launcher: Launcher, args: Sequence[Any]) -> bool:
         world = world_of(launch.tuned.parts_of(launcher.function))
         if world is not calls.world or self.may_have_more(calls):
-            calls.fetches, calls.moves = events.fetches(), 0
+            calls.fetches = events.fetches()
             plans = self.plans(launcher, world)
             calls.plans = plans.find(class_of(args), example_of(args), launcher.device)
-            calls.vain += world is not calls.world
             calls.world = world
         for entry, plan in calls.plans or ():
-            entries = [room.plans.entry_of(name) for name in (plan.stub, *plan.kernels)]
+            entries = [room.plans.entry_of(name) for name in plan.kernels]
             if None in entries:
                 continue
-            stub, *kernels = (
-                jit.load.load_entry(kind, entry)
-                for kind, entry in zip((STUB, *[launcher.source] * len(plan.kernels)), entries)
-                if entry
-            )
-            variant = Loaded(stub, plan.stub[2], [kernel.address for kernel in kernels], world)
+            kernels = [jit.load.load_entry(launcher.source, entry) for entry in entries if entry]
+            variant = Loaded(plan.program, kernels, world)
             if self.append(calls, variant, launcher.device, config.current()):
-                calls.vain = 0
                 if not calls.has_receipt and not plan.constant:
                     calls.has_receipt = True
-                    room.recall.leave_later(self, launcher, world, class_of(args), entry.path)
+                    room.recall.leave(self, launcher, world, class_of(args), entry.path)
                 return True
         calls.plans = None
         return False
@@ -196,43 +177,12 @@ class Slot:
                 self._plans.popitem(last=False)
         return self._plans[key]
 
-    @property
-    def patience(self) -> int:
-        """How often a call must come before a stub is made for it."""
-        return _patience(self._constant + max(0, len(self.known) - MANY))
-
-    def wants_stub(self, calls: Calls, args: Sequence[Any]) -> bool:
-        """Whether to build a stub for a call that no variant served."""
-        if calls.failed >= FUTILE or calls.waits():
-            return False
-        if calls.strikes and calls.strikes[_magnitude(args)] >= STRIKES:
-            return False
-        call = example_of(args)
-        if len(calls.building) >= AT_ONCE or call in calls.building:
-            return False
-        needed = self.patience
-        if needed == 1:
-            return True
-        with self.lock:
-            times = self._counts.pop(call, 0) + 1
-            if times < needed:
-                self._counts[call] = times
-                while len(self._counts) > REMEMBERED:
-                    self._counts.popitem(last=False)
-        return times >= needed
-
-    def refuse(self, calls: Calls, why: str, args: Sequence[Any] | None = None) -> None:
-        """Note why calls keep the Python launcher.
-
-        args: of the call whose trace failed. Another branch of the launch function, which calls of
-            other sizes take, may be traced all the same. None: no call of the class has a chance.
-        """
+    def refuse(self, calls: Calls, why: str) -> None:
+        """Note why calls keep the Python launcher. Other branches may be traced all the same."""
         if not calls.refused:
             _log.info("%s keeps to its Python launcher: %s", self.signature.name, why)
         calls.refused = why
-        calls.failed = FUTILE if args is None else calls.failed + 1
-        if args is not None:
-            calls.strikes[_magnitude(args)] += 1
+        calls.back_off(refused=True)
 
     def append(
         self,
@@ -246,22 +196,28 @@ class Slot:
 
         Returns False if this variant is known already.
         """
-        stub, _, addresses, world = variant
+        program, kernels, world = variant
         known = known_as(variant, device, settings)
         with self.lock:
-            calls.refused = ""
+            calls.refused, calls.appended = "", True
             if known in self.known or calls.forgotten:
                 return False
             self.known.add(known)
-            self._frozen += frozen
-            self._constant += bool(frozen) or world.identity not in self._worlds
-            self._worlds.add(world.identity)
+            self._frozen = [*self._frozen, *frozen][-MOST:]
+            if frozen or (self._worlds and world.identity not in self._worlds):
+                calls.back_off(refused=False)
+            self._worlds = dict.fromkeys([*[*self._worlds][-MOST:], world.identity])
 
         def add(loaded: Runtime) -> None:
             with self.lock:
                 if calls.forgotten:
                     return
-                place = loaded.append(self.number, stub, addresses, device, settings, world)
+                try:
+                    place = loaded.append(self.number, program, kernels, device, settings, world)
+                except ValueError as e:
+                    self.known.discard(known)
+                    _log.warning("%s: %s, and does not serve", self.signature.name, e)
+                    return
                 if place is None:
                     self.known.discard(known)
                     if world.holds():  # else it has changed since the trace, and others will follow
@@ -274,8 +230,8 @@ class Slot:
                 if replaced and not self._full:
                     self._full = True
                     _log.warning(
-                        "%s has as many compiled variants as it may have; each new variant "
-                        "replaces the one that served longest ago. Values that keep changing: %s",
+                        "%s has as many variants as it may have; each new variant replaces the one "
+                        "that served longest ago. Values that keep changing: %s",
                         self.signature.name, _changing(self._frozen),
                     )  # fmt: skip
 
@@ -285,20 +241,18 @@ class Slot:
     def forget(self) -> None:
         """Begin anew, because the op's launch function was declared again.
 
-        Stubs that are being built for the earlier launch function will never serve.
+        Programs that are being traced from the earlier one will never serve.
         """
         launch_runtime = runtime()
         with self.lock:
             for calls in self._calls.values():
                 calls.forgotten = True
             self._calls.clear()
-            self._counts.clear()
             self._plans.clear()
             self._places.clear()
             self.serving = frozenset()
             self._frozen.clear()
             self._worlds.clear()
-            self._constant = 0
             self.known.clear()
             if launch_runtime:
                 launch_runtime.forget(self.number)
@@ -306,13 +260,8 @@ class Slot:
 
 def known_as(variant: Loaded, device: torch.device, settings: Config) -> tuple[Any, ...]:
     """Return what tells a variant of a slot from its others."""
-    digest, addresses, world = variant[1:]
-    return (digest, device.index, settings.prefer, world, *addresses)
-
-
-def _patience(count: int) -> int:
-    """Return how often a call must come before there is another of `count` attempts at a stub."""
-    return next((times for stubs, times in _PATIENCE if count < stubs), _OFTEN)
+    program, kernels, world = variant
+    return (program, device.index, settings.prefer, world, *(kernel.address for kernel in kernels))
 
 
 def _class_of(value: Any) -> Any:
@@ -324,20 +273,6 @@ def _class_of(value: Any) -> Any:
             return frozenset((tensor.dtype, tensor.device) for tensor in value)
         return tuple(map(_class_of, value))
     return value if value is None or isinstance(value, (bool, str)) else type(value)
-
-
-def _magnitude(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the sizes and integers of a call, each by its number of bits."""
-
-    def of(value: Any) -> Any:
-        if isinstance(value, list):
-            return tuple(map(of, value))
-        shape = getattr(value, "shape", None)
-        if shape is not None:
-            return tuple([size.bit_length() for size in shape])
-        return value.bit_length() if isinstance(value, int) else None
-
-    return tuple(map(of, args))
 
 
 def _changing(frozen: Sequence[Frozen]) -> str:
@@ -353,12 +288,10 @@ def _changing(frozen: Sequence[Frozen]) -> str:
 SLOTS: list[Slot] = []
 
 
-def _forget_builds() -> None:
-    """Forget, in a forked child, the locks and the builds of its parent's threads."""
+def _renew_locks() -> None:
+    """Renew the locks in a forked child."""
     for slot in SLOTS:
         slot.lock = threading.RLock()
-        for calls in slot._calls.values():
-            calls.building.clear()
 
 
-after_fork(_forget_builds)
+after_fork(_renew_locks)

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from jitkern.trace import shim
-
 # Exported since before Torch 2.11, but not promised: if one is missing, Python serves the calls.
 _MANGLED = {
     "requires_grad": ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
@@ -52,7 +50,8 @@ class Symbols:
 
     def __init__(self) -> None:
         self._libraries: dict[str, ctypes.CDLL] = {}
-        table = shim().partition("/* of Torch */")[2].partition("/* of the runtime")[0]
+        text = Path(__file__).with_name("program.c").read_text(encoding="utf-8")
+        table = text.partition("/* of Torch */")[2].partition("} Api;")[0]
         names = [line.partition("(*")[2].partition(")")[0] for line in table.splitlines()]
         self.addresses = {name: self._address(name) for name in names if name}
         missing = [n for n in self.addresses if not self._optional(n) and not self.addresses[n]]

@@ -107,5 +107,8 @@ class Build:
 def _files_of(entry: Entry) -> dict[str, str]:
     """Return the SHA-256 of each file that a kernel was compiled from; {} for other entries."""
     source = entry.manifest.inputs.get("source", {})
-    generated = source.get("kind") == "stub" or entry.op in OF_ALL_OPS
-    return {} if generated else {str(k): str(v) for k, v in source.get("closure", {}).items()}
+    return (
+        {}
+        if entry.op in OF_ALL_OPS
+        else {str(k): str(v) for k, v in source.get("closure", {}).items()}
+    )

@@ -18,7 +18,7 @@ class Dtype(NamedTuple):
     torch, cuda, host, triton: its names in Torch, in CUDA C++, in C++ for the CPU ("": unknown
     there), and in Triton's signatures. language: its name in `triton.language`.
     number: Torch's number for it (c10::ScalarType).
-    stub: its name in stubs, ctype: its type in ctypes; "" and None if it is passed in tensors only.
+    ctype: its type in ctypes; None if it is passed in tensors only.
     limits: the least integer that a parameter of this type takes, and the first too large; (0, 0)
         if it takes no number.
     header, host_header: the headers that declare it in CUDA C++ and in C++ for the CPU, if any.
@@ -30,7 +30,6 @@ class Dtype(NamedTuple):
     triton: str
     language: str
     number: int
-    stub: str = ""
     ctype: Any = None
     limits: tuple[int, int] = (0, 0)
     header: str = ""
@@ -41,7 +40,7 @@ def _integer(torch: str, c: str, number: int, ctype: Any) -> Dtype:
     bits = 8 * ctypes.sizeof(ctype)
     code = f"{torch[0]}{bits}"
     limits = (0, 2**bits) if code[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
-    return Dtype(torch, c, c, code, torch, number, code if bits >= 32 else c, ctype, limits)
+    return Dtype(torch, c, c, code, torch, number, ctype, limits)
 
 
 DTYPES = {
@@ -54,10 +53,10 @@ DTYPES = {
         host_header="float16.h",
     ),
     "f32": Dtype(
-        "float32", "float", "float", "fp32", "float32", 6, "float", ctypes.c_float, (1 - _F32, _F32)
+        "float32", "float", "float", "fp32", "float32", 6, ctypes.c_float, (1 - _F32, _F32)
     ),
     "f64": Dtype(
-        "float64", "double", "double", "fp64", "float64", 7, "double", ctypes.c_double,
+        "float64", "double", "double", "fp64", "float64", 7, ctypes.c_double,
         (1 - _F64, _F64),
     ),
     "f8e4m3": Dtype(
@@ -67,7 +66,7 @@ DTYPES = {
     "f8e5m2": Dtype(
         "float8_e5m2", "__nv_fp8_e5m2", "", "fp8e5", "float8e5", 23, header="cuda_fp8.h"
     ),
-    "bool": Dtype("bool", "bool", "bool", "i1", "int1", 11, "_Bool", ctypes.c_bool),
+    "bool": Dtype("bool", "bool", "bool", "i1", "int1", 11, ctypes.c_bool),
     "i8": _integer("int8", "signed char", 1, ctypes.c_int8),
     "i16": _integer("int16", "short", 2, ctypes.c_int16),
     "i32": _integer("int32", "int", 3, ctypes.c_int32),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         written_at: Sequence[tuple[int, int, str, int]]
 
 
-FUNCTION = "jitkern_function"  # the symbol of a C or C++ kernel's library: a pointer to the kernel
+FUNCTION = "jitkern_function"  # the symbol of a library that calls its kernel, from addresses
 TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # keywords that are compiled in
 Constant = str | int | float | bool  # a template argument; a str is a dtype's short name
 
@@ -499,13 +499,13 @@ class Extension(Source):
 
 
 class Generated(Source):
-    """Plain C without headers that jitkern wrote itself: a stub, or the launch runtime."""
+    """Plain C without headers that jitkern wrote itself: the launch runtime."""
 
-    kind: ClassVar[str] = "stub"
+    kind: ClassVar[str] = "runtime"
     suffixes: ClassVar[tuple[str, ...]] = (".c",)
     devices: ClassVar[tuple[str, ...]] = ()
     runs: ClassVar[str] = HOST
-    compiler: ClassVar[str] = "jitkern.compilers.cpp.stub:StubCompiler"
+    compiler: ClassVar[str] = "jitkern.compilers.cpp.generated:GeneratedCompiler"
 
     def __init__(self, files: str | Sequence[str], *, text: str, **rest: Any) -> None:
         super().__init__(files, **rest)

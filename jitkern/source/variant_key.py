@@ -15,7 +15,7 @@ from jitkern.target import Target, gpus_for, processor_for
 
 _LONGEST = 100  # letters of an op's name in that of a folder
 _SHORTEST = 16  # letters of a label, whatever the target; bundles leave out what is then too long
-SCHEMA = 4  # bump when the meaning of an input, a default flag or an artifact's layout changes
+SCHEMA = 5  # bump when the meaning of an input, a default flag or an artifact's layout changes
 
 
 def make_key(variant: Variant, target: Target, flags: tuple[str, ...], closure: Closure) -> Key:

@@ -1,7 +1,7 @@
 """Lists of tensors as a launch function sees them while it is traced, and tables made of them.
 
 The length is guarded when it is asked for, and a tensor when it is taken out: a launch function
-that only passes the list to `k.tables` has a stub that serves lists of other lengths, too.
+that only passes the list to `k.tables` has a program that serves lists of other lengths, too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 
 from jitkern.launch.resources.tables import Table, check_alike, is_dense, parts, power_of_two
 from jitkern.launch.symbols import Symbol, Unsupported
-from jitkern.trace.recorder import DTYPE_CODES, Described, Recorder
+from jitkern.trace.program import TABLE
+from jitkern.trace.recorder import DTYPE_CODES, Described, Recorder, table_words
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
-_MOST_WORDS = 1 << 17  # of eight bytes, of all tables of a stub
+_MOST_WORDS = 1 << 17  # of eight bytes, of all tables of a program
 
 
 class TensorList:
@@ -41,16 +42,18 @@ class TensorList:
         """The dtypes of its tensors; without a guard, as those that are used have one each."""
         return [tensor.dtype for tensor in self._described]
 
-    def _count(self) -> str:
-        return f"call->lists[{self._place}].count"
+    def _is(self, name: str, operand: int, *, answer: bool = True) -> None:
+        """Guard the answer to a comparison of a number with the length: `operand < length`."""
+        facts = self._recorder.facts
+        facts.guard(name, facts.constant(operand), facts.value("COUNT", self._place), int(answer))
 
     def __len__(self) -> int:
-        self._recorder.facts.guard(f"{self._count()} == {len(self._described)}")
+        self._is("EQUAL", len(self._described))
         return len(self._described)
 
     def __bool__(self) -> bool:
         some = bool(self._described)
-        self._recorder.facts.guard(self._count() if some else f"!{self._count()}")
+        self._is("EQUAL", 0, answer=not some)
         return some
 
     def __iter__(self) -> Iterator[TensorProxy]:
@@ -63,7 +66,7 @@ class TensorList:
         if isinstance(index, slice):
             return [*self][index]
         if type(index) is int and 0 <= index < len(self._described):
-            self._recorder.facts.guard(f"{self._count()} > {index}")
+            self._is("LESS", index)
             return self._tensor(index)
         return self._tensor(range(len(self))[index])
 
@@ -88,12 +91,11 @@ class TensorList:
     def _tensor(self, index: int) -> TensorProxy:
         """Return a tensor of the list, which is long enough by a guard."""
         if index not in self._proxies:
-            name = f"item{self._place}_{index}"
-            self._recorder.facts.declare(
-                f"const Tensor *{name} = &call->lists[{self._place}].tensors[{index}];"
-            )
+            number = self._recorder.tensors
+            self._recorder.tensors += 1
+            self._recorder.facts.guard("LISTED", number, self._place, index)
             self._proxies[index] = self._recorder.tensor(
-                name, f"{self._label}[{index}]", self._described[index]
+                number, f"{self._label}[{index}]", self._described[index]
             )
         return self._proxies[index]
 
@@ -113,23 +115,20 @@ class TensorList:
             for items in lists:
                 bool(items)  # guarded to be empty
             return []
-        words = sum(_words(capacity) for *_, capacity, _ in listed) * len(lists)
+        words = sum(table_words(capacity) for *_, capacity, _ in listed) * len(lists)
         self._recorder.table_words += words
         if self._recorder.table_words > _MOST_WORDS:
-            raise Unsupported("tables of more than a megabyte, which a stub has on its stack")
-        number = self._recorder.tabulate(
+            raise Unsupported("tables of more than a megabyte, which a program has on its stack")
+        first, places = self._recorder.tabulate(
             [items._place for items in lists], listed, chunk, dense=dense
         )
         made = []
-        at = 0
-        for i, (_, part, capacity, _) in enumerate(listed):
+        for i, ((_, part, capacity, _), words) in enumerate(zip(listed, places)):
             tables = []
             for place, tensors in enumerate(described):
-                text = f"words{number} + {at}"
-                at += _words(capacity)
                 own = [tensors[j] for j in part]
-                numbers = (number, i, place)
-                tables.append(_TracedTable(self._recorder, numbers, text, own, capacity, chunk))
+                where = (first + i * TABLE, place, words + place * table_words(capacity))
+                tables.append(_TracedTable(self._recorder, where, own, capacity, chunk))
             made.append(tuple(tables))
         return [tables[0] for tables in made] if len(lists) == 1 else [*made]
 
@@ -137,63 +136,61 @@ class TensorList:
 class _TracedTable(Table):
     """A table that each call fills.
 
-    place: its numbers in C: of the call of k.tables(), of the table, and of its list.
+    where: the place of the table in memory, the number of its list, and the place of its words.
     """
 
     def __init__(
-        self, recorder: Recorder, place: tuple[int, int, int], words: str,
-        described: Sequence[Described], capacity: int, chunk: int,
+        self, recorder: Recorder, where: tuple[int, int, int], described: Sequence[Described],
+        capacity: int, chunk: int,
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._described = described
-        number, i, self._list = place
-        self._table = f"table{number}[{i}]"
-        self._words = words
+        self._table, self._list, self._words = where
         self._chunk = chunk
         self.dtype = described[0].dtype
         self.capacity = capacity
-        self.count: Any = self._symbol("count", len(described))
+        self.count: Any = self._symbol("count", 2, len(described))
 
-    def _symbol(self, field: str, hint: int) -> Symbol:
-        text = self._recorder.facts.value(int, f"(i64){self._table}.{field}")
-        return self._recorder.symbol(text, hint, f"`{field}` of a table", natural=True)
+    def _symbol(self, name: str, field: int, hint: int) -> Symbol:
+        at = self._recorder.facts.value("FIELD", self._table + field)
+        return self._recorder.symbol(at, hint, f"`{name}` of a table", natural=True)
 
     @property
     def chunks(self) -> Any:
         """The number of chunks."""
-        return self._symbol("chunks", sum(-(-_numel(t) // self._chunk) for t in self._described))
+        return self._symbol("chunks", 1, sum(-(-_numel(t) // self._chunk) for t in self._described))
 
     def aligned(self, bytes: int) -> bool:  # noqa: A002
         """Whether the addresses of all tensors are multiples of a power of 2, in bytes."""
         mask = power_of_two(bytes) - 1
         answer = all(tensor.address & mask == 0 for tensor in self._described)
-        odd = f"({self._table}.bits[{self._list}] & {mask})"
-        self._recorder.facts.guard(f"!{odd}" if answer else odd)
+        facts = self._recorder.facts
+        bits = facts.value("FIELD", self._table + 3 + self._list)
+        facts.guard("MASKED", bits, facts.constant(mask), int(not answer))
         return answer
 
     def fault(self, _: torch.device) -> str:
-        """Return "": the stub looks at all tensors itself."""
+        """Return "": the program looks at all tensors itself."""
         return ""
 
-    def parameter(self) -> str:
-        """Return the parameter of a CUDA kernel in C."""
-        return f"({self._words})"
+    def parameter(self) -> int:
+        """Return the register of the address of a CUDA kernel's parameter."""
+        return self._recorder.facts.value("MEMORY", self._words)
 
     def arrays(self) -> tuple[Any, Any, Any]:
         """Return the addresses, the sizes and the count, for C and C++."""
-        texts = (self._words, f"{self._words} + {self.capacity}")
+        facts = self._recorder.facts
+        addresses = [
+            facts.value("MEMORY", place) for place in (self._words, self._words + self.capacity)
+        ]
         pointers = [
             TensorProxy(
-                self._recorder, Memory("0", f"(char *)({text})", None), torch.int64,
-                (self.capacity,), (1,), contiguous=True,
+                self._recorder, Memory(None, address, None), torch.int64, (self.capacity,), (1,),
+                contiguous=True,
             )
-            for text in texts
+            for address in addresses
         ]  # fmt: skip
         return pointers[0], pointers[1], self.count
-
-
-def _words(capacity: int) -> int:
-    return capacity // 2 * 5 + 1  # WORDS of shim.h
 
 
 def _numel(tensor: Described) -> int:

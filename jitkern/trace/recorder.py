@@ -1,4 +1,4 @@
-"""The recorder of a trace, which notes allocations, launches and results as lines of C."""
+"""The recorder of a trace, which notes allocations, launches and results as steps of a program."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from jitkern.launch.resources.workspaces import checked_count
 from jitkern.launch.runner import CachedKernels, Runner, arguments_of
 from jitkern.launch.symbols import (
     Facts,
-    Statement,
+    Instruction,
     Symbol,
     Unsupported,
     concrete,
     is_symbol,
-    text_of,
+    operand_of,
 )
 from jitkern.launch.tuned import Tuned
 from jitkern.named_tuple import NamedTuple
 from jitkern.source import triton_decorators, triton_text
 from jitkern.source.dtypes import DTYPES, TENSOR_MAP, codes_of_torch, table_of
+from jitkern.trace.program import FLOAT, LINE, POINTED, TABLE, WORD
 from jitkern.trace.tensor_proxy import Memory, TensorProxy
 
 # Torch's numbers for dtypes (of complex ones a launch passes views) and devices.
 DTYPE_CODES = {dtype: DTYPES[code].number for dtype, code in codes_of_torch().items()} | {
     torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
 }  # fmt: skip
-DEVICE_CODES = {"cpu": 0, "cuda": 1}
 
 _active = threading.local()  # the recorder of this thread's trace
 
@@ -116,84 +116,92 @@ Provider = Runner | CachedKernels  # of a trace's kernels; the latter only reads
 class Recorder:
     """The recorder that the proxies of one trace share."""
 
-    def __init__(self, device: torch.device, kernels_of: Provider, line: Callable[[], int]) -> None:
+    def __init__(
+        self, device: torch.device, kernels_of: Provider, line: Callable[[], int], arguments: int
+    ) -> None:
         self.device = device
         self.facts = Facts(line)
-        self.actions: list[Statement] = []
+        self.actions: list[Instruction] = []
         self.owned: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []  # sizes and strides
-        self.maps = 0
-        self.tables = 0
-        self.table_words = 0  # of eight bytes, which the tables take
+        self.tensors = arguments  # the number of the next tensor of a list
+        self.memory = 0  # words
+        self.table_words = 0  # of the memory
+        self.texts: dict[str, int] = {}
         self.kernels: list[Compiled] = []
         self.model: str | None = ""
         self._kernels_of = kernels_of
 
-    def act(self, text: str) -> None:
-        """Add a line of C that acts, after all earlier ones."""
-        self.actions.append(self.facts.statement(text))
+    def act(self, name: str, *operands: int) -> None:
+        """Add a step that acts, after all earlier ones."""
+        self.actions.append(self.facts.instruction(name, *operands))
 
-    def symbol(self, text: str, hint: Any, what: str, *, natural: bool = False) -> Symbol:
+    def text(self, text: str) -> int:
+        """Return a text as an operand."""
+        return self.texts.setdefault(text, len(self.texts))
+
+    def reserve(self, words: int) -> int:
+        """Return the place of new words in the memory of the program."""
+        at = -(-self.memory // LINE) * LINE
+        self.memory = at + words
+        return at
+
+    def symbol(self, register: int, hint: Any, what: str, *, natural: bool = False) -> Symbol:
         """Return a Symbol for a number that each call brings."""
-        return Symbol(self.facts, text, hint, what, natural=natural)
+        return Symbol(self.facts, register, hint, what, natural=natural)
 
-    def tensor(self, name: str, label: str, value: Described) -> TensorProxy:
-        """Return the proxy of an argument, and guard its dtype, rank and device."""
+    def operand(self, value: Any) -> int:
+        """Return a number or Symbol as an operand."""
+        return operand_of(value, self.facts)
+
+    def operands(self, values: Sequence[Any]) -> list[int]:
+        return [self.operand(value) for value in values]
+
+    def tensor(self, number: int, label: str, value: Described) -> TensorProxy:
+        """Return the proxy of an argument or of a list's tensor, and guard dtype, rank, device."""
         if value.layout is not torch.strided or value.dtype not in DTYPE_CODES:
             raise Unsupported(f"argument `{label}` cannot be traced: {value.layout} {value.dtype}")
-        self.facts.guard(
-            f"{name}->handle && {name}->dtype == {DTYPE_CODES[value.dtype]} "
-            f"&& {name}->dim == {len(value.shape)}"
-        )
-        self.facts.guard(
-            f"{name}->device == {DEVICE_CODES[self.device.type]}"
-            + (f" && {name}->index == call->index" if self.device.type == "cuda" else "")
-        )
+        facts = self.facts
+        facts.guard("TENSOR", number, DTYPE_CODES[value.dtype], len(value.shape))
         sizes, strides = (
             [
                 self.symbol(
-                    f"{name}->{field}[{d}]",
-                    hint,
-                    f"{field}({d}) of `{label}`",
-                    natural=field == "size",
+                    facts.value(name, number, d), hint, f"{name.lower()}({d}) of `{label}`",
+                    natural=name == "SIZE",
                 )
                 for d, hint in enumerate(hints)
             ]
-            for field, hints in (("size", value.shape), ("stride", value.strides))
-        )
-        memory = Memory(
-            f"{name}->handle",
-            f"{name}->data",
-            self.symbol(f"(i64){name}->data", value.address, f"the address of `{label}`"),
-        )
-        return TensorProxy(self, memory, value.dtype, sizes, strides, argument=name)
+            for name, hints in (("SIZE", value.shape), ("STRIDE", value.strides))
+        )  # fmt: skip
+        data = facts.value("DATA", number)
+        address = self.symbol(data, value.address, f"the address of `{label}`")
+        memory = Memory(number, data, address)
+        return TensorProxy(self, memory, value.dtype, sizes, strides, argument=number)
 
     def tabulate(
         self, places: Sequence[int],
         tables: Sequence[tuple[tuple[torch.dtype, ...], Any, int, int]], chunk: int, *, dense: bool,
-    ) -> int:  # fmt: skip
-        """Let the stub fill tables of the lists at these places (see `tables.parts`).
+    ) -> tuple[int, list[int]]:  # fmt: skip
+        """Let the program fill tables of the lists at these places (see `tables.parts`).
 
-        Returns their number in C: `table<number>` are the tables, over `words<number>`.
+        Returns the places in memory of the tables, one after the other, and of the words of each,
+        which has as many for each list.
         """
-        number, self.tables = self.tables, self.tables + 1
+        facts = self.facts
         groups = list(dict.fromkeys(dtypes for dtypes, *_ in tables))
-        codes = ", ".join(str(DTYPE_CODES[dtype]) for dtypes in groups for dtype in dtypes)
-        words: list[str] = []
-        texts: list[str] = []
-        for dtypes, _, capacity, least in tables:
-            texts.append(
-                f"{{.words = words{number}{''.join(f' + {w}' for w in words)}, "
-                f".group = {groups.index(dtypes)}, .capacity = {capacity}, .least = {least}}}"
-            )
-            words.append(f"{len(places)} * WORDS({capacity})")
-        self.facts.declare(f"u64 words{number}[{' + '.join(words)}];")
-        self.facts.declare(f"Table table{number}[] = {{{', '.join(texts)}}};")
-        listed = ", ".join(map(str, places))
-        self.facts.declare(
-            f"if (!api->tabulate(call, (const i32[]){{{listed}}}, (const i32[]){{{codes}}}, "
-            f"{len(places)}, table{number}, {len(tables)}, {chunk}LL, {int(dense)})) return MISS;"
-        )
-        return number
+        codes = [DTYPE_CODES[dtype] for dtypes in groups for dtype in dtypes]
+        at = self.reserve(TABLE * len(tables))
+        words = [self.reserve(len(places) * table_words(capacity)) for *_, capacity, _ in tables]
+        of_tables = [
+            number
+            for (dtypes, _, capacity, least), place in zip(tables, words)
+            for number in (groups.index(dtypes), capacity, least, place)
+        ]
+        numbers = (len(tables), *places, *of_tables, *codes)
+        facts.guard(
+            "TABULATE", at, facts.constant(chunk), int(dense), len(places),
+            *map(facts.constant, numbers),
+        )  # fmt: skip
+        return at, words
 
     # ------------------------------------------------------------------ allocation
 
@@ -204,7 +212,7 @@ class Recorder:
         for size in reversed(shape):
             strides.append(step)
             step = step * (
-                size._made(int, f"max1({size.text})", max(size.hint, 1))
+                size.made(max(size.hint, 1), "MAX1", size.register)
                 if is_symbol(size)
                 else max(size, 1)
             )
@@ -225,12 +233,9 @@ class Recorder:
         steps = self.dense(shape) if strides is None else tuple(strides)
         number = len(self.owned)
         self.owned.append((shape, steps))
-        self.act(f"char *y{number};")
-        self.act(
-            f"if (api->allocate(call, {len(shape)}, {_array(shape)}, {_array(steps)}, "
-            f"{DTYPE_CODES[dtype]}, &owned[{number}], &y{number})) goto failed;"
-        )
-        memory = Memory(f"owned[{number}]", f"y{number}", None)
+        data = self.facts.register()
+        self.act("ALLOCATE", data, number, DTYPE_CODES[dtype], *self.operands((*shape, *steps)))
+        memory = Memory(~number, data, None)
         return TensorProxy(
             self, memory, dtype, shape, steps, contiguous=contiguous or strides is None
         )
@@ -287,35 +292,34 @@ class Recorder:
         unknown = [k for k, v in rest.items() if v and not (k == "layout" and v is torch.strided)]
         if unknown:
             raise Unsupported(f"an allocation with {unknown[0]}= cannot be traced")
-        self.facts.guard("!fills(api)")
+        self.facts.guard("UNFILLED")
         return self.default_dtype() if dtype is None else dtype
 
     def default_dtype(self) -> torch.dtype:
         """Return the dtype that PyTorch takes where none is given, guarded."""
         default = torch.get_default_dtype()
-        self.facts.guard(f"api->default_dtype && api->default_dtype() == {DTYPE_CODES[default]}")
+        self.facts.guard("DEFAULT_DTYPE", DTYPE_CODES[default])
         return default
 
-    def handle(self, tensor: TensorProxy) -> str:
-        """Return a tensor's handle in C; for a view, make a new handle."""
-        if not tensor._memory.handle:
+    def handle(self, tensor: TensorProxy) -> int:
+        """Return a tensor's handle as an operand; for a view, make a new handle."""
+        handle = tensor._memory.handle
+        if handle is None:
             raise Unsupported("a workspace other than as an argument of a kernel cannot be traced")
-        if tensor._argument or self._whole(tensor):
-            return tensor._memory.handle
+        if tensor._argument is not None or self._whole(tensor):
+            return handle
         number = len(self.owned)
         self.owned.append(((), ()))
-        self.act(
-            f"if (api->_reinterpret_tensor({tensor._memory.handle}, {tensor.ndim}, "
-            f"{_array(tensor.shape)}, {_array(tensor._strides)}, {text_of(tensor._offset)}, "
-            f"&owned[{number}])) goto failed;"
-        )
-        return f"owned[{number}]"
+        numbers = (*tensor.shape, *tensor._strides, tensor._offset)
+        self.act("VIEW", number, handle, *self.operands(numbers))
+        return ~number
 
     def _whole(self, tensor: TensorProxy) -> bool:
         """Whether the tensor is an allocation with its first sizes and strides."""
-        if tensor._memory.address is not None or not _same(tensor._offset, 0):
+        handle = tensor._memory.handle
+        if handle is None or handle >= 0 or not _same(tensor._offset, 0):
             return False
-        allocation = self.owned[int(tensor._memory.handle[6:-1])]
+        allocation = self.owned[~handle]
         return all(
             len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
             for a, b in zip(allocation, (tensor.shape, tensor._strides))
@@ -324,44 +328,36 @@ class Recorder:
     # ------------------------------------------------------------------ the device
 
     def fact(self, name: str) -> Any:
-        """Return a fact of the device, which the stub asks for when it runs."""
+        """Return a fact of the device, which the program asks for when it runs."""
         value = self._kernels_of.present.fact(name)
         if constant(name, self._kernels_of.target) is not None:
             return value
-        text = self.facts.value(int, f"api->attribute(call, {ATTRIBUTES[name]})")
-        self.facts.guard(f"{text} > 0")  # 0: the driver does not know
-        return self.symbol(text, value, f"`k.{name}`", natural=True)
+        at = self.facts.value("ATTRIBUTE", ATTRIBUTES[name])
+        return self.symbol(at, value, f"`k.{name}`", natural=True)
 
     def workspace(self, start: Any, size: Any, dtype: torch.dtype, *, zeroed: bool) -> TensorProxy:
-        """Return the proxy of a workspace; a stub misses where there is none of that size yet."""
+        """Return the proxy of a workspace; a program misses where there is none of that size."""
         count = checked_count(size, dtype)
-        text = f"api->workspace(call, {text_of(start + size)}, {int(zeroed)})"
-        base = self.facts.value(int, text)
-        self.facts.guard(base)
-        memory = Memory("", f"(char *){base}", self.symbol(base, 0, "the address of a workspace"))
+        base = self.facts.value("WORKSPACE", self.operand(start + size), int(zeroed))
+        memory = Memory(None, base, self.symbol(base, 0, "the address of a workspace"))
         offset = start // dtype.itemsize
         return TensorProxy(self, memory, dtype, (count,), (1,), offset=offset, contiguous=True)
 
     def tensor_map(
         self, x: TensorProxy, box: Sequence[Any], swizzle: str, l2_promotion: str, oob_fill: str
     ) -> TensorMap:
-        """Return a tensor map that the stub makes."""
+        """Return a tensor map that the program makes."""
         options = options_of(self._kernels_of.target, x, box, swizzle, l2_promotion, oob_fill)
         layout = layout_of(x)
-        name, self.maps = f"m{self.maps}", self.maps + 1
-        numbers, inner_first = _array(options), _array(tuple(reversed(box)))
-        self.act(f"_Alignas(128) char {name}[128];")
-        self.act(
-            f"if (api->tensor_map(call, {name}, {numbers.replace('i64', 'i32')}, "
-            f"{_argument('*', x)}, {_array(layout.sizes)}, {_array(layout.strides)}, "
-            f"{inner_first.replace('i64', 'i32')})) goto failed;"
-        )
-        return TensorMap(x, name)
+        at = self.reserve(LINE)
+        numbers = (*layout.sizes, *layout.strides, *reversed(box))
+        self.act("TENSOR_MAP", at, *options, self._address(x), *self.operands(numbers))
+        return TensorMap(x, self.facts.value("MEMORY", at))
 
     # ------------------------------------------------------------------ launches and results
 
     def start(self, call: Call) -> None:
-        """Record a launch: get the kernel and check the arguments now, and let the stub launch."""
+        """Record a launch: get the kernel and check its arguments now; the program launches."""
         choose = functools.partial(self._autotuned, call.function)
         where = self._kernels_of.where
         call = expanded(where, self._kernels_of.source, call, choose)
@@ -374,33 +370,46 @@ class Recorder:
         if any(isinstance(a, torch.Tensor) and not is_proxy(a) for a in passed):
             raise Unsupported("a tensor not made by empty or zeros cannot be traced")
         args = checked(what, compiled.parameters, passed, self.device, compiled.written)
-        values = [_passed(code, arg) for code, arg in zip(compiled.parameters, args)]
+        given = [self._passed(*both) for both in zip(compiled.parameters, args)]
         if self.device.type == "cpu":
-            types = ", ".join(ctype for ctype, _ in values) or "void"
-            texts = ", ".join(text for _, text in values)
-            self.act(f"((void (*)({types}))call->kernels[{number}])({texts});")
-            self.act("call->launched = 1;")
+            for kind, operand in given:
+                self.act("PASS", kind, operand)
+            self.act("CALL", number)
             return
         shape = geometry_of(what, compiled, call.keywords)
-        values += [("char *", text) for text in self._scratch(compiled, shape.grid)]
-        declared = " ".join(
-            f"{ctype}{'' if ctype.endswith('*') else ' '}a{i} = {text};"
-            for i, (ctype, text) in enumerate(values)
-            if ctype
-        )
-        pointers = ", ".join(f"&a{i}" if c else text for i, (c, text) in enumerate(values)) or "0"
+        given += [(WORD, operand) for operand in self._scratch(compiled, shape.grid)]
         carveout = 0 if shape.carveout is None else shape.carveout + 1
-        options = (*(shape.cluster or (0, 0, 0)), int(shape.cooperative), int(shape.pdl), carveout)
-        extra = _array(options).replace("i64", "i32") if any(options) else "0"
-        size, block = _array(shape.grid), _array((*shape.block, shape.smem))
-        self.act("{")
-        self.act(f"  {declared}")
-        self.act(f"  void *p[] = {{{pointers}}};")
-        self.act(
-            f'  if (api->launch(call, call->kernels[{number}], "{what}", {size}, {block}, '
-            f"{extra}, p)) goto failed;"
-        )
-        self.act("}")
+        cluster = shape.cluster or (0, 0, 0)
+        options = (*cluster, int(shape.cooperative), int(shape.pdl), carveout)
+        numbers = self.operands((*shape.grid, *shape.block, shape.smem, *options))
+        for kind, operand in given:
+            self.act("PASS", kind, operand)
+        self.act("LAUNCH", number, self.text(what), *numbers)
+
+    def _passed(self, code: str, value: Any) -> tuple[int, int]:
+        """Return the kind of a kernel's argument (see `program.WORD`), and its register."""
+        if table_of(code):
+            return POINTED, value.parameter()
+        if code == TENSOR_MAP:
+            return POINTED, value.encoded
+        if value is None:
+            return WORD, self.facts.constant(0)
+        if type(value) is TensorProxy:
+            return WORD, self._address(value)
+        if code in ("f32", "f64") and not isinstance(value, float):
+            value = value.as_real() if is_symbol(value) else float(value)
+        return FLOAT if code == "f32" else WORD, self.operand(value)
+
+    def _address(self, tensor: TensorProxy) -> int:
+        """Return the register of the address of a tensor's first element."""
+        if _same(tensor._offset, 0):
+            return tensor._memory.data
+        if tensor.numel() == 0:
+            return self.facts.constant(0)
+        at = self.facts.register()
+        distance = self.operand(tensor._offset * tensor.itemsize)
+        self.act("ADDRESS", at, tensor._memory.data, distance)
+        return at
 
     def choose(
         self, tuned: Tuned, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -421,25 +430,25 @@ class Recorder:
             self.model = model
         return number
 
-    def _scratch(self, compiled: Compiled, grid: Sequence[Any]) -> Iterator[str]:
+    def _scratch(self, compiled: Compiled, grid: Sequence[Any]) -> Iterator[int]:
         """Yield the arguments for Triton's trailing parameters: memory that its programs share."""
         for size in compiled.meta.get("scratch", ()):
             if size:
                 yield self.allocate((math.prod(grid) * size,), None, torch.uint8)._memory.data
             else:
-                yield "0"
+                yield self.facts.constant(0)
 
     def finish(self, result: Any, kinds: str) -> None:
-        """Record the results, with which the stub returns. kinds: see `Signature.results`."""
+        """Record the results, with which the program ends. kinds: see `Signature.results`."""
         nothing = result is None and not kinds
         results = result if isinstance(result, (tuple, list)) else () if nothing else (result,)
         if len(results) != len(kinds):
             raise Unsupported(f"it returns {len(results)} values, and its schema says {len(kinds)}")
-        handles_seen: set[str] = set()
-        handles: list[str] = []
+        handles_seen: set[int | None] = set()
+        handles: list[int | None] = []
         for tensor, kind in zip(results, kinds):
             if tensor is None and kind == "t":
-                handles.append("")
+                handles.append(None)
                 continue
             if type(tensor) is not TensorProxy:
                 raise Unsupported(f"a result of type {type(tensor).__name__} cannot be traced")
@@ -448,45 +457,15 @@ class Recorder:
             handles_seen.add(tensor._memory.handle)
             handles.append(self.handle(tensor))
         for i, handle in enumerate(handles):  # after all that can fail
-            given = f"{handle}, {handle} = 0" if handle else "0"
-            self.act(f"call->returns[{i}] = {given};")
+            if handle is None:
+                self.act("RETURN_NONE", i)
+            else:
+                self.act("RETURN", i, handle)
 
 
-def _passed(code: str, value: Any) -> tuple[str, str]:
-    """Return the type and the text of a kernel argument in C; no type for a table in memory."""
-    if table_of(code):
-        return "", value.parameter()
-    return _ctype(code), _argument(code, value)
-
-
-def _argument(code: str, value: Any) -> str:
-    """Return a kernel argument in C."""
-    if value is None:
-        return "0"
-    if code == TENSOR_MAP:
-        return str(value.encoded)
-    if type(value) is TensorProxy:
-        if _same(value._offset, 0):
-            return value._memory.data
-        if value.numel() == 0:
-            return "0"
-        return f"{value._memory.data} + {text_of(value._offset * value.itemsize)}"
-    text = text_of(value)
-    if code in ("f32", "f64") and not isinstance(value, float):
-        text = f"(double){text}"  # rounds an integer as Python does
-    return text if code in ("i64", "f64") else f"({DTYPES[code].stub}){text}"
-
-
-def _ctype(code: str) -> str:
-    """Return the type of a kernel argument in C; "" for one that lies where its name points."""
-    if code == TENSOR_MAP:
-        return ""
-    return "char *" if code[:1] == "*" else DTYPES[code].stub
-
-
-def _array(values: Sequence[Any]) -> str:
-    """Return a C array of integers, never empty."""
-    return f"(const i64[]){{{', '.join(map(text_of, values)) or '0'}}}"
+def table_words(capacity: int) -> int:
+    """Return the words of a list in a table: WORDS in program.c."""
+    return capacity // 2 * 5 + 1
 
 
 def _stride_hints(tensor: TensorProxy, d: int) -> tuple[Any, Any]:
@@ -502,6 +481,6 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two numbers are one expression."""
     return (
         a is b
-        or (is_symbol(a) and is_symbol(b) and a.text == b.text)
+        or (is_symbol(a) and is_symbol(b) and a.register == b.register)
         or (not is_symbol(a) and not is_symbol(b) and a == b)
     )

@@ -55,8 +55,8 @@ class Shape(tuple[Any, ...]):
 class Memory(NamedTuple):
     """The memory of a tensor: an argument's, or an allocation of this call."""
 
-    handle: str  # in C
-    data: str
+    handle: int | None  # as an operand; None: there is none
+    data: int  # the register of its address
     address: Any  # a Symbol for an argument; None for an allocation, which is always aligned
 
 
@@ -103,7 +103,7 @@ class TensorProxy:
         strides: Sequence[Any],
         *,
         offset: Any = 0,
-        argument: str = "",
+        argument: int | None = None,
         contiguous: bool = False,
     ) -> None:
         self._recorder = recorder
@@ -113,7 +113,7 @@ class TensorProxy:
         self.shape = Shape(shape)
         self._strides = tuple(strides)
         self._offset = offset  # in elements
-        self._argument = argument  # its C name, or "" for a view or an allocation
+        self._argument = argument  # its number, or None for a view or an allocation
         self._known_contiguous = contiguous
         self.layout = torch.strided
         self.ndim = len(self.shape)
@@ -169,9 +169,9 @@ class TensorProxy:
         return self.dtype.is_complex
 
     def numel(self) -> Any:
-        if self._argument:
+        if self._argument is not None:
             return self._recorder.symbol(
-                f"{self._argument}->numel",
+                self._recorder.facts.value("NUMEL", self._argument),
                 math.prod(s.hint for s in self.shape),
                 "numel",
                 natural=True,
@@ -185,7 +185,7 @@ class TensorProxy:
         return self.numel() * self.itemsize
 
     def data_ptr(self) -> Any:
-        if not self._argument and self.numel() == 0:
+        if self._argument is None and self.numel() == 0:
             return 0
         offset = self._offset * self.itemsize
         return Address(offset) if self._memory.address is None else self._memory.address + offset
@@ -196,9 +196,8 @@ class TensorProxy:
         if self._known_contiguous:
             return True
         answer = self._follows(self._strides)
-        if self._argument:
-            test = f"contiguous({self._argument})"
-            self._recorder.facts.guard(test if answer else f"!{test}")
+        if self._argument is not None:
+            self._recorder.facts.guard("CONTIGUOUS", self._argument, int(answer))
             self.__dict__["_known_contiguous"] = answer
             return answer
         return bool(self.numel() == 0) or all(
@@ -427,19 +426,19 @@ class TensorProxy:
         if type(source) is not TensorProxy:
             raise Unsupported("copy_() of no tensor of this call cannot be traced")
         to, origin = self._recorder.handle(self), self._recorder.handle(source)
-        self._recorder.act(f"if (api->copy_({to}, {origin}, {int(non_blocking)})) goto failed;")
+        self._recorder.act("COPY", to, origin, int(non_blocking))
         self._changed()
         return self
 
     def zero_(self) -> TensorProxy:
-        self._recorder.act(f"if (api->zero_({self._recorder.handle(self)})) goto failed;")
+        self._recorder.act("ZERO", self._recorder.handle(self))
         self._changed()
         return self
 
     def _changed(self) -> None:
         """Note a change of an argument, after which no other launcher may run the call again."""
         if self._memory.address is not None:
-            self._recorder.act("call->launched = 1;")
+            self._recorder.act("CHANGED")
 
 
 ANSWERED = frozenset((*vars(TensorProxy), *TensorProxy.__annotations__))  # of a tensor

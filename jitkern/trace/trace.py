@@ -1,14 +1,12 @@
 """Run a launch function once, with tensors and numbers that stand for those of later calls.
 
 Its comparisons become guards, its allocations and launches become actions, and both together make a
-stub (`stub_text.py`). A construct that C cannot follow is Unsupported, with the line, and the op
+program (`program.py`). A construct that C cannot follow is Unsupported, with the line, and the op
 keeps its Python launcher. All that it reads besides its arguments is a `World`, also guarded.
 """
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,44 +16,29 @@ from jitkern.calls.signature import Parameter, Signature
 from jitkern.errors import CacheError, CompilerNotFound, LoadError, TargetError, raised_at
 from jitkern.launch.geometry import Compiled
 from jitkern.launch.kernels import Kernels
-from jitkern.launch.symbols import Frozen, Statement, Unsupported, line_in, running
+from jitkern.launch.symbols import READS, Frozen, Instruction, Unsupported, line_in, running
 from jitkern.launch.tuned import parts_of
 from jitkern.named_tuple import NamedTuple
-from jitkern.trace import shim
 from jitkern.trace.lists import TensorList
+from jitkern.trace.program import Program, encoded, operands_of
 from jitkern.trace.recorder import Provider, Recorder, described, recording
 from jitkern.trace.seen import traceable
 from jitkern.trace.world import World, world_of
 
 _LISTS = frozenset("LVndzNDZsS")  # kinds of lists and strings, see `runtime.c`
-_KEYWORDS = frozenset((
-    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
-    "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict",
-    "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union",
-    "unsigned", "void", "volatile", "while", "api", "call", "failed", "odd", "owned", "p", "stub",
-))  # fmt: skip
-
-
-@functools.cache
-def identifier(name: str) -> str:
-    """Return the name of an argument in C."""
-    taken = re.fullmatch(r"[amvy]\d+|(table|words)\d+|item\d+_\d+", name) or name in _KEYWORDS
-    return f"{name}_" if taken or re.search(rf"\b{name}\b", shim()) else name
 
 
 class Traced(NamedTuple):
-    """The trace of a launch function: all that its stub is made of.
+    """The trace of a launch function.
 
-    tensors: C names of the arguments that are tensors, by position. owned: how many tensors it
-    makes. kernels: the variants it launches. frozen: the values it holds for constant. model: the
-    device model whose choice of a configuration it follows; "" if there was nothing to choose,
-    None if no configuration was measured. world: the values that it read besides its arguments.
+    steps: those of the program. kernels: the variants it launches. frozen: the values it holds for
+    constant. model: the device model whose choice of a configuration it follows; "" if there was
+    nothing to choose, None if no configuration was measured. world: the values that it read besides
+    its arguments.
     """
 
-    tensors: list[tuple[int, str]]
-    facts: list[Statement]
-    actions: list[Statement]
-    owned: int
+    program: Program
+    steps: list[Instruction]
     kernels: list[Compiled]
     frozen: list[Frozen]
     model: str | None
@@ -84,13 +67,11 @@ def trace(
         raise Unsupported(refusal)
     if world.compares and world.tensors:
         raise Unsupported(world.compares)
-    recorder = Recorder(device, kernels_of, line_in(code))
+    recorder = Recorder(device, kernels_of, line_in(code), len(parameters))
     outer = running.facts, running.problem
     running.facts, running.problem = recorder.facts, None
     try:
-        proxies, tensors = _arguments(
-            recorder, parameters, described(args), compares=bool(world.compares)
-        )
+        proxies = _arguments(recorder, parameters, described(args), compares=bool(world.compares))
         named = {p.name: proxy for p, proxy in zip(parameters, proxies)}
         with recording(recorder):
             result = traceable(function, world)(
@@ -107,100 +88,94 @@ def trace(
         raise Unsupported(f"{raised_at(e, function)}{_reason_of(e)}") from e
     finally:
         running.facts, running.problem = outer
-    return Traced(
-        tensors,
-        recorder.facts.statements,
-        recorder.actions,
-        len(recorder.owned),
-        recorder.kernels,
-        recorder.facts.frozen,
-        recorder.model,
-        world,
-    )
+    steps = _needed([*recorder.facts.instructions, *recorder.actions])
+    program = encoded(steps, [*recorder.facts.constants], [*recorder.texts], recorder.memory)
+    return Traced(program, steps, recorder.kernels, recorder.facts.frozen, recorder.model, world)
 
 
-def _identical(a: str, b: str) -> str:
-    return f"{a}->handle && {b}->handle && *(void **){a}->handle == *(void **){b}->handle"
+def _needed(steps: Sequence[Instruction]) -> list[Instruction]:
+    """Return the steps without the reads whose value nothing uses."""
+    used: set[int] = set()
+    kept = []
+    for step in reversed(steps):
+        if step.name not in READS or step.operands[0] in used:
+            used.update(operand for kind, operand in operands_of(step) if kind == "r")
+            kept.append(step)
+    return kept[::-1]
 
 
 def _arguments(
     recorder: Recorder, parameters: Sequence[Parameter], args: Sequence[Any], *, compares: bool
-) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Return the proxies of the arguments, and the C names of the tensors among them.
+) -> list[Any]:
+    """Return the proxies of the arguments.
 
     compares: whether the launch function asks which arguments are one object, so that guards must.
     """
     proxies: list[Any] = []
-    tensors = []
+    tensors: list[int] = []
     for i, (parameter, value) in enumerate(zip(parameters, args)):
-        name, kind = identifier(parameter.name), parameter.kind
-        stored = f"call->values[{i}]"
-        if kind in _LISTS:
-            if compares and kind in "LV" and value:
+        if parameter.kind in _LISTS:
+            if compares and parameter.kind in "LV" and value:
                 raise Unsupported("`is` cannot be traced beside a list of tensors")
             proxies.append(_list(recorder, parameter, i, value))
             continue
-        if kind in "TtWw":
-            tensors.append((i, name))
-            twin = next((j for j, other in enumerate(args[:i]) if other is value), None)
-            if value is not None and twin is not None and compares:
-                recorder.facts.guard(_identical(identifier(parameters[twin].name), name))
-                proxies.append(proxies[twin])
-                continue
-            for j, other in tensors[:-1]:
-                if compares and args[j] is not None and value is not None:
-                    recorder.facts.guard(f"!({_identical(other, name)})")
-            if value is None:
-                recorder.facts.guard(f"!{name}->handle")
-                proxies.append(None)
-            else:
-                proxies.append(recorder.tensor(name, parameter.name, value))
+        if parameter.kind not in "TtWw":
+            proxies.append(_number(recorder, parameter, i, value))
             continue
-        proxies.append(_number(recorder, parameter, stored, value))
-    return proxies, tensors
+        tensors.append(i)
+        if value is None:
+            recorder.facts.guard("NO_TENSOR", i)
+            proxies.append(None)
+            continue
+        twin = next((j for j, other in enumerate(args[:i]) if other is value), None)
+        if twin is not None and compares:
+            recorder.facts.guard("IDENTICAL", twin, i, 1)
+            proxies.append(proxies[twin])
+            continue
+        for j in tensors[:-1]:
+            if compares and args[j] is not None:
+                recorder.facts.guard("IDENTICAL", j, i, 0)
+        proxies.append(recorder.tensor(i, parameter.name, value))
+    return proxies
 
 
-def _number(recorder: Recorder, parameter: Parameter, stored: str, value: Any) -> Any:
-    """Return what stands for a number, a bool or None, `stored` in C."""
-    kind = parameter.kind
+def _number(recorder: Recorder, parameter: Parameter, place: int, value: Any) -> Any:
+    """Return what stands for a number, a bool or None."""
+    kind, facts = parameter.kind, recorder.facts
     if kind.isupper():
-        recorder.facts.guard(f"{'!' if value is None else ''}{stored}")
-        stored = f"*(const u64 *){stored}"
+        facts.guard("GIVEN", place, int(value is not None))
     if value is None:
         return None
+    at = facts.value("OPTIONAL" if kind.isupper() else "NUMBER", place)
     if kind in "bB":  # a real bool: `is` and `not` cannot be intercepted
-        recorder.facts.guard(f"({stored} & 255) == {int(value)}")
+        facts.guard("TRUTH", at, int(value))
         return value
-    text = f"real({stored})" if kind in "fF" else f"(i64){stored}"
     number = float(value) if kind in "fF" else int(value)
-    name = recorder.facts.value(type(number), text, identifier(parameter.name))
-    return recorder.symbol(name, number, f"`{parameter.name}`")
+    return recorder.symbol(at, number, f"`{parameter.name}`")
 
 
 def _list(recorder: Recorder, parameter: Parameter, place: int, value: Any) -> Any:
     """Return what stands for a list or a string; strings, bools and lengths are guarded."""
-    given, facts, name = f"call->lists[{place}]", recorder.facts, parameter.name
+    facts, name = recorder.facts, parameter.name
     if parameter.kind in "LV":
         return TensorList(recorder, place, name, value)
-    if value is None:
-        facts.guard(f"{given}.count < 0")
-        return None
     if isinstance(value, str):
-        text = value.encode()
-        letters = "".join(f"\\{byte:03o}" for byte in text)
-        facts.guard(f'spells(&{given}, "{letters}", {len(text)})')
+        value.encode()  # or this raises
+        facts.guard("SPELLS", place, recorder.text(value))
         return value
-    facts.guard(f"{given}.count == {len(value)}")
+    count = -1 if value is None else len(value)
+    facts.guard("EQUAL", facts.value("COUNT", place), facts.constant(count), 1)
+    if value is None:
+        return None
     items: list[Any] = []
     for i, item in enumerate(value):
-        stored, label = f"{given}.values[{i}]", f"`{name}[{i}]`"
+        at, label = facts.value("ITEM", place, i), f"`{name}[{i}]`"
         if parameter.kind in "zZ":
-            facts.guard(f"({stored} & 255) == {int(item)}")
+            facts.guard("TRUTH", at, int(item))
             items.append(item)
-        elif parameter.kind in "dD":
-            items.append(recorder.symbol(facts.value(float, f"real({stored})"), float(item), label))
         else:
-            items.append(recorder.symbol(facts.value(int, f"(i64){stored}"), int(item), label))
+            kind = float if parameter.kind in "dD" else int
+            items.append(recorder.symbol(at, kind(item), label))
     return items
 
 

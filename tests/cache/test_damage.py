@@ -26,8 +26,8 @@ import torch, jitkern.ops
 x = torch.arange(10.0)
 print(jitkern.ops.vec_add(x, x).tolist() == (2 * x).tolist())
 """
-KINDS = {"kernel": "vec_add.f32-", "stub": "vec_add.stub.", "plan": "vec_add.plan.", "runtime": "runtime-", "fake": "op-"}  # fmt: skip
-LIBRARIES = ("kernel", "stub", "runtime")
+KINDS = {"kernel": "vec_add.f32-", "plan": "vec_add.plan.", "runtime": "runtime-", "fake": "op-"}  # fmt: skip
+LIBRARIES = ("kernel", "runtime")
 
 
 def call(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -116,7 +116,7 @@ def test_a_manifest_with_any_byte_changed_or_missing_is_a_miss_and_heals(subject
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["kernel", "stub", "plan"])
+@pytest.mark.parametrize("kind", ["kernel", "plan"])
 def test_a_real_manifest_with_a_byte_changed_or_missing_is_a_miss_and_heals(kind, subject, caplog):
     check_every_damage_of_the_manifest(subject(kind), caplog, 13)
 
@@ -403,21 +403,20 @@ def check_that_a_call_heals(root, kinds, **environment):
 def test_a_call_over_damage_everywhere_computes_and_heals(on_disk):
     for kind, damage in (
         ("kernel", "magic"),
-        ("stub", "half"),
         ("plan", "last byte"),
         ("runtime", "code"),
     ):
         it = on_disk(kind)
         it.artifact.write_bytes(CONTENT[damage](it.artifact.read_bytes()))
-    check_that_a_call_heals(it.root, ("kernel", "stub", "plan", "runtime"))
-    assert len(names(it.root / "v1" / "bad")) == 4
+    check_that_a_call_heals(it.root, ("kernel", "plan", "runtime"))
+    assert len(names(it.root / "v1" / "bad")) == 3
 
 
 @pytest.mark.long
 def test_a_call_that_verifies_sizes_only_survives_a_library_that_does_not_load(on_disk):
     it = on_disk("kernel")
     it.artifact.write_bytes(bytes(it.artifact.stat().st_size))
-    check_that_a_call_heals(it.root, ("kernel", "stub", "plan", "runtime"), JITKERN_VERIFY="size")
+    check_that_a_call_heals(it.root, ("kernel", "plan", "runtime"), JITKERN_VERIFY="size")
 
 
 @pytest.mark.long

@@ -97,7 +97,7 @@ def variant(source):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A cache in which a kernel, its stub and its plan lie."""
+    """A cache in which a kernel and its plan lie."""
     root = tmp_path_factory.mktemp("made") / "cache"
     environment = {**os.environ, "JITKERN_CACHE_DIR": str(root)}
     processes.run([sys.executable, "-W", "ignore", "-c", CALL], env=environment, check=True)
@@ -150,13 +150,13 @@ def test_an_odd_plan_is_none(odd, warm):
 @pytest.mark.parametrize("kernels", [[], ["another"]])
 def test_a_plan_that_names_other_kernels_than_its_key_does_is_made_again(kernels, warm, run_python):
     path = the_entry(warm, "vec_add.plan")
-    stub, named, example, constant = json.loads((path / facts.ARTIFACT).read_bytes())
+    program, named, example, constant = json.loads((path / facts.ARTIFACT).read_bytes())
     others = [[named[0][0], "vec_add.f64", "0" * 64] for _ in kernels]
-    with_artifact(path, canonical([stub, others, example, constant]))
+    with_artifact(path, canonical([program, others, example, constant]))
     entry = Cache(warm).look_up(path.parent.name, path.name).entry
     with pytest.raises(ValueError, match="its key"):
         plans._read(entry)
-    done = run_python(CALL)  # a stub over too few kernels reads what lies behind them
+    done = run_python(CALL)  # a program over too few kernels reads what lies behind them
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
     assert json.loads((path / facts.ARTIFACT).read_bytes())[1] == named
 

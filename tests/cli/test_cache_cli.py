@@ -225,12 +225,12 @@ def test_a_target_means_the_host_code_for_it_too(put, rows, target):
     assert [r["op"] for r in rows("ls", "--target", str(device))] == ["mylib::a", "mylib::b"]
 
 
-def test_a_bundle_of_stubs_brings_the_runtime_that_they_need(put, target, cache_dir):
+def test_a_bundle_of_plans_brings_the_runtime_that_they_need(put, target, cache_dir):
     host = target._replace(platform="linux_x86_64")
-    stub = Generated("stub.c", text="int x;")
-    put("mylib::a", target=host, source=stub)
-    put("jitkern::runtime", target=host, source=stub)
-    put("jitkern::runtime", target=host._replace(torch="2.11.0"), source=stub)
+    runtime = Generated("runtime.c", text="int x;")
+    put("mylib::a", target=host, fact="plan")
+    put("jitkern::runtime", target=host, source=runtime)
+    put("jitkern::runtime", target=host._replace(torch="2.11.0"), source=runtime)
     put("mylib::b", target=host)
     found = [row.op for row, _ in cache_tools.chosen(Cache(cache_dir), Wanted(op="mylib::a"))]
     assert found == ["mylib::a", "jitkern::runtime"]

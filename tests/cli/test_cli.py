@@ -20,6 +20,7 @@ from jitkern import config, declare, jit
 from jitkern.cli import main, output
 from jitkern.errors import NotCached
 from jitkern.op.all_ops import OPS, all_ops
+from jitkern.prewarming import tasks
 from jitkern.prewarming.builder import Step
 from jitkern.source.kinds import Variant
 from jitkern.target import Target
@@ -150,16 +151,20 @@ def test_a_failed_build_exits_1_and_keep_going_goes_on(cli, compiler):
 def test_an_op_is_made_ready_while_another_ones_kernels_still_compile(cli, monkeypatch):
     processes = multiprocessing.get_context("fork")
     ensure, linked, slow = jit.ensure_and_tell, processes.Event(), processes.Lock()
+    keep = tasks.keep_plans
 
     def waiting(variant, target, **options):
         if variant.op == "jitkern::muladd" and slow.acquire(block=False):  # the first one
             assert linked.wait(LONGEST)
-        found = ensure(variant, target, **options)
-        if variant.function == "stub" and variant.op == "jitkern::vec_add":
+        return ensure(variant, target, **options)
+
+    def kept(op, *rest):
+        if op.name == "jitkern::vec_add":
             linked.set()
-        return found
+        return keep(op, *rest)
 
     monkeypatch.setattr(jit, "ensure_and_tell", waiting)
+    monkeypatch.setattr(tasks, "keep_plans", kept)
     code, out, _ = cli("prewarm", "muladd", "vec_add", "--jobs", "2", "--json", "--keep-going")
     report = last_json(out)
     assert (code, report["failed"]) == (0, 0)

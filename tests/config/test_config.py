@@ -237,8 +237,8 @@ def test_using_counts_in_its_own_task_alone():
 def test_a_build_beside_the_calls_has_the_settings_of_its_call(tmp_path):
     seen = []
     with config.using(cache_dir=tmp_path):
-        assert builds.STUBS.later(lambda: seen.append(config.current().cache_dir))
-    builds.STUBS.settle()
+        assert builds.RUNTIME.later(lambda: seen.append(config.current().cache_dir))
+    builds.RUNTIME.settle()
     assert seen == [tmp_path]
 
 

@@ -124,19 +124,19 @@ def test_the_snippets_of_a_page_run(page, reader):
         elif block.language == "toml":
             reader.write("config.toml", block.text)
             assert Config.from_env({}, [reader.folder / "config.toml"]).origins
-        elif block.language == "c":
+        elif block.language == "asm":
             shown(block.text, reader)
         else:
             assert block.language == "text", f"nothing runs the {block.language} of {page.name}"
 
 
-def shown(stub: str, reader: Reader) -> None:
-    """Check that a stub is what `explain` prints for the kernel of author_guide.md."""
+def shown(program: str, reader: Reader) -> None:
+    """Check that a program is what `explain` prints for the kernel of author_guide.md."""
     for block in blocks_of(REPOSITORY / "docs" / "author_guide.md"):
         if block.file.startswith("scale/"):
             reader.write(block.file, block.text)
     reader.shell("jitkern prewarm scale")
-    assert textwrap.indent(stub, "    ") in reader.run("jitkern", "explain", "scale", "--source", shown="explain")  # fmt: skip
+    assert textwrap.indent(program, "    ") in reader.run("jitkern", "explain", "scale", "--source", shown="explain")  # fmt: skip
 
 
 def test_pages_with_tests_of_their_own_have_them():

@@ -62,7 +62,7 @@ def test_the_first_call_after_loading_compiles_nothing(start, cache_dir, tmp_pat
     assert done.returncode == 0, done.stderr
     info, stats = map(eval, done.stdout.splitlines())
     assert info == listed
-    assert (stats["compiles"], stats["stubs"], stats["hits"]) == (0, 0, 2)
+    assert (stats["compiles"], stats["runtimes"], stats["hits"]) == (0, 0, 2)
     assert set(places(other)) >= set(listed)
 
 

@@ -16,7 +16,7 @@ from jitkern.launch.resources.device_facts import ATTRIBUTES, FACTS
 from jitkern.launch.resources.device_view import AbsentDevice, PresentDevice
 from jitkern.loading import cuda_driver
 from jitkern.op.needed_kernels import needs_of, units_of
-from jitkern.prewarming.ahead import keep_plans, stubs_of
+from jitkern.prewarming.ahead import keep_plans, traces_of
 from jitkern.runtime import binding
 from jitkern.runtime.plans import Plans
 from jitkern.target import Target
@@ -56,9 +56,9 @@ def persistent(k, x):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_stub_asks_the_device_it_runs_on(on_cuda, gpu):
+def test_a_program_asks_the_device_it_runs_on(on_cuda, gpu):
     text = gpu.learn(on_cuda(persistent), (torch.ones(1000, device="meta"),))
-    assert "api->attribute(call, 16)" in text and "132" not in text
+    assert "= attribute 16" in text and "132" not in text
     for count in (132, 132):
         assert gpu.call(torch.ones(7))[2:] == [2 * count, 1038 // 32 + 9]
     assert gpu.asked == 2  # each fact once in a process
@@ -67,7 +67,7 @@ def test_a_stub_asks_the_device_it_runs_on(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_device_of_another_model_is_served_by_the_same_stub(on_cuda, gpu):
+def test_a_device_of_another_model_is_served_by_the_same_program(on_cuda, gpu):
     gpu.tell("multiprocessors", 7)
     gpu.learn(on_cuda(persistent), (torch.ones(1000, device="meta"),))
     assert gpu.call(torch.ones(7))[2] == 14
@@ -97,8 +97,8 @@ def test_a_plan_is_kept_without_a_gpu_and_names_no_model(on_cuda):
     assert not needs.problems
     for variant in needs.variants:
         jit.ensure(variant, TARGET)
-    stubs, _ = stubs_of(op, source, TARGET, needs.calls)
-    ((_, new),) = keep_plans(op, source, TARGET, stubs)
+    traces, _ = traces_of(op, source, TARGET, needs.calls)
+    ((_, new),) = keep_plans(op, source, TARGET, traces)
     plans = Plans(op.name, op.schema, function, world_of((function,)), source, TARGET)
     assert new and len(list(plans.find(("f32[1]",)))) == 1
 

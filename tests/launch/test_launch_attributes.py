@@ -52,7 +52,7 @@ def attributes(gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_stub_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
+def test_a_program_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
     gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
     for n, sets, limit in (
         (10, 0, {}),
@@ -70,7 +70,7 @@ def test_a_stub_asks_for_shared_memory_once_and_never_for_less(on_cuda, gpu):
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_stub_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, gpu):
+def test_a_program_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, gpu):
     gpu.learn(on_cuda(smem=lambda n: n * 1024), (META, 100))
     python = CudaFunction(b"", {"parameters": ["*f32", "*f32"], "symbol": "k"}, "`k`", ("", "", ""))
     one = (1, 1, 1)
@@ -81,7 +81,7 @@ def test_a_stub_leaves_a_higher_limit_of_the_python_launcher_alone(on_cuda, gpu)
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_stub_allows_clusters_of_16_and_sets_the_carve_out_once(on_cuda, gpu):
+def test_a_program_allows_clusters_of_16_and_sets_the_carve_out_once(on_cuda, gpu):
     gpu.learn(on_cuda(cluster=lambda n: n, carveout=lambda n: 100 - n), (META, 8))
     for n, sets, wide, carveout in (
         (8, 1, 0, 92),
@@ -100,9 +100,8 @@ def test_a_stub_allows_clusters_of_16_and_sets_the_carve_out_once(on_cuda, gpu):
 @pytest.mark.long
 @needs_nvrtc
 def test_a_launch_that_names_none_of_them_sets_nothing(on_cuda, gpu):
-    text = gpu.learn(on_cuda(), (META, 8))
+    gpu.learn(on_cuda(), (META, 8))
     assert gpu.call(X, 8) and not gpu.sets and not gpu.queries
-    assert ", 0, p)" in text
 
 
 def test_the_python_launcher_sets_each_once(gpu):

@@ -18,9 +18,8 @@ from jitkern.launch.arguments import checked
 from jitkern.launch.kernels import Kernels, ignore
 from jitkern.launch.resources.tables import Table
 from jitkern.op.needed_kernels import units_of
-from jitkern.prewarming.ahead import refused_by, stubs_of
+from jitkern.prewarming.ahead import refused_by, traces_of
 from jitkern.target import Target
-from jitkern.trace.stub_text import lines_of
 
 STEP = """
 #include "tensor_table.h"
@@ -65,16 +64,13 @@ def test_300_tensors_are_one_launch_of_a_kernel_built_for_a_gpu(step):
     entry = jit.ensure(variant, TARGET)
     assert entry.manifest.meta["parameters"] == ["@f32:512", "&bf16:512", "f32"]
     assert refused_by(step, source, TARGET, [call]) == []
-    stubs, reasons = stubs_of(step, source, TARGET, [call])
+    (traced,), reasons = traces_of(step, source, TARGET, [call])
     assert not reasons
-    (stub,) = stubs
-    text = "\n".join(line.text for line in lines_of(step.schema, stub.traced))
-    assert text.count("api->launch(") == 1
-    assert text.count("api->tabulate(") == 1
-    assert "(words0 + 0), (words0 + 1281), &a2" in text
-    jit.ensure(stub.variant, TARGET)
-    other, _ = stubs_of(step, source, TARGET, [(meta(200), meta(200, torch.bfloat16), 2.0)])
-    assert other[0].variant == stub.variant, "one stub for other lengths, ranks and sizes"
+    names = [instruction.name for instruction in traced.trace.steps]
+    assert (names.count("LAUNCH"), names.count("TABULATE")) == (1, 1)
+    other, _ = traces_of(step, source, TARGET, [(meta(200), meta(200, torch.bfloat16), 2.0)])
+    same = other[0].trace.program == traced.trace.program
+    assert same, "one program for other lengths, ranks and sizes"
 
 
 BOTH = """
@@ -91,7 +87,7 @@ __global__ void both(T *out, const __grid_constant__ jitkern::Table<const T, N> 
 
 @pytest.mark.long
 @needs_nvrtc
-def test_a_stub_passes_tables_and_a_tensor_map_to_one_kernel(tmp_path, monkeypatch):
+def test_a_program_passes_tables_and_a_tensor_map_to_one_kernel(tmp_path, monkeypatch):
     op = kernel(
         f"jitkern_test::both{next(_number)}(Tensor[] xs, Tensor[] ys, Tensor w) -> Tensor",
         cuda=Cuda(text=BOTH),

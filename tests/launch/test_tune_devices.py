@@ -10,7 +10,7 @@ from jitkern.declare import Cuda, Triton, kernel
 from jitkern.launch import autotune
 from jitkern.launch.tuned import parts_of
 from jitkern.op.needed_kernels import needs_of
-from jitkern.prewarming.ahead import keep_plans, stubs_of
+from jitkern.prewarming.ahead import keep_plans, traces_of
 from jitkern.runtime import binding, linker, plans
 from jitkern.target import Target
 from jitkern.trace.world import world_of
@@ -59,8 +59,8 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
     assert [v.label for v in variants] == ["scale.f32.WAY1", "scale.f32.WAY2"]
     for variant in variants:
         jit.ensure(variant, GPU)
-    stubs, reasons = stubs_of(op, source, GPU, calls)
-    assert not stubs and "chooses among its 3 configurations" in reasons[0]
+    traces, reasons = traces_of(op, source, GPU, calls)
+    assert not traces and "chooses among its 3 configurations" in reasons[0]
     for number, model in enumerate(("One GPU", "Another GPU")):
         monkeypatch.setattr(autotune, "model_of", lambda _, model=model: model)
         Clock(monkeypatch, lambda c, wanted=128 * 2**number: abs(c["block"] - wanted))
@@ -68,12 +68,12 @@ def test_a_builder_without_a_gpu_uses_the_choices_of_each_model(on_cuda, monkeyp
             op.name, source, "", GPU, torch.device("cuda"), blocks(None),
             (("dtypes", ("f32",)), ("key", 1000)), lambda config: lambda: None,
         )  # fmt: skip
-    stubs, reasons = stubs_of(op, source, GPU, calls)
+    traces, reasons = traces_of(op, source, GPU, calls)
     assert not reasons
-    assert {s.traced.model: dict(s.traced.kernels[0].variant.template)["WAY"] for s in stubs} == {
+    assert {t.trace.model: dict(t.trace.kernels[0].variant.template)["WAY"] for t in traces} == {
         "One GPU": 1, "Another GPU": 2
     }  # fmt: skip
-    keep_plans(op, source, GPU, stubs)
+    keep_plans(op, source, GPU, traces)
     known = plans_of(op, source, GPU)
     monkeypatch.setattr(plans, "model_of", lambda _: "A third GPU")
     assert not list(known.find(("f32[1]",), "", torch.device("cuda")))

@@ -74,7 +74,7 @@ for op in generated.OPS:
     results.append(result[0].item())
     assert not op.backends["cpu"].implementation.slot.refused, op
 stats = jitkern.stats()
-print(json.dumps([results, stats["compiles"], stats["stubs"], traced, generated.OPS[0].module]))
+print(json.dumps([results, stats["compiles"], stats["runtimes"], traced, generated.OPS[0].module]))
 """
 WANTED = [i / 2 + i for i in range(20)] + [6.0, 12.0]
 

@@ -119,7 +119,7 @@ def forbid(monkeypatch):
 
     monkeypatch.setattr(jit, "ensure_and_tell", refuse)
     monkeypatch.setattr(builder, "units_of", refuse)
-    monkeypatch.setattr(tasks, "stubs_of", refuse)
+    monkeypatch.setattr(tasks, "traces_of", refuse)
 
 
 @pytest.mark.long
@@ -151,11 +151,11 @@ def test_a_recording_has_a_second_run_too(cli, package, monkeypatch, tmp_path):
             call = (torch.ones(size),)
             record.note(f"{package}::f", module.__name__, "cpu", "cc", call)
     first = report(cli("prewarm", "--from", "calls", package, "--json"))[1]
-    assert first["built"] == 4  # a kernel, the runtime, a stub and its plan
+    assert first["built"] == 3  # a kernel, the runtime and a plan
     with monkeypatch.context() as patch:
         forbid(patch)
         again = report(cli("prewarm", "--from", "calls", package, "--json"))[1]
-    assert (again["hits"], again["built"]) == (4, 0)
+    assert (again["hits"], again["built"]) == (3, 0)
     assert report(cli("prewarm", package, "--json"))[1]["built"] > 0
 
 
@@ -197,13 +197,12 @@ def damage_an_entry(folder, module, cache_dir):
 @pytest.mark.parametrize(
     ("change", "anew", "groups"),
     [
-        (change_factor, 3 + 4, 3),  # the stubs are the same
-        (change_source, 3 + 4, 3),  # the stubs are the same
+        (change_factor, 3 + 4, 3),
+        (change_source, 3 + 4, 3),
         (change_launch_file, 0, 0),  # not in this process, which has imported it
         (change_size, 0, 3),
         (change_jitkern, 0, 3),
         (lose_an_entry("f32"), 1, 3),
-        (lose_an_entry("stub"), 1, 3),
         (lose_an_entry("plan"), 1, 3),
         (damage_an_entry, 1, 3),
     ],
@@ -216,8 +215,8 @@ def test_what_has_changed_is_noticed(
     change(tmp_path / package, sys.modules[f"{package}.kernel"], cache_dir)
     OPS[f"{package}::f"]._drawn = None
     traced = []
-    stubs_of = tasks.stubs_of
-    monkeypatch.setattr(tasks, "stubs_of", lambda *args: traced.append(1) or stubs_of(*args))
+    traces_of = tasks.traces_of
+    monkeypatch.setattr(tasks, "traces_of", lambda *args: traced.append(1) or traces_of(*args))
     code, found, err = report(cli("prewarm", package, "--jobs", "1", "--json"))
     assert (code, found["built"], len(traced)) == (0, anew, groups), err
     identity.code_of_jitkern.cache_clear()

@@ -36,11 +36,10 @@ def add(
 
 
 def stock(cache, package="alpha", *, ops=2, version="1.0"):
-    """Fill a cache with the entries of a package, with a stub, and with the launch runtime."""
+    """Fill a cache with the entries of a package, with a plan, and with the launch runtime."""
     for number in range(ops):
         add(cache, f"{package}::op{number}", source=version, version=version)
-    stub = {"variant": {"template": [], "kind": "stub"}, "kind": "stub"}
-    add(cache, f"{package}::op0", HOST, b"stub", package="jitkern", version="0.1", **stub)
+    add(cache, f"{package}::op0", HOST, b"plan", package="jitkern", version="0.1", fact="plan")
     add(cache, "jitkern::runtime", HOST, b"runtime", version="0.1")
     return cache
 

@@ -136,24 +136,6 @@ def test_an_answer_that_is_no_bundle_is_refused(service, op, caplog):
     assert any("v1/build" in line and "is not used" in line for line in caplog.messages)
 
 
-@pytest.mark.long
-def test_a_service_builds_for_the_stub_in_the_background_too(service, op):
-    """The kernel is cached here; its stub is not."""
-    x = torch.arange(4.0)
-    op(x)
-    linker.settle()
-    cache = jit.open_cache()
-    for path in list(cache.paths()):
-        if ".stub." in path.name or ".plan." in path.name:
-            cache.remove(path)
-    op.backends["cpu"].forget()
-    with trusting(service.url, compile="never", fallback="raise"):
-        op(x)
-        linker.settle()
-    assert [json.loads(p["call"])["op"] for p in service.posted][:1] == [op.name]
-    assert any(".stub." in path.name for path in cache.paths())
-
-
 def test_without_a_known_call_nothing_is_posted(compiler, variant, target):
     with Server(always(said(404, Jitkern_Builds=1))) as server:
         with (

@@ -40,11 +40,11 @@ def remote(tmp_path_factory):
     ],
     ids=["never", "no compiler"],
 )
-def test_a_cold_process_compiles_nothing_and_is_served_by_stubs(tmp_path, remote, environment):
+def test_a_cold_process_compiles_nothing_and_is_served_by_c(tmp_path, remote, environment):
     with Server(static(remote)) as server:
         machine = Machine(tmp_path / "node", server.url)
         found, stderr = machine.run(**environment)
-        assert not found["stats"]["compiles"] and not found["stats"]["stubs"], stderr
+        assert not found["stats"]["compiles"] and not found["stats"]["runtimes"], stderr
         assert found["stats"]["fetched"] >= 1
         assert (found["loaded"], found["misses"]) == (True, 0), stderr
         assert len(server.requests) == 2  # the index and one bundle
@@ -95,7 +95,7 @@ def test_processes_with_one_cache_fetch_a_bundle_once(tmp_path, remote, count):
             out, err = process.communicate(timeout=300)
             assert process.returncode == 0, err
             found = json.loads(out.splitlines()[-1])
-            assert not found["stats"]["compiles"] and not found["stats"]["stubs"]
+            assert not found["stats"]["compiles"] and not found["stats"]["runtimes"]
         assert sum(path.endswith(".zst") for path in server.paths) == 1
 
 

@@ -89,7 +89,7 @@ def settings_of_a_remote(url=URL):
 
 
 def assert_nothing_was_compiled(stats):
-    assert (stats["compiles"], stats["stubs"], stats["failures"]) == (0, 0, 0)
+    assert (stats["compiles"], stats["runtimes"], stats["failures"]) == (0, 0, 0)
     assert stats["hits"] >= 4
 
 

@@ -20,12 +20,12 @@ BARE = {
 
 @pytest.mark.long
 def test_the_first_machine_has_it_built_and_the_second_gets_the_bundle(tmp_path):
-    """The service has an empty cache; both machines compute by stubs in their first process."""
+    """The service has an empty cache; both machines compute by C in their first process."""
     here = {"JITKERN_CACHE_DIR": str(tmp_path / "service"), "PYTHONUNBUFFERED": "1"}
     with serving("jitkern::vec_add", "-v", cwd=tmp_path, **here) as (process, url):
         for machine in (Machine(tmp_path / "first", url), Machine(tmp_path / "second", url)):
             found, stderr = machine.run(**BARE)
-            assert not found["stats"]["compiles"] and not found["stats"]["stubs"], stderr
+            assert not found["stats"]["compiles"] and not found["stats"]["runtimes"], stderr
             assert (found["loaded"], found["misses"], stderr) == (True, 0, "")
             assert found["stats"]["fetched"] >= 1
         warm, _ = machine.run(**BARE)

@@ -28,7 +28,7 @@ for _ in range(1000):
     jitkern.ops.vec_add(x, y)
 seen = dict(counting)
 print(json.dumps({{
-    "seen": seen, "loaded": binding.runtime() is not None, "stubs": jitkern.stats()["stubs"],
+    "seen": seen, "loaded": binding.runtime() is not None, "runtimes": jitkern.stats()["runtimes"],
     "misses": sum(one.misses for one in slot.SLOTS) - sum(before),
 }}))
 """
@@ -46,16 +46,15 @@ def counted(run_python, before="", **environment):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def test_its_calls_are_served_by_the_runtime_and_the_stub_that_it_built(run_python):
+def test_its_calls_are_served_by_the_runtime_that_it_built(run_python):
     found, stderr = counted(run_python)
-    # The runtime and a stub.
-    assert (found, stderr) == ({"seen": {}, "loaded": True, "stubs": 2, "misses": 0}, "")
+    assert (found, stderr) == ({"seen": {}, "loaded": True, "runtimes": 1, "misses": 0}, "")
     found, _ = counted(run_python)
-    assert found == {"seen": {}, "loaded": True, "stubs": 0, "misses": 0}
+    assert found == {"seen": {}, "loaded": True, "runtimes": 0, "misses": 0}
 
 
 @pytest.mark.long
-def test_without_a_compiler_for_stubs_calls_open_nothing_and_start_nothing(run_python):
+def test_without_a_c_compiler_calls_open_nothing_and_start_nothing(run_python):
     found, stderr = counted(run_python, CC="/nonexistent")
     assert (found["seen"], found["loaded"]) == ({}, False)
     assert "no C compiler" in stderr and len(stderr.splitlines()) == 1
@@ -64,7 +63,7 @@ def test_without_a_compiler_for_stubs_calls_open_nothing_and_start_nothing(run_p
 @pytest.mark.long
 def test_where_no_memory_may_be_made_executable_calls_go_through_python(run_python):
     found, stderr = counted(run_python, NO_CODE)
-    assert (found["seen"], found["stubs"]) == ({}, 0)
+    assert (found["seen"], found["runtimes"]) == ({}, 0)
     assert "this system allows no executable memory" in stderr
 
 
@@ -127,21 +126,18 @@ before = own.misses
 op(x, 5000.0)
 cache = os.environ["JITKERN_CACHE_DIR"]
 print(json.dumps({
-    "threads": most, "stubs": len(glob.glob(f"{cache}/v1/*/*.stub.*")), "served": own.misses == before,
+    "threads": most, "served": own.misses == before,
     "plans": len(glob.glob(f"{cache}/v1/*/*.plan.*")),
 }))
 """
 
 
 @pytest.mark.long
-def test_a_thousand_constants_make_few_stubs_by_one_thread_and_a_steady_one_is_served(run_python):
+def test_a_thousand_constants_leave_few_plans_and_a_steady_one_is_served(run_python):
     for _ in range(2):
         done = run_python(CONSTANTS)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
-        # This thread, the one that builds the runtime, the one that builds stubs, and perhaps
-        # one that built stubs before it and is ending.
-        assert found["threads"] <= 4
-        assert found["stubs"] <= 128
+        assert found["threads"] <= 2  # this one, and the one that builds the runtime
         assert found["plans"] <= 16
         assert found["served"]

@@ -25,7 +25,7 @@ from jitkern.declare import Cpp, kernel
 from jitkern.op.all_ops import all_ops
 from jitkern.op.needed_kernels import needs_of
 from jitkern.prewarming import ahead
-from jitkern.runtime import binding, builds, linker, plans
+from jitkern.runtime import binding, linker, plans
 from jitkern.runtime.slot import Launcher
 from jitkern.source.closure import closure_of
 from jitkern.source.variant_key import make_key
@@ -499,7 +499,7 @@ def test_a_callback_may_call_the_op_it_is_told_of(run_python):
 
 
 @pytest.mark.long
-def test_a_stub_serves_under_the_settings_of_its_call(op):
+def test_a_program_serves_under_the_settings_of_its_call(op):
     slot = slot_of(op)
     with config.using(prefer="cc"):
         op(X, 2)
@@ -512,31 +512,19 @@ def test_a_stub_serves_under_the_settings_of_its_call(op):
     assert {prefer for _, _, prefer, *_ in slot.known} <= {"", "cc"}
 
 
-def test_changed_settings_do_not_condemn_a_class(op, monkeypatch):
-    slot = slot_of(op)
-    works = []
-    monkeypatch.setattr(builds.STUBS, "later", lambda work: works.append(work) or True)
-    op(X, 2)
-    with config.using(compile="never"):
-        for work in works:
-            work()
-    assert not slot.refused
-
-
 @pytest.mark.long
-def test_a_name_that_changes_before_its_stub_serves_condemns_no_class(op, monkeypatch):
-    slot, load = slot_of(op), jit.loaded
+def test_a_name_that_changes_before_its_program_serves_condemns_no_class(op, monkeypatch):
+    slot, trace = slot_of(op), linker.trace
 
-    def load_late(variant, *rest, **named):
-        if variant.function == "stub":
-            monkeypatch.setattr(sys.modules[__name__], "SIZES", (1, 4))
-        return load(variant, *rest, **named)
+    def trace_early(*rest):
+        traced = trace(*rest)
+        monkeypatch.setattr(sys.modules[__name__], "SIZES", (1, 4))
+        return traced
 
-    monkeypatch.setattr(linker.jit, "loaded", load_late)
+    monkeypatch.setattr(linker, "trace", trace_early)
     op(X, 2)
-    linker.settle()
     assert SIZES == (1, 4) and not slot.refused
-    monkeypatch.setattr(linker.jit, "loaded", load)
+    monkeypatch.setattr(linker, "trace", trace)
     served(op, X, 2)
 
 

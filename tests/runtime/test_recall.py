@@ -190,8 +190,8 @@ def test_a_value_that_is_rebound_is_read_as_it_is_now(recalled):
 
 
 def damaged(package: Package, what: str) -> None:
-    stub = next(path for path in package.cache.glob("v1/*/*.stub.*") if path.is_dir())
-    artifact = next(path for path in stub.iterdir() if path.suffix == ".so")
+    kernel = next(path for path in package.cache.glob("v1/*/*.f32*") if path.is_dir())
+    artifact = next(path for path in kernel.iterdir() if path.suffix == ".so")
     (receipt,) = package.receipts
     if what == "receipt":
         receipt.write_bytes(receipt.read_bytes()[:-1])
@@ -201,7 +201,7 @@ def damaged(package: Package, what: str) -> None:
     elif what == "mode":
         artifact.chmod(0o666)
     elif what == "entry":
-        shutil.rmtree(stub)
+        shutil.rmtree(kernel)
     elif what == "plan":
         shutil.rmtree(next(package.cache.glob("v1/*/*.plan.*")))
     else:
@@ -288,7 +288,7 @@ def test_entries_of_a_layer_are_served_by_receipts_of_the_user_root(package, tmp
     assert package.call(**below) == (2.0, False)
     assert package.call(**below) == (2.0, True)
     assert sorted((path, path.lstat().st_mtime_ns) for path in layer.rglob("*")) == before
-    next(layer.glob("v1/*/*.stub.*")).chmod(0o777)
+    next(layer.glob("v1/*/*.f32*")).chmod(0o777)
     assert package.call(JITKERN_SYSTEM_CACHE=str(layer)) == (2.0, False)
 
 

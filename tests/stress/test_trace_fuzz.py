@@ -1,31 +1,25 @@
-"""Random launch functions: what their stubs answer, against the functions run by Python as they are.
+"""Random launch functions: what their programs answer, against the functions run by Python as they are.
 
 Each is a module of its own, with numbers, a table and helpers that it reads, which are rebound
-between calls. Stubs are compiled a hundred at a time. JITKERN_FUZZ is how many functions are tried.
+between calls. JITKERN_FUZZ is how many functions are tried.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import os
 import random
-import subprocess
-import types
 
 import pytest
 import torch
 from helpers import slot_of
 
 from jitkern import config
-from jitkern.compilers.cpp.stub import StubCompiler
 from jitkern.declare import Cpp, kernel
 from jitkern.launch.symbols import Unsupported
 from jitkern.runtime import binding
 from jitkern.runtime.slot import Calls, Loaded, Slot
-from jitkern.trace import shim
-from jitkern.trace.stub_text import lines_of
 from jitkern.trace.trace import trace
 
 pytestmark = [
@@ -33,7 +27,7 @@ pytestmark = [
     pytest.mark.long,
 ]
 FUNCTIONS = int(os.environ.get("JITKERN_FUZZ", "3000"))
-BATCH, NEAR, FAR = 100, 12, 3
+NEAR, FAR = 12, 3
 SCHEMA = "(Tensor x, Tensor y, int n, int m, float a, bool flag) -> (Tensor, Tensor)"
 SOURCE = """
 extern "C" void ints(long* out, long at, long value) { out[at] = value; }
@@ -213,28 +207,14 @@ def outcome(function, args):
         return "raised"
 
 
-def compiled(texts, folder):
-    """The stubs of these texts, built as one library."""
-    unit = folder / "stubs.c"
-    renamed = (text.replace("i32 stub(", f"i32 stub{i}(") for i, text in enumerate(texts))
-    unit.write_text(shim() + "\n" + "\n".join(renamed))
-    flags = StubCompiler().flags(None, None)
-    library = folder / f"stubs{next(_libraries)}.so"
-    subprocess.run(
-        [config.current().cc, *flags, "-O1", "-w", "-o", str(library), str(unit)], check=True
-    )
-    loaded = ctypes.CDLL(str(library))
-    return [types.SimpleNamespace(stub=loaded[f"stub{i}"]) for i in range(len(texts))]
-
-
-_libraries = iter(range(1 << 30))
+_numbers = iter(range(1 << 30))
 
 
 @pytest.fixture
 def op(tmp_path, monkeypatch):
     (tmp_path / "k.cpp").write_text(SOURCE)
-    made = kernel(f"jitkern_fuzz::f{next(_libraries)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp")))
-    monkeypatch.setattr(Slot, "wants_stub", lambda *_: False)  # they are made here
+    made = kernel(f"jitkern_fuzz::f{next(_numbers)}{SCHEMA}", cpu=Cpp(str(tmp_path / "k.cpp")))
+    monkeypatch.setattr(Calls, "is_due", lambda _: False)  # they are made here
     monkeypatch.setattr(Slot, "recall", lambda *_: False)
     return made
 
@@ -252,37 +232,30 @@ def written(seed):
     return None
 
 
-def test_a_stub_answers_as_the_launch_function_does(op, tmp_path):
+def test_a_program_answers_as_the_launch_function_does(op):
     served = refused = 0
-    for first in range(0, FUNCTIONS, BATCH):
-        batch = []
-        for found in filter(None, map(written, range(first, min(first + BATCH, FUNCTIONS)))):
-            author, text, module, args = found
-            op.launch("cpu")(module["launch"])
-            op(*args)  # compiles the kernels, once for all
-            runner = op.backends["cpu"].implementation._devices.runner(
-                op.sources["cpu"][0], torch.device("cpu")
-            )
-            try:
-                cpu = torch.device("cpu")
-                traced = trace(op.signature, module["launch"], args, frozenset(), cpu, runner)
-            except Unsupported:
-                refused += 1
-                continue
-            batch.append((*found, traced))
-        texts = ["".join(f"{line}\n" for line, _ in lines_of(op.schema, t)) for *_, t in batch]
-        for stub, (author, text, module, args, traced) in zip(compiled(texts, tmp_path), batch):
-            served += compared(op, stub, traced, author, text, module, args)
+    for found in filter(None, map(written, range(FUNCTIONS))):
+        author, text, module, args = found
+        op.launch("cpu")(module["launch"])
+        op(*args)  # compiles the kernels, once for all
+        cpu = torch.device("cpu")
+        runner = op.backends["cpu"].implementation._devices.runner(op.sources["cpu"][0], cpu)
+        try:
+            traced = trace(op.signature, module["launch"], args, frozenset(), cpu, runner)
+        except Unsupported:
+            refused += 1
+            continue
+        served += compared(op, traced, author, text, module, args)
     assert served > FUNCTIONS  # else it is Python that was compared with itself
     assert refused < FUNCTIONS / 4
 
 
-def compared(op, stub, traced, author, text, module, args):
-    """Compare calls, some after something was rebound; how many of them the stub served."""
+def compared(op, traced, author, text, module, args):
+    """Compare calls, some after something was rebound; how many of them C served."""
     op.launch("cpu")(module["launch"])
     slot = slot_of(op)
-    addresses = [kernel.function.address for kernel in traced.kernels]
-    variant = Loaded(stub, "", addresses, traced.world)
+    kernels = [kernel.function for kernel in traced.kernels]
+    variant = Loaded(traced.program, kernels, traced.world)
     slot.append(Calls(), variant, torch.device("cpu"), config.current())
     calls = [
         args,

@@ -1,4 +1,4 @@
-"""Ops to trace, and what their stubs and the Python launcher do."""
+"""Ops to trace, and what their programs and the Python launcher do."""
 
 from __future__ import annotations
 

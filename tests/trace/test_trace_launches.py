@@ -340,7 +340,7 @@ def test_an_argument_may_have_any_name(subject, given):
     tested.asks_python(torch.ones(4), 3, 0)
 
 
-def test_a_stub_serves_torch_ops_and_the_op_alike(subject):
+def test_a_program_serves_torch_ops_and_the_op_alike(subject):
     tested = subject("(Tensor x, int n) -> Tensor", lambda k, x, n: ints(k, n, x.numel()))
     tested.learns(torch.ones(3), 4)
     before = tested.misses

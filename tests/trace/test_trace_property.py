@@ -101,7 +101,7 @@ class Shipped(Subject):
 
 
 def agrees_with_its_reference(tested, *args):
-    """Called twice, and once more when its stub serves: as Python, and as the reference, has it."""
+    """Called twice, and once more when C serves: as Python, and as the reference, has it."""
     for _ in range(2):
         tested.agrees(*args)
     tested.serves(*args)

@@ -457,15 +457,6 @@ def test_what_c_cannot_follow_is_answered_as_python_answers_it_and_the_op_says_w
     assert served or made.refusals
 
 
-@pytest.mark.long
-def test_a_stub_that_does_not_compile_is_given_up_once(tmp_path, caplog):
-    made = Subject(tmp_path / "k", "(Tensor x, int linux) -> Tensor", scaled)
-    for _ in range(4):
-        made.agrees(FOUR, 3)
-        linker.settle()
-    assert caplog.text.count("could not compile `stub`") <= 1
-
-
 @pytest.mark.parametrize("name", OF_STEPS)
 def test_a_number_of_steps_says_that_it_is_a_range_or_an_index(exercised, name):
     made = exercised(MUTATIONS[f"number_{name}"], CALLS[:3])

@@ -6,7 +6,6 @@ import functools
 import itertools
 import operator
 import random
-import threading
 import types
 import weakref
 
@@ -15,7 +14,7 @@ import torch
 from helpers import declared, slot_of
 from subject import length_of
 
-from jitkern.runtime import binding, builds, linker
+from jitkern.runtime import binding, linker
 from jitkern.trace.world import World
 
 pytestmark = pytest.mark.skipif(not binding.runtime(), reason="no launch runtime on this platform")
@@ -547,7 +546,9 @@ def test_whether_an_argument_is_a_tensor_of_the_module_is_told_apart(declare, na
             assert value(op, x)[0] == (7.0 if x is WEIGHT else 1.0)
 
 
-def test_a_launch_function_that_compares_no_objects_has_one_stub_for_tensors_given_twice(declare):
+def test_a_launch_function_that_compares_no_objects_has_one_program_for_tensors_given_twice(
+    declare,
+):
     op = declare(lambda k, x, y: scaled(k, x, 2.0), "(Tensor x, Tensor y) -> Tensor")
     x, y = torch.ones(2), torch.ones(2)
     serves(op, 2.0, x, y)
@@ -630,14 +631,16 @@ def test_a_launch_function_declared_again_is_the_one_that_runs(declare):
 
 
 @pytest.mark.long
-def test_what_is_being_built_of_an_earlier_launch_function_never_serves(declare):
-    op = declare(lambda k, x: scaled(k, x, 2.0))
-    declared = threading.Event()
-    assert builds.STUBS.later(declared.wait)
+def test_what_is_being_traced_of_an_earlier_launch_function_never_serves(declare, monkeypatch):
+    op, trace = declare(lambda k, x: scaled(k, x, 2.0)), linker.trace
+
+    def trace_late(*rest):
+        op.launch("cpu")(lambda k, x: scaled(k, x, 3.0))
+        return trace(*rest)
+
+    monkeypatch.setattr(linker, "trace", trace_late)
     assert op(torch.ones(2))[0].item() == 2.0
-    op.launch("cpu")(lambda k, x: scaled(k, x, 3.0))
-    declared.set()
-    linker.settle()
+    monkeypatch.setattr(linker, "trace", trace)
     assert value(op) == (3.0, False)
     serves(op, 3.0)
 

@@ -25,7 +25,10 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         help="only this target (and host code for it); `*` stands for anything",
     )
     parser.add_argument(
-        "--kind", default="", metavar="K", help="nvrtc, triton, cc, extension, stub, plan, choice"
+        "--kind",
+        default="",
+        metavar="K",
+        help="nvrtc, triton, cc, extension, runtime, plan, choice",
     )
     parser.add_argument("--layer", default="", metavar="DIR", help="only entries of this root")
     parser.add_argument(

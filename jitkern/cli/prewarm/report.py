@@ -70,9 +70,9 @@ def print_ops(results: list[prewarming.tasks.Result]) -> None:
     rows = []
     for (op, target), group in sorted(groups.items()):
         made = [r for r in group if r.path]
-        stubs = sum(r.variant.startswith("stub.") for r in made)
-        kernels = sum(not r.variant.startswith(("stub.", "plan.")) for r in made)
-        texts = [counted(kernels, "kernel"), *([counted(stubs, "stub")] if stubs else [])]
+        plans = sum(r.variant.startswith("plan.") for r in made)
+        kernels = len(made) - plans
+        texts = [counted(kernels, "kernel"), *([counted(plans, "plan")] if plans else [])]
         for status, code in (("failed", RED), ("skipped", YELLOW)):
             number = sum(r.status == status for r in group)
             texts += [styled(f"{number} {status}", code)] if number else []

@@ -1,4 +1,4 @@
-"""C and C++ for the CPU, and the stubs that launch kernels, by the system's C and C++ compilers."""
+"""C and C++ for the CPU, and the launch runtime, by the system's C and C++ compilers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
         cc as cc,
         cc_build as cc_build,
         functions as functions,
+        generated as generated,
         parameter_types as parameter_types,
-        stub as stub,
         template_arguments as template_arguments,
     )
 else:

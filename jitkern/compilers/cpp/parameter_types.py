@@ -1,7 +1,8 @@
-"""The parameter types of a C or C++ function, as the compiler saw them.
+"""The parameter types of a C or C++ function, as the compiler saw them, and its one way in.
 
-A probe, which is appended to the source, makes the compiler write them into the artifact. Its names
-begin with `jk_`, since every other name may be a macro of the source.
+A probe, which is appended to the source, makes the compiler write the types into the artifact, and
+defines FUNCTION, which calls the function with the values that an array of addresses points to. Its
+names begin with `jk_`, since every other name may be a macro of the source.
 """
 
 from __future__ import annotations
@@ -49,11 +50,25 @@ template <typename jk_T> struct jk_parameter {{
 template <typename jk_T> struct jk_parameter<jk_T*> {{
   static constexpr char jk_pointer = '*', jk_type = jk_code<typename jk_element<jk_T>::jk_type>;
 }};
+template <typename jk_T> struct jk_value {{ using jk_type = jk_T; }};
+template <typename jk_T> struct jk_value<jk_T&> : jk_value<jk_T> {{}};
+template <typename jk_T> struct jk_value<jk_T&&> : jk_value<jk_T> {{}};
 template <typename jk_F> struct jk_list {{
   static_assert(sizeof(jk_F) == 0, "a kernel function returns nothing");
   int jk_text;
+  static void jk_enter(jk_F, void**) {{}}
 }};
 template <typename... jk_P> struct jk_list<void (*)(jk_P...)> {{
+  struct jk_call {{  // in braces, so that its arguments are made in their order
+    jk_call(void (*jk_f)(jk_P...), jk_P... jk_p) {{ jk_f(static_cast<jk_P&&>(jk_p)...); }}
+  }};
+  template <typename jk_T> static jk_T&& jk_at(void* jk_a) {{
+    return static_cast<jk_T&&>(*static_cast<typename jk_value<jk_T>::jk_type*>(jk_a));
+  }}
+  static void jk_enter(void (*jk_f)(jk_P...), void** jk_a) {{
+    jk_call{{jk_f, jk_at<jk_P>(*jk_a++)...}};
+    (void)jk_a;
+  }}
   struct {{ char jk_mark[19]; char jk_codes[2 * sizeof...(jk_P) + 1]; }} jk_text = {{
       {{%s}}, {{jk_parameter<jk_P>::jk_pointer..., jk_parameter<jk_P>::jk_type..., 0}}}};
 }};
@@ -62,17 +77,24 @@ struct jk_list<void (*)(jk_P...) noexcept> : jk_list<void (*)(jk_P...)> {{}};
 }}
 extern "C" {_KEPT} constexpr auto jitkern_parameters = \\
 jitkern_probe::jk_list<decltype(%s)>{{}};
-extern "C" {_KEPT} constexpr auto {FUNCTION} = %s;
+extern "C" {_KEPT} void {FUNCTION}(void** jk_a) {{
+  jitkern_probe::jk_list<decltype(%s)>::jk_enter(%s, jk_a);
+}}
 """
 # C cannot take a function's type apart, so a second function gets the same parameters, as gcc lists
-# them. An array of unknown size is compatible with every array of its elements. The 3 stops
-# warnings.
+# them, and a structure has them as members. An array of unknown size is compatible with every array
+# of its elements. The 3 stops warnings.
 _PROBE_OF_C = f"""
 # 1 "jitkern probe" 3
 %s
 #define jitkern_pointer(x) (__builtin_classify_type(x) == 5 ? '*' : '-')
 #define jitkern_type(x) _Generic((x), %s default: '?')
-{_KEPT} void (*const {FUNCTION})(void) = (void (*)(void))%s;
+{_KEPT} void {FUNCTION}(void **jk_a) {{
+  struct {{ %s }} jk_p;
+  %s
+  (void)jk_a, (void)jk_p;
+  %s(%s);
+}}
 __attribute__((used)) static void jitkern_parameters(%s) {{
   __attribute__((used)) static const char text[] = {{%s, 0}};
 }}
@@ -84,7 +106,7 @@ def probe(address: str, macros: Iterable[str]) -> str:
     codes = "\n".join(
         f"template <> constexpr char jk_code<{name}> = '{code}';" for name, code in _IN_CPP.items()
     )
-    return _PROBE % (_undefined(macros), codes, _characters(_MARK), address, address)
+    return _PROBE % (_undefined(macros), codes, _characters(_MARK), address, address, address)
 
 
 def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
@@ -106,7 +128,26 @@ def probe_of_c(variant: Variant, macros: Iterable[str], listing: str) -> str:
     codes = (f"jitkern_{part}({name})" for part in ("pointer", "type") for name in names)
     text = ", ".join([_characters(_MARK), *codes])
     kinds = " ".join(_associations())
-    return _PROBE_OF_C % (_undefined(macros), kinds, variant.function, parameters, text)
+    members = "; ".join([*_apart(parameters if names else ""), ""])
+    read = " ".join(
+        f"__builtin_memcpy((void *)&jk_p.{name}, jk_a[{i}], sizeof jk_p.{name});"
+        for i, name in enumerate(names)
+    )
+    passed = ", ".join(f"jk_p.{name}" for name in names)
+    head = _undefined(macros), kinds, members, read, variant.function, passed
+    return _PROBE_OF_C % (*head, parameters, text)
+
+
+def _apart(parameters: str) -> list[str]:
+    """Split a list of parameters at its commas outside of parentheses."""
+    parts, depth = [""], 0
+    for letter in parameters:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _associations() -> Iterable[str]:

@@ -1,6 +1,6 @@
 """Facts of a device that a launch function may ask for, e.g. `k.multiprocessors`.
 
-A stub asks the driver for a fact when it runs, so that one stub and its plan hold for any device. A
+A program asks the driver for a fact when it runs, so that it holds for any device. A
 launch function that launches nothing (a fake, a prewarm) gets the usual numbers of the target.
 """
 

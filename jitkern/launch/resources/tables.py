@@ -19,7 +19,7 @@ from jitkern.launch.symbols import Unsupported, running
 from jitkern.source.dtypes import table_of
 
 CAPACITIES = (32, 128, 512, 1024)
-STEP, LISTS = 32, 8  # `most` is a multiple of STEP; LISTS of shim.h
+STEP, LISTS = 32, 8  # `most` is a multiple of STEP; LISTS of program.c
 _CHUNKS = 2**31  # of a table, as of a grid
 Tables = list[Any]  # of a Table, or of a tuple of one for each list
 

@@ -31,8 +31,8 @@ _TYPES = {  # CUtensorMapDataType, by the codes of dtypes
 class TensorMap:
     """An argument for a parameter `const __grid_constant__ CUtensorMap`.
 
-    encoded: its 128 bytes; while a launch function is traced, its name in C. tensor: what it
-    describes, which stays alive with the map.
+    encoded: its 128 bytes; while a launch function is traced, the register of its address. tensor:
+    what it describes, which stays alive with the map.
     """
 
     def __init__(self, tensor: Any, encoded: Any) -> None:

@@ -1,4 +1,4 @@
-"""The C compiler for code that jitkern writes itself: stubs, and the launch runtime."""
+"""The C compiler for code that jitkern writes itself: the launch runtime."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jitkern.source.closure import Closure
 from jitkern.source.kinds import Generated, Source, Variant
 from jitkern.target import Target
 
-LIMIT = 60.0  # seconds: all other stubs wait for the one that is compiled
+LIMIT = 60.0  # seconds
 
 
-class StubCompiler(Compiler):
-    """The compiler of plain C that is linked to nothing, which takes 40 ms."""
+class GeneratedCompiler(Compiler):
+    """The compiler of plain C that is linked to nothing."""
 
     def target(self, source: Source, target: Target) -> Target:
         return target.for_host_code()
