@@ -8,6 +8,7 @@ build for the native instruction set uses the instruction set of the machine whe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -96,10 +97,12 @@ class Target(NamedTuple):
         """Return the target of this machine's `device`; for `cuda`, of the GPU `index`.
 
         The default is the first GPU. No CUDA context is created. Raises TargetError where the
-        machine has no such device.
+        machine has no such device, or is not supported.
         """
         import torch
 
+        if why := unsupported():
+            raise TargetError(why)
         if device == "cpu":
             return cls("cpu", _machine(), "", short_version(torch.__version__))
         if device != "cuda":
@@ -169,6 +172,25 @@ def short_version(version: str) -> str:
     return match.group(1) if match else version
 
 
+def unsupported() -> str:
+    """Return why nothing is compiled or loaded on this machine; "" on Linux with glibc."""
+    if _glibc():
+        return ""
+    names = {"darwin": "macOS", "linux": "Linux without glibc (as with musl)", "win32": "Windows"}
+    return (
+        f"{names.get(sys.platform, sys.platform)} is not supported: kernels are compiled and "
+        "loaded on Linux with glibc only; ops that have a reference answer with it"
+    )
+
+
+@functools.cache
+def _glibc() -> str:
+    """Return the version of glibc, e.g. `glibc 2.36`; "" where this is not Linux with glibc."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows; macOS; musl
+        return os.confstr("CS_GNU_LIBC_VERSION") or "" if sys.platform == "linux" else ""
+    return ""
+
+
 def this_platform() -> str:
     """Return the platform of this machine, e.g. `linux_x86_64`."""
     return f"{sys.platform}_{_machine()}"
@@ -176,9 +198,8 @@ def this_platform() -> str:
 
 def this_abi(*, python: bool) -> str:
     """Return the ABI of an Extension built here: C++, glibc, and the Python version if `python`."""
-    libc = os.confstr("CS_GNU_LIBC_VERSION") if sys.platform == "linux" else None
     tag = f"_cp{sys.version_info.major}{sys.version_info.minor}" if python else ""
-    return "cxx11_" + (libc or "libc").replace(" ", "") + tag
+    return "cxx11_" + _glibc().replace(" ", "") + tag
 
 
 def _machine() -> str:

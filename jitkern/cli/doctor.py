@@ -58,8 +58,7 @@ def configure(parser: argparse.ArgumentParser, _: argparse.ArgumentParser) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    sections = {title: [c for look in looks for c in look()] for title, looks in CHECKS.items()}
-    sections["cache"] = health(config.current())
+    sections = _sections()
     checks = [check for found in sections.values() for check in found]
     ok = all(check.ok for check in checks)
     if args.json:
@@ -83,6 +82,14 @@ def run(args: argparse.Namespace) -> int:
         for check in shown:
             _print(check, whole=args.level > 0)
     return 0 if ok else 1
+
+
+def _sections() -> dict[str, list[Check]]:
+    """Return all checks; on a machine that is not supported, one that says so."""
+    if why := jitkern.target.unsupported():
+        return {"machine": [Check("machine", ok=False, value=why, remedy="use Linux with glibc")]}
+    sections = {title: [c for look in looks for c in look()] for title, looks in CHECKS.items()}
+    return {**sections, "cache": health(config.current())}
 
 
 def _print(check: Check, *, whole: bool) -> None:

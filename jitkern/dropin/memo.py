@@ -21,16 +21,20 @@ from jitkern import config
 from jitkern.cache import events, receipts, usage
 from jitkern.loading import LOADED, library
 from jitkern.source.build_environment import ENVIRONMENT, NVCC_FLAGS
-from jitkern.target import processor_for
+from jitkern.target import Target, processor_for, this_abi
 
 _SCHEMA = 4  # bump when the meaning of a request or of a receipt changes
 _CALL = "call "  # in the table of loaded code, before the digest of a call
 
 
 def digest_of(call: Mapping[str, Any]) -> str:
-    """A digest of the call and all it depends on; "" if the call alone does not determine that."""
+    """A digest of the call and all it depends on; "" if the call alone does not determine that.
+
+    Raises TargetError on a machine that is not supported.
+    """
     import torch
 
+    here = Target.current("cpu").for_host_code(abi=this_abi(python=True))
     flags = [*call["cflags"], *call["cuda_cflags"], *call["ldflags"]]
     if call["places"] or call["include"] or not all(map(receipts.is_plain, flags)):
         return ""
@@ -44,12 +48,8 @@ def digest_of(call: Mapping[str, Any]) -> str:
         "call": dict(call),
         "schema": _SCHEMA,
         "torch": [torch.__version__, torch.version.cuda, torch.__file__, arch],
-        "python": [sys.implementation.cache_tag, sys.abiflags, sys.platform],
-        "machine": [
-            os.uname().machine,
-            os.confstr("CS_GNU_LIBC_VERSION"),
-            processor_for(flags),
-        ],
+        "abiflags": sys.abiflags,
+        "machine": [str(here), processor_for(flags)],
         "environment": [environment.get(name) for name in ENVIRONMENT],
     }
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

@@ -19,12 +19,11 @@ import mmap
 import os
 import platform
 import struct
-import sys
 import threading
 from collections.abc import Callable
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 
-from jitkern import after_fork
+from jitkern import after_fork, target
 
 SIZE = 16  # bytes of a trampoline
 PAGE = 4096  # bytes of code that are made at once
@@ -165,8 +164,8 @@ def _executable(code: bytes) -> int:
 
 @functools.cache
 def supported() -> bool:
-    """Whether this system runs trampolines: Linux on x86_64 or aarch64."""
-    return sys.platform == "linux" and platform.machine() in _MACHINES
+    """Whether this machine runs trampolines: a supported one, with x86_64 or aarch64."""
+    return not target.unsupported() and platform.machine() in _MACHINES
 
 
 def made(ask: Ask, check: int) -> CodePages | None:

@@ -16,7 +16,6 @@ import contextvars
 import hashlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -103,8 +102,7 @@ def _name(
         _FORMAT, own_code.state(), slot.signature.schema, type(source).__qualname__, declared,
         world.identity, call, str(device), model, prefer,
         torch.__version__, torch.version.cuda, torch.__file__,
-        sys.implementation.cache_tag, sys.platform, os.uname().machine,
-        os.confstr("CS_GNU_LIBC_VERSION"),
+        jitkern.target.this_platform(), jitkern.target.this_abi(python=True),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode(errors="surrogateescape")).hexdigest()
 
