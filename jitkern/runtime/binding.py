@@ -97,10 +97,13 @@ class Runtime:
         self._guards = Guards(library)
         self._alive: list[Any] = []  # objects that C holds pointers into
         library.jitkern_misses.restype = c_ulonglong
-        self.enter: int = ctypes.cast(library.jitkern_enter, c_void_p).value or 0
         self._bind()
         library.jitkern_autograd(*symbols().autograd())
         config.follow_preferences(self._follow)
+
+    def lead(self, entry: c_void_p) -> None:
+        """Make all trampolines, which jump to the address in `entry`, jump to C from now on."""
+        self.library.jitkern_lead(ctypes.byref(entry))
 
     def declare(self, slot: Declared) -> None:
         """Make the slot known to C."""

@@ -4,7 +4,8 @@ Torch's boxed kernels get no context, so each op needs a function of its own; an
 must not be replaced, so this function must exist before the launch runtime is loaded. A
 *trampoline* is a few bytes of machine code: it puts its number into the register of a fourth
 argument, and jumps to the address in `entry`. This address is at first `ask`, which calls Python;
-loading the runtime replaces it by `jitkern_enter`, with one store that each thread sees as a whole.
+loading the runtime replaces it by `jitkern_enter`. The runtime stores it with release order, and
+trampolines load it with acquire order: a thread that jumps to the runtime finds its tables filled.
 
 The code lies in a memory file that is mapped to be read and executed, never written and executed.
 If the system forbids such a mapping there is no page, and ops are registered as Python functions.
@@ -68,7 +69,14 @@ def _aarch64(entry: int, ask: int, check: int) -> tuple[bytes, int, Callable[[in
     def load(register: int, words: int) -> int:  # ldr x<register> from `words` further on
         return 0x58000000 | words << 5 | register
 
-    jump = struct.pack("<4IQ", load(16, 4), 0xF9400210, 0xD61F0200, 0xD503201F, entry)
+    jump = struct.pack(
+        "<4IQ",
+        load(16, 4),  # ldr x16, entry
+        0xC8DFFE10,  # ldar x16, [x16]
+        0xD61F0200,  # br x16
+        0xD503201F,  # nop
+        entry,
+    )
     call = struct.pack(
         "<14I3Q",
         0xA9BF7BFD,  # stp x29, x30, [sp, #-16]!
@@ -130,10 +138,6 @@ class CodePages:
                 self._add_page()
             self._count += 1
             return number, self._pages[page] + HEAD + SIZE * at
-
-    def lead_to(self, function: int) -> None:
-        """Make all trampolines, old and new, jump to this C function from now on."""
-        self.entry.value = function
 
     def _add_page(self) -> None:
         head, _, trampoline = self._code

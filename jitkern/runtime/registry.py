@@ -87,7 +87,7 @@ class Registry:
                 runtime.declare(slot)
             self.runtime = runtime
         if self.pages:
-            self.pages.lead_to(runtime.enter)
+            runtime.lead(self.pages.entry)
 
     def answer(self, slot: int, args: tuple[Any, ...]) -> Any:
         """Return the result of a sibling op, computed by the Python function of the slot."""

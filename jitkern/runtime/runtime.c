@@ -234,15 +234,24 @@ static i32 holds(World *world) {
   i32 i = 0;
   for (; i < world->fixed; i++)
     if (*world->words[i].at != world->words[i].seen) return 0;
-  for (; i < world->fixed + world->namespaces; i++)
-    if (*world->words[i].at != __atomic_load_n(&world->words[i].seen, __ATOMIC_RELAXED))
+  for (; i < world->fixed + world->namespaces; i++) {
+    const Word *word = &world->words[i];
+    if (__atomic_load_n(word->at, __ATOMIC_RELAXED) != __atomic_load_n(&word->seen, __ATOMIC_RELAXED))
       return renewed(world);
+  }
   return 1;
+}
+
+/* Return the next time of an op's clock. A race only makes the order of use inexact. */
+static i32 tick(Op *op) {
+  i32 now = __atomic_load_n(&op->clock, __ATOMIC_RELAXED) + 1;
+  __atomic_store_n(&op->clock, now, __ATOMIC_RELAXED);
+  return now;
 }
 
 static i32 serve(Op *op, i32 i, Call *call) {
   Variant *variant = __atomic_load_n(&op->variants[i], __ATOMIC_ACQUIRE);
-  i32 preference = preferred_here < 0 ? preferred : preferred_here;
+  i32 preference = preferred_here < 0 ? __atomic_load_n(&preferred, __ATOMIC_RELAXED) : preferred_here;
   if (variant->index != call->index || variant->preference != preference ||
       variant->generation != __atomic_load_n(&op->generation, __ATOMIC_RELAXED))
     return MISS;
@@ -250,7 +259,7 @@ static i32 serve(Op *op, i32 i, Call *call) {
   i32 code = holds(variant->world) ? interpret(variant->program, call) : MISS;
   if (code != MISS && i != __atomic_load_n(&op->last, __ATOMIC_RELAXED)) {
     __atomic_store_n(&op->last, i, __ATOMIC_RELAXED);
-    variant->used = ++op->clock; /* a race only makes the order of use inexact */
+    __atomic_store_n(&variant->used, tick(op), __ATOMIC_RELAXED);
   }
   return code;
 }
@@ -368,6 +377,9 @@ void jitkern_enter(u64 *stack, u64 given, u64 returned, u32 number) {
   (ops[number].autograd ? differentiate : run)(&ops[number], stack, given, returned);
 }
 
+/* Make trampolines jump here. They load this address with acquire order, so that they find the tables filled. */
+void jitkern_lead(void (**entry)(u64 *, u64, u64, u32)) { __atomic_store_n(entry, jitkern_enter, __ATOMIC_RELEASE); }
+
 /* ------------------------------------------------------------------ functions for binding.py */
 
 void jitkern_bind(void *const *table, u64 bytes) {
@@ -382,9 +394,10 @@ void jitkern_autograd(const void *undefined_tensor, i64 at, u64 plain, const u32
   for (u64 i = 0; keys[i] && i < sizeof watching / sizeof *watching - 1; i++) watching[i] = keys[i];
 }
 
-/* Let `recorder` (recorder.cpp) record calls of an op at the Autograd key, with this gradient; 0: Python does. */
+/* Let `recorder` (recorder.cpp) record calls of an op at the Autograd key, with this gradient; 0: Python does.
+   Called under a lock, and always with this recorder, or 0 where there is no gradient yet. */
 void jitkern_record(i32 slot, void *recorder, const void *gradient) {
-  if (recorder) *(void **)&record = recorder;
+  if (!record) *(void **)&record = recorder;
   __atomic_store_n(&ops[slot].gradient, gradient, __ATOMIC_RELEASE);
 }
 
@@ -413,13 +426,13 @@ void jitkern_declare(i32 slot, const char *kinds, const char *results, const cha
 i32 jitkern_append(i32 slot, Variant *variant) {
   Op *op = &ops[slot];
   if (!is_sound(variant->program, op->kinds, op->results)) return -1;
-  i32 place = op->count;
-  variant->generation = op->generation, variant->used = ++op->clock;
+  i32 place = op->count, last = __atomic_load_n(&op->last, __ATOMIC_RELAXED), oldest = 0;
+  variant->generation = op->generation, variant->used = tick(op);
   for (i32 i = 0; i < op->count; i++) {
     i32 gone = op->variants[i]->generation != op->generation;
-    if (gone || (op->count == VARIANTS && i != op->last &&
-                 (place == VARIANTS || op->variants[i]->used - op->variants[place]->used < 0)))
-      place = i;
+    i32 age = variant->used - __atomic_load_n(&op->variants[i]->used, __ATOMIC_RELAXED);
+    if (gone || (op->count == VARIANTS && i != last && (place == VARIANTS || age > oldest)))
+      place = i, oldest = age;
     if (gone) break;
   }
   __atomic_store_n(&op->variants[place], variant, __ATOMIC_RELEASE);
@@ -437,13 +450,15 @@ const u64 *jitkern_watch(void *namespace) {
     if (watched_namespaces[i] == namespace) return &versions[i];
   if (watched_count == NAMESPACES) return 0;
   watched_namespaces[watched_count] = namespace;
-  return &versions[watched_count++];
+  __atomic_store_n(&watched_count, watched_count + 1, __ATOMIC_RELEASE); /* jitkern_changed takes no lock */
+  return &versions[watched_count - 1];
 }
 
 /* The callback for PyDict_AddWatcher: raise the version of a changed namespace. */
 i32 jitkern_changed(i32 event, void *namespace, void *name, void *value) {
   (void)event, (void)name, (void)value;
-  for (i32 i = 0; i < watched_count; i++)
+  i32 count = __atomic_load_n(&watched_count, __ATOMIC_ACQUIRE);
+  for (i32 i = 0; i < count; i++)
     if (watched_namespaces[i] == namespace) __atomic_fetch_add(&versions[i], 1, __ATOMIC_RELEASE);
   return 0;
 }
