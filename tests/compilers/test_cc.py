@@ -11,7 +11,7 @@ from helpers import symbol_of
 from jitkern import config, jit
 from jitkern.errors import CompileError, CompilerNotFound, TargetError
 from jitkern.loading.loader import load
-from jitkern.source.kinds import Cpp, Variant
+from jitkern.source.kinds import Cpp, Generated, Variant
 from jitkern.target import Target
 
 
@@ -556,3 +556,11 @@ def test_clang_compiles_cpp_and_says_that_c_needs_gcc(build):
         assert "clang" in entry.manifest.compiler["version"] and written(entry) == 3
         with pytest.raises(CompilerNotFound, match="`clang` is clang: set CC=gcc"):
             build("void k(int *x) { *x = 3; }", name="k.c")
+
+
+def test_generated_code_brings_the_helpers_that_its_compiler_calls():
+    """They are atomic operations on aarch64, and divisions of 128 bits everywhere."""
+    text = "__int128 divided(__int128 a, __int128 b) { return a / b; }"
+    entry = jit.ensure(Variant("test::k", Generated("stub.c", text=text)), Target.current("cpu"))
+    command = ["nm", "-D", "-u", entry.path / entry.manifest.meta["artifact"]]
+    assert not subprocess.run(command, capture_output=True, check=True).stdout

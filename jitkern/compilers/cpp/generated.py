@@ -14,7 +14,10 @@ LIMIT = 60.0  # seconds
 
 
 class GeneratedCompiler(Compiler):
-    """The compiler of plain C that is linked to nothing."""
+    """The compiler of plain C that is linked to nothing but libgcc.
+
+    libgcc holds what the compiler calls for single operations, e.g. for atomic ones on aarch64.
+    """
 
     def target(self, source: Source, target: Target) -> Target:
         return target.for_host_code()
@@ -50,7 +53,7 @@ class GeneratedCompiler(Compiler):
         unit = build / source.files[0]
         unit.write_text(source.text, encoding="utf-8")
         flags = self.flags(source, target)
-        command = [*shlex.split(tool), *flags, "-o", "out.so", unit.name]
+        command = [*shlex.split(tool), *flags, "-o", "out.so", unit.name, "-lgcc"]
         process = compilers.result.run(command, source=source, folder=build, limit=LIMIT)
         compilers.result.write_log(staging, command, process.stdout)
         if process.returncode:
