@@ -1,6 +1,7 @@
 // Cross-entropy of rows of logits; see kernel.py for the formula. Every kernel reads a logit once, but for
 // the one by blocks, whose second read the L2 cache answers.
 #include "rows.cuh"
+#include "types.cuh"
 
 namespace cross_entropy_detail {
 
@@ -55,7 +56,7 @@ template <typename T_, typename I, bool SMOOTH, bool CAP> struct Loss {
     Exponentials<A> e;
     A at, below, count;  // below: the sum of the logits, each less the base of e; count: of logits
   };
-  using State = std::conditional_t<SMOOTH, Smoothed, Plain>;
+  using State = either<SMOOTH, Smoothed, Plain>;
   struct Row {
     A base, by, less, hot;  // d/dx = by * e^(x - base) - less, and - hot at the target
   };

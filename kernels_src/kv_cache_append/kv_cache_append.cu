@@ -1,7 +1,8 @@
 // Keys and values of new tokens into the slots of a paged cache: see kernel.py. A thread copies V
 // numbers of a key, and the same V of the value.
 #include <cuda_fp8.h>
-#include <type_traits>
+
+#include "types.cuh"
 
 namespace kv_cache_append_detail {
 
@@ -9,7 +10,7 @@ template <typename T, int V> struct alignas(sizeof(T) * V) Vector { T at[V]; };
 
 // x as the cache holds it.
 template <typename C, typename T, int V> __device__ __forceinline__ Vector<C, V> stored(const Vector<T, V> &x, float scale) {
-  if constexpr (std::is_same_v<C, T>) {
+  if constexpr (jitkern::is_same<C, T>) {
     return x;
   } else {
     Vector<C, V> y;

@@ -12,10 +12,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
-#include <type_traits>
 
 #include "async_copy.cuh"
 #include "dependent_launch.cuh"
+#include "types.cuh"
 
 namespace jitkern::decode {
 
@@ -79,7 +79,7 @@ template <typename T, typename C, int N> struct Pairs {
       for (int i = 0; i < N; i++) {
         const __half2_raw pair =
             __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(bytes[i / 2] >> 16 * (i % 2)), __NV_E4M3);
-        if constexpr (std::is_same_v<T, __half>) {
+        if constexpr (is_same<T, __half>) {
           at[i] = pair.x | (unsigned)pair.y << 16;
         } else {
           const float2 both = __half22float2(__half2(pair));

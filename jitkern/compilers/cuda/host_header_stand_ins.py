@@ -32,7 +32,11 @@ _LIBRARIES = (
     r"|(?:cublas|cudnn|cufft|cusolver|cusparse|cudaGL|cuda_gl_|nvToolsExt|nvml|npp|nvjpeg)\w*\.h"
 )
 _CUB = "cub/cub.cuh"
-_CUB_OF_THE_HOST = r'(?m)^[ \t]*#[ \t]*include[ \t]*["<](?:cub/)?(?:device/|util_allocator).*$'
+# Includes of host functions, and the error by which CUB 3.2 refuses NVRTC.
+_CUB_OF_THE_HOST = (
+    r'(?m)^[ \t]*#[ \t]*(?:include[ \t]*["<](?:cub/)?(?:device/|util_allocator)'
+    r"|error(?:.*\\\n)*).*$"
+)
 _MATH = """
 abs acos asin atan atan2 ceil cos cosh exp exp2 fabs floor fma fmax fmin fmod isinf isnan log log10
 log2 pow rint round sin sinh sqrt tan tanh trunc"""

@@ -17,11 +17,9 @@ from jitkern.target import Target
 
 
 def nvcc_for(target: Target) -> tuple[str, tuple[int, int]] | None:
-    """(path, version) of an nvcc that builds for `target`: same major version, no newer minor."""
+    """(path, version) of an nvcc that builds for `target`: one of its major version."""
     tool = toolkit.nvcc()
-    if tool and tool[1][0] == target.cuda_version[0] and tool[1] <= target.cuda_version:
-        return tool
-    return None
+    return tool if tool and tool[1][0] == target.cuda_version[0] else None
 
 
 def identity(version: tuple[int, int]) -> dict[str, str]:
@@ -32,7 +30,7 @@ def identity(version: tuple[int, int]) -> dict[str, str]:
 def why_not(target: Target) -> str:
     """A hint that names the nvcc to install if none here builds for `target`."""
     tool = toolkit.nvcc()
-    remedy = toolkit.pip_line("nvidia-cuda-nvcc", target.cuda_version)
+    remedy = toolkit.pip_line(toolkit.NVCC, target.cuda_version)
     if not tool:
         return f"install nvcc: {remedy}"
     return f"install another nvcc: {remedy} (nvcc {tool[1][0]}.{tool[1][1]} cannot build for it)"
@@ -57,6 +55,7 @@ def compile_unit(
     """
     tool, version = nvcc
     source = variant.source
+    wheels = toolkit.of_major(toolkit.wheel_prefixes(), version[0])
     build = staging / "build"
     build.mkdir()
     unit = f"{cpp_text.line_directive(source.paths[0])}{text}\n{_using(used)}"
@@ -64,7 +63,7 @@ def compile_unit(
     command = [
         tool, "-cubin", f"-arch={target.arch}", *flags,
         *(f"-I{root}" for root in source.searched),
-        *(f"-isystem={prefix / 'include'}" for prefix in toolkit.wheel_prefixes()),
+        *(f"-isystem={prefix / 'include'}" for prefix in wheels),
         *opened.listing("unit", gcc=False), "--keep", "--keep-dir", ".",
         "-o", "out.cubin", "kernel.cu",
     ]  # fmt: skip

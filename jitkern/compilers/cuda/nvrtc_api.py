@@ -40,6 +40,11 @@ class Program:
 
     def compile(self, options: list[str]) -> tuple[bool, str]:
         """Compile, and return (failed, log)."""
+        known = version(self._library)
+        if known >= (12, 9):  # older ones have no cache of their own
+            options = [*options, "--no-cache"]
+        if known[0] == 12:  # which takes a generic lambda of a kernel for a host function
+            options = [*options, "-default-device"]
         array = _strings(options)
         failed = bool(self._library.nvrtcCompileProgram(self._handle, len(options), array))
         return failed, self.text("ProgramLog")
@@ -85,6 +90,14 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")  # as `cpp_text.read` decodes files
 
 
+@functools.cache
+def version(library: ctypes.CDLL) -> tuple[int, int]:
+    """The version (major, minor) of NVRTC."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
 def check_arch(library: ctypes.CDLL, target: Target) -> None:
     """Raise TargetError for an arch that this NVRTC does not know."""
     count = ctypes.c_int()
@@ -103,7 +116,7 @@ def build_id(library: ctypes.CDLL) -> str:
     """The full version of NVRTC, from the PTX of an empty program, which takes 30 ms."""
     program = Program(library, "", "/jitkern/empty.cu", (), {})
     try:
-        program.compile(["--no-cache"])
+        program.compile([])
         return version_in(program.text("PTX"))
     finally:
         program.destroy()

@@ -124,9 +124,9 @@ class _Attempt:
         self.variant, self.target, self.kernel = variant, target, kernel
         self.closure, self.staging = closure, staging
         self._library = library
-        self._options = [f"-arch={target.arch}", "--no-cache"]
-        self._options += _for_nvrtc(flags)
-        directories = [*(Path(root.path) for root in source.roots), *toolkit.include_directories()]
+        self._options = [f"-arch={target.arch}", *_for_nvrtc(flags)]
+        self._toolkit = toolkit.include_directories(target.cuda_version[0])
+        directories = [*(Path(root.path) for root in source.roots), *self._toolkit]
         self._options += [f"-I{directory}" for directory in directories]
         self._headers = host_header_stand_ins.of_cub(directories)
         self._numbers = itertools.count()
@@ -182,8 +182,7 @@ class _Attempt:
         names = _included(trace.with_suffix(".json"))
         _refuse_unreadable(variant, names)
         files = _on_disk(names, headers)
-        known = toolkit.include_directories()
-        opened.check(variant.source, self.closure, files, known, variant.op)
+        opened.check(variant.source, self.closure, files, self._toolkit, variant.op)
         meta = {
             "artifact": "kernel.cubin", "symbol": symbol, "parameters": parameters,
             "resources": resources(cubin, symbol),

@@ -80,12 +80,8 @@ def _missing_kernel(variant: Variant, text: str, output: str) -> str:
 def _wheel(output: str, target: Target) -> str:
     """A hint that names the wheel with the missing header, or ""."""
     header = missing_header(output)
-    if header.startswith("curand"):  # cuRAND's versions are not CUDA's
-        major = target.cuda_version[0]
-        wheel = "nvidia-curand" if major >= 13 else f"nvidia-curand-cu{major}"
-        return f"<{header}> comes with cuRAND: pip install {wheel}"
-    for pattern, wheel in toolkit.HEADER_WHEELS:
+    for pattern, part in toolkit.HEADER_PARTS:
         if re.match(pattern, header):
-            line = toolkit.pip_line(wheel, target.cuda_version)
+            line = toolkit.pip_line(part, target.cuda_version)
             return f"<{header}> comes with the CUDA headers: {line}"
     return ""

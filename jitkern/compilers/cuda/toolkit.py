@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
@@ -11,22 +12,28 @@ import sys
 from pathlib import Path
 
 from jitkern import config
+from jitkern.compilers.cuda import nvrtc_api
 from jitkern.errors import CompilerNotFound, TargetError
 from jitkern.target import Target
 
-# The wheels that hold the headers of these names.
-HEADER_WHEELS = (
-    (r"crt/", "nvidia-cuda-crt"),
-    (r"(cub|thrust|cuda|nv)/|cooperative_groups", "nvidia-cuda-cccl"),
-    (r"cuda_\w+\.h|cuda_(fp16|bf16|fp8)|mma\.h|vector_", "nvidia-cuda-runtime"),
+# The parts of `cuda-toolkit` that hold the headers of these names.
+HEADER_PARTS = (
+    (r"crt/", "crt"),
+    (r"curand", "curand"),
+    (r"(cub|thrust|cuda|nv)/|cooperative_groups", "cccl"),
+    (r"cuda_\w+\.h|cuda_(fp16|bf16|fp8)|mma\.h|vector_", "cudart"),
 )
+NVCC = "nvcc,nvvm,crt,cudart"
+_PARTS_OF_CUDA_12 = {"crt": "nvcc", NVCC: "nvcc"}
+OLDEST_NVRTC = (12, 8)  # before, ptxas cannot open the trace that names the included headers
 
 
-def pip_line(wheel: str, version: tuple[int, int]) -> str:
-    """The pip line that installs `wheel` (named as for CUDA 13) for this CUDA version."""
-    major, minor = version
-    name = wheel if major >= 13 else f"{wheel}-cu{major}"
-    return f'pip install "{name}=={major}.{minor}.*"'
+def pip_line(part: str, version: tuple[int, int] | None) -> str:
+    """The pip line that installs this part of the CUDA toolkit, of this version or the newest."""
+    if version and version[0] < 13:
+        part = _PARTS_OF_CUDA_12.get(part, part)
+    pin = "=={}.{}.*".format(*version) if version else ""
+    return f'pip install "cuda-toolkit[{part}]{pin}"'
 
 
 def cuda_homes() -> list[Path]:
@@ -60,9 +67,28 @@ def wheel_prefixes() -> list[Path]:
     ]
 
 
-def include_directories() -> list[Path]:
-    """The directories with the toolkit's headers."""
-    return _include_directories(*wheel_prefixes(), *cuda_homes())
+def of_major(homes: list[Path], major: int) -> list[Path]:
+    """Those folders of wheels and toolkits that are of this major version of CUDA."""
+    return [home for home in homes if headers_version(home)[0] == major]
+
+
+@functools.cache
+def headers_version(home: Path) -> tuple[int, int]:
+    """The version of CUDA in a folder of wheels or of a toolkit, as far as it is known.
+
+    A folder without `cuda.h` is of wheels: (13, 0) for `cu13`, (12, 0) for `cuda_nvrtc`.
+    """
+    with contextlib.suppress(OSError):
+        text = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
+        if match := re.search(r"(?m)^#define CUDA_VERSION (\d+)", text):
+            return int(match.group(1)) // 1000, int(match.group(1)) % 1000 // 10
+    return int((re.findall(r"^cu(\d+)$", home.name) or ["12"])[0]), 0
+
+
+def include_directories(major: int | None = None) -> list[Path]:
+    """The directories with the toolkit's headers, of this major version of CUDA or of all."""
+    homes = [*wheel_prefixes(), *cuda_homes()]
+    return _include_directories(*(homes if major is None else of_major(homes, major)))
 
 
 @functools.cache
@@ -89,31 +115,29 @@ def nvrtc_libraries() -> dict[tuple[int, int], tuple[str, ctypes.CDLL]]:
             library = ctypes.CDLL(path)
         except OSError:
             continue
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        if not library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)):
-            libraries.setdefault((major.value, minor.value), (path, library))
+        libraries.setdefault(nvrtc_api.version(library), (path, library))
     return libraries
 
 
 def nvrtc_for(target: Target) -> ctypes.CDLL:
-    """The newest NVRTC that may build for `target`: same major, no newer minor.
+    """The NVRTC that builds for `target`: of its major version, the newest up to its minor version.
 
-    Raises CompilerNotFound if there is none at all, TargetError if all are of other versions.
+    If all are newer, the oldest: drivers load cubins of every minor version of their major version.
+    Raises CompilerNotFound if there is none at all, TargetError if none builds for the target.
     """
     needed = target.cuda_version
     libraries = nvrtc_libraries()
-    remedy = pip_line("nvidia-cuda-nvrtc", needed)
-    fitting = [
-        version for version in libraries if version[0] == needed[0] and version[1] <= needed[1]
-    ]
+    remedy = pip_line("nvrtc", max(needed, OLDEST_NVRTC))
+    fitting = sorted(v for v in libraries if v >= OLDEST_NVRTC and v[0] == needed[0])
     if fitting:
-        return libraries[max(fitting)][1]
+        older = [version for version in fitting if version <= needed]
+        return libraries[older[-1] if older else fitting[0]][1]
     if not libraries:
         raise CompilerNotFound(f"no NVRTC to build for {target}: {remedy}", remedy=remedy)
     here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))
     raise TargetError(
-        f"NVRTC {here} cannot build for {target}, "
-        f"which needs {needed[0]}.{needed[1]} or older: {remedy}"
+        f"NVRTC {here} cannot build for {target}, which needs NVRTC {needed[0]}, of 12.8 or later: "
+        f"{remedy}"
     )
 
 

@@ -31,8 +31,8 @@ NVCC_FLAGS = (
 )
 _ROOMY = "--param=ggc-min-heapsize=1048576"
 NVCC_REMEDY = (
-    "install the CUDA toolkit (apt-get install cuda-nvcc-13-0, or pip's nvidia-cuda-nvcc), and set "
-    "CUDA_HOME where it is not on PATH"
+    "install the CUDA toolkit (apt-get install cuda-nvcc-13-0, or pip's cuda-toolkit[nvcc]), and "
+    "set CUDA_HOME where it is not on PATH"
 )
 
 
@@ -204,7 +204,10 @@ def _cuda_libraries(build: Build) -> list[str]:
 
 def _cuda_folders(name: str, build: Build) -> list[Path]:
     """The toolkit's `include` or `lib`, or its wheels' if none is installed; and cuDNN's."""
-    homes = toolkit.cuda_homes()[:1] or toolkit.wheel_prefixes()
+    import torch
+
+    major = int((torch.version.cuda or "13").partition(".")[0])
+    homes = toolkit.cuda_homes()[:1] or toolkit.of_major(toolkit.wheel_prefixes(), major)
     environment = config.current().build_environment(build.environment)
     cudnn = environment.get("CUDNN_HOME") or environment.get("CUDNN_PATH")
     own = environment.get("CUDA_INC_PATH") if name == "include" else None
