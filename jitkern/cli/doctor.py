@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -48,7 +48,7 @@ TESTED_TORCH = ("2.11.0", "2.13.0")
 TESTED_PYTHON = ((3, 11), (3, 12))
 NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is no command
 NEEDED = ("platformdirs",)
-HEADERS = (("cuda_fp16.h", "runtime"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
+HEADERS = (("cuda_fp16.h", "cudart"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
 MOST_ENTRIES = 1000  # entries that are read to see which compilers made them
 
 
@@ -145,18 +145,14 @@ def _host_compiler() -> list[Check]:
     return checks
 
 
-def _cuda_of_torch() -> str:
-    """Return the CUDA version of Torch; "" for a build without CUDA, or no Torch."""
+def _cuda_of_torch() -> tuple[int, int] | None:
+    """Return the CUDA version of Torch; None for a build without CUDA, or no Torch."""
     try:
         import torch
     except (ImportError, OSError):
-        return ""
-    return torch.version.cuda or ""
-
-
-def _cuda_wanted() -> tuple[int, int]:
-    major, _, minor = (_cuda_of_torch() or "13.0").partition(".")
-    return int(major), int(minor)
+        return None
+    major, _, minor = (torch.version.cuda or "").partition(".")
+    return (int(major), int(minor)) if major else None
 
 
 def _gpu_here() -> bool:
@@ -172,22 +168,42 @@ def _for_cuda(name: str, places: str, *, fits: bool, remedy: str) -> Check:
 
 
 def _nvrtc() -> list[Check]:
-    libraries = toolkit.nvrtc_libraries()
-    wanted = _cuda_wanted()
-    fitting = any(v[0] == wanted[0] and v[1] <= wanted[1] for v in libraries)
-    listing = ", ".join(f"{a}.{b} at {path}" for (a, b), (path, _) in sorted(libraries.items()))
-    remedy = toolkit.pip_line("nvidia-cuda-nvrtc", wanted)
-    return [_for_cuda("nvrtc", listing, fits=fitting, remedy=remedy)]
+    found = toolkit.nvrtc_libraries()
+    listing = ", ".join(f"{a}.{b} at {path}" for (a, b), (path, _) in sorted(found.items()))
+    cuda = _cuda_of_torch()
+    wanted = max(cuda, toolkit.OLDEST_NVRTC) if cuda else None
+    usable = [version for version in found if version >= toolkit.OLDEST_NVRTC]
+    return [_of_toolkit("nvrtc", "nvrtc", listing, usable, wanted)]
 
 
 def _cuda_headers() -> list[Check]:
     checks = []
-    for header, wheel in HEADERS:
-        folder = next((d for d in toolkit.include_directories() if (d / header).is_file()), None)
-        remedy = toolkit.pip_line(f"nvidia-cuda-{wheel}", _cuda_wanted())
-        place = str(folder or "")
-        checks.append(_for_cuda(f"<{header}>", place, fits=bool(folder), remedy=remedy))
+    wanted = _cuda_of_torch()
+    for header, part in HEADERS:
+        folders = toolkit.include_directories(wanted[0] if wanted else None)
+        folder = next((d for d in folders if (d / header).is_file()), None)
+        versions = [toolkit.headers_version(folder.parent)] if folder else []
+        place = f"{versions[0][0]}.{versions[0][1]} at {folder}" if folder else ""
+        if folder and part != "cudart":  # alone they do not tell their version
+            place, versions = str(folder), [wanted or (0, 0)]
+        checks.append(_of_toolkit(f"<{header}>", part, place, versions, wanted))
     return checks
+
+
+def _of_toolkit(
+    name: str,
+    part: str,
+    places: str,
+    versions: Sequence[tuple[int, int]],
+    wanted: tuple[int, int] | None,
+) -> Check:
+    """Return the check of a part of the CUDA toolkit, which should be of the version of Torch's."""
+    remedy = toolkit.pip_line(part, wanted)
+    fitting = [version for version in versions if not wanted or version[0] == wanted[0]]
+    if fitting and wanted and wanted not in fitting:
+        value = f"{places}, but Torch calls for {wanted[0]}.{wanted[1]}"
+        return Check(name, ok=True, value=value, remedy=remedy)
+    return _for_cuda(name, places, fits=bool(fitting), remedy=remedy)
 
 
 def _nvcc() -> list[Check]:

@@ -111,7 +111,7 @@ def test_doctor_names_what_is_missing_and_the_line_that_mends_it(cli, monkeypatc
     report = json.loads(out.splitlines()[-1])
     checks = by_name(report["checks"])
     assert (code, report["ok"], checks["nvrtc"].ok) == (1, False, False)
-    assert checks["nvrtc"].remedy.startswith('pip install "nvidia-cuda-nvrtc==')
+    assert checks["nvrtc"].remedy == 'pip install "cuda-toolkit[nvrtc]==13.0.*"'
     assert {
         "python", "jitkern", "torch", "cc", "c++", "nvcc", "triton", "platformdirs", "cryptography",
         "JITKERN_CACHE_DIR", "JITKERN_MAX_SIZE", "trusted", "trusted_keys", "signed", "settings file", *health.LOOKS,
@@ -128,13 +128,50 @@ def test_a_machine_without_a_gpu_misses_no_cuda(cli, monkeypatch, cuda):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr("jitkern.target.nvml_capabilities", list)
     monkeypatch.setattr(toolkit, "nvrtc_libraries", dict)
-    monkeypatch.setattr(toolkit, "include_directories", list)
+    monkeypatch.setattr(toolkit, "include_directories", lambda major: [])
     code, out, _ = cli("doctor", "--json")
     checks = by_name(json.loads(out.splitlines()[-1])["checks"])
     for name in ("nvrtc", "<cuda_fp16.h>", "<crt/mma.h>", "<cub/cub.cuh>"):
         assert (checks[name].ok, checks[name].remedy) == (True, "")
         assert "missing: needed only to compile for GPUs: pip install" in checks[name].value
     assert code == 0, out
+
+
+@pytest.mark.parametrize(
+    ("cuda", "installed", "told"),
+    [
+        ("13.0", [(13, 5)], ("13.5 at lib, but Torch calls for 13.0", "==13.0.*")),
+        ("13.2", [(13, 0)], ("13.0 at lib, but Torch calls for 13.2", "==13.2.*")),
+        ("12.6", [(12, 9)], ("12.9 at lib, but Torch calls for 12.8", "==12.8.*")),
+        ("13.2", [(13, 0), (13, 2)], ("13.0 at lib, 13.2 at lib", None)),
+        (None, [(13, 5)], ("13.5 at lib", None)),
+        ("12.8", [(13, 5)], ("13.5 at lib: needed only to compile for GPUs: ", None)),
+    ],
+)
+def test_an_nvrtc_of_another_version_than_torchs_is_told(monkeypatch, cuda, installed, told):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr("jitkern.target.nvml_capabilities", list)
+    monkeypatch.setattr(toolkit, "nvrtc_libraries", lambda: dict.fromkeys(installed, ("lib", None)))
+    (check,) = doctor._nvrtc()
+    value, pin = told
+    assert check.ok and check.value.startswith(value)
+    assert check.remedy == (f'pip install "cuda-toolkit[nvrtc]{pin}"' if pin else "")
+
+
+def test_cuda_headers_of_another_version_than_torchs_are_told(monkeypatch, tmp_path):
+    (tmp_path / "include" / "cub").mkdir(parents=True)
+    for name in ("cuda_fp16.h", "cub/cub.cuh"):
+        (tmp_path / "include" / name).touch()
+    (tmp_path / "include" / "cuda.h").write_text("#define CUDA_VERSION 13050\n")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr("jitkern.target.nvml_capabilities", lambda: [(9, 0)])
+    monkeypatch.setattr(toolkit, "wheel_prefixes", lambda: [tmp_path])
+    monkeypatch.setattr(toolkit, "cuda_homes", list)
+    runtime, crt, cub = doctor._cuda_headers()
+    assert runtime.value == f"13.5 at {tmp_path}/include, but Torch calls for 13.0"
+    assert runtime.ok and runtime.remedy == 'pip install "cuda-toolkit[cudart]==13.0.*"'
+    assert not crt.ok and crt.remedy == 'pip install "cuda-toolkit[crt]==13.0.*"'
+    assert cub.ok and not cub.remedy
 
 
 def test_a_check_that_is_fine_names_no_remedy_and_a_warning_does(cli, root):
