@@ -40,17 +40,15 @@ check: $(VENV)/.check-$(PAIR)
 docs: $(VENV)/.docs-$(PAIR)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# What jitkern needs to run, and NumPy, without which Torch warns. Where there is a GPU, the extra with the CUDA
-# toolchain, too; it follows the CUDA version that Torch was built with.
-CUDA = $$($(BIN)/python -W ignore -c "import torch; print({'13.2': 'cu132'}.get(torch.version.cuda, 'cuda'))")
+# What jitkern needs to run, and NumPy, without which Torch warns. Where there is a GPU, the CUDA toolchain, too.
 $(VENV)/.base-$(PAIR): pyproject.toml
 	$(PYTHON) -m venv $(if $(wildcard $(VENV)/.base-$(PAIR)),,--clear) $(VENV)
 	$(BIN)/python -m pip install -q "torch==$(TORCH)" numpy setuptools
-	if [ -e /dev/nvidiactl ]; then extra="[$(CUDA)]"; fi; $(BIN)/python -m pip install -q --no-build-isolation -e ".$$extra"
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".$(if $(wildcard /dev/nvidiactl),[cuda])"
 	touch $@
 
 $(VENV)/.test-$(PAIR): $(VENV)/.base-$(PAIR)
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[test,$(CUDA)]"
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[test,cuda]"
 	touch $@
 
 # These are named as the extras that they install.
