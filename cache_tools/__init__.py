@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 from jitkern import on_first_use
 
 if TYPE_CHECKING:
-    from jitkern.cache_tools.bundle import (
-        BundleError as BundleError,
-        Unpacked as Unpacked,
-        pack as pack,
-        unpack as unpack,
-    )
+    from jitkern.cache_tools.bundle import Unpacked as Unpacked, pack as pack, unpack as unpack
     from jitkern.cache_tools.explain import differences as differences, nearest as nearest
     from jitkern.cache_tools.listing import (
         SORTS as SORTS,
@@ -36,10 +31,11 @@ if TYPE_CHECKING:
     )
     from jitkern.cache_tools.signing import keygen as keygen, sign as sign
     from jitkern.cache_tools.statistics import stats as stats
+    from jitkern.cache_tools.ustar import BundleError as BundleError
     from jitkern.cache_tools.wheel import pack_wheel as pack_wheel
 
 _HOMES = {
-    "BundleError": "bundle",
+    "BundleError": "ustar",
     "Unpacked": "bundle",
     "pack": "bundle",
     "unpack": "bundle",

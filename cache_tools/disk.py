@@ -69,6 +69,7 @@ def _probe(settings: Config) -> Iterator[Path]:
 
 
 def writable(settings: Config) -> Check:
+    """Check that entries can be published."""
     root = settings.cache_dir
     nearest = existing(root)
     remedy = f"make it writable, or {ELSEWHERE} and JITKERN_SYSTEM_CACHE at a read-only one"
@@ -116,6 +117,7 @@ def _no_mapping(descriptor: int) -> str:
 
 
 def kind(settings: Config) -> Check:
+    """Check that the file system is a local one."""
     try:
         mountinfo = MOUNTS.read_text(errors="surrogateescape")
     except OSError as e:
@@ -129,6 +131,7 @@ def kind(settings: Config) -> Check:
 
 
 def sync_time(settings: Config) -> Check:
+    """Check how long a sync of a file takes."""
     note = "" if settings.fsync else "; jitkern does not sync, since JITKERN_FSYNC is 0"
     try:
         with _probe(settings) as folder:
@@ -154,6 +157,7 @@ def _seconds_to_sync(path: Path) -> float:
 
 
 def space(settings: Config) -> Check:
+    """Check that the disk has room for the cache."""
     status = os.statvfs(existing(settings.cache_dir))
     free = status.f_bavail * status.f_frsize
     counted = status.f_files > 0  # btrfs, for example, does not count inodes

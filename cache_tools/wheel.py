@@ -18,14 +18,9 @@ from pathlib import Path
 from jitkern.cache import VERSION
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.bundle import (
-    BundleError,
-    Entries,
-    shipped,
-    written,
-    written_without_gone,
-)
+from jitkern.cache_tools.bundle import Entries, shipped, written, written_without_gone
 from jitkern.cache_tools.listing import Row
+from jitkern.cache_tools.ustar import BundleError
 from jitkern.files.owned import INSTALLED
 
 _NAME = re.compile(r"[A-Za-z0-9]+([._-]+[A-Za-z0-9]+)*")

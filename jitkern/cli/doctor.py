@@ -23,7 +23,8 @@ import jitkern
 from jitkern import __version__, config, remote
 from jitkern.cache.entry import Entry
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.health import Check, health
+from jitkern.cache_tools.check import Check
+from jitkern.cache_tools.health import health
 from jitkern.cli.output import (
     BOLD,
     GREEN,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 
 from jitkern.cache import VERSION
 from jitkern.cache_tools import bundle as packing, signing
+from jitkern.cache_tools.ustar import BundleError
 from jitkern.errors import JitkernError
 from jitkern.files import signature
 from jitkern.named_tuple import NamedTuple
@@ -136,7 +137,7 @@ def _is_signed(store: Store, name: str, signer: str) -> bool:
     if not name.endswith((".tar", ".tar.zst")):
         return False
     found = insist(store.get, name, limit=packing.MAX_ENTRY)
-    with contextlib.suppress(packing.BundleError):  # what is damaged serves nobody
+    with contextlib.suppress(BundleError):  # what is damaged serves nobody
         for packed in bundles.read(found.data if found else b""):
             if signer in signing.named_in(packed.files.get(signature.NAME, b"")):
                 return True

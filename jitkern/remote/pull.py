@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from jitkern.cache.store import Cache, Entry
-from jitkern.cache_tools.bundle import MAX_FILE, BundleError
+from jitkern.cache_tools.bundle import MAX_FILE
+from jitkern.cache_tools.ustar import BundleError
 from jitkern.named_tuple import NamedTuple
 from jitkern.remote import bundles, layout
 from jitkern.remote.conditions import insist, read_index

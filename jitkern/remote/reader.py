@@ -20,8 +20,9 @@ from jitkern import after_fork, config
 from jitkern.cache import lock
 from jitkern.cache.key import Key, canonical
 from jitkern.cache.store import Cache
-from jitkern.cache_tools.bundle import MAX_FILE, BundleError
+from jitkern.cache_tools.bundle import MAX_FILE
 from jitkern.cache_tools.check import human_bytes
+from jitkern.cache_tools.ustar import BundleError
 from jitkern.config import Config
 from jitkern.errors import CacheError, JitkernError
 from jitkern.named_tuple import NamedTuple

@@ -64,10 +64,8 @@ class Unit(NamedTuple):
 
 @functools.cache
 def shared_include() -> str:
-    """The folder of jitkern's headers: below the package in a wheel, beside it in a clone."""
-    package = Path(__file__).parents[1]
-    folders = (above / "kernels_src" / "include" for above in (package, package.parent))
-    return str(next(filter(Path.is_dir, folders), package / "kernels_src" / "include"))
+    """The folder of jitkern's headers."""
+    return str(Path(__file__).parents[1] / "kernels_src" / "include")
 
 
 def _refusal(text: str) -> DeclarationError:
