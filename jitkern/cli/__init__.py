@@ -11,6 +11,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = args.run(args)
             sys.stdout.flush()
             return code
-    except (JitkernError, OSError, ModuleNotFoundError, KeyboardInterrupt) as e:
+    except (JitkernError, OSError, ImportError, KeyboardInterrupt) as e:
         return _report(e)
     finally:
         use_color("auto")
@@ -70,16 +71,23 @@ def _report(e: BaseException) -> int:
     code, message = 1, str(e)
     if isinstance(e, KeyboardInterrupt):
         code, message = 130, "interrupted; what was finished is kept"
-    elif isinstance(e, ModuleNotFoundError):
-        if e.name != "torch":
-            raise e
-        message = "this command needs PyTorch: pip install torch"
+    elif _is_of_torch(e):
+        message = f"this command needs PyTorch, which cannot be imported: {e}: pip install torch"
+    elif isinstance(e, ImportError):
+        raise e
     elif isinstance(e, (TargetError, SettingError, UsageError)):
         code = 2
     elif isinstance(e, CacheError) and not isinstance(e, NotCached):
         code = 3
     say(message)
     return code
+
+
+def _is_of_torch(e: BaseException) -> bool:
+    """Whether an import of Torch failed: there is none, or one of its libraries is missing."""
+    frames = [frame for frame, _ in traceback.walk_tb(e.__traceback__)]
+    bodies = {f.f_globals["__name__"] for f in frames if f.f_code.co_name == "<module>"}
+    return getattr(e, "name", "") == "torch" or "torch" in bodies
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

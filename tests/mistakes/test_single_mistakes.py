@@ -185,11 +185,24 @@ def test_a_declared_include_directory_that_is_not_there(call, tmp_path):
         op(torch.ones(3))
 
 
+TORCHES = {
+    "missing_dependency": ("import no_such_package", "No module named 'no_such_package'"),
+    "missing_library": ("raise ImportError('libx.so: not found')", "libx.so: not found"),
+    "library_of_ctypes": ("raise OSError('libx.so: not found')", "libx.so: not found"),
+}
+
+
 @pytest.mark.long
-def test_the_command_without_torch(run_python):
-    code = "import sys; sys.modules['torch'] = None\nfrom jitkern.cli import main; sys.exit(main(['{}']))"
-    for command in ("list", "prewarm"):
-        done = run_python(code.format(command))
-        assert (done.returncode, done.stderr) == (
-            1, "jitkern: this command needs PyTorch: pip install torch\n"
-        ), done.stderr  # fmt: skip
+@pytest.mark.parametrize("command", ["list", "prewarm", "explain softmax"])
+@pytest.mark.parametrize("torch", ["absent", *TORCHES])
+def test_a_command_without_an_importable_torch(fresh_python, tmp_path, command, torch):
+    text, told = TORCHES.get(torch, ("", "import of torch halted; None in sys.modules"))
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(text)
+    code = "import sys\n"
+    code += f"sys.path.insert(0, {str(tmp_path)!r})\n" if text else "sys.modules['torch'] = None\n"
+    code += f"from jitkern.cli import main; sys.exit(main({command.split()}))"
+    done = fresh_python(code)
+    assert (done.returncode, done.stderr) == (
+        1, f"jitkern: this command needs PyTorch, which cannot be imported: {told}: pip install torch\n"
+    ), done.stderr  # fmt: skip
