@@ -11,6 +11,7 @@ import pytest
 from architecture import TREES, for_types
 from helpers import REPOSITORY
 
+import jitkern.ops
 from jitkern import config
 from jitkern.config import Config
 from jitkern.source.kinds import SOURCES, Cpp, Extension, Source
@@ -18,10 +19,13 @@ from jitkern.source.kinds import SOURCES, Cpp, Extension, Source
 USER = """
 import jitkern
 from jitkern import cache, cache_tools, runtime
-from jitkern.declare import Cpp, Cuda, Extension, Include, Triton, Unit, kernel
+from jitkern.declare import Cpp, Cuda, Extension, Include, Op, Triton, Unit, kernel
 
 jitkern.load_inline
 jitkern.ops.softmax
+values, indices = jitkern.ops.topk(None, 3)
+twice: Op[tuple[int, str]] = kernel("my::twice(Tensor x) -> Tensor")
+twice(None)[1].upper()
 cache.events.stats
 cache_tools.pack
 with jitkern.using(compile="never", cache_dir="/c", jobs="3", max_size=1 << 30) as settings:
@@ -33,6 +37,9 @@ Extension("k.cpp", function="f", libraries=["m"], text="")
 
 jitkern.laod_inline  # wrong
 jitkern.named  # wrong
+jitkern.ops.sotfmax  # wrong
+jitkern.ops.topk(None, 3)[2]  # wrong
+twice(None)[0].upper()  # wrong
 cache.evnts  # wrong
 runtime.bindings.prepare  # wrong
 cache_tools.packk  # wrong
@@ -77,6 +84,23 @@ def test_a_type_checker_is_told_of_each_public_name(name):
         for alias in node.names
     }
     assert told == set(importlib.import_module(name).__all__)
+
+
+def test_what_each_op_returns_is_told_by_its_schema():
+    names = {"Tensor": "Tensor", "Optional[Tensor]": "Tensor | None"}
+    told = {
+        node.target.id: ast.unparse(node.annotation)
+        for node in ast.walk(TREES["jitkern.ops"])
+        if isinstance(node, ast.AnnAssign)
+    }
+    assert sorted(told) == sorted(dir(jitkern.ops))
+    for name, annotation in told.items():
+        returned = getattr(jitkern.ops, name).overload._schema.returns
+        types = [names[str(result.type)] for result in returned]
+        several = f"tuple[{', '.join(types)}]"
+        assert (
+            annotation == f"Op[{'None' if not types else types[0] if not types[1:] else several}]"
+        )
 
 
 def test_using_is_typed_with_each_setting():

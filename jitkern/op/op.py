@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,8 +34,16 @@ from jitkern.runtime.trampoline import Trampolines, cause_of, handled, wants_cau
 from jitkern.source.kinds import ITSELF, SOURCES, Extension, Source
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from jitkern.calls.samples import Sample
     from jitkern.op.gradient import Gradient
+
+    Result = TypeVar("Result", default=Any)
+else:
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
 
 DEVICES = ("cuda", "cpu")
 _YIELD = "yield all of its arguments, as a tuple"
@@ -78,11 +86,12 @@ class _OfEach:
         return self.of_class if op is None else getattr(room.about, self.function)(op)
 
 
-class Op:
+class Op(Generic[Result]):
     """An op: a PyTorch reference, and kernels that compute it faster.
 
     Calling it calls the registered op. The decorators `reference`, `launch`, `tune`, `fake`,
-    `backward`, `samples` and `cost` complete the declaration.
+    `backward`, `samples` and `cost` complete the declaration. A type checker reads no schema: for
+    it, `scale: Op[Tensor] = kernel(...)` says what a call returns.
     """
 
     __doc__: Any = _OfEach("doc", __doc__)
@@ -131,7 +140,7 @@ class Op:
             torch.compiler.reset()
 
     @wants_cause
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
         if _is_compiling():  # Dynamo knows the overload, and not the builtin inside
             return self.overload(*args, **kwargs)
         try:
