@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
+from jitkern.composition import expression
 from jitkern.named_tuple import NamedTuple
 
 Values = tuple[Any, ...]
+_TIES_ARE_SHARED = TorchVersion(torch.__version__) >= "2.14"  # by `clamp`, with its bound
 _SLOPE = 2 / math.sqrt(math.pi)  # of erf at 0
 
 
@@ -100,14 +103,48 @@ def _nan_to_num(x: Any, nan: Any, most: Any, least: Any) -> Any:
     return torch.where(torch.isnan(x), nan, finite).to(x.dtype)
 
 
-def _larger(g: Any, x: Any, y: Any) -> Values:
-    """Return the gradient of maximum(x, y), and with x and y exchanged that of minimum.
+def _chosen(g: Any, x: Any, y: Any, by_x: Any, by_y: Any) -> Values:
+    """Return the gradient of a choice of x or y: a tie shares it, and NaN gives it to both."""
+    shared = _where(x == y, g / 2, g)
+    return _where(by_y, 0, shared), _where(by_x, 0, shared)
 
-    A tie shares it, and NaN gives it to both.
+
+def _is_tensor(value: Any) -> bool:
+    """Whether an operand is a tensor, or a symbol of what is computed of tensors."""
+    node = getattr(value, "node", None)
+    return isinstance(value, torch.Tensor) if node is None else expression.of_tensors(node)
+
+
+def _clamp(x: Any, low: Any, high: Any) -> Any:
+    of_tensors = isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor)
+    return (_on_tensors(torch.clamp) if of_tensors else torch.clamp)(x, low, high)
+
+
+def _clamped(g: Any, x: Any, bound: Any, within: Any, beyond: Any) -> Values:
+    """Return the gradient of a clamp by one bound.
+
+    within, beyond: whether x is on the one side of the bound, or on the other.
     """
+    if not _TIES_ARE_SHARED:
+        return _where(within | (x == bound), g, 0), _where(beyond, g, 0)
+    return _chosen(g, x, bound, within, beyond) if _is_tensor(bound) else (_where(within, g, 0), 0)
+
+
+def _clamped_between(g: Any, x: Any, low: Any, high: Any) -> Values:
+    """Return the gradient of a clamp by two bounds."""
+    if not _TIES_ARE_SHARED:
+        return (
+            _where((x >= low) & (x <= high), g, 0),
+            _where((low < high) & (x < low), g, 0),
+            _where((x > high) | (high < low), g, 0),
+        )
+    if not (_is_tensor(low) or _is_tensor(high)):
+        return _where((x > low) & (x < high), g, 0), 0, 0
+    at_low, at_high = (low < high) & (x == low), (low < high) & (x == high)
     return (
-        _where(x < y, 0, _where(x == y, g / 2, g)),
-        _where(y < x, 0, _where(x == y, g / 2, g)),
+        _where((x < low) | (x > high), 0, _where(at_low | at_high, g / 2, g)),
+        _where(at_low, g / 2, _where((x < low) & (low <= high), g, 0)),
+        _where(at_high, g / 2, _where((low > high) | ((x > high) & (low <= high)), g, 0)),
     )
 
 
@@ -152,17 +189,17 @@ _ROWS = (
     Row("relu", 1, "same", "{0} <= 0 ? 0 : {0}",
         gradient=lambda g, x, out: (_where(out <= 0, 0, g),)),
     Row("maximum", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
-        gradient=lambda g, x, y, out: _larger(g, x, y), eager=_on_tensors(torch.maximum)),
+        gradient=lambda g, x, y, out: _chosen(g, x, y, x > y, x < y),
+        eager=_on_tensors(torch.maximum)),
     Row("minimum", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
-        gradient=lambda g, x, y, out: _larger(g, y, x), eager=_on_tensors(torch.minimum)),
+        gradient=lambda g, x, y, out: _chosen(g, x, y, x < y, x > y),
+        eager=_on_tensors(torch.minimum)),
     Row("clamp_min", 2, "same", "{0} != {0} || {0} > {1} ? {0} : {1}",
-        gradient=lambda g, x, y, out: (_where(x >= y, g, 0), _where(x < y, g, 0))),
+        gradient=lambda g, x, low, out: _clamped(g, x, low, x > low, x < low)),
     Row("clamp_max", 2, "same", "{0} != {0} || {0} < {1} ? {0} : {1}",
-        gradient=lambda g, x, y, out: (_where(x <= y, g, 0), _where(x > y, g, 0))),
-    Row("clamp", 3, "same", "clamp_({0}, {1}, {2})", eager=_on_tensors(torch.clamp),
-        gradient=lambda g, x, low, high, out: (
-            _where((x >= low) & (x <= high), g, 0), _where((low < high) & (x < low), g, 0),
-            _where((x > high) | (high < low), g, 0))),
+        gradient=lambda g, x, high, out: _clamped(g, x, high, x < high, x > high)),
+    Row("clamp", 3, "same", "clamp_({0}, {1}, {2})", eager=_clamp,
+        gradient=lambda g, x, low, high, out: _clamped_between(g, x, low, high)),
     Row("where", 3, "where", "{0} ? {1} : {2}", deciding=(1, 2),
         gradient=lambda g, c, x, y, out: (None, _where(c, g, 0), _where(c, 0, g))),
     Row("nan_to_num", 4, "same", deciding=(0,), eager=_nan_to_num,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from formulas import FLOATS, SPECIAL, named, on_each_device, wrong
 
 from jitkern import jit
-from jitkern.composition.symbol import FUNCTIONS, apply
+from jitkern.composition.derivative import gradients
+from jitkern.composition.expression import INPUT, node
+from jitkern.composition.reference import evaluated
+from jitkern.composition.symbol import FUNCTIONS, Symbol, apply
 from jitkern.composition.table import TABLE
 from jitkern.launch.call import variant_of
 from jitkern.launch.kernels import Kernels
@@ -129,6 +134,88 @@ def test_derivative(row):
     got = [part for part in row.gradient(g, *given, out.detach()) if part is not None]
     got = [part if isinstance(part, torch.Tensor) else torch.full_like(x, part) for part in got]
     torch.testing.assert_close(tuple(got), wanted, equal_nan=True)
+
+
+KINKS = [0.0, -0.0, 1.0, -1.0, 2.0, math.inf, -math.inf, math.nan]
+
+
+def tuples(count):
+    """Return `count` tensors, which hold all tuples of values where derivatives have kinks."""
+    return [*torch.tensor([*itertools.product(KINKS, repeat=count)], dtype=torch.float64).T]
+
+
+def assert_as_eager(function, eager, args):
+    """Check the value and the gradient of a formula against those of PyTorch, in float64."""
+    inputs = [node(INPUT, value=(i, "tensor")) for i in range(len(args) + 1)]
+    *operands, seed = inputs
+    result = function(*map(Symbol, operands)).node
+    parts = gradients([result], [seed], range(len(args)))
+    leaves = [arg.clone().requires_grad_() for arg in args]
+    wanted = eager(*leaves)
+    g = torch.full_like(wanted, 2.0)
+    values = [*args, g]
+    (got,) = evaluated([result], values, torch.float64)
+    torch.testing.assert_close(got, wanted.detach(), equal_nan=True)
+    wanted_parts = torch.autograd.grad(wanted, leaves, g, allow_unused=True)
+    for name, part, want in zip("xyz", parts, wanted_parts):
+        assert (part is None) == (want is None), name
+        if part is not None:
+            (found,) = evaluated([part], values, torch.float64)
+            found = torch.as_tensor(found, dtype=torch.float64).expand_as(want)
+            torch.testing.assert_close(
+                found, want, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.gradient], ids=lambda row: row.name)
+def test_a_row_is_that_of_eager_at_ties_and_at_special_values(row):
+    def all_of(args):
+        return (args[0] > 0, *args) if row.rule == "where" else (*args, 0.5)[: row.arity]
+
+    assert_as_eager(
+        lambda *args: apply(row.name, *all_of(args)),
+        lambda *args: row.function(*all_of(args)),
+        tuples(min(row.arity, 3) - (row.rule == "where")),
+    )
+
+
+OF_ONE = {
+    "clamp": lambda x: torch.clamp(x, -1.0, 1.0), "clamp by integers": lambda x: x.clamp(0, 2),
+    "clamp by bounds in disorder": lambda x: torch.clamp(x, 1.0, -1.0),
+    "clamp from below": lambda x: torch.clamp(x, min=0.0), "clamp_min": lambda x: x.clamp_min(1),
+    "clamp from above": lambda x: torch.clamp(x, max=0.0), "clamp_max": lambda x: x.clamp_max(1),
+    "relu": F.relu, "leaky_relu": F.leaky_relu,
+    "softplus": F.softplus, "logsigmoid": F.logsigmoid, "silu": F.silu, "mish": F.mish, "gelu": F.gelu,
+    "softsign": F.softsign, "nan_to_num": lambda x: torch.nan_to_num(x, 0.0, 1.0, -1.0),
+    "square": lambda x: x**2, "cube": lambda x: x**3, "root": lambda x: x**0.5, "one": lambda x: x**0,
+    "inverse": lambda x: x**-1, "inverse of a square": lambda x: x**-2, "power": lambda x: x**1.5,
+    "power of two": lambda x: 2**x, "power of zero": lambda x: 0**x,
+}  # fmt: skip
+# PyTorch's own gradient at NaN depends on the number of elements.
+OF_ONE_THAT_IS_NO_NAN = {
+    "relu6": F.relu6, "hardtanh": F.hardtanh, "hardtanh by others": lambda x: F.hardtanh(x, 0.0, 2.0),
+    "elu": F.elu, "hardsigmoid": lambda x: F.hardsigmoid(3 * x), "hardswish": lambda x: F.hardswish(3 * x),
+}  # fmt: skip
+OF_TWO = {
+    "clamp from below": lambda x, low: torch.clamp(x, min=low),
+    "clamp from above": lambda x, high: torch.clamp(x, max=high),
+    "clamp by what was computed": lambda x, y: torch.clamp(x, y * 1, y + 1),
+    "floor of a quotient": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        *((function, tuples(1)) for function in OF_ONE.values()),
+        *((function, [tuples(1)[0][:-1]]) for function in OF_ONE_THAT_IS_NO_NAN.values()),
+        *((function, tuples(2)) for function in OF_TWO.values()),
+    ],
+    ids=[*OF_ONE, *OF_ONE_THAT_IS_NO_NAN, *OF_TWO],
+)
+def test_a_function_is_that_of_eager_at_ties_and_at_special_values(function, args):
+    """Bounds that are numbers among them: PyTorch shares a tie with a tensor alone."""
+    assert_as_eager(function, function, args)
 
 
 @pytest.mark.long
