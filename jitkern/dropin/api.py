@@ -37,6 +37,7 @@ def load_inline(
     keep_intermediates: bool = True,  # noqa: ARG001, FBT001, FBT002
     use_pch: bool = False,  # noqa: ARG001, FBT001, FBT002
     no_implicit_headers: bool = False,  # noqa: FBT001, FBT002
+    gil_not_used: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:
     """A module compiled from texts; for a library that is no Python module, its path.
 
@@ -50,7 +51,9 @@ def load_inline(
     if not no_implicit_headers:
         cpp.insert(0, "#include <torch/extension.h>")
     if functions is not None:
-        cpp += dropin.pybind.bindings(functions, safe=with_pytorch_error_handling)
+        cpp += dropin.pybind.bindings(
+            functions, safe=with_pytorch_error_handling, gil_not_used=gil_not_used
+        )
     units = {"main.cpp": "\n".join(cpp)}
     if cuda:
         headers = ("torch/types.h", "cuda.h", "cuda_runtime.h") if not no_implicit_headers else ()

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 
 
-def bindings(functions: object, *, safe: bool) -> list[str]:
+def bindings(functions: object, *, safe: bool, gil_not_used: bool) -> list[str]:
     """Lines that bind `functions`: names, or names with their docstrings.
 
-    safe: warnings and errors of Torch become warnings and errors of Python. Raises ValueError for
-    another type.
+    safe: warnings and errors of Torch become warnings and errors of Python. gil_not_used: the
+    module says that it needs no global lock. Raises ValueError for another type.
     """
     if isinstance(functions, str):
         functions = [functions]
@@ -21,8 +21,9 @@ def bindings(functions: object, *, safe: bool) -> list[str]:
             f"Expected 'functions' to be a list or dict, but was {type(functions)}"
         )
     wrapper = "torch::wrap_pybind_function({})" if safe else "{}"
+    options = ", pybind11::mod_gil_not_used()" if gil_not_used else ""
     return [
-        "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {",
+        f"PYBIND11_MODULE(TORCH_EXTENSION_NAME, m{options}) {{",
         *(
             f'm.def("{function}", {wrapper.format(function)}, "{_literal(str(doc))}");'
             for function, doc in functions.items()
