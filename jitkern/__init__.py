@@ -49,6 +49,13 @@ if TYPE_CHECKING:  # else loaded on first use: a type checker knows these names 
     from jitkern.training.flash_attention import flash_attention as flash_attention
     from jitkern.training.loss_meter import LossMeter as LossMeter
 
+if "t" in getattr(sys, "abiflags", ""):  # Windows has none
+    raise ImportError(
+        "jitkern does not run on a free-threaded build of Python, whose objects are laid out "
+        f"otherwise than its guards read them: use python{sys.version_info[0]}."
+        f"{sys.version_info[1]} with the global interpreter lock"
+    )
+
 __version__ = "0.1.0"
 IMPORTED = time.time_ns()  # before any other module of ours; see runtime.own_code
 

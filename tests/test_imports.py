@@ -59,3 +59,13 @@ def test_a_warm_process_imports_no_more_than_it_needs(warm):
     assert not set(warm["import"]) & {*OF_A_MISS, *OF_A_CALL, *OF_AN_OP}
     assert not set(warm["call"]) & set(OF_A_MISS)
     assert len(warm["patterns"]) <= 1  # that of Torch's version
+
+
+def test_a_free_threaded_python_is_refused_by_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.abiflags = 't'; import jitkern"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: jitkern does not run on a free-threaded build of Python")
