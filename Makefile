@@ -2,6 +2,8 @@
 # make test    set up and run the tests that each commit needs: 6 minutes of processor time
 # make test-all   run all tests that need neither a server nor a GPU: hours
 # make test-long  run those that make test leaves out; SECONDS=480: those begun in eight minutes
+# make test-matrix   run what make test runs with each pair of Python and Torch that doctor names, in .venv-matrix
+# make test-another  with one of these pairs, another one at each commit
 # make check   set up and run the linter and the type checker
 # make conformance  set up and run the tests of remotes on every server that is installed; see CONTRIBUTING.md
 # make docs    set up and build the documentation in build/site, with any warning as an error
@@ -15,7 +17,7 @@ BIN := $(VENV)/bin
 CORES := $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))")
 PAIR := $(TORCH)-$(shell $(PYTHON) -c "import sys; print('%s%d.%d' % (sys.implementation.name, *sys.version_info[:2]))")
 
-.PHONY: demo test test-all test-long conformance check docs clean
+.PHONY: demo test test-all test-long test-matrix test-another conformance check docs clean
 
 demo: $(VENV)/.base-$(PAIR)
 	$(BIN)/python -W ignore -m benches.demo
@@ -27,6 +29,12 @@ test-all: test test-long
 
 test-long: $(VENV)/.test-$(PAIR)
 	$(BIN)/python -m pytest -m "long and not conformance" $(if $(SECONDS),--seconds $(SECONDS))
+
+test-matrix: $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m tests.matrix
+
+test-another: $(VENV)/.test-$(PAIR)
+	$(BIN)/python -m tests.matrix --besides $(TORCH)
 
 conformance: $(VENV)/.conformance-$(PAIR)
 	$(BIN)/python -m pytest tests/remote -m "not long or conformance"

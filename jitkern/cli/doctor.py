@@ -45,8 +45,13 @@ from jitkern.config.settings import SYSTEM_FILE, user_file
 from jitkern.errors import JitkernError, SettingError
 from jitkern.target import short_version
 
-TESTED_TORCH = ("2.11.0", "2.13.0")
-TESTED_PYTHON = ((3, 11), (3, 12))
+TESTED = (  # pairs of Python and Torch: see `make test-matrix`
+    ("3.10", "2.11.0"),
+    ("3.11", "2.13.0"),
+    ("3.12", "2.14.1"),
+    ("3.13", "2.15.0"),
+    ("3.14", "2.15.0"),
+)
 NO_COMPILER = (JitkernError, OSError, ValueError)  # ValueError: the variable is no command
 NEEDED = ("platformdirs",)
 HEADERS = (("cuda_fp16.h", "cudart"), ("crt/mma.h", "crt"), ("cub/cub.cuh", "cccl"))
@@ -107,9 +112,14 @@ def _print(check: Check, *, whole: bool) -> None:
 
 
 def _python() -> list[Check]:
-    tested = sys.version_info[:2] in TESTED_PYTHON
-    value = sys.version.split()[0] + ("" if tested else ", not among the tested versions")
-    return [Check("python", ok=True, value=value, origin=sys.executable)]
+    version = ".".join(map(str, sys.version_info[:2]))
+    note = "" if version in {python for python, _ in TESTED} else ", not tested"
+    value = sys.version.split()[0] + note
+    pairs = ", ".join(f"{python} with Torch {torch}" for python, torch in TESTED)
+    return [
+        Check("python", ok=True, value=value, origin=sys.executable),
+        Check("tested", ok=True, value=pairs),
+    ]
 
 
 def _torch() -> list[Check]:
@@ -117,9 +127,9 @@ def _torch() -> list[Check]:
         import torch
     except (ImportError, OSError) as e:
         return [Check("torch", ok=False, value=f"missing: {e}", remedy="pip install torch")]
-    tested = short_version(torch.__version__) in TESTED_TORCH
+    tested = short_version(torch.__version__) in {version for _, version in TESTED}
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    note = "" if tested else f", not among the tested {', '.join(TESTED_TORCH)}"
+    note = "" if tested else ", not tested"
     origin = str(Path(torch.__file__).parent)
     return [Check("torch", ok=True, value=f"{torch.__version__}, {cuda}{note}", origin=origin)]
 
