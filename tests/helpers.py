@@ -33,7 +33,7 @@ from jitkern.runtime import binding, linker
 from jitkern.runtime.slot import REST, Slot
 from jitkern.source.closure import Closure
 from jitkern.source.kinds import FUNCTION, Cpp, Source, Variant
-from jitkern.target import Target
+from jitkern.target import Target, short_version
 
 REPOSITORY = Path(__file__).parent.parent
 LONGEST = 500  # seconds, after which an event that a test waits for will never come
@@ -46,7 +46,15 @@ flights.KEPT = flights.PATIENCE = publisher.LAST = 600.0
 server.Server.drain.__defaults__ = (600.0,)
 sys.exit(main(["serve", *sys.argv[1:]]))
 """  # `jitkern serve`, none of whose deadlines comes
-H100 = "cuda-sm_90-cu130-torch2.11.0"
+
+
+def target_of(arch: str) -> str:
+    """The target of a GPU for the Torch and the newest NVRTC that are installed."""
+    major, minor = max(toolkit.nvrtc_libraries(), default=(13, 0))
+    return f"cuda-{arch}-cu{major}{minor}-torch{short_version(torch.__version__)}"
+
+
+H100 = target_of("sm_90")
 needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
 )

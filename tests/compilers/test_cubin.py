@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers import needs_triton
+from helpers import H100, needs_triton
 
 from jitkern import cache_tools, jit
 from jitkern.cli import hints
@@ -18,7 +18,7 @@ from jitkern.op.needed_kernels import needs_of
 from jitkern.source.kinds import Triton, Variant
 from jitkern.target import Target
 
-TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+TARGET = Target.parse(H100)
 pytestmark = pytest.mark.skipif(
     not any(version[0] == 13 for version in toolkit.nvrtc_libraries()),
     reason="needs NVRTC 13: pip install jitkern[cuda]",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import H100
 
 import jitkern
 from jitkern import jit
@@ -15,7 +16,7 @@ __global__ void double_all(T* x, int n) {
 }
 """
 _CPP = "template <typename T> void square(T* x, long n) { for (; n--;) x[n] = x[n] * x[n] + 1; }\n"
-_H100 = Target.parse("cuda-sm_90-cu130-torch2.13.0")
+_H100 = Target.parse(H100)
 _CPU = Target.current("cpu")
 _HALVES = [torch.float16, torch.bfloat16]
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from helpers import needs_triton, until
+from helpers import H100, needs_triton, until
 
 import jitkern
 from jitkern import config, jit
@@ -19,7 +19,7 @@ from jitkern.source.dtypes import DTYPES
 from jitkern.source.kinds import Triton, Variant
 from jitkern.target import Target
 
-TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+TARGET = Target.parse(H100)
 pytestmark = needs_triton
 
 HEAD = "import triton\nimport triton.language as tl\n"

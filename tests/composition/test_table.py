@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from formulas import FLOATS, SPECIAL, named, on_each_device, wrong
+from helpers import H100
 
 from jitkern import jit
 from jitkern.composition.derivative import gradients
@@ -251,7 +252,7 @@ def test_each_row_is_a_function_and_a_method():
     "dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.float16]
 )
 def test_every_row_compiles_for_a_gpu(dtype):
-    target = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+    target = Target.parse(H100)
     x = torch.empty(4096, dtype=dtype, device="meta")
     for group in GROUPS:
         assert jit.ensure(variant_for(group, x, x), target)

@@ -135,7 +135,7 @@ def test_nvcc_compiles_for_the_archs_of_the_list(monkeypatch, cuda_torch, cache_
     two = jitkern.load_inline("drop_in_nvcc", "", **arguments)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
     one = jitkern.load_inline("drop_in_nvcc", "", **arguments)
-    assert one != two and "cuda-sm_90-cu130" in two and "cuda-sm_80" in one
+    assert one != two and "cuda-sm_90-" in two and "cuda-sm_80-" in one
     if shutil.which("cuobjdump"):
         listed = subprocess.check_output(["cuobjdump", "--list-elf", two], text=True)
         assert "sm_80" in listed and "sm_90" in listed

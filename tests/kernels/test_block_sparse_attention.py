@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import target_of
 from row_calls import captured, elsewhere
 
 import jitkern
@@ -267,7 +268,7 @@ def test_it_is_prewarmed_without_a_gpu(arch):
     ]
     for each in wanted:
         each.node = False
-    results = jitkern.prewarm(wanted, [f"cuda-{arch}-cu130-torch2.13.0"])
+    results = jitkern.prewarm(wanted, [target_of(arch)])
     assert {result.status for result in results} <= {"built", "hit"}
     for function in ("forward", "backward_q", "backward_k", "plan"):
         assert any(result.variant.startswith(f"{function}.") for result in results)

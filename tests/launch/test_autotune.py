@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from helpers import H100
 
 from jitkern import config
 from jitkern.errors import CompileError, LaunchError
@@ -29,7 +30,7 @@ def configs():
 def k(out, x, n, B: tl.constexpr, EVEN: tl.constexpr, P: tl.constexpr):
     pass
 """
-TARGET = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+TARGET = Target.parse(H100)
 CPU = torch.device("cpu")
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from helpers import H100
 
 from jitkern.calls.signature import Signature
 from jitkern.errors import CompileError, LaunchError
@@ -287,7 +288,7 @@ def test_cuda_needs_grid_and_block(tmp_path, monkeypatch):
     runner = Runner(
         "test::k",
         Cuda("k.cu", folder=str(tmp_path)),
-        Target.parse("cuda-sm_90-cu130-torch2.11.0"),
+        Target.parse(H100),
         torch.device("cuda", 0),
     )
     monkeypatch.setattr(Runner, "loaded", lambda self, variant: Loaded())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import H100, waiting_gpu
+from helpers import H100, target_of, waiting_gpu
 
 import jitkern
 from jitkern import config
@@ -45,8 +45,8 @@ def test_a_teaching_file_compiles_without_nvcc(file, name, template, parameters,
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
 def test_a_kernel_compiles_for_any_arch(arch):
     k = jitkern.cuda_kernel(TEACHING / "vecadd.cu", "vecadd")
-    entry = k.compile(f"cuda-{arch}-cu130-torch2.11.0")
-    assert entry.path.parent.name == f"cuda-{arch}-cu130-torch2.11.0"
+    entry = k.compile(target_of(arch))
+    assert entry.path.parent.name == target_of(arch)
     assert entry.path.name.startswith("raw.vecadd-")
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers import H100
 
 from jitkern import jit
 from jitkern.compilers.cuda import toolkit
@@ -21,7 +22,7 @@ from jitkern.source.kinds import Cpp, Cuda, Extension, Include, Unit, Variant
 from jitkern.source.variant_key import make_key
 from jitkern.target import Target
 
-H100 = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+TARGET = Target.parse(H100)
 needs_nvrtc = pytest.mark.skipif(
     not any(version[0] == 13 for version in toolkit.nvrtc_libraries()), reason="needs NVRTC 13"
 )
@@ -59,7 +60,7 @@ def variant(source, function):
 def keys(source):
     """Digest of the key of each kernel."""
     return {
-        name: jit.key_of(variant(source, name), H100).digest
+        name: jit.key_of(variant(source, name), TARGET).digest
         for name in ("rows", "columns", "plain")
     }
 
@@ -93,7 +94,7 @@ def test_flags_of_a_unit_change_its_key_alone(source, folder):
 
 def test_a_kernel_has_the_key_that_its_file_alone_would_give(source, folder):
     alone = Cuda("rows.cu", folder=str(folder))
-    assert keys(source)["rows"] == jit.key_of(variant(alone, "rows"), H100).digest
+    assert keys(source)["rows"] == jit.key_of(variant(alone, "rows"), TARGET).digest
 
 
 def test_flags_of_a_unit_of_an_extension_are_in_its_key(folder):
@@ -132,7 +133,7 @@ def test_a_kernel_that_a_macro_defines_is_found_by_its_name(source, folder):
 def test_units_are_compiled_each_by_itself_and_in_parallel(source):
     variants = [variant(source, name) for name in ("rows", "columns", "plain")]
     with ThreadPoolExecutor(3) as pool:
-        entries = list(pool.map(lambda one: jit.ensure(one, H100), variants))
+        entries = list(pool.map(lambda one: jit.ensure(one, TARGET), variants))
     assert [list(entry.manifest.inputs["source"]["closure"]) for entry in entries] == [
         ["../include/shared.cuh", "deep.cuh", "rows.cu", "rows.cuh"],
         ["../include/shared.cuh", "columns.cu", "columns.cuh"],
@@ -144,8 +145,8 @@ def test_units_are_compiled_each_by_itself_and_in_parallel(source):
 def test_flags_of_a_unit_reach_the_compiler(folder):
     (folder / "plain.cu").write_text("__global__ void plain(float* o) { *o = VALUE; }")
     source = Cuda(["rows.cu", Unit("plain.cu", flags=("-DVALUE=5",))], folder=str(folder))
-    assert jit.ensure(variant(source, "plain"), H100)
-    assert jit.ensure(variant(source, "rows"), H100)
+    assert jit.ensure(variant(source, "plain"), TARGET)
+    assert jit.ensure(variant(source, "rows"), TARGET)
 
 
 @needs_nvrtc
@@ -167,7 +168,7 @@ def test_what_another_unit_defines_is_an_error_that_says_what_to_do(source, fold
     use = "table[0]" if "table" in declared else declared.split()[2].replace("(float", "(1)")
     (folder / "rows.cu").write_text(f"{declared}\n__global__ void rows(float* o) {{ *o = {use}; }}")
     with pytest.raises(CompileError, match=says):
-        jit.ensure(variant(source, "rows"), H100)
+        jit.ensure(variant(source, "rows"), TARGET)
 
 
 CPP = {
@@ -262,10 +263,10 @@ def test_headers_of_a_versioned_root_are_not_read_and_its_version_counts(version
     def read():
         return [path for path in opened if path.startswith(str(versioned.library))]
 
-    entry = jit.ensure(variant(versioned("1"), "plain"), H100)
+    entry = jit.ensure(variant(versioned("1"), "plain"), TARGET)
     opened.clear()
-    assert jit.ensure(variant(versioned("1"), "plain"), H100).path == entry.path
-    assert jit.key_of(variant(versioned("2"), "plain"), H100).digest != entry.manifest.digest
+    assert jit.ensure(variant(versioned("1"), "plain"), TARGET).path == entry.path
+    assert jit.key_of(variant(versioned("2"), "plain"), TARGET).digest != entry.manifest.digest
     assert read() == []
     (versioned.library / "h0.h").read_text()
     assert len(read()) == 1
@@ -275,10 +276,10 @@ def test_headers_of_a_versioned_root_are_not_read_and_its_version_counts(version
 def test_a_versioned_header_that_opens_an_unversioned_one_is_refused(versioned, folder):
     (versioned.library / "h49.h").write_text('#include "unused.cuh"\n#define H49 1\n')
     with pytest.raises(CompileError, match=r"opened .*unused\.cuh, which the cache key does not"):
-        jit.ensure(variant(versioned("1"), "plain"), H100)
+        jit.ensure(variant(versioned("1"), "plain"), TARGET)
     with open(folder / "plain.cu", "a") as file:
         file.write('#include "unused.cuh"\n')
-    assert jit.ensure(variant(versioned("1"), "plain"), H100)
+    assert jit.ensure(variant(versioned("1"), "plain"), TARGET)
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from helpers import H100
 
 import jitkern
 from jitkern import jit
@@ -17,7 +18,6 @@ from jitkern.source.kinds import Variant
 from jitkern.target import Target
 
 _SCALE = "void scale(float* out, const float* x, long n) { for (; n--;) out[n] = 2 * x[n]; }\n"
-_H100 = "cuda-sm_90-cu130-torch2.13.0"
 
 
 def _cell(name, text, variables):
@@ -156,7 +156,7 @@ def _compiled(variables, name="scale"):
     pytest.importorskip("triton")
     x = torch.empty(8, device="meta")
     scale = jitkern.triton_kernel(variables[name])
-    return scale.compile(x, x, 8, grid=1, BLOCK=16, target=_H100)[0]
+    return scale.compile(x, x, 8, grid=1, BLOCK=16, target=H100)[0]
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from helpers import H100
 
 pytestmark = [
     pytest.mark.long,
@@ -27,7 +28,7 @@ from jitkern.source import includes
 from jitkern.source.kinds import Cuda, Extension, Triton, Variant
 from jitkern.target import Target
 
-H100 = Target.parse("cuda-sm_90-cu130-torch2.11.0")
+H100 = Target.parse("OF_AN_H100")
 cases, includes.SITE = json.loads(pathlib.Path(sys.argv[1]).read_text()), sys.argv[2]
 
 def built(source, function, target, **more):
@@ -399,7 +400,7 @@ class Run:
             for name, case in self.cases.items()
         }
         (self.folder / "asked.json").write_text(json.dumps(asked))
-        (self.folder / "driver.py").write_text(DRIVER)
+        (self.folder / "driver.py").write_text(DRIVER.replace("OF_AN_H100", H100))
         mine = {
             "JITKERN_CACHE_DIR": f"{self.folder}/cache", "CXX": f"{self.folder}/bin/g++",
             "CPATH": f"{self.folder}/variables", "CPLUS_INCLUDE_PATH": f"{self.folder}/variables",

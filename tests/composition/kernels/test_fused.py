@@ -7,7 +7,7 @@ import jitkern_norms
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import kernels, last_json, needs_nvrtc
+from helpers import H100, kernels, last_json, needs_nvrtc
 
 import jitkern
 from jitkern.composition.kernels.fused import Fused
@@ -196,9 +196,7 @@ def test_a_composition_follows_an_op_that_is_declared_again():
 @needs_nvrtc
 def test_kernels_are_prewarmed_for_a_gpu_that_is_not_here(cli, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
-    code, out, err = cli(
-        "prewarm", "jitkern_norms", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json"
-    )
+    code, out, err = cli("prewarm", "jitkern_norms", "--target", H100, "--json")
     assert code == 0, err
     built = {row["op"] for row in kernels(last_json(out))}
     assert {

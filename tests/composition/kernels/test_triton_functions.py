@@ -6,7 +6,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 import jitkern_chains  # noqa: E402
-from helpers import kernels, last_json  # noqa: E402
+from helpers import H100, kernels, last_json  # noqa: E402
 
 from jitkern import compose  # noqa: E402
 from jitkern.composition.kernels.triton_functions import chain  # noqa: E402
@@ -52,9 +52,7 @@ def test_parameters_may_be_called_like_functions_and_like_variables_of_the_kerne
 @pytest.mark.long
 def test_it_is_prewarmed_without_a_gpu(cli, monkeypatch):
     monkeypatch.syspath_prepend(str(jitkern_chains.__file__).rpartition("/")[0])
-    code, out, err = cli(
-        "prewarm", "jitkern_chains", "--target", "cuda-sm_90-cu130-torch2.13.0", "--json"
-    )
+    code, out, err = cli("prewarm", "jitkern_chains", "--target", H100, "--json")
     assert code == 0, err
     for made in (jitkern_chains.chain, jitkern_chains.clashing):
         built = [row for row in kernels(last_json(out)) if row["op"] == made.name]
