@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,12 +57,17 @@ def from_an_image(monkeypatch):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
         rename(source, target, **keywords)
 
+    def moved(path, target):  # in Python 3.10 it does not ask `os`
+        refuse(path, target)
+        return Path(target)
+
     def from_an_image(folder):
         for path in folder.rglob("*"):
             if path.is_dir():
                 held.append(os.open(path, os.O_RDONLY))  # so that its number is not given again
                 lower.add(path.stat().st_ino)
         monkeypatch.setattr(os, "rename", refuse)
+        monkeypatch.setattr(Path, "rename", moved)
 
     yield from_an_image
     for descriptor in held:
@@ -113,6 +119,7 @@ def test_the_manifest_goes_first(image, monkeypatch):
         unlink(path, **keywords)
 
     monkeypatch.setattr(os, "unlink", note)
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: note(path))  # Python 3.10's own
     cache.remove(made[0][1].path)
     assert "out.so" in gone[1:]
     assert gone[0] == NAME

@@ -63,6 +63,8 @@ def test_a_mistake_that_a_call_meets(mistake, imported):
     e = raised.value
     whole = "".join(traceback.format_exception(e))
     assert '"the caller", line 1' in whole
+    if sys.version_info < (3, 11) and not isinstance(e, JitkernError):
+        return  # the rest is a note, which Python 3.10 has not
     text = (
         "\n".join([str(e), *getattr(e, "__notes__", ())]) if isinstance(e, JitkernError) else whole
     )
