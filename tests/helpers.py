@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from jitkern import config
-from jitkern.cache.entry import Entry
 from jitkern.compilers import Compiler, child_process
 from jitkern.compilers.cuda import toolkit
 from jitkern.compilers.result import Built
@@ -32,7 +31,7 @@ from jitkern.op.op import Op
 from jitkern.runtime import binding, linker
 from jitkern.runtime.slot import REST, Slot
 from jitkern.source.closure import Closure
-from jitkern.source.kinds import FUNCTION, Cpp, Source, Variant
+from jitkern.source.kinds import Cpp, Source, Variant
 from jitkern.target import Target, short_version
 
 REPOSITORY = Path(__file__).parent.parent
@@ -59,24 +58,6 @@ needs_nvrtc = pytest.mark.skipif(
     not toolkit.nvrtc_libraries(), reason="needs NVRTC: pip install jitkern[cuda]"
 )
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-
-
-def symbol_of(entry: Entry) -> str:
-    """The name of the function that the library of a C or C++ kernel points to."""
-
-    class Found(ctypes.Structure):
-        _fields_ = [
-            ("file", ctypes.c_char_p),
-            ("base", ctypes.c_void_p),
-            ("name", ctypes.c_char_p),
-            ("at", ctypes.c_void_p),
-        ]
-
-    library = ctypes.CDLL(str(entry.path / entry.manifest.meta["artifact"]))
-    address = ctypes.c_void_p.in_dll(library, FUNCTION)
-    found = Found()
-    assert ctypes.CDLL(None).dladdr(address, ctypes.byref(found))
-    return (found.name or b"").decode()
 
 
 def replaced(**settings: object) -> config.Config:

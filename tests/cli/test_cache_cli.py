@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import cache_tools, config
+from jitkern.cache import facts
 from jitkern.cache.manifest import NAME, Manifest
 from jitkern.cache.store import Cache
 from jitkern.cache_tools import Wanted
@@ -22,9 +23,11 @@ OTHER = "cuda-sm_90-cu130-torch2.11.0"
 def put(cache_dir, variant, target):
     """Publish an entry of this op for this target, last used `age` seconds ago."""
 
-    def put(op="test::scale", target=target, size=1000, age=0.0, **variant_fields):
+    def put(op="test::scale", target=target, size=1000, age=0.0, fact="", **variant_fields):
         made = variant._replace(op=op, **variant_fields)
         key = make_key(made, target, (), closure_of(made.source))
+        if fact:
+            key = facts.key_of(fact, op, str(target), key.label, {})
         with (cache := Cache(cache_dir)).staging() as staging:
             (staging / "out.so").write_bytes(bytes(size))
             manifest = Manifest(key.inputs, compiler={"name": "cc", "version": "1"}, seconds=2.0)

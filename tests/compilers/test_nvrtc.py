@@ -244,8 +244,8 @@ def test_each_nvrtc_gets_the_options_that_it_knows(monkeypatch, version, added):
     assert library.got == [option.encode() for option in ("-w", *added)]
 
 
-@pytest.mark.parametrize("version", sorted(toolkit.nvrtc_libraries()))
-def test_generic_lambdas_of_kernels_are_taken_by_every_nvrtc(build, version):
+@pytest.mark.parametrize("version", [v for v in toolkit.nvrtc_libraries() if v[0] == 12])
+def test_generic_lambdas_of_kernels_are_taken_by_nvrtc_12(build, version):
     text = """__global__ void k(float* o) {
   const auto twice = [&](auto value) { return 2 * value; };
   *o = twice(*o);
