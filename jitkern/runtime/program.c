@@ -159,9 +159,10 @@ static inline i64 max1(i64 a) { return a > 1 ? a : 1; }
 static inline double exact(i64 a, i32 *odd) { *odd |= a > 1LL << 53 || a < -(1LL << 53); return (double)a; }
 static inline double quotient(double a, double b, i32 *odd) { *odd |= b == 0; return b == 0 ? 0 : a / b; }
 static inline double bounded(double a, i32 *odd) { *odd |= a - a != 0; return a; }
+static inline i32 is_whole(double a) { return a - a == 0 && (a >= 1LL << 53 || a <= -(1LL << 53) || (double)(i64)a == a); }
 /* Python's own pow() in plain cases: of finite numbers, finite, no root of a negative number. */
 static inline double power(double a, double b, i32 *odd) {
-  *odd |= !api.pow || a - a != 0 || b - b != 0 || (a == 0 && b < 0) || (a < 0 && __builtin_floor(b) != b);
+  *odd |= !api.pow || a - a != 0 || b - b != 0 || (a == 0 && b < 0) || (a < 0 && !is_whole(b));
   return *odd ? 0 : bounded(api.pow(a, b), odd);
 }
 static inline i64 truncated(double a, i32 *odd) {
