@@ -135,9 +135,10 @@ def nvrtc_for(target: Target) -> ctypes.CDLL:
     if not libraries:
         raise CompilerNotFound(f"no NVRTC to build for {target}: {remedy}", remedy=remedy)
     here = ", ".join(f"{major}.{minor}" for major, minor in sorted(libraries))
+    oldest = "{}.{}".format(*max((needed[0], 0), OLDEST_NVRTC))
     raise TargetError(
-        f"NVRTC {here} cannot build for {target}, which needs NVRTC {needed[0]}, of 12.8 or later: "
-        f"{remedy}"
+        f"NVRTC {here} cannot build for {target}, which needs NVRTC {needed[0]}, {oldest} or "
+        f"later: {remedy}"
     )
 
 
