@@ -40,7 +40,7 @@ Reference = tuple[str, str, str]  # an entry of the cache: its target, label and
 
 
 class Plan(NamedTuple):
-    """What serves calls like `example`; `constant` if it serves no other calls."""
+    """A program and its kernels, for calls like `example`; `constant`: for no other calls."""
 
     program: Program
     kernels: tuple[Reference, ...]

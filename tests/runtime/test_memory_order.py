@@ -12,7 +12,7 @@ HARNESS = Path(__file__).with_name("threads.c").read_text()
 
 
 def races(folder: Path, text: str) -> str:
-    """What ThreadSanitizer says of the runtime with this text."""
+    """The report of ThreadSanitizer on the runtime with this text; "" for none."""
     source, program = folder / "threads.c", folder / "threads"
     source.write_text(text + HARNESS)
     command = [

@@ -68,7 +68,7 @@ def wheel_prefixes() -> list[Path]:
 
 
 def of_major(homes: list[Path], major: int) -> list[Path]:
-    """Those folders of wheels and toolkits that are of this major version of CUDA."""
+    """The folders of wheels and toolkits for this major version of CUDA."""
     return [home for home in homes if headers_version(home)[0] == major]
 
 
