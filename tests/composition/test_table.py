@@ -23,11 +23,13 @@ from jitkern.target import Target
 
 OF_INTEGERS = [row for row in TABLE.values() if row.name.startswith("bitwise")]
 ROWS = [row for row in TABLE.values() if row not in OF_INTEGERS]
+# The sign of zero among equal operands: that of eager differs between vectors and their remainders.
 EITHER_ZERO = {
     "maximum",
     "minimum",
     "clamp_min",
     "clamp_max",
+    "clamp",
     "relu",
     "where",
     "pow",
