@@ -110,12 +110,14 @@ class Server:
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/base"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.accepting = threading.Thread(target=self._accept, daemon=True)
+        self.accepting.start()
         return self
 
     def __exit__(self, *raised):
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
+        self.accepting.join()  # or it accepts on the next server's socket, of the same number
         self.socket.close()
 
     @property
